@@ -1,0 +1,244 @@
+"""What is typed, checked and turned into a configuration. Does not import torch."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config import Config, SampleConfig, UserError, did_you_mean, knobs, read_config
+
+CONFIGS = Path(__file__).parent / "configs"
+TAKES_A_WORD = {"--cfg", "-c", "--package", "-p", "--info", "-i", "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"}
+# A sweep's alternatives stand between commas; what is quoted or calls a function of Hydra's is left to Hydra.
+CHOICES = re.compile(r"""(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\([^)]*\)|[^,])+""")
+HYDRA_SYNTAX = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:choice|glob)\(.*\)""")
+# A run that continues keeps these; anything else may be changed on the way.
+FIXED = ("model.", "tokenizer.", "seed", "batch_size", "optim.name")
+SETTLED = ("device", "precision", "compile")
+
+
+ConfigStore.instance().store(name="schema", node=Config)
+
+
+def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[list[str]], list[str]] = list) -> None:
+    """Run an entry point on the checked arguments: a user's mistake becomes one sentence and status 1, Ctrl-C status 130."""
+    try:
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print(help())
+            return
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise what goes wrong, so that it is told here
+        sys.argv[1:] = check(sys.argv[1:])
+        main()
+    except UserError as e:
+        fail(e)
+    except OmegaConfBaseException as e:
+        fail(_sentence(e))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as e:
+        if type(e).__module__.partition(".")[0] != "hydra":
+            raise
+        fail(_sentence(e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e))
+
+
+def fail(error: UserError | str) -> None:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _sentence(error: Exception) -> str:
+    """What Hydra and OmegaConf say over several lines, in one."""
+    key = getattr(error, "full_key", None)
+    first = str(error).strip().splitlines()[0]
+    return f"{key}: {first}" if key else first
+
+
+# --- train.py: Hydra composes; before it sees the arguments they are checked and their texts quoted ---------------
+
+
+def check_arguments(argv: list[str]) -> list[str]:
+    """The arguments as Hydra takes them.
+
+    Raises:
+        UserError: an argument names no knob, or no preset.
+    """
+    types = {name: str(f.type) for name, f, _ in knobs(Config())}
+    sweep = bool({"-m", "--multirun"} & set(argv))
+    checked = []
+    for before, arg in zip([""] + argv, argv):
+        if arg.startswith("-") or before in TAKES_A_WORD:
+            checked.append(arg)
+            continue
+        key, equals, value = arg.partition("=")
+        if key.lstrip("+~").startswith(("hydra.", "hydra/")):
+            checked.append(arg)
+            continue
+        if not equals:
+            raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg, types)}")
+        if key[:1] in "+~" and key:
+            raise UserError(f"{arg}: settings can be changed, not added or removed: write {key.lstrip('+~')}=VALUE")
+        if key in groups():
+            check_choice(key, value, sweep)
+        elif key not in types:
+            raise UserError(f"{key} is not a setting{did_you_mean(key, [*types, *groups()])}; python train.py --help lists them")
+        elif "str" in types[key] and "bool" not in types[key] and value != "null":
+            value = ",".join(choice if HYDRA_SYNTAX.fullmatch(choice) else quote(choice) for choice in CHOICES.findall(value)) if sweep else quote(value)
+        elif not sweep and "," in value:
+            raise UserError(f"{arg} gives several values: add -m to run a sweep over them")
+        checked.append(f"{key}={value}")
+    if sweep and any(arg.startswith("run_dir=") for arg in checked):
+        raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
+    return checked
+
+
+def groups() -> dict[str, list[str]]:
+    """The groups of presets: name → presets."""
+    return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in sorted(CONFIGS.iterdir()) if folder.is_dir()}
+
+
+def check_choice(group: str, value: str, sweep: bool) -> None:
+    known = groups()[group]
+    if sweep and "(" in value:  # glob(*), choice(…): Hydra's to expand
+        return
+    for choice in value.split(",") if sweep else [value]:
+        if choice not in known:
+            raise UserError(f"{group}={choice} is not one of {', '.join(known)}{did_you_mean(choice, known)}")
+
+
+def quote(text: str) -> str:
+    """A text as Hydra's grammar and OmegaConf's interpolation give it back unchanged."""
+    # Backslashes count only where they stand before a quote or the text's end.
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), literal(text)) + "'"
+
+
+def literal(text: str) -> str:
+    """A text as OmegaConf gives it back unchanged, `${` and all."""
+    return re.sub(r"(\\*)(\$\{)", lambda m: m[1] * 2 + r"\${", text)
+
+
+def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
+    """The checked configuration that Hydra composed, and whether it continues a run.
+
+    A run that is resumed has the configuration it was started with, changed by what is typed now. Where a preset is
+    typed, the whole composition is meant, as when the same command is given again.
+
+    Raises:
+        UserError: a setting is wrong, or the run cannot be continued with it.
+    """
+    asked: Config = OmegaConf.to_object(cfg)
+    asked.check()
+    if not (asked.resume or asked.eval_only) or asked.run_dir is None:
+        return asked, False
+    kept = Path(asked.run_dir) / "config.yaml"
+    if not kept.exists():
+        if asked.resume == "auto" and not asked.eval_only:
+            return asked, False
+        raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: leave resume=true out to start one there")
+    run = read_config(kept)
+    typed = [o.partition("=")[0] for o in overrides]
+    if set(typed) & set(groups()):
+        config = asked
+        for key in SETTLED:
+            if getattr(config, key) == "auto":
+                setattr(config, key, getattr(run, key))
+        config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
+    else:
+        config = read_config(kept)
+        for key in typed:
+            section, _, name = key.rpartition(".")
+            setattr(getattr(config, section) if section else config, name,
+                    getattr(getattr(asked, section) if section else asked, name))
+    config.run_dir, config.resume, config.eval_only = asked.run_dir, asked.resume, asked.eval_only
+    now = {name: value for name, _, value in knobs(config)}
+    changed = [f"{name}: {value} in the run, {now[name]} asked for" for name, _, value in knobs(run)
+               if name.startswith(FIXED) and value != now[name]]
+    if changed:
+        raise UserError(f"run_dir={asked.run_dir} cannot continue with other settings ({'; '.join(changed)}): "
+                        "leave them as they are, or start a new run")
+    config.check()
+    return config, True
+
+
+def train_help() -> str:
+    """The text of `python train.py --help`."""
+    lines = ["""Train a small GPT, and watch its attention form.
+
+  python train.py                                              the default: Python's own library, about three minutes
+  python train.py data=text data.path=notes/                   your own text: a file, a folder or a glob
+  python train.py data=shakespeare tokenizer=char              tiny Shakespeare by characters
+  python train.py experiment=nanogpt_cpu                       a preset for a whole run
+  python train.py model.n_layer=6 optim.lr=3e-4                change any setting below
+  python train.py run_dir=runs/X resume=true                   go on with a run that was stopped
+  python train.py run_dir=runs/X eval_only=true                the validation loss of its last checkpoint
+  python train.py -m model.n_kv_head=1,2,4                     a sweep: one run for each value
+  python train.py --cfg job                                    print the configuration and end
+
+Presets: GROUP=PRESET takes a file of configs/GROUP. An experiment's settings win over a model=, optim= or the like
+beside it, and KEY=VALUE wins over both.
+"""]
+    for group, presets in groups().items():
+        lines.append(f"  {group:<12} {', '.join(presets)}")
+    lines.append("\nSettings (KEY=VALUE), with their defaults before any preset:")
+    lines += _knob_lines(Config())
+    return "\n".join(lines)
+
+
+def _knob_lines(config) -> list[str]:
+    lines, section = [], ""
+    for name, f, default in knobs(config):
+        if name.rpartition(".")[0] != section:
+            section = name.rpartition(".")[0]
+            lines.append("")
+        choices = f.metadata.get("choices")
+        words = f.metadata["help"]
+        if choices:
+            words += f" ({' | '.join(_shown(c) for c in choices)})"
+        lines.append(f"  {name + '=' + _shown(default):<32} {words}")
+    return lines
+
+
+def _shown(value) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- sample.py: the same key=value arguments, without presets ------------------------------------------------------
+
+
+def sample_config(argv: list[str]) -> SampleConfig:
+    """The checked settings of sample.py.
+
+    Raises:
+        UserError: an argument names no setting, or its value is wrong.
+    """
+    known = {f.name: f for f in fields(SampleConfig)}
+    config = OmegaConf.structured(SampleConfig)
+    for arg in argv:
+        key, equals, value = arg.partition("=")
+        if not equals:
+            raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg.lstrip('-'), known)}")
+        if key not in known:
+            raise UserError(f"{key} is not a setting of sample.py{did_you_mean(key, known)}; python sample.py --help lists them")
+        if value == "null" and "None" in str(known[key].type):
+            config[key] = None
+        else:
+            config[key] = literal(value) if "str" in str(known[key].type) else value
+    sample: SampleConfig = OmegaConf.to_object(config)
+    sample.check()
+    return sample
+
+
+def sample_help() -> str:
+    """The text of `python sample.py --help`."""
+    return "\n".join(["""Generate text from a trained run: the text on stdout, everything else on stderr.
+
+  python sample.py                                             from the newest run
+  python sample.py run_dir=runs/X prompt="def main():" max_new_tokens=200 temperature=0.7 top_k=50
+  echo "import os" | python sample.py prompt=-
+
+Settings (KEY=VALUE), with their defaults:"""] + _knob_lines(SampleConfig()))

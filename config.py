@@ -1,0 +1,287 @@
+"""Every knob of GlassGPT on one page, with its unit and its bounds. Does not import torch.
+
+The defaults are neutral: a plain GPT with every extra off. The presets in `configs/` are
+short diffs from them, and `python train.py --help` is printed from this page.
+"""
+
+import difflib
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: one sentence with what was wrong, its value, what to do."""
+
+
+def knob(default, help, *, choices=None, ge=None, gt=None, le=None, lt=None):
+    """A configuration field: its default, one line of help, and the values that it takes.
+
+    `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most, below); None is always
+    allowed where the type is optional.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices,
+                                            "ge": ge, "gt": gt, "le": le, "lt": lt})
+
+
+def section(make):
+    return field(default_factory=make)
+
+
+@dataclass
+class GPTConfig:
+    """The shape of a model. `vocab_size` comes from the tokenizer when a run is configured."""
+
+    vocab_size: int | None = field(metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
+    block_size: int = knob(256, "context length T, in tokens", ge=1)
+    n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1)
+    n_head: int = knob(4, "query heads H", ge=1)
+    n_kv_head: int | None = knob(None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
+    n_embd: int = knob(128, "width C of the residual stream", ge=1)
+    head_dim: int | None = knob(None, "d_k, size of a query and a key; null: n_embd / n_head", ge=1)
+    value_head_dim: int | None = knob(None, "d_v, size of a value; null: head_dim", ge=1)
+    mlp: str = knob("gelu", "MLP of a block", choices=("gelu", "swiglu", "relu2"))
+    mlp_hidden: int | None = knob(
+        None, "hidden width of the MLP; null: 4 n_embd, for swiglu 8/3 n_embd rounded up to a multiple of 8", ge=1)
+    norm: str = knob("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
+    norm_eps: float = knob(1e-5, "added to the variance in the normalisation", gt=0)
+    position: str = knob("learned", "positions: an embedding, or rotary on queries and keys", choices=("learned", "rope"))
+    rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
+    qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
+    bias: bool = knob(False, "biases in linear layers and LayerNorms")
+    dropout: float = knob(0.0, "share of activations and attention weights dropped in training", ge=0, lt=1)
+    tie_embeddings: bool = knob(True, "the output layer is the token embedding, transposed")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def key_dim(self) -> int:
+        return self.head_dim or self.n_embd // self.n_head
+
+    @property
+    def value_dim(self) -> int:
+        return self.value_head_dim or self.key_dim
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.mlp_hidden or (-(-self.n_embd // 3) * 8 if self.mlp == "swiglu" else 4 * self.n_embd)
+
+    def check(self) -> None:
+        """Raise `UserError` for a value out of bounds or settings that contradict each other."""
+        check_fields(self, "model.")
+        if self.head_dim is None and self.n_embd % self.n_head:
+            raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head={self.n_head}: "
+                            "change one, or set model.head_dim")
+        if self.n_head % self.kv_heads:
+            raise UserError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: "
+                            f"choose one of {', '.join(str(d) for d in range(1, self.n_head + 1) if self.n_head % d == 0)}")
+        if self.position == "rope" and self.key_dim % 2:
+            raise UserError(f"model.position=rope turns pairs of numbers and needs an even head size, not {self.key_dim}: "
+                            "change model.n_embd, model.n_head or model.head_dim")
+
+
+@dataclass
+class DataConfig:
+    source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files",
+                       choices=("stdlib", "shakespeare", "text"))
+    path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
+    val_max_tokens: int = knob(1_000_000, "validation tokens used, at most", ge=1)
+
+
+@dataclass
+class TokenizerConfig:
+    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, or GPT-2's",
+                     choices=("char", "bpe", "gpt2"))
+    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257)
+
+
+@dataclass
+class OptimConfig:
+    name: str = knob("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", choices=("adamw", "muon"))
+    lr: float = knob(1e-3, "peak learning rate of AdamW", gt=0)
+    muon_lr: float = knob(0.02, "peak learning rate of Muon", gt=0)
+    schedule: str = knob("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
+                         choices=("cosine", "wsd", "constant"))
+    warmup_steps: int | None = knob(None, "steps in which the rate rises linearly; null: a twentieth of the decay_steps", ge=0)
+    decay_steps: int | None = knob(None, "step at which the decay has ended; null: max_steps", ge=1)
+    decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls linearly", gt=0, le=1)
+    min_lr_ratio: float = knob(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
+    weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings; never on biases and norms", ge=0)
+    beta1: float = knob(0.9, "AdamW's decay of the mean gradient", ge=0, lt=1)
+    beta2: float = knob(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
+    momentum: float = knob(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
+    grad_clip: float = knob(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
+
+
+@dataclass
+class LogConfig:
+    every: int = knob(10, "steps between logged training losses; 0: never", ge=0)
+
+
+@dataclass
+class EvalConfig:
+    every: int = knob(100, "steps between evaluations of the whole validation split; 0: never", ge=0)
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = knob(100, "steps between checkpoints; 0: at the end and at each new best", ge=0)
+    keep: int = knob(2, "newest checkpoints kept besides the best", ge=1)
+
+
+@dataclass
+class AttentionConfig:
+    every: int = knob(100, "steps between attention snapshots; 0: never", ge=0)
+    tokens: int = knob(48, "length of the texts that snapshots look at, at most block_size", ge=8)
+
+
+@dataclass
+class WandbConfig:
+    mode: str = knob("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
+                     choices=("auto", "online", "offline", "disabled"))
+    project: str = knob("glassgpt", "project that the run is filed under")
+    entity: str | None = knob(None, "user or team; null: the key's own")
+    name: str | None = knob(None, "name of the run; null: its folder's")
+    group: str | None = knob(None, "group that the run belongs to; null: in a sweep the sweep's folder")
+
+
+@dataclass
+class Config:
+    """One training run."""
+
+    run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
+    resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start", choices=(True, False, "auto"))
+    eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
+    seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0)
+    device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
+    compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run of this length", choices=(True, False, "auto"))
+    max_steps: int = knob(1000, "optimizer steps", ge=1)
+    batch_size: int = knob(32, "sequences per optimizer step", ge=1)
+    accumulate: int = knob(1, "micro-steps that an optimizer step is split into, to save memory", ge=1)
+    model: GPTConfig = section(lambda: GPTConfig(vocab_size=None))
+    data: DataConfig = section(DataConfig)
+    tokenizer: TokenizerConfig = section(TokenizerConfig)
+    optim: OptimConfig = section(OptimConfig)
+    log: LogConfig = section(LogConfig)
+    eval: EvalConfig = section(EvalConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    attention: AttentionConfig = section(AttentionConfig)
+    wandb: WandbConfig = section(WandbConfig)
+
+    def check(self) -> None:
+        """Raise `UserError` for all that can be known to be wrong before data or torch are touched."""
+        check_fields(self)
+        self.model.check()
+        if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
+            raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
+        if self.batch_size % self.accumulate:
+            raise UserError(f"accumulate={self.accumulate} does not divide batch_size={self.batch_size}: "
+                            "every micro-step takes the same number of sequences")
+        if self.warmup_steps >= min(self.decay_steps, self.max_steps):
+            raise UserError(f"optim.warmup_steps={self.warmup_steps} is not shorter than the run's "
+                            f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
+        if self.tokenizer.vocab_size is not None and self.tokenizer.name != "bpe":
+            raise UserError(f"tokenizer.vocab_size={self.tokenizer.vocab_size} is for tokenizer=bpe; "
+                            f"tokenizer={self.tokenizer.name} has its own vocabulary: leave it out")
+        if self.data.source == "stdlib" and self.data.path is not None:
+            raise UserError(f"data.path={self.data.path} needs a source that takes a path: add data=text")
+        if self.data.source == "text" and not self.data.path:
+            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
+        if self.eval_only and self.run_dir is None:
+            raise UserError("eval_only=true needs run_dir=PATH, the run to evaluate")
+        if self.resume is True and self.run_dir is None:
+            raise UserError("resume=true needs run_dir=PATH, the run to continue")
+
+    @property
+    def decay_steps(self) -> int:
+        return self.optim.decay_steps or self.max_steps
+
+    @property
+    def warmup_steps(self) -> int:
+        return self.decay_steps // 20 if self.optim.warmup_steps is None else self.optim.warmup_steps
+
+
+@dataclass
+class SampleConfig:
+    """What `sample.py` takes."""
+
+    run_dir: str | None = knob(None, "folder of a run; null: the newest in runs/")
+    checkpoint: str = knob("best", "best, last, or a step's number")
+    prompt: str | None = knob(None, "text to continue; - reads it from stdin; null: the start of a text")
+    prompt_file: str | None = knob(None, "file with the text to continue")
+    max_new_tokens: int = knob(500, "tokens to generate", ge=1)
+    temperature: float = knob(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
+    top_k: int | None = knob(None, "keep the k likeliest tokens", ge=1)
+    top_p: float | None = knob(None, "keep the fewest tokens whose probabilities sum to p", gt=0, le=1)
+    min_p: float | None = knob(None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
+    num_samples: int = knob(1, "texts to generate", ge=1)
+    seed: int = knob(1337, "same seed, same text", ge=0)
+    device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
+
+    def check(self) -> None:
+        check_fields(self)
+        if self.prompt is not None and self.prompt_file is not None:
+            raise UserError("prompt= and prompt_file= are both given: leave one out")
+        if self.checkpoint not in ("best", "last") and not self.checkpoint.isdigit():
+            raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
+
+
+def check_fields(node, prefix: str = "") -> None:
+    """Raise `UserError` for a field of the dataclass `node`, or of its sections, out of its bounds."""
+    for f in fields(node):
+        name, value, bound = prefix + f.name, getattr(node, f.name), f.metadata.get
+        if is_dataclass(value):
+            check_fields(value, f"{name}.")
+            continue
+        if value is None:
+            continue
+        choices = bound("choices")
+        if choices and value not in choices:
+            shown = [str(c).lower() if isinstance(c, bool) else c for c in choices]
+            raise UserError(f"{name}={value} is not one of {', '.join(shown)}{did_you_mean(str(value), shown)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{name}={value} is not a finite number")
+        for key, wrong, words in (("ge", lambda v, b: v < b, "at least"), ("gt", lambda v, b: v <= b, "above"),
+                                  ("le", lambda v, b: v > b, "at most"), ("lt", lambda v, b: v >= b, "below")):
+            limit = bound(key)
+            if limit is not None and wrong(value, limit):
+                raise UserError(f"{name}={value} must be {words} {limit}")
+
+
+def did_you_mean(word: str, known) -> str:
+    """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def knobs(node, prefix: str = ""):
+    """Yield (dotted name, field, default) of every knob of the dataclass instance `node`."""
+    for f in fields(node):
+        value = getattr(node, f.name)
+        if is_dataclass(value):
+            yield from knobs(value, f"{prefix}{f.name}.")
+        else:
+            yield prefix + f.name, f, value
+
+
+def read_config(path: Path) -> Config:
+    """The configuration kept at path.
+
+    Raises:
+        UserError: it is missing or does not fit this version's settings.
+    """
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    except Exception as e:  # YAML's and OmegaConf's errors have no common base
+        raise UserError(f"{path} does not fit this version of GlassGPT: {str(e).splitlines()[0]}") from None
+
+
+def config_yaml(config: Config) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(config))

@@ -1,0 +1,140 @@
+"""Where text comes from: Python's standard library, tiny Shakespeare, or your own files."""
+
+import glob
+import hashlib
+import os
+import platform
+import sysconfig
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import DataConfig, UserError
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files of UTF-8 text, one document each, in a fixed order. Nothing is read before it is asked for."""
+
+    name: str
+    files: tuple[Path, ...]
+
+    def documents(self) -> Iterator[str]:
+        """The text of each file, line ends as they are and a byte-order mark dropped.
+
+        Raises:
+            UserError: a file cannot be read or is not UTF-8.
+        """
+        for path in self.files:
+            try:
+                yield path.read_bytes().decode("utf-8-sig")
+            except UnicodeDecodeError as e:
+                raise UserError(f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {e.start}; "
+                                "convert it to UTF-8, or leave it out") from None
+            except OSError as e:
+                raise UserError(f"{path} cannot be read: {e.strerror}") from None
+
+
+def cache_root() -> Path:
+    """Where downloads and prepared tokens are kept: data/cache, or the folder that GLASSGPT_CACHE names.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
+    root = Path(os.environ.get("GLASSGPT_CACHE") or Path(__file__).parent / "cache")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            return root
+    except OSError as e:
+        raise UserError(f"the cache folder {root} cannot be written ({e.strerror}): "
+                        "set GLASSGPT_CACHE to a folder that can") from None
+
+
+def open_corpus(config: DataConfig, say=print) -> Corpus:
+    """The corpus that the configuration names; `say` takes a line on what was left out or looks wrong.
+
+    Raises:
+        UserError: there is no such text, or it cannot be fetched.
+    """
+    if config.source == "stdlib":
+        return Corpus(f"Python {platform.python_version()} standard library", stdlib_files())
+    if config.source == "shakespeare":
+        return Corpus("tiny Shakespeare", (shakespeare_file(config.path, say),))
+    return Corpus(config.path, text_files(config.path, say))
+
+
+def stdlib_files() -> tuple[Path, ...]:
+    """The standard library's Python sources, sorted by path; tests and installed packages left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [p for p in root.rglob("*.py") if not NOT_LIBRARY & set(p.relative_to(root).parts)]
+    if not files:
+        raise UserError(f"no Python sources in {root}, where this Python keeps its library: use data=text data.path=…")
+    return tuple(sorted(files, key=lambda p: p.relative_to(root).as_posix()))
+
+
+def shakespeare_file(path: str | None, say) -> Path:
+    """tiny Shakespeare: the local copy at `path`, or fetched once and checked against its hash."""
+    if path is not None:
+        file = _existing(path)
+        if _sha256(file.read_bytes()) != SHAKESPEARE_SHA256:
+            say(f"note: {file} is not the usual tiny Shakespeare (another sha256): losses do not compare with published ones")
+        return file
+    file = cache_root() / "tinyshakespeare.txt"
+    if file.exists() and _sha256(file.read_bytes()) == SHAKESPEARE_SHA256:
+        return file
+    by_hand = f"fetch {SHAKESPEARE_URL} by hand and give it as data.path=FILE"
+    try:
+        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=20) as answer:
+            text = answer.read(4_000_000)
+    except OSError as e:
+        raise UserError(f"tiny Shakespeare could not be fetched ({getattr(e, 'reason', e)}): {by_hand}") from None
+    if _sha256(text) != SHAKESPEARE_SHA256:
+        raise UserError(f"what came for tiny Shakespeare has another sha256, {_sha256(text)}: {by_hand}")
+    part = file.with_suffix(f".{os.getpid()}.part")
+    part.write_bytes(text)
+    part.replace(file)
+    return file
+
+
+def text_files(path: str, say) -> tuple[Path, ...]:
+    """The files of a path: a file, a folder with all below it, or a glob; hidden and binary files left out."""
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        found = (p for p in Path(path).rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
+    elif os.path.exists(path) or not glob.has_magic(path):
+        return (_existing(path),)
+    else:
+        found = (Path(p) for p in glob.iglob(path, recursive=True))
+    files = sorted((p for p in found if p.is_file()), key=lambda p: p.as_posix())
+    text = tuple(p for p in files if not _is_binary(p))
+    if len(text) < len(files):
+        say(f"left out {len(files) - len(text)} binary files in {path}")
+    if not text:
+        raise UserError(f"data.path={path} holds no text files")
+    return text
+
+
+def _existing(path: str) -> Path:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UserError(f"data.path={path} {'is a folder' if file.is_dir() else 'does not exist'}: give the path of a text file")
+    return file
+
+
+def _is_binary(path: Path) -> bool:
+    try:
+        with path.open("rb") as f:
+            return b"\0" in f.read(8192)
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

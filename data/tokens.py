@@ -1,0 +1,127 @@
+"""Token files on disk: prepared once, kept under a fingerprint of all they were made from, memory-mapped."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from config import DataConfig, TokenizerConfig, UserError
+from data.corpus import Corpus, cache_root, open_corpus
+from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
+
+FORMAT = 1
+TRAIN_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A corpus as token ids: `train` and `val` are memory-mapped (tokens,) arrays of the smallest fitting dtype."""
+
+    train: np.ndarray
+    val: np.ndarray
+    tokenizer: Tokenizer
+    fingerprint: str
+    name: str
+    documents: int
+    characters: int
+    bytes: int
+
+    def summary(self) -> str:
+        tokens = len(self.train) + len(self.val)
+        return (f"{self.name}: {self.documents:,} document{'s' * (self.documents > 1)}, {self.characters:,} characters, "
+                f"{len(self.train):,} + {len(self.val):,} tokens (training + validation) of a vocabulary of "
+                f"{self.tokenizer.vocab_size:,}, {self.bytes / tokens:.2f} bytes per token")
+
+
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print) -> Tokens:
+    """The tokens of the configured text, from the cache or made now; `say` takes lines for the user.
+
+    Raises:
+        UserError: the text or the vocabulary cannot be had, or the text is empty.
+    """
+    corpus = open_corpus(data, say)
+    fingerprint = corpus_fingerprint(corpus, tokenizer)
+    root = cache_root()
+    folder = root / fingerprint[:16]
+    # Jobs that want the same text wait for the one that prepares it.
+    with FileLock(root / f"{fingerprint[:16]}.lock"):
+        if not (folder / "meta.json").exists():
+            say(f"preparing {corpus.name} (kept in {folder})")
+            _write(corpus, tokenizer, fingerprint, folder)
+    return _open(folder, corpus.name)
+
+
+def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
+    """Hex digest of the text's bytes, the split and the tokenizer's settings: of all that tokens are made from."""
+    made_from = hashlib.sha256(json.dumps([FORMAT, TRAIN_SHARE, asdict(tokenizer)]).encode())
+    for path in corpus.files:
+        try:
+            with path.open("rb") as f:
+                made_from.update(hashlib.file_digest(f, "sha256").digest() if hasattr(hashlib, "file_digest")
+                                 else hashlib.sha256(f.read()).digest())
+        except OSError as e:
+            raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    return made_from.hexdigest()
+
+
+def split_texts(corpus: Corpus, cut: int) -> Iterator[tuple[bool, str, bool]]:
+    """Yield (is training, text, begins a document) pieces: characters before `cut` train, the rest validates."""
+    at = 0
+    for document in corpus.documents():
+        before = document[:max(0, cut - at)]
+        if before:
+            yield True, before, True
+        if len(before) < len(document):
+            yield False, document[len(before):], not before
+        at += len(document)
+
+
+def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path) -> None:
+    """Prepare into a folder beside, and give it its name when all is there."""
+    documents = characters = size = 0
+    for text in corpus.documents():
+        documents, characters, size = documents + 1, characters + len(text), size + len(text.encode("utf-8", "replace"))
+    if not characters:
+        raise UserError(f"{corpus.name} holds no text")
+    cut = int(characters * TRAIN_SHARE)
+    tokenizer = build_tokenizer(config, corpus.documents(), (t for train, t, _ in split_texts(corpus, cut) if train))
+    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as temporary:
+        part = Path(temporary, "tokens")
+        part.mkdir()
+        with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
+            written = {train: 0, val: 0}
+            for is_train, text, begins in split_texts(corpus, cut):
+                ids = tokenizer.encode_array(text).astype(dtype)
+                file = train if is_train else val
+                if begins and written[file] and tokenizer.end_of_text is not None:
+                    ids = np.concatenate((np.array([tokenizer.end_of_text], dtype=dtype), ids))
+                file.write(ids.tobytes())
+                written[file] += len(ids)
+        save_tokenizer(tokenizer, part / "tokenizer.json")
+        meta = {"format": FORMAT, "fingerprint": fingerprint, "dtype": dtype.name, "train_tokens": written[train],
+                "val_tokens": written[val], "documents": documents, "characters": characters, "bytes": size}
+        (part / "meta.json").write_text(json.dumps(meta, indent=1))
+        shutil.rmtree(folder, ignore_errors=True)  # the remains of something that was never finished
+        part.rename(folder)
+
+
+def _open(folder: Path, name: str) -> Tokens:
+    meta = json.loads((folder / "meta.json").read_text())
+    dtype = np.dtype(meta["dtype"])
+
+    def array(split: str) -> np.ndarray:
+        path, count = folder / f"{split}.bin", meta[f"{split}_tokens"]
+        if path.stat().st_size != count * dtype.itemsize:
+            raise UserError(f"{path} has {path.stat().st_size} bytes where {count * dtype.itemsize} were written: "
+                            f"remove {folder}, and it is prepared again")
+        return np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)
+
+    return Tokens(array("train"), array("val"), load_tokenizer(folder / "tokenizer.json"), meta["fingerprint"], name,
+                  meta["documents"], meta["characters"], meta["bytes"])

@@ -1,0 +1,210 @@
+"""One training run, read top to bottom: config → data → model → optimise → evaluate → record.
+
+    python train.py                       the default run, on this Python's own library
+    python train.py --help                what can be set
+"""
+
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+import cli
+from config import Config, UserError, config_yaml
+
+
+@hydra.main(version_base="1.3", config_path="configs", config_name="config")
+def main(cfg) -> float:
+    """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss."""
+    job = HydraConfig.get()
+    experiment = job.runtime.choices.get("experiment") or "default"
+    try:
+        if job.mode == RunMode.MULTIRUN:
+            cfg.run_dir = job.runtime.output_dir
+            cfg.wandb.group = cfg.wandb.group or Path(job.sweep.dir).name
+        return train(*cli.to_config(cfg, list(job.overrides.task)), experiment)
+    except UserError as e:
+        if job.mode == RunMode.RUN:
+            cli.fail(e)
+        print(f"error in job {job.job.num} ({' '.join(job.overrides.task)}): {e}", file=sys.stderr)
+        raise  # an exception lets Hydra go on with the other jobs; leaving here would end them
+
+
+def train(config: Config, resume: bool, experiment: str) -> float:
+    """Train as configured; return the best validation loss (nan where none was measured).
+
+    Raises:
+        UserError: something that the user can mend; nothing was lost.
+        SystemExit: 130 or 143 after a stop signal, with a checkpoint saved.
+    """
+    # Imported here, so that a mistyped setting or --help need not wait for torch.
+    from rich.console import Console
+
+    from training.record import RunFolder, new_run_dir
+
+    console = Console()
+    run_dir = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
+    folder = RunFolder(run_dir, new=not resume)
+    try:
+        return _train(config, resume, experiment, run_dir, console)
+    finally:
+        folder.release()
+
+
+def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console) -> float:
+    import torch
+
+    from attention_maps.capture import capture
+    from attention_maps.picture import draw
+    from attention_maps.probe import make_probes
+    from attention_maps.scores import named, score_heads
+    from data.batches import Batches
+    from data.tokens import prepare
+    from model import GPT
+    from training import checkpoint, runtime
+    from training.evaluate import Validation
+    from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, set_learning_rate
+    from training.record import Diary, Stopwatch, best_row, print_summary, read_rows
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False)
+
+    # The text, as tokens.
+    tokens = prepare(config.data, config.tokenizer, say)
+    T, vocab_size = config.model.block_size, tokens.tokenizer.vocab_size
+    for split, ids in (("training", tokens.train), ("validation", tokens.val)):
+        if len(ids) <= T:
+            raise UserError(f"the {split} split has {len(ids)} tokens, too few for model.block_size={T}: "
+                            "give more text, or lower model.block_size")
+    if config.model.vocab_size not in (None, vocab_size):
+        raise UserError(f"model.vocab_size={config.model.vocab_size} is not the tokenizer's {vocab_size}: leave it out")
+    config.model.vocab_size = vocab_size
+    say(tokens.summary())
+
+    # The machine, the model, the optimizers.
+    runtime.settle(config)
+    device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
+    torch.manual_seed(config.seed)
+    model = GPT(config.model).to(device)
+    optimizers = build_optimizers(model, config, torch.bfloat16 if config.precision == "bf16" else torch.float32)
+    batches = Batches(tokens.train, T, config.batch_size, config.seed)
+    validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, micro_batch, device, config.precision)
+    probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
+
+    # Where the run stands: at its beginning, or at its last checkpoint.
+    step, train_seconds, metrics = 0, 0.0, {}
+    if resume and (config.resume != "auto" or checkpoint.saved_steps(run_dir)):
+        folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
+        if state["fingerprint"] != tokens.fingerprint:
+            raise UserError(f"the text, or how it is prepared, has changed since the run began (fingerprint {state['fingerprint'][:16]} then, "
+                            f"{tokens.fingerprint[:16]} now): restore it, or start a new run")
+        step, train_seconds, metrics = state["step"], state["train_seconds"], state["metrics"]
+        checkpoint.load_weights(model, folder / checkpoint.MODEL)
+        if config.eval_only:
+            loss, bits = validation.evaluate(model)
+            say(f"after {step:,} steps: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
+            return loss
+        if step >= config.max_steps:
+            say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; a larger max_steps extends it")
+            best = best_row(read_rows(run_dir / "metrics.jsonl"))
+            return best["val/loss"] if best else float("nan")
+        load_optimizer_tensors(optimizers, model, checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
+        checkpoint.discard_after(run_dir, step)
+        say(f"going on after {step:,} steps")
+
+    # What runs a step: the model itself, or compiled.
+    stopwatch = Stopwatch(lambda: runtime.synchronize(device), train_seconds)
+    stopwatch.switch("train")
+    forward, why = model, ""
+    if config.compile == "auto":
+        config.compile, why = runtime.compile_pays(device, model.flops_per_token() * step_tokens * (config.max_steps - step))
+    say(f"{model.num_parameters():,} parameters on {runtime.describe(device)}, {config.precision}, "
+        f"{'compiled' if config.compile else 'eager'}{why}; {config.max_steps:,} steps of {step_tokens:,} tokens, "
+        f"{config.max_steps * step_tokens / len(tokens.train):.1f} epochs")
+    if config.compile:
+        x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
+        forward = runtime.compiled(model, x, y, config, say)
+    (run_dir / "attention").mkdir(exist_ok=True)
+    (run_dir / "config.yaml").write_text(config_yaml(config), encoding="utf-8")
+
+    with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
+        best, timed = best_row(diary.rows), (step, stopwatch.read())
+
+        def save() -> None:
+            stopwatch.switch("save")
+            checkpoint.save_checkpoint(
+                run_dir, step, model, optimizer_tensors(optimizers, model), tokens.tokenizer, config_yaml(config),
+                {"train_seconds": stopwatch.seconds["train"], "fingerprint": tokens.fingerprint, "metrics": metrics})
+
+        def due(every: int) -> bool:
+            return step == config.max_steps or every > 0 and step % every == 0
+
+        while True:
+            # What is due after `step` updates. A resumed run does what the stopped one did not come to record.
+            if not diary.has(step):
+                row, images = dict(metrics), {}
+                saved = step in checkpoint.saved_steps(run_dir)
+                if step and not saved and due(config.checkpoint.every):
+                    save()  # first, so that nothing that only looks at the run can cost it the step
+                    saved = True
+                if due(config.eval.every):
+                    stopwatch.switch("evaluate")
+                    row["val/loss"], row["val/bits_per_byte"] = validation.evaluate(model)
+                    if step and (best is None or row["val/loss"] < best["val/loss"]):
+                        best = {"step": step, **row}
+                        if not saved:
+                            save()
+                        checkpoint.point(run_dir, "best", step)
+                if due(config.attention.every):
+                    stopwatch.switch("attention")
+                    snapshot = capture(model, probes, step)
+                    row |= named(score_heads(snapshot))
+                    path = run_dir / "attention" / f"step_{step:08d}"
+                    snapshot.save(path.with_suffix(".npz"))
+                    images["attention/map"] = path.with_suffix(".png")
+                    draw(snapshot, images["attention/map"], config.model.kv_heads, f"Attention after {step:,} steps")
+                if row:
+                    stopwatch.switch(None)
+                    diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row}, images)
+                if saved:
+                    checkpoint.prune(run_dir, config.checkpoint.keep)
+            if step == config.max_steps:
+                break
+            if stop.exit_status is not None:
+                if step and step not in checkpoint.saved_steps(run_dir):
+                    save()
+                diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={run_dir} resume=true")
+                raise SystemExit(stop.exit_status)
+
+            # One update, from the batch of this step in micro-steps.
+            stopwatch.switch("train")
+            set_learning_rate(optimizers, lr_factor(step, config))
+            x, y = (torch.from_numpy(part) for part in batches.batch(step))  # (batch_size, T) each
+            loss = torch.zeros((), device=device)
+            for micro_step, (xs, ys) in enumerate(zip(x.split(micro_batch), y.split(micro_batch))):
+                runtime.seed_micro_step(config.seed, step, micro_step)
+                with runtime.autocast(device, config.precision):
+                    _, micro_loss = forward(xs.to(device, non_blocking=True), ys.to(device, non_blocking=True))
+                (micro_loss / config.accumulate).backward()
+                loss += micro_loss.detach() / config.accumulate
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            step += 1
+            diary.advance(step)
+            metrics = {}
+            if due(config.log.every):
+                seconds = stopwatch.read()
+                metrics = {"train/loss": loss.item(), "train/lr": config.optim.lr * lr_factor(step - 1, config),
+                           "train/grad_norm": grad_norm.item(),
+                           "train/tokens_per_second": (step - timed[0]) * step_tokens / (seconds - timed[1])}
+                timed = (step, seconds)
+    print_summary(console, run_dir, best, stopwatch.seconds)
+    return best["val/loss"] if best else float("nan")
+
+
+if __name__ == "__main__":
+    cli.start(main, cli.train_help, cli.check_arguments)

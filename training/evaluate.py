@@ -1,0 +1,39 @@
+"""Validation: the whole split, always the same way, leaving the model and the random state as they were."""
+
+import math
+
+import numpy as np
+import torch
+
+from data.tokenizer import Tokenizer
+from model import GPT
+from training.runtime import autocast
+
+
+class Validation:
+    """The validation split in non-overlapping windows of block_size, the last one filled up."""
+
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, rows: int, device: str, precision: str):
+        """tokens (N,) with N ≥ 2, of which all but the first are predicted; `rows` windows go through the model at once."""
+        windows = math.ceil((len(tokens) - 1) / block_size)
+        inputs, targets = np.zeros(windows * block_size, np.int64), np.full(windows * block_size, -1, np.int64)
+        inputs[:len(tokens) - 1], targets[:len(tokens) - 1] = tokens[:-1], tokens[1:]
+        self.inputs = torch.from_numpy(inputs.reshape(windows, block_size))
+        self.targets = torch.from_numpy(targets.reshape(windows, block_size))  # -1: nothing to predict
+        self.rows, self.device, self.precision = rows, device, precision
+        lengths = np.array([len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)])
+        self.bytes = int(lengths[tokens[1:]].sum())  # of the text that is predicted
+
+    @torch.no_grad()
+    def evaluate(self, model: GPT) -> tuple[float, float]:
+        """The loss in nats per token, and in bits per byte of UTF-8 text, which compares across vocabularies."""
+        training = model.training
+        model.eval()
+        nats, count = 0.0, 0
+        for x, y in zip(self.inputs.split(self.rows), self.targets.split(self.rows)):
+            with autocast(self.device, self.precision):
+                _, loss = model(x.to(self.device), y.to(self.device))
+            predicted = int((y >= 0).sum())
+            nats, count = nats + loss.item() * predicted, count + predicted
+        model.train(training)
+        return nats / count, nats / math.log(2) / self.bytes

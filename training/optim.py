@@ -1,0 +1,127 @@
+"""Muon for the blocks' matrices, AdamW for the rest; their groups, their schedules, their state by name."""
+
+import math
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from config import Config
+
+# Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small singular
+# values grow quickly, at the price of ending near 1 rather than at 1.
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Replace the singular values of each matrix (…, rows, columns) by values near 1 (within 0.7 … 1.2).
+
+    Newton–Schulz: matrix products only, computed in `dtype`, for all matrices at once.
+    """
+    a, b, c = NEWTON_SCHULZ
+    x = matrices.to(dtype)
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT  # the smaller Gram matrix
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # all singular values at most 1
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised (Jordan et al. 2024), with decoupled weight decay.
+
+    A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal. Matrices of one shape are
+    orthogonalised in one batch.
+    """
+
+    def __init__(self, params, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype = torch.float32):
+        """`dtype` is what the orthogonalisation is computed in."""
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            shapes = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    shapes[p.shape].append(p)
+            for (rows, columns), params in shapes.items():
+                for p in params:
+                    if not self.state[p]:
+                        self.state[p]["momentum"] = torch.zeros_like(p)
+                momenta = [self.state[p]["momentum"] for p in params]
+                grads = [p.grad for p in params]
+                torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
+                nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
+                updates = orthogonalize(torch.stack(nesterov), self.dtype)  # (matrices, rows, columns)
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(params, list(updates.unbind()), alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+
+
+def build_optimizers(model: nn.Module, config: Config, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run; every group carries the peak rate that `set_learning_rate` scales.
+
+    Weight decay is for matrices and embeddings. Muon takes the matrices of the blocks, where `optim.name` says so.
+    """
+    c = config.optim
+    muon = [p for name, p in model.named_parameters() if c.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
+    by_muon = {id(p) for p in muon}
+    rest = [p for p in model.parameters() if id(p) not in by_muon]
+    groups = [{"params": [p for p in rest if p.dim() >= 2], "weight_decay": c.weight_decay},
+              {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0}]
+    optimizers = [torch.optim.AdamW([g for g in groups if g["params"]], lr=c.lr, betas=(c.beta1, c.beta2), fused=True)]
+    if muon:
+        optimizers.append(Muon(muon, c.muon_lr, c.momentum, c.weight_decay, dtype))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def lr_factor(step: int, config: Config) -> float:
+    """The rate of the update after `step` updates, over the peak rate.
+
+    A linear warm-up; then a cosine down to min_lr_ratio (Loshchilov and Hutter 2017), or flat with a linear
+    end (warm-up–stable-decay, Hu et al. 2024), or flat. After decay_steps it stays where it is.
+    """
+    c, warmup, end = config.optim, config.warmup_steps, config.decay_steps
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if c.schedule == "constant":
+        return 1.0
+    if step >= end:
+        return c.min_lr_ratio
+    if c.schedule == "cosine":
+        share = (step - warmup) / (end - warmup)
+        left = 0.5 * (1 + math.cos(math.pi * share))
+    else:
+        left = min(1.0, (end - step) / (end * c.decay_share))
+    return c.min_lr_ratio + left * (1 - c.min_lr_ratio)
+
+
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+
+def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
+    """The optimizers' state, each tensor under its parameter's name and its own: `blocks.0….weight/exp_avg`."""
+    names = {p: name for name, p in model.named_parameters()}
+    return {f"{names[p]}/{key}": tensor for optimizer in optimizers
+            for p, state in optimizer.state.items() for key, tensor in state.items()}
+
+
+def load_optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave, bit for bit."""
+    params = dict(model.named_parameters())
+    owner = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    for key, tensor in tensors.items():
+        name, _, field = key.rpartition("/")
+        # AdamW keeps its step count on the CPU or beside the parameter, and either works where it counts.
+        owner[params[name]].state[params[name]][field] = tensor.to(params[name].device)

@@ -1,0 +1,261 @@
+"""The run's diary: its folder and lock, metrics.jsonl, W&B, the progress bar."""
+
+import json
+import netrc
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from config import Config, UserError
+
+WANDB_START, WANDB_FINISH = 20, 30  # seconds that W&B is waited for, at most
+
+
+class RunFolder:
+    """A run's folder, claimed by this process until it ends.
+
+    Raises:
+        UserError: it cannot be written, another process has it, or it is not empty though a new run is to start.
+    """
+
+    def __init__(self, path: Path, new: bool):
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if new and any(p.name != ".lock" for p in path.iterdir()):
+                raise UserError(f"run_dir={path} is not empty: choose another folder, or add resume=true to continue the run in it")
+            self._lock = FileLock(path / ".lock")
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"run_dir={path} is in use by another process: wait for it, or choose another folder") from None
+        except OSError as e:
+            raise UserError(f"run_dir={path} cannot be written ({e.strerror}): choose another folder") from None
+
+    def release(self) -> None:
+        """Give the folder up, and remove it where nothing came of the run."""
+        self._lock.release()
+        try:
+            if [p.name for p in self.path.iterdir()] in ([], [".lock"]):
+                (self.path / ".lock").unlink(missing_ok=True)
+                self.path.rmdir()
+        except OSError:
+            return  # not ours to insist: a leftover empty folder harms nobody
+
+
+def new_run_dir(experiment: str) -> Path:
+    """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has that name."""
+    base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{experiment}")
+    for n in range(1, 1000):
+        path = base if n == 1 else base.with_name(f"{base.name}_{n}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as run_dir=PATH") from None
+    raise UserError(f"there are a thousand runs named {base}: give run_dir=PATH")
+
+
+def _image(path: Path, step: int):
+    import wandb
+
+    return wandb.Image(str(path), caption=f"every head's attention weights after {step} steps")
+
+
+class Diary:
+    """Takes what a run measures: a line of metrics.jsonl for each step that has something, W&B, the terminal."""
+
+    def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0):
+        """Continue the diary after `step` updates; rows of later steps, and half a line, are dropped."""
+        self.path, self.console, self.config = run_dir / "metrics.jsonl", console, config
+        self.rows = [row for row in read_rows(self.path) if row["step"] <= step] if step else []
+        part = self.path.with_name(".metrics.part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        part.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._wandb = start_wandb(config, run_dir, experiment, self.say)
+        self._latest: dict[str, str] = {}
+        self._bar = None
+
+    def __enter__(self):
+        if self.console.is_terminal:
+            self._bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[latest]}"),
+                                 TimeRemainingColumn(compact=True), console=self.console, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.config.max_steps, latest="")
+        return self
+
+    def __exit__(self, kind, *_):
+        if self._bar:
+            self._bar.stop()
+        self._file.close()
+        self._to_wandb(lambda run: run.finish(exit_code=0 if kind is None else 1))
+
+    def say(self, line: str) -> None:
+        """A line for the user, above the progress bar."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def has(self, step: int) -> bool:
+        return bool(self.rows) and self.rows[-1]["step"] == step
+
+    def advance(self, step: int) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def write(self, row: dict, images: dict[str, Path]) -> None:
+        """Record a step: `row` with step, tokens, train_seconds and metrics; images go to W&B under their keys."""
+        self.rows.append(row)
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        self._to_wandb(lambda run: run.log({**row, **{key: _image(path, row["step"]) for key, path in images.items()}}))
+        self._show(row)
+
+    def _show(self, row: dict) -> None:
+        for name, key, form in (("loss", "train/loss", "{:.3f}"), ("val", "val/loss", "{:.3f}"),
+                                ("bits/byte", "val/bits_per_byte", "{:.3f}"), ("tok/s", "train/tokens_per_second", "{:,.0f}")):
+            if key in row:
+                self._latest[name] = form.format(row[key])
+        if self._bar:
+            shown = " ".join(f"{name} {value}" for name, value in self._latest.items() if name != "bits/byte")
+            self._bar.update(self._task, completed=row["step"], latest=shown)
+        if not self._bar or "val/loss" in row:
+            fresh = {name: self._latest[name] for name, key in (("loss", "train/loss"), ("val", "val/loss"), ("bits/byte", "val/bits_per_byte"),
+                                                               ("tok/s", "train/tokens_per_second")) if key in row}
+            if fresh:
+                self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  " +
+                         "  ".join(f"{name} {value}" for name, value in fresh.items()))
+
+    def _to_wandb(self, call) -> None:
+        if self._wandb is None:
+            return
+        try:
+            call(self._wandb)
+        except Exception as e:  # whatever W&B raises, training goes on: metrics.jsonl is the record
+            self.say(f"W&B stopped recording ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}); metrics.jsonl goes on")
+            self._wandb = None
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The whole rows of a metrics file, in order; a last line cut off by a crash is left out."""
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def best_row(rows: list[dict]) -> dict | None:
+    """The row with the lowest validation loss of a trained model, the first of equals."""
+    return min((row for row in rows if row["step"] and "val/loss" in row), key=lambda row: row["val/loss"], default=None)
+
+
+def wandb_mode(config: Config) -> str:
+    """online, offline or disabled: `wandb.mode` where it says so, else WANDB_MODE, else whether a key is set."""
+    if config.wandb.mode != "auto":
+        return config.wandb.mode
+    asked = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
+    return asked if asked in ("online", "offline", "disabled") else "online" if has_wandb_key() else "offline"
+
+
+def has_wandb_key() -> bool:
+    """Whether a W&B key is set, in the environment or by `wandb login`."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].split("/")[0].split(":")[0]
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def start_wandb(config: Config, run_dir: Path, experiment: str, say):
+    """A W&B run, or None. Never raises and never asks: where online does not start in time, the record is kept offline."""
+    mode = wandb_mode(config)
+    if mode == "disabled":
+        return None
+    if mode == "online" and not has_wandb_key():
+        say("W&B: no key is set (wandb login), so the record is kept offline")
+        mode = "offline"
+    import wandb  # a third of a second: only where it is used
+
+    id_file = run_dir / "wandb" / "glassgpt-run-id"
+    known = id_file.read_text().strip() if id_file.exists() else None
+    try:
+        (run_dir / "wandb").mkdir(exist_ok=True)
+        for attempt in (mode, "offline"):
+            try:
+                run = wandb.init(
+                    project=config.wandb.project, entity=config.wandb.entity, group=config.wandb.group,
+                    name=config.wandb.name or run_dir.name, dir=str(run_dir), mode=attempt, id=known,
+                    resume="allow" if known and attempt == "online" else None,
+                    config={**OmegaConf.to_container(OmegaConf.structured(config), resolve=True), "experiment": experiment},
+                    settings=wandb.Settings(silent=True, console="off", init_timeout=WANDB_START, login_timeout=WANDB_START,
+                                            finish_timeout=WANDB_FINISH))
+                break
+            except Exception as e:
+                if attempt == "offline":
+                    raise
+                say(f"W&B did not start online ({type(e).__name__}), so the record is kept offline")
+        id_file.write_text(run.id)
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+    except Exception as e:
+        say(f"W&B could not start ({type(e).__name__}): metrics.jsonl is the record")
+        return None
+    if attempt == "offline":
+        say(f"W&B: offline record in {run.dir.removesuffix('/files')}; to upload it: wandb sync {run_dir}/wandb/offline-run-*")
+    return run
+
+
+def print_summary(console: Console, run_dir: Path, best: dict | None, seconds: dict[str, float]) -> None:
+    """Where the run is, how good it became, where the time went, what to do next."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=f"Run finished: {run_dir}", title_justify="left", title_style="bold")
+    if best is not None:
+        table.add_row("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte, "
+                                              f"after {best['step']:,} steps")
+    total = sum(seconds.values())
+    table.add_row("time", ", ".join(f"{kind} {s:.1f} s ({s / total:.0%})" for kind, s in seconds.items()))
+    table.add_row("sample from it", f"python sample.py run_dir={run_dir}")
+    maps = sorted((run_dir / "attention").glob("*.png"))
+    if maps:
+        table.add_row("its attention", str(maps[-1]))
+    table.add_row("its numbers", str(run_dir / "metrics.jsonl"))
+    console.print()
+    console.print(table, highlight=False)
+
+
+class Stopwatch:
+    """Seconds by kind of work; `synchronize` waits for the device where its work must be counted."""
+
+    def __init__(self, synchronize: Callable[[], None], train_seconds: float = 0.0):
+        self.seconds = {"train": train_seconds, "evaluate": 0.0, "attention": 0.0, "save": 0.0}
+        self._synchronize, self._kind, self._since = synchronize, None, 0.0
+
+    def switch(self, kind: str | None) -> None:
+        """Work of this kind begins (None: of no kind that counts); more of the same kind goes on without a wait."""
+        if kind != self._kind:
+            self.read()
+            self._kind = kind
+
+    def read(self) -> float:
+        """Seconds of training so far, the device's work included."""
+        self._synchronize()
+        now = time.perf_counter()
+        if self._kind is not None:
+            self.seconds[self._kind] += now - self._since
+        self._since = now
+        return self.seconds["train"]

@@ -1,0 +1,146 @@
+"""What a run stands on: device, precision, compilation, the random state of a micro-step, stop signals."""
+
+import os
+import platform
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from config import Config, UserError
+from model import GPT
+
+# A compiled step saves perhaps a third of its time; building one costs about a minute on a laptop's CPU and less on
+# a GPU. Below these amounts of arithmetic in the whole run the cost is not earned back.
+COMPILE_PAYS = {"cpu": 3e14, "cuda": 1e16}
+
+
+def settle(config: Config) -> None:
+    """Replace `device=auto` and `precision=auto` by what this machine can do; for compile, see `compile_pays`.
+
+    Decided by capability and never by a timing, so that the same machine gives the same bits.
+
+    Raises:
+        UserError: the device or precision asked for is not to be had here.
+    """
+    if config.device == "auto":
+        config.device = ("cuda" if torch.cuda.is_available() else
+                         "mps" if torch.backends.mps.is_available() else "cpu")
+    kind = config.device.partition(":")[0]
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={config.device} is asked for, and torch finds no CUDA GPU here: use device=auto")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device=mps is asked for, and torch finds no Apple GPU here: use device=auto")
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as e:
+        raise UserError(f"device={config.device} cannot be used: {str(e).splitlines()[0]}") from None
+    fast = bf16_is_fast(config.device)
+    if config.precision == "auto":
+        config.precision = "bf16" if fast else "fp32"
+
+
+def bf16_is_fast(device: str) -> bool:
+    """Whether the hardware multiplies bf16 faster than fp32: a GPU of its generation, or AVX512-BF16 or AMX."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return device == "cpu" and bool({"avx512_bf16", "amx_bf16"} & processor_flags())
+
+
+def processor_flags() -> set[str]:
+    """The processor's feature flags, where Linux lists them."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("flags"):
+                return set(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return set()
+
+
+def compile_pays(device: str, flops: float) -> tuple[bool, str]:
+    """Whether `compile=auto` compiles a run of so many floating-point operations, and why, in a few words."""
+    kind = device.partition(":")[0]
+    if kind not in COMPILE_PAYS:
+        return False, f"torch.compile is not used on {kind}"
+    if flops < COMPILE_PAYS[kind]:
+        return False, "too short a run to earn the compile time back"
+    if not has_compiler():
+        return False, "no C++ compiler here"
+    return True, "long enough a run to earn the compile time back"
+
+
+def has_compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler, by the names it looks for (it needs one for GPUs too)."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name)
+
+
+def compiled(model: GPT, x: Tensor, y: Tensor, config: Config, say: Callable[[str], None]) -> Callable:
+    """The model compiled, tried on a micro-batch x, y (rows, T); or the model itself, where that fails, and a line that says so."""
+    forward = torch.compile(model)
+    try:
+        with autocast(config.device, config.precision):
+            forward(x, y)[1].backward()
+    except Exception as e:  # the compilers' errors have no common base, and none of them is a reason not to train
+        say(f"torch.compile failed here ({type(e).__name__}), so the run is eager")
+        config.compile, forward = False, model
+    model.zero_grad(set_to_none=True)
+    return forward
+
+
+def autocast(device: str, precision: str):
+    """The context in which a step's forward pass runs."""
+    if precision == "bf16":
+        return torch.autocast(device.partition(":")[0], dtype=torch.bfloat16)
+    return nullcontext()
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device, so that a clock read next counts what it has done."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    elif device == "mps":
+        torch.mps.synchronize()
+
+
+def seed_micro_step(seed: int, step: int, micro_step: int, rank: int = 0) -> None:
+    """Set torch's random state, which dropout draws from, as a function of where the run stands.
+
+    No state has to be saved, and whatever observes the run between two micro-steps cannot shift it.
+    """
+    torch.manual_seed(int(np.random.SeedSequence((seed, step, micro_step, rank)).generate_state(1, np.uint64)[0] >> 1))
+
+
+def describe(device: str) -> str:
+    """The device in words, for the user."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+class StopSignal:
+    """Notes Ctrl-C and SIGTERM instead of dying of them, so that the loop can save first. A second Ctrl-C ends at once.
+
+    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143.
+    """
+
+    def __init__(self):
+        self.exit_status = None
+
+    def __enter__(self):
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number, frame):
+        if number == signal.SIGINT and self.exit_status is not None:
+            os._exit(130)
+        self.exit_status = 128 + number
