@@ -79,14 +79,14 @@ def check_arguments(argv: list[str]) -> list[str]:
         if key.lstrip("+~").startswith(("hydra.", "hydra/")):
             checked.append(arg)
             continue
+        if key[:1] in ("+", "~") and key.lstrip("+~") in types:
+            raise UserError(f"{arg}: a setting is changed, not added or removed: write {key.lstrip('+~')}=VALUE")
         if not equals:
             raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg, types)}")
-        if key[:1] in "+~" and key:
-            raise UserError(f"{arg}: settings can be changed, not added or removed: write {key.lstrip('+~')}=VALUE")
         if key in groups():
             check_choice(key, value, sweep)
         elif key not in types:
-            raise UserError(f"{key} is not a setting{did_you_mean(key, [*types, *groups()])}; python train.py --help lists them")
+            raise UserError(f"{key} is not a setting{did_you_mean(key.lstrip('+~'), [*types, *groups()])}; python train.py --help lists them")
         elif "str" in types[key] and "bool" not in types[key] and value != "null":
             value = ",".join(choice if HYDRA_SYNTAX.fullmatch(choice) else quote(choice) for choice in CHOICES.findall(value)) if sweep else quote(value)
         elif not sweep and "," in value:

@@ -256,7 +256,7 @@ def check_fields(node, prefix: str = "") -> None:
 def did_you_mean(word: str, known) -> str:
     """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {near[0]}" if near else ""
 
 
 def knobs(node, prefix: str = ""):

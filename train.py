@@ -69,7 +69,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from training.record import Diary, Stopwatch, best_row, print_summary, read_rows
 
     def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    runtime.settle(config)
 
     # The text, as tokens.
     tokens = prepare(config.data, config.tokenizer, say)
@@ -84,7 +86,6 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     say(tokens.summary())
 
     # The machine, the model, the optimizers.
-    runtime.settle(config)
     device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
@@ -139,7 +140,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 {"train_seconds": stopwatch.seconds["train"], "fingerprint": tokens.fingerprint, "metrics": metrics})
 
         def due(every: int) -> bool:
-            return step == config.max_steps or every > 0 and step % every == 0
+            return step == config.max_steps or (every > 0 and step % every == 0)
 
         while True:
             # What is due after `step` updates. A resumed run does what the stopped one did not come to record.

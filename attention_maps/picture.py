@@ -52,7 +52,7 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
                 spine.set(linewidth=0.4, color="0.6")
             name = f"L{layer}H{head}"
             page.text(x + cell / 2, y + cell + 0.035, name, fontsize=min(8, 5 + cell), va="bottom", ha="center")
-        for group in range(groups if 1 < in_group else 0):
+        for group in range(groups if in_group > 1 else 0):
             x, edge = xs[group * in_group], xs[(group + 1) * in_group - 1] + cell
             pad = group_gap * 0.28
             page.add_patch(patches.FancyBboxPatch(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 
-from config import UserError, TokenizerConfig
+from config import TokenizerConfig, UserError
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 1024

@@ -171,17 +171,18 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as safetensors: {e}") from None
 
 
-def load_run(run_dir: str | os.PathLike, which: str | int = "last") -> tuple[GPT, Tokenizer, Config]:
+def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -> tuple[GPT, Tokenizer, Config]:
     """The model (on the CPU, in evaluation mode), the tokenizer and the configuration of a run.
 
     Args:
         run_dir: a run's folder.
         which: `last`, `best` (by validation loss) or a step.
+        say: takes the line that says a damaged checkpoint was passed over.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged and so are those before it.
     """
-    folder, _ = find_checkpoint(Path(run_dir), which)
+    folder, _ = find_checkpoint(Path(run_dir), which, say)
     config = read_config(folder / CONFIG)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)

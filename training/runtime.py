@@ -20,29 +20,32 @@ from model import GPT
 COMPILE_PAYS = {"cpu": 3e14, "cuda": 1e16}
 
 
+def pick_device(device: str) -> str:
+    """The device named, or for `auto` the best one here.
+
+    Raises:
+        UserError: it is not to be had here.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise UserError(f"device={device} is not to be had here ({str(e).splitlines()[0]}): use device=auto") from None
+    return device
+
+
 def settle(config: Config) -> None:
     """Replace `device=auto` and `precision=auto` by what this machine can do; for compile, see `compile_pays`.
 
     Decided by capability and never by a timing, so that the same machine gives the same bits.
 
     Raises:
-        UserError: the device or precision asked for is not to be had here.
+        UserError: the device asked for is not to be had here.
     """
-    if config.device == "auto":
-        config.device = ("cuda" if torch.cuda.is_available() else
-                         "mps" if torch.backends.mps.is_available() else "cpu")
-    kind = config.device.partition(":")[0]
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device={config.device} is asked for, and torch finds no CUDA GPU here: use device=auto")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device=mps is asked for, and torch finds no Apple GPU here: use device=auto")
-    try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as e:
-        raise UserError(f"device={config.device} cannot be used: {str(e).splitlines()[0]}") from None
-    fast = bf16_is_fast(config.device)
+    config.device = pick_device(config.device)
     if config.precision == "auto":
-        config.precision = "bf16" if fast else "fp32"
+        config.precision = "bf16" if bf16_is_fast(config.device) else "fp32"
 
 
 def bf16_is_fast(device: str) -> bool:
@@ -64,15 +67,15 @@ def processor_flags() -> set[str]:
 
 
 def compile_pays(device: str, flops: float) -> tuple[bool, str]:
-    """Whether `compile=auto` compiles a run of so many floating-point operations, and why, in a few words."""
+    """Whether `compile=auto` compiles a run of so many floating-point operations, and why, in words."""
     kind = device.partition(":")[0]
     if kind not in COMPILE_PAYS:
-        return False, f"torch.compile is not used on {kind}"
+        return False, f" (torch.compile is not used on {kind})"
     if flops < COMPILE_PAYS[kind]:
-        return False, "too short a run to earn the compile time back"
+        return False, " (too short a run to earn the compile time back)"
     if not has_compiler():
-        return False, "no C++ compiler here"
-    return True, "long enough a run to earn the compile time back"
+        return False, " (no C++ compiler here)"
+    return True, " (long enough a run to earn the compile time back)"
 
 
 def has_compiler() -> bool:
