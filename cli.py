@@ -4,17 +4,20 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config import Config, SampleConfig, UserError, did_you_mean, knobs, read_config
+from config import Config, SampleConfig, UserError, did_you_mean, escaped, knobs, read_config
 
 CONFIGS = Path(__file__).parent / "configs"
-TAKES_A_WORD = {"--cfg", "-c", "--package", "-p", "--info", "-i", "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"}
+# Hydra's options that go with train.py, and the words that follow them (None: any).
+FLAGS = {"-m": (), "--multirun": (), "--resolve": (), "--hydra-help": (), "--cfg": ("job", "hydra", "all"), "-c": ("job", "hydra", "all"),
+         "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"), "--package": None, "-p": None,
+         "--config-dir": None, "-cd": None}
 # A sweep's alternatives stand between commas; what is quoted or calls a function of Hydra's is left to Hydra.
 CHOICES = re.compile(r"""(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\([^)]*\)|[^,])+""")
 HYDRA_SYNTAX = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:choice|glob)\(.*\)""")
@@ -35,16 +38,16 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
         os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise what goes wrong, so that it is told here
         sys.argv[1:] = check(sys.argv[1:])
         main()
-    except UserError as e:
-        fail(e)
-    except OmegaConfBaseException as e:
-        fail(_sentence(e))
+    except (UserError, OmegaConfBaseException) as e:
+        if getattr(e, "said", False):
+            sys.exit(1)
+        fail(sentence(e))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as e:
         if type(e).__module__.partition(".")[0] != "hydra":
             raise
-        fail(_sentence(e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e))
+        fail(sentence(e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e))
 
 
 def fail(error: UserError | str) -> None:
@@ -52,7 +55,7 @@ def fail(error: UserError | str) -> None:
     sys.exit(1)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
     """What Hydra and OmegaConf say over several lines, in one."""
     key = getattr(error, "full_key", None)
     first = str(error).strip().splitlines()[0]
@@ -70,31 +73,41 @@ def check_arguments(argv: list[str]) -> list[str]:
     """
     types = {name: str(f.type) for name, f, _ in knobs(Config())}
     sweep = bool({"-m", "--multirun"} & set(argv))
-    checked = []
-    for before, arg in zip([""] + argv, argv):
-        if arg.startswith("-") or before in TAKES_A_WORD:
-            checked.append(arg)
-            continue
+    flags, checked, rest = [], [], list(argv)
+    while rest:
+        arg = rest.pop(0)
         key, equals, value = arg.partition("=")
+        if arg.startswith("-"):
+            flags.append(arg)
+            if key not in FLAGS:
+                raise UserError(f"{arg} is not an option; a setting has no dashes: {key.lstrip('-')}=VALUE")
+            if FLAGS[key] != () and not equals:
+                flags.append(rest.pop(0) if rest else "")
+            if FLAGS[key] and (value or flags[-1]) not in FLAGS[key]:
+                raise UserError(f"{key} takes one of {', '.join(FLAGS[key])}, not {value or flags[-1] or 'nothing'}")
+            continue
         if key.lstrip("+~").startswith(("hydra.", "hydra/")):
             checked.append(arg)
             continue
         if key[:1] in ("+", "~") and key.lstrip("+~") in types:
             raise UserError(f"{arg}: a setting is changed, not added or removed: write {key.lstrip('+~')}=VALUE")
         if not equals:
-            raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg, types)}")
+            raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg, types) if arg not in types else ''}")
         if key in groups():
             check_choice(key, value, sweep)
         elif key not in types:
             raise UserError(f"{key} is not a setting{did_you_mean(key.lstrip('+~'), [*types, *groups()])}; python train.py --help lists them")
-        elif "str" in types[key] and "bool" not in types[key] and value != "null":
-            value = ",".join(choice if HYDRA_SYNTAX.fullmatch(choice) else quote(choice) for choice in CHOICES.findall(value)) if sweep else quote(value)
+        elif value == "???":
+            raise UserError(f"{arg}: ??? stands for a value that is missing, and cannot be one")
+        elif "str" in types[key] and "bool" not in types[key]:
+            choices = CHOICES.findall(value) if sweep else [value]
+            value = ",".join(c if c == "null" or (sweep and HYDRA_SYNTAX.fullmatch(c)) else quote(c) for c in choices)
         elif not sweep and "," in value:
             raise UserError(f"{arg} gives several values: add -m to run a sweep over them")
         checked.append(f"{key}={value}")
     if sweep and any(arg.startswith("run_dir=") for arg in checked):
         raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
-    return checked
+    return flags + checked
 
 
 def groups() -> dict[str, list[str]]:
@@ -107,6 +120,8 @@ def check_choice(group: str, value: str, sweep: bool) -> None:
     if sweep and "(" in value:  # glob(*), choice(…): Hydra's to expand
         return
     for choice in value.split(",") if sweep else [value]:
+        if choice not in known and "," in choice:
+            raise UserError(f"{group}={value} gives several presets: add -m to run a sweep over them")
         if choice not in known:
             raise UserError(f"{group}={choice} is not one of {', '.join(known)}{did_you_mean(choice, known)}")
 
@@ -114,12 +129,7 @@ def check_choice(group: str, value: str, sweep: bool) -> None:
 def quote(text: str) -> str:
     """A text as Hydra's grammar and OmegaConf's interpolation give it back unchanged."""
     # Backslashes count only where they stand before a quote or the text's end.
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), literal(text)) + "'"
-
-
-def literal(text: str) -> str:
-    """A text as OmegaConf gives it back unchanged, `${` and all."""
-    return re.sub(r"(\\*)(\$\{)", lambda m: m[1] * 2 + r"\${", text)
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), escaped(text)) + "'"
 
 
 def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
@@ -179,8 +189,8 @@ def train_help() -> str:
   python train.py -m model.n_kv_head=1,2,4                     a sweep: one run for each value
   python train.py --cfg job                                    print the configuration and end
 
-Presets: GROUP=PRESET takes a file of configs/GROUP. An experiment's settings win over a model=, optim= or the like
-beside it, and KEY=VALUE wins over both.
+Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed replaces the one that the experiment chose;
+what the experiment sets itself wins over presets; KEY=VALUE wins over all.
 """]
     for group, presets in groups().items():
         lines.append(f"  {group:<12} {', '.join(presets)}")
@@ -217,7 +227,7 @@ def sample_config(argv: list[str]) -> SampleConfig:
         UserError: an argument names no setting, or its value is wrong.
     """
     known = {f.name: f for f in fields(SampleConfig)}
-    config = OmegaConf.structured(SampleConfig)
+    values, texts = OmegaConf.structured(SampleConfig), {}
     for arg in argv:
         key, equals, value = arg.partition("=")
         if not equals:
@@ -225,12 +235,14 @@ def sample_config(argv: list[str]) -> SampleConfig:
         if key not in known:
             raise UserError(f"{key} is not a setting of sample.py{did_you_mean(key, known)}; python sample.py --help lists them")
         if value == "null" and "None" in str(known[key].type):
-            config[key] = None
+            values[key] = None
+        elif "str" in str(known[key].type):
+            texts[key] = value  # as it was typed: nothing reads a meaning into it
         else:
-            config[key] = literal(value) if "str" in str(known[key].type) else value
-    sample: SampleConfig = OmegaConf.to_object(config)
-    sample.check()
-    return sample
+            values[key] = value
+    config: SampleConfig = replace(OmegaConf.to_object(values), **texts)
+    config.check()
+    return config
 
 
 def sample_help() -> str:

@@ -6,10 +6,13 @@ short diffs from them, and `python train.py --help` is printed from this page.
 
 import difflib
 import math
-from dataclasses import dataclass, field, fields, is_dataclass
+import re
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 
 class UserError(Exception):
@@ -89,7 +92,7 @@ class DataConfig:
     source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files",
                        choices=("stdlib", "shakespeare", "text"))
     path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
-    val_max_tokens: int = knob(1_000_000, "validation tokens used, at most", ge=1)
+    val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
 
 
 @dataclass
@@ -227,7 +230,7 @@ class SampleConfig:
         check_fields(self)
         if self.prompt is not None and self.prompt_file is not None:
             raise UserError("prompt= and prompt_file= are both given: leave one out")
-        if self.checkpoint not in ("best", "last") and not self.checkpoint.isdigit():
+        if self.checkpoint not in ("best", "last") and not (self.checkpoint.isascii() and self.checkpoint.isdigit()):
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
 
 
@@ -276,12 +279,25 @@ def read_config(path: Path) -> Config:
         UserError: it is missing or does not fit this version's settings.
     """
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path)))
+        kept = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(kept)))
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    except Exception as e:  # YAML's and OmegaConf's errors have no common base
+    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as e:
         raise UserError(f"{path} does not fit this version of GlassGPT: {str(e).splitlines()[0]}") from None
 
 
 def config_yaml(config: Config) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return yaml.safe_dump(asdict(config), sort_keys=False)
+
+
+def _escaped_tree(node):
+    """The same tree with its texts such that OmegaConf sees no interpolation in them."""
+    if isinstance(node, dict):
+        return {key: _escaped_tree(value) for key, value in node.items()}
+    return escaped(node) if isinstance(node, str) else node
+
+
+def escaped(text: str) -> str:
+    """A text that OmegaConf, which reads `${…}` as an interpolation, gives back as it is here."""
+    return re.sub(r"(\\*)(\$\{)", lambda m: m[1] * 2 + r"\${", text)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from config import GPTConfig
+from config import GPTConfig, UserError
 
 __all__ = ["GPT", "GPTConfig", "KVCache", "SelfAttention", "attention", "causal_mask"]
 
@@ -154,9 +154,10 @@ class SelfAttention(nn.Module):
         return F.dropout(self.W_O(y), c.dropout, self.training)
 
     def weights(self, x: Tensor, rotary: Tensor | None = None) -> Tensor:
-        """The attention weights (B, H, T, T) that `forward` applies to x (B, T, C), before any dropout."""
-        q, k, v = self.project(x, rotary)
-        return attention(q, k, v, causal_mask(x.shape[1], x.shape[1], x.device))[1]
+        """The attention weights (B, H, T, T) that `forward` applies to x (B, T, C), before any dropout, in float32 or finer."""
+        q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in self.project(x, rotary))
+        with torch.autocast(x.device.type, enabled=False):
+            return attention(q, k, v, causal_mask(x.shape[1], x.shape[1], x.device))[1]
 
 
 class MLP(nn.Module):
@@ -213,6 +214,8 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         config.check()
+        if config.vocab_size is None:
+            raise UserError("model.vocab_size is not set: give the tokenizer's")
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         self.position_embedding = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
@@ -313,13 +316,14 @@ class GPT(nn.Module):
         token to the cache; when it moves, positions count from the new start and the cache is filled
         again, so that a cached and a full computation see the same tokens at the same positions.
 
-        Args: as `generate`, and an empty cache to use, with room for block_size tokens.
+        Args: as `generate`, and a cache to use, with room for block_size tokens; what it holds is forgotten.
         """
         if tokens.shape[1] == 0:
             raise ValueError("generation starts from at least one token")
         device, rows, block = tokens.device, len(tokens), self.config.block_size
         if cache is None:
             cache = KVCache(self.config, rows, device=device, dtype=self.head.weight.dtype)
+        cache.length = 0
         # A generator for each sequence: what is drawn for one does not depend on how many are drawn beside it.
         generators = [None if seed is None else torch.Generator(device).manual_seed(seed + row) for row in range(rows)]
         ended = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -383,7 +387,12 @@ def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: in
     In this order: divide by the temperature (0: all on the likeliest); keep the top_k likeliest (Fan et al.
     2018); the fewest whose probabilities sum to top_p (Holtzman et al. 2020); those with at least min_p
     times the highest probability (Nguyen et al. 2024).
+
+    Raises:
+        ValueError: temperature is below 0, top_k below 1, top_p not in (0, 1], or min_p not in [0, 1].
     """
+    if not (temperature >= 0 and (top_k is None or top_k >= 1) and (top_p is None or 0 < top_p <= 1) and (min_p is None or 0 <= min_p <= 1)):
+        raise ValueError(f"temperature={temperature}, top_k={top_k}, top_p={top_p}, min_p={min_p}: one is out of its bounds")
     if temperature < torch.finfo(torch.float32).tiny:
         return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
     logits = logits - logits.max(dim=-1, keepdim=True).values  # a tiny temperature then cannot overflow upwards

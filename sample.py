@@ -36,8 +36,8 @@ def sample(config: SampleConfig) -> None:
     device = pick_device(config.device)
     model.to(device)
     ids = tokenizer.encode(prompt) if prompt else []
-    if not ids:  # from nothing: as at the start of a document, or of a line
-        ids = [tokenizer.end_of_text] if tokenizer.end_of_text is not None else tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])
+    if not ids:
+        ids = [first_token(tokenizer)]
     tokens = torch.tensor([ids], device=device)  # (1, T)
     cache = KVCache(model.config, 1, device=device)
     made, seconds = 0, 0.0
@@ -47,7 +47,6 @@ def sample(config: SampleConfig) -> None:
         if prompt and sys.stderr.isatty():
             sys.stderr.write(prompt)
             sys.stderr.flush()
-        cache.length = 0
         began = time.perf_counter()
         stream = model.stream(tokens, config.max_new_tokens, config.temperature, config.top_k, config.top_p, config.min_p,
                               seed=config.seed + number, stop_token=tokenizer.end_of_text, cache=cache)
@@ -77,6 +76,13 @@ def read_prompt(config: SampleConfig) -> str:
     except OSError as e:
         raise UserError(f"prompt_file={config.prompt_file} cannot be read: {e.strerror}") from None
     return config.prompt or ""
+
+
+def first_token(tokenizer) -> int:
+    """What a text without a prompt starts from: as a new document does, or a new line, or with the alphabet's first character."""
+    if tokenizer.end_of_text is not None:
+        return tokenizer.end_of_text
+    return tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])[0]
 
 
 def newest_run() -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
 
 import cli
 from config import Config, UserError, config_yaml
@@ -25,10 +26,11 @@ def main(cfg) -> float:
             cfg.run_dir = job.runtime.output_dir
             cfg.wandb.group = cfg.wandb.group or Path(job.sweep.dir).name
         return train(*cli.to_config(cfg, list(job.overrides.task)), experiment)
-    except UserError as e:
+    except (UserError, OmegaConfBaseException) as e:
         if job.mode == RunMode.RUN:
-            cli.fail(e)
-        print(f"error in job {job.job.num} ({' '.join(job.overrides.task)}): {e}", file=sys.stderr)
+            cli.fail(cli.sentence(e))
+        print(f"error in job {job.job.num} ({' '.join(job.overrides.task)}): {cli.sentence(e)}", file=sys.stderr)
+        e.said = True
         raise  # an exception lets Hydra go on with the other jobs; leaving here would end them
 
 
@@ -91,7 +93,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     model = GPT(config.model).to(device)
     optimizers = build_optimizers(model, config, torch.bfloat16 if config.precision == "bf16" else torch.float32)
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
-    validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, micro_batch, device, config.precision)
+    validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision)
     probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
 
     # Where the run stands: at its beginning, or at its last checkpoint.

@@ -1,10 +1,11 @@
 """One PNG per snapshot: every head of every layer, on one colour scale."""
 
+import re
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from matplotlib import font_manager, patches
+from matplotlib import colormaps, font_manager, patches
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -13,7 +14,7 @@ from attention_maps.capture import Snapshot
 
 DPI = 160
 SMALLEST_LABEL = 4.2  # points; token labels smaller than this are left out
-VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "␣"}
+VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "·"}
 
 
 def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
@@ -23,9 +24,10 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
     cell = max(0.9, min(3.2, 16 / max(L, H)))  # inches a map
     gap, group_gap = 0.14 * cell ** 0.5, 0.34 * cell ** 0.5
     labels = cell * 72 / T >= SMALLEST_LABEL
-    left, bottom = (1.25, 1.15) if labels else (0.75, 0.55)
-    top, right = 0.95, 1.0
-    xs = [left + h * (cell + gap) + (h // in_group) * (group_gap - gap if groups > 1 else 0) for h in range(H)]
+    left, bottom = (1.25, 0.95) if labels else (0.65, 0.35)
+    top, right = 1.15, 0.95
+    pad = group_gap * 0.28 if in_group > 1 else 0  # from the maps to the frame of their group
+    xs = [left + h * (cell + gap) + (h // in_group) * (group_gap - gap if in_group > 1 else 0) for h in range(H)]
     ys = [bottom + (L - 1 - layer) * (cell + group_gap) for layer in range(L)]
     width, height = xs[-1] + cell + right, ys[0] + cell + top
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
@@ -35,6 +37,8 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
     page.axis("off")
 
     norm = PowerNorm(0.5, vmin=0, vmax=1)  # square root: a diffuse head's small weights stay visible
+    colours = colormaps["magma_r"]
+    future = np.triu(np.ones((T, T), bool), 1)  # what a token may not look at is left blank, not drawn as a zero
     words = [printable(w) for w in snapshot.words]
     size = min(8.0, cell * 72 / T * 0.92)
     at = (np.arange(T) + 0.5) * cell / T
@@ -42,38 +46,36 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
         page.text(0.12, y + cell / 2, f"layer {layer}", rotation=90, va="center", ha="left", fontsize=9, weight="bold")
         if labels:
             for place, w in zip(at, words):
-                page.text(left - 0.06, y + cell - place, w, fontsize=size, va="center", ha="right", parse_math=False)
+                page.text(left - pad - 0.04, y + cell - place, w, fontsize=size, va="center", ha="right", parse_math=False)
         for head, x in enumerate(xs):
-            # An image of its own axes keeps every weight a block of whole pixels.
             axes = figure.add_axes((x / width, y / height, cell / width, cell / height))
-            picture = axes.imshow(snapshot.text[layer, head], norm=norm, cmap="magma_r", interpolation="nearest", aspect="auto")
-            axes.set(xticks=(), yticks=())
+            picture = axes.imshow(np.ma.array(snapshot.text[layer, head], mask=future), norm=norm, cmap=colours,
+                                  interpolation="nearest", aspect="auto")
+            axes.set(xticks=(), yticks=(), facecolor="0.96")
             for spine in axes.spines.values():
                 spine.set(linewidth=0.4, color="0.6")
             name = f"L{layer}H{head}"
             page.text(x + cell / 2, y + cell + 0.035, name, fontsize=min(8, 5 + cell), va="bottom", ha="center")
         for group in range(groups if in_group > 1 else 0):
             x, edge = xs[group * in_group], xs[(group + 1) * in_group - 1] + cell
-            pad = group_gap * 0.28
             page.add_patch(patches.FancyBboxPatch(
-                (x - pad, y - pad), edge - x + 2 * pad, cell + 2 * pad + 0.14, boxstyle="round,pad=0,rounding_size=0.05",
+                (x - pad, y - pad), edge - x + 2 * pad, cell + 2 * pad + 0.13, boxstyle="round,pad=0,rounding_size=0.05",
                 fill=False, linewidth=0.9, edgecolor="#3b6fb5"))
             if layer == 0:
-                page.text((x + edge) / 2, y + cell + pad + 0.19, f"key/value head {group}", fontsize=7.5, color="#3b6fb5",
-                          va="bottom", ha="center")
+                page.text(x - pad + 0.03, y + cell + pad + 0.16, f"key/value head {group}", fontsize=7.5, color="#3b6fb5", va="bottom")
     if labels:
         for x in xs:
             for place, w in zip(at, words):
-                page.text(x + place, bottom - 0.08, w, fontsize=size, va="top", ha="center", rotation=90, parse_math=False)
+                page.text(x + place, bottom - pad - 0.04, w, fontsize=size, va="top", ha="center", rotation=90, parse_math=False)
 
-    page.text(left, height - 0.14, title, fontsize=11, weight="bold", va="top", ha="left", parse_math=False)
-    page.text(left, height - 0.38, "row: the token that looks; column: the token it looks at, itself or earlier",
+    page.text(left - pad, height - 0.14, title, fontsize=11, weight="bold", va="top", ha="left", parse_math=False)
+    page.text(left - pad, height - 0.38, "row: the token that looks; column: the token it looks at; · is a space, ⏎ a line end",
               fontsize=7.5, color="0.35", va="top", ha="left")
-    bar = figure.colorbar(picture, cax=figure.add_axes((1 - 0.72 / width, bottom / height, 0.13 / width, (ys[0] + cell - bottom) / height)),
+    bar = figure.colorbar(picture, cax=figure.add_axes((1 - 0.62 / width, bottom / height, 0.13 / width, (ys[0] + cell - bottom) / height)),
                           ticks=(0, 0.01, 0.05, 0.1, 0.25, 0.5, 1))
     bar.ax.set_yticklabels(["0", ".01", ".05", ".1", ".25", ".5", "1"], fontsize=7)
     bar.outline.set_linewidth(0.4)
-    page.text(width - 0.655, ys[0] + cell + 0.06, "weight", fontsize=7, va="bottom", ha="center")
+    page.text(width - 0.555, ys[0] + cell + 0.06, "weight", fontsize=7, va="bottom", ha="center")
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, format="png", dpi=DPI)
     part.replace(path)
@@ -82,6 +84,7 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
 def printable(word: str, longest: int = 12) -> str:
     """A token as a label: white space visible, characters that the font lacks as a box, long ones cut."""
     known = _characters()
+    word = re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", word)
     text = "".join(VISIBLE.get(c, c if ord(c) in known and c.isprintable() else "□") for c in word)
     return text if len(text) <= longest else text[:longest - 1] + "…"
 

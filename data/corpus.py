@@ -9,6 +9,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from config import DataConfig, UserError
@@ -33,7 +34,7 @@ class Corpus:
         """
         for path in self.files:
             try:
-                yield path.read_bytes().decode("utf-8-sig")
+                yield path.read_bytes().decode("utf-8").removeprefix("\ufeff")
             except UnicodeDecodeError as e:
                 raise UserError(f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {e.start}; "
                                 "convert it to UTF-8, or leave it out") from None
@@ -83,20 +84,21 @@ def shakespeare_file(path: str | None, say) -> Path:
     """tiny Shakespeare: the local copy at `path`, or fetched once and checked against its hash."""
     if path is not None:
         file = _existing(path)
-        if _sha256(file.read_bytes()) != SHAKESPEARE_SHA256:
+        if sha256_of(file) != SHAKESPEARE_SHA256:
             say(f"note: {file} is not the usual tiny Shakespeare (another sha256): losses do not compare with published ones")
         return file
     file = cache_root() / "tinyshakespeare.txt"
-    if file.exists() and _sha256(file.read_bytes()) == SHAKESPEARE_SHA256:
+    if file.exists() and sha256_of(file) == SHAKESPEARE_SHA256:
         return file
     by_hand = f"fetch {SHAKESPEARE_URL} by hand and give it as data.path=FILE"
     try:
         with urllib.request.urlopen(SHAKESPEARE_URL, timeout=20) as answer:
             text = answer.read(4_000_000)
-    except OSError as e:
-        raise UserError(f"tiny Shakespeare could not be fetched ({getattr(e, 'reason', e)}): {by_hand}") from None
-    if _sha256(text) != SHAKESPEARE_SHA256:
-        raise UserError(f"what came for tiny Shakespeare has another sha256, {_sha256(text)}: {by_hand}")
+    except (OSError, HTTPException) as e:
+        raise UserError(f"tiny Shakespeare could not be fetched ({str(getattr(e, 'reason', e)).strip()}): {by_hand}") from None
+    digest = hashlib.sha256(text).hexdigest()
+    if digest != SHAKESPEARE_SHA256:
+        raise UserError(f"what came for tiny Shakespeare has another sha256, {digest}: {by_hand}")
     part = file.with_suffix(f".{os.getpid()}.part")
     part.write_bytes(text)
     part.replace(file)
@@ -122,7 +124,7 @@ def text_files(path: str, say) -> tuple[Path, ...]:
 
 
 def _existing(path: str) -> Path:
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     if not file.is_file():
         raise UserError(f"data.path={path} {'is a folder' if file.is_dir() else 'does not exist'}: give the path of a text file")
     return file
@@ -136,5 +138,10 @@ def _is_binary(path: Path) -> bool:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file of any size."""
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while chunk := f.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -166,10 +166,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["kind"] == "char":
+        if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
             return CharTokenizer(saved["alphabet"])
         if saved["kind"] == "bpe":
-            return BPETokenizer(saved["pattern"], [base64.b64decode(token, validate=True) for token in saved["tokens"]])
+            tokens = [base64.b64decode(token, validate=True) for token in saved["tokens"]]
+            if len(set(tokens)) < len(tokens) or not {bytes([b]) for b in range(256)} <= set(tokens):
+                raise ValueError("its tokens are not distinct, or lack a byte")
+            return BPETokenizer(saved["pattern"], tokens)
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
     raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
-from data.corpus import Corpus, cache_root, open_corpus
+from data.corpus import Corpus, cache_root, open_corpus, sha256_of
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 
 FORMAT = 1
@@ -51,10 +50,14 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print) -> Tokens:
     folder = root / fingerprint[:16]
     # Jobs that want the same text wait for the one that prepares it.
     with FileLock(root / f"{fingerprint[:16]}.lock"):
-        if not (folder / "meta.json").exists():
+        try:
+            return _open(folder, corpus.name)
+        except FileNotFoundError:
             say(f"preparing {corpus.name} (kept in {folder})")
-            _write(corpus, tokenizer, fingerprint, folder)
-    return _open(folder, corpus.name)
+        except ValueError as e:
+            say(f"preparing {corpus.name} again: {folder} is damaged ({e})")
+        _write(corpus, tokenizer, fingerprint, folder)
+        return _open(folder, corpus.name)
 
 
 def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
@@ -62,9 +65,7 @@ def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
     made_from = hashlib.sha256(json.dumps([FORMAT, TRAIN_SHARE, asdict(tokenizer)]).encode())
     for path in corpus.files:
         try:
-            with path.open("rb") as f:
-                made_from.update(hashlib.file_digest(f, "sha256").digest() if hasattr(hashlib, "file_digest")
-                                 else hashlib.sha256(f.read()).digest())
+            made_from.update(sha256_of(path).encode())
         except OSError as e:
             raise UserError(f"{path} cannot be read: {e.strerror}") from None
     return made_from.hexdigest()
@@ -92,9 +93,10 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Pa
     cut = int(characters * TRAIN_SHARE)
     tokenizer = build_tokenizer(config, corpus.documents(), (t for train, t, _ in split_texts(corpus, cut) if train))
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".preparing-") as temporary:
-        part = Path(temporary, "tokens")
-        part.mkdir()
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of a preparation that was killed
+    part.mkdir()
+    try:
         with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
             written = {train: 0, val: 0}
             for is_train, text, begins in split_texts(corpus, cut):
@@ -108,20 +110,31 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Pa
         meta = {"format": FORMAT, "fingerprint": fingerprint, "dtype": dtype.name, "train_tokens": written[train],
                 "val_tokens": written[val], "documents": documents, "characters": characters, "bytes": size}
         (part / "meta.json").write_text(json.dumps(meta, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)  # the remains of something that was never finished
+        shutil.rmtree(folder, ignore_errors=True)  # one that was damaged
         part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def _open(folder: Path, name: str) -> Tokens:
-    meta = json.loads((folder / "meta.json").read_text())
-    dtype = np.dtype(meta["dtype"])
+    """The tokens prepared in a folder.
 
-    def array(split: str) -> np.ndarray:
-        path, count = folder / f"{split}.bin", meta[f"{split}_tokens"]
-        if path.stat().st_size != count * dtype.itemsize:
-            raise UserError(f"{path} has {path.stat().st_size} bytes where {count * dtype.itemsize} were written: "
-                            f"remove {folder}, and it is prepared again")
-        return np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)
-
-    return Tokens(array("train"), array("val"), load_tokenizer(folder / "tokenizer.json"), meta["fingerprint"], name,
-                  meta["documents"], meta["characters"], meta["bytes"])
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: something in it is not as it was written.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(folder)
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        dtype, arrays = np.dtype(meta["dtype"]), {}
+        for split in ("train", "val"):
+            path, count = folder / f"{split}.bin", meta[f"{split}_tokens"]
+            if path.stat().st_size != count * dtype.itemsize:
+                raise ValueError(f"{path.name} has {path.stat().st_size} bytes where {count * dtype.itemsize} were written")
+            arrays[split] = np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)
+        return Tokens(arrays["train"], arrays["val"], load_tokenizer(folder / "tokenizer.json"), meta["fingerprint"], name,
+                      meta["documents"], meta["characters"], meta["bytes"])
+    except (OSError, KeyError, TypeError) as e:
+        raise ValueError(f"{type(e).__name__}: {e}") from e

@@ -1,6 +1,5 @@
 """Checkpoints: written beside and renamed, verified by hash before a byte of them is used, never pickled."""
 
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from config import Config, UserError, read_config
+from data.corpus import sha256_of
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from model import GPT
 
@@ -41,7 +41,7 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
         save_file({name: t.contiguous() for name, t in optimizer.items()}, part / OPTIMIZER)
         save_tokenizer(tokenizer, part / TOKENIZER)
         (part / CONFIG).write_text(config_yaml, encoding="utf-8")
-        files = {name: {"bytes": (part / name).stat().st_size, "sha256": _sha256(part / name)}
+        files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
                  for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG)}
         (part / MANIFEST).write_text(json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1))
         for name in (*files, MANIFEST):
@@ -113,7 +113,7 @@ def verify(folder: Path) -> dict:
             written, path = manifest["files"][name], folder / name
             if path.stat().st_size != written["bytes"]:
                 raise ValueError(f"{name} has {path.stat().st_size} bytes where {written['bytes']} were written")
-            if _sha256(path) != written["sha256"]:
+            if sha256_of(path) != written["sha256"]:
                 raise ValueError(f"{name} is not what was written: its sha256 differs")
         return manifest
     except OSError as e:
@@ -191,14 +191,6 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -
     except ValueError as e:
         raise UserError(str(e)) from None
     return model.eval(), tokenizer, config
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

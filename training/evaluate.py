@@ -9,18 +9,22 @@ from data.tokenizer import Tokenizer
 from model import GPT
 from training.runtime import autocast
 
+LOGITS = 1 << 24
+
 
 class Validation:
     """The validation split in non-overlapping windows of block_size, the last one filled up."""
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, rows: int, device: str, precision: str):
-        """tokens (N,) with N ≥ 2, of which all but the first are predicted; `rows` windows go through the model at once."""
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str, precision: str):
+        """tokens (N,) with N ≥ 2, of which all but the first are predicted."""
         windows = math.ceil((len(tokens) - 1) / block_size)
         inputs, targets = np.zeros(windows * block_size, np.int64), np.full(windows * block_size, -1, np.int64)
         inputs[:len(tokens) - 1], targets[:len(tokens) - 1] = tokens[:-1], tokens[1:]
         self.inputs = torch.from_numpy(inputs.reshape(windows, block_size))
         self.targets = torch.from_numpy(targets.reshape(windows, block_size))  # -1: nothing to predict
-        self.rows, self.device, self.precision = rows, device, precision
+        # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB at most where one fits.
+        self.rows = max(1, min(8192, LOGITS // tokenizer.vocab_size) // block_size)
+        self.device, self.precision = device, precision
         lengths = np.array([len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)])
         self.bytes = int(lengths[tokens[1:]].sum())  # of the text that is predicted
 

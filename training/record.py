@@ -5,18 +5,19 @@ import netrc
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from config import Config, UserError
 
 WANDB_START, WANDB_FINISH = 20, 30  # seconds that W&B is waited for, at most
+SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
+         "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
 
 
 class RunFolder:
@@ -63,12 +64,6 @@ def new_run_dir(experiment: str) -> Path:
         except OSError as e:
             raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as run_dir=PATH") from None
     raise UserError(f"there are a thousand runs named {base}: give run_dir=PATH")
-
-
-def _image(path: Path, step: int):
-    import wandb
-
-    return wandb.Image(str(path), caption=f"every head's attention weights after {step} steps")
 
 
 class Diary:
@@ -120,19 +115,14 @@ class Diary:
         self._show(row)
 
     def _show(self, row: dict) -> None:
-        for name, key, form in (("loss", "train/loss", "{:.3f}"), ("val", "val/loss", "{:.3f}"),
-                                ("bits/byte", "val/bits_per_byte", "{:.3f}"), ("tok/s", "train/tokens_per_second", "{:,.0f}")):
-            if key in row:
-                self._latest[name] = form.format(row[key])
+        shown = {name: form.format(row[key]) for name, (key, form) in SHOWN.items() if key in row}
+        self._latest.update(shown)
         if self._bar:
-            shown = " ".join(f"{name} {value}" for name, value in self._latest.items() if name != "bits/byte")
-            self._bar.update(self._task, completed=row["step"], latest=shown)
-        if not self._bar or "val/loss" in row:
-            fresh = {name: self._latest[name] for name, key in (("loss", "train/loss"), ("val", "val/loss"), ("bits/byte", "val/bits_per_byte"),
-                                                               ("tok/s", "train/tokens_per_second")) if key in row}
-            if fresh:
-                self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  " +
-                         "  ".join(f"{name} {value}" for name, value in fresh.items()))
+            # Bits per byte stay out of the bar, which has to fit 80 columns.
+            latest = " ".join(f"{name} {self._latest[name]}" for name in SHOWN if name in self._latest and name != "bits/byte")
+            self._bar.update(self._task, completed=row["step"], latest=latest)
+        if shown and (not self._bar or "val" in shown):
+            self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  " + "  ".join(f"{name} {value}" for name, value in shown.items()))
 
     def _to_wandb(self, call) -> None:
         if self._wandb is None:
@@ -140,8 +130,14 @@ class Diary:
         try:
             call(self._wandb)
         except Exception as e:  # whatever W&B raises, training goes on: metrics.jsonl is the record
-            self.say(f"W&B stopped recording ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}); metrics.jsonl goes on")
+            self.say(f"W&B stopped recording ({_brief(e)}); metrics.jsonl goes on")
             self._wandb = None
+
+
+def _image(path: Path, step: int):
+    import wandb
+
+    return wandb.Image(str(path), caption=f"every head's attention weights after {step} steps")
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -161,6 +157,10 @@ def read_rows(path: Path) -> list[dict]:
 def best_row(rows: list[dict]) -> dict | None:
     """The row with the lowest validation loss of a trained model, the first of equals."""
     return min((row for row in rows if row["step"] and "val/loss" in row), key=lambda row: row["val/loss"], default=None)
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else type(error).__name__
 
 
 def wandb_mode(config: Config) -> str:
@@ -202,40 +202,37 @@ def start_wandb(config: Config, run_dir: Path, experiment: str, say):
                     project=config.wandb.project, entity=config.wandb.entity, group=config.wandb.group,
                     name=config.wandb.name or run_dir.name, dir=str(run_dir), mode=attempt, id=known,
                     resume="allow" if known and attempt == "online" else None,
-                    config={**OmegaConf.to_container(OmegaConf.structured(config), resolve=True), "experiment": experiment},
+                    config={**asdict(config), "experiment": experiment},
                     settings=wandb.Settings(silent=True, console="off", init_timeout=WANDB_START, login_timeout=WANDB_START,
                                             finish_timeout=WANDB_FINISH))
                 break
             except Exception as e:
                 if attempt == "offline":
                     raise
-                say(f"W&B did not start online ({type(e).__name__}), so the record is kept offline")
+                say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
         id_file.write_text(run.id)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
     except Exception as e:
-        say(f"W&B could not start ({type(e).__name__}): metrics.jsonl is the record")
+        say(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
         return None
     if attempt == "offline":
-        say(f"W&B: offline record in {run.dir.removesuffix('/files')}; to upload it: wandb sync {run_dir}/wandb/offline-run-*")
+        say(f"W&B: recorded offline; to upload it: wandb sync {run_dir / 'wandb' / Path(run.dir).parent.name}")
     return run
 
 
 def print_summary(console: Console, run_dir: Path, best: dict | None, seconds: dict[str, float]) -> None:
     """Where the run is, how good it became, where the time went, what to do next."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=f"Run finished: {run_dir}", title_justify="left", title_style="bold")
+    total, maps = sum(seconds.values()), sorted((run_dir / "attention").glob("*.png"))
+    lines = [("", ""), ("run", run_dir)]
     if best is not None:
-        table.add_row("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte, "
-                                              f"after {best['step']:,} steps")
-    total = sum(seconds.values())
-    table.add_row("time", ", ".join(f"{kind} {s:.1f} s ({s / total:.0%})" for kind, s in seconds.items()))
-    table.add_row("sample from it", f"python sample.py run_dir={run_dir}")
-    maps = sorted((run_dir / "attention").glob("*.png"))
-    if maps:
-        table.add_row("its attention", str(maps[-1]))
-    table.add_row("its numbers", str(run_dir / "metrics.jsonl"))
-    console.print()
-    console.print(table, highlight=False)
+        lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte"),
+                  ("", f"after {best['step']:,} steps")]
+    lines += [("time", ", ".join(f"{kind} {s:.0f} s ({s / total:.0%})" for kind, s in seconds.items() if s))]
+    lines += [("its attention", maps[-1])] if maps else []
+    lines += [("its numbers", run_dir / "metrics.jsonl"), ("sample from it", f"python sample.py run_dir={run_dir}")]
+    for name, value in lines:  # never cut: these are to be copied
+        console.print(f"{name:<22}{value}".rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 class Stopwatch:

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+import torch
+
+from attention_maps.capture import capture
+from attention_maps.probe import make_probes
+from attention_maps.scores import score_heads
+from config import GPTConfig
+from data.tokenizer import CharTokenizer, train_bpe
+from model import GPT
+
+
+@pytest.fixture(params=[1, 2, 4])
+def model(request):
+    torch.manual_seed(0)
+    return GPT(GPTConfig(vocab_size=60, block_size=64, n_layer=2, n_head=4, n_kv_head=request.param, n_embd=32, dropout=0.3))
+
+
+ALPHABET = CharTokenizer("".join(chr(c) for c in range(64, 123)) + "\n")
+
+
+@pytest.fixture
+def probes():
+    return make_probes(np.random.default_rng(0).integers(0, 60, 500), ALPHABET, 24, seed=1)
+
+
+def test_probes_repeat_what_they_say_and_nothing_else(probes):
+    for row, control, period in zip(probes.repeat, probes.control, probes.periods):
+        assert np.array_equal(row[:period], row[period:2 * period])
+        assert len(set(row)) == len(row) - period
+        assert len(set(control)) == len(control)
+    assert len(set(probes.periods)) == len(probes.periods) >= 3
+
+
+def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
+    tokenizer = train_bpe(["some text"], 257)
+    probes = make_probes(np.arange(200), tokenizer, 48, seed=0)
+    assert tokenizer.end_of_text not in probes.repeat
+    few = make_probes(np.zeros(50, int), CharTokenizer("ab\n"), 48, seed=0)
+    assert few.repeat.shape[1] == 3 and (few.periods >= 1).all()
+
+
+def test_the_text_probe_starts_at_a_line_and_its_words_are_its_tokens(probes):
+    assert [ALPHABET.decode([i]) for i in probes.text] == probes.words
+
+
+def test_a_snapshot_holds_the_exact_weights_of_every_query_head(model, probes):
+    snap = capture(model, probes, step=3)
+    assert snap.text.shape == (2, 4, 24, 24)
+    assert snap.repeat.shape == snap.control.shape == (2, len(probes.periods), 4, 24, 24)
+    for maps in (snap.text, snap.repeat, snap.control):
+        assert maps.dtype == np.float32
+        assert np.abs(maps.sum(axis=-1) - 1).max() < 1e-5
+        assert (np.triu(maps, 1) == 0).all()
+    assert {table.shape for table in score_heads(snap).values()} == {(2, 4)}
+
+
+def test_the_maps_times_the_values_are_what_the_fused_attention_gives(model, probes):
+    tokens = torch.from_numpy(probes.text[None])
+    snap = capture(model, probes, step=0)
+    model.eval()
+    for layer, (attention, x, rotary) in enumerate(model.attention_inputs(tokens)):
+        v = attention.project(x, rotary)[2].repeat_interleave(4 // model.config.kv_heads, dim=1)  # (1, H, T, d_v)
+        heads = torch.from_numpy(snap.text[layer])[None] @ v
+        written_out = attention.W_O(heads.transpose(1, 2).flatten(2))
+        assert torch.allclose(written_out, attention(x, rotary), atol=1e-5)
+
+
+def test_capture_leaves_no_trace(model, probes):
+    model.train()
+    before = [p.clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    capture(model, probes, step=0)
+    assert model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
+
+
+def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tmp_path):
+    snap = capture(model, probes, step=7)
+    snap.save(tmp_path / "step.npz")
+    with np.load(tmp_path / "step.npz", allow_pickle=False) as saved:
+        assert saved["text"].dtype == np.float16
+        assert np.abs(saved["text"].astype(np.float32).sum(-1) - 1).max() < 2e-3
+        assert list(saved["text_tokens"]) == probes.words
+        assert saved["step"] == 7
+    assert [p.name for p in tmp_path.iterdir()] == ["step.npz"]

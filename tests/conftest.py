@@ -1,0 +1,79 @@
+"""A small real text, a small model, and the two ways to train it: in this process, and as a user would."""
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from config import AttentionConfig, CheckpointConfig, Config, DataConfig, EvalConfig, GPTConfig, LogConfig, TokenizerConfig, WandbConfig
+
+ROOT = Path(__file__).parents[1]
+TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=32", "model.block_size=32", "batch_size=4",
+        "tokenizer=char", "log.every=1", "compile=false", "precision=fp32"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment(tmp_path_factory):
+    """A cache of prepared tokens for this session, and W&B only where a test asks for it."""
+    os.environ["GLASSGPT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["WANDB_MODE"] = "disabled"
+    os.environ.pop("WANDB_API_KEY", None)
+    os.environ["OMP_NUM_THREADS"] = "1"  # what is this small runs faster on one thread, beside whatever else the machine does
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory) -> Path:
+    """Some 12,000 characters with words that come again."""
+    rng = random.Random(0)
+    words = ["the", "glass", "model", "attends", "to", "every", "token", "before", "it", "and", "writes", "what", "follows", "é—λ"]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("\n".join(" ".join(rng.choices(words, k=rng.randrange(4, 12))) for _ in range(270)) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tiny(text_file, tmp_path) -> Config:
+    """A run of a second: 2 layers, 2 heads sharing 1 key/value head, 12 steps on `text_file`."""
+    return Config(
+        run_dir=str(tmp_path / "run"), device="cpu", precision="fp32", compile=False, max_steps=12, batch_size=4,
+        model=GPTConfig(vocab_size=None, block_size=32, n_layer=2, n_head=2, n_kv_head=1, n_embd=32),
+        data=DataConfig(source="text", path=str(text_file)), tokenizer=TokenizerConfig(name="char"),
+        log=LogConfig(every=1), eval=EvalConfig(every=4), checkpoint=CheckpointConfig(every=4), attention=AttentionConfig(every=6, tokens=16),
+        wandb=WandbConfig(mode="disabled"))
+
+
+@pytest.fixture
+def train_here():
+    """Train in this process: train_here(config, resume=False, **changes) → best validation loss."""
+    from train import train
+
+    def run(config: Config, resume: bool = False, **changes) -> float:
+        return train(replace(config, resume=resume, **changes), resume, "test")
+
+    return run
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Run `python SCRIPT ARGS` as a user would, in a folder of its own: command("train.py", "max_steps=3", env=…, input=…)."""
+    def run(script: str, *args: str, env: dict | None = None, cwd: Path | None = None, timeout: float = 300, **more):
+        # None takes a variable out of the environment.
+        whole = {key: value for key, value in {**os.environ, **(env or {})}.items() if value is not None}
+        return subprocess.run([sys.executable, str(ROOT / script), *args], cwd=cwd or tmp_path, env=whole,
+                              capture_output=True, timeout=timeout, **({"text": True, "encoding": "utf-8"} | more))
+
+    return run
+
+
+@pytest.fixture
+def test_data() -> Path:
+    """The folder of real data that GLASSGPT_TEST_DATA names."""
+    if "GLASSGPT_TEST_DATA" not in os.environ:
+        pytest.skip("GLASSGPT_TEST_DATA is not set: it names the folder with the real data")
+    return (ROOT / os.environ["GLASSGPT_TEST_DATA"]).resolve()

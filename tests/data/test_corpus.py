@@ -1,0 +1,334 @@
+"""Where text comes from: what is found, in which order, and what is said when it cannot be had."""
+
+import hashlib
+import os
+import socket
+import sysconfig
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import data.corpus
+from config import DataConfig, UserError
+from data.corpus import Corpus, cache_root, open_corpus, stdlib_files, text_files
+
+TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
+SHAKESPEARE = Path(TEST_DATA or "", "data", "tinyshakespeare.txt")
+needs_shakespeare = pytest.mark.skipif(not TEST_DATA or not SHAKESPEARE.exists(),
+                                       reason="GLASSGPT_TEST_DATA names no folder with data/tinyshakespeare.txt")
+
+
+def silent(line):
+    raise AssertionError(f"nothing was to be said, but: {line}")
+
+
+def names(files, folder):
+    return [p.relative_to(folder).as_posix() for p in files]
+
+
+def text_corpus(path, say=silent):
+    return open_corpus(DataConfig(source="text", path=str(path)), say)
+
+
+# --- the standard library ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    for name in ("b.py", "a.py", "json/z.py", "json/__init__.py", "test/test_a.py", "json/tests/t.py", "idlelib/idle_test/t.py",
+                 "site-packages/numpy.py", "dist-packages/x.py", "json/__pycache__/z.py", "testing.py", "notes.txt"):
+        file = tmp_path / "tests" / name  # what lies above the library does not count
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "tests"))
+    return tmp_path / "tests"
+
+
+def test_the_standard_library_leaves_tests_and_installed_packages_out_and_comes_sorted(library):
+    assert names(stdlib_files(), library) == ["a.py", "b.py", "json/__init__.py", "json/z.py", "testing.py"]
+
+
+def test_a_python_without_its_sources_is_told_to_use_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match="data=text"):
+        stdlib_files()
+
+
+def test_this_pythons_library_is_found_in_the_same_order_every_time():
+    corpus, root = open_corpus(DataConfig(), silent), Path(sysconfig.get_path("stdlib"))
+    assert corpus.files == open_corpus(DataConfig(), silent).files == tuple(sorted(corpus.files, key=lambda p: p.relative_to(root).as_posix()))
+    assert len(corpus.files) > 300
+    parts = {part for p in corpus.files for part in p.relative_to(root).parts}
+    assert {"argparse.py", "json"} <= parts
+    assert not parts & {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
+    assert "Python 3." in corpus.name
+
+
+def test_every_file_of_this_pythons_library_is_readable_text():
+    corpus = open_corpus(DataConfig(), silent)
+    assert sum(len(text) > 0 for text in corpus.documents()) > 300
+
+
+# --- your files ----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("one", encoding="utf-8")
+    assert list(text_corpus(tmp_path / "a.txt").documents()) == ["one"]
+
+
+def test_a_folder_gives_all_below_it_sorted_and_hidden_files_left_out(tmp_path):
+    for name in ("b.txt", "a/z.md", "a/deep/er/x", ".hidden.txt", ".git/config", "a/.secret/y.txt", "B.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert names(text_corpus(tmp_path).files, tmp_path) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
+
+
+def test_a_folder_below_a_hidden_one_is_read_when_it_is_asked_for(tmp_path):
+    folder = tmp_path / ".notes" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_text("x")
+    assert names(text_corpus(folder).files, folder) == ["a.txt"]
+
+
+def test_binary_files_are_left_out_and_a_line_says_so(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\0\0")
+    (tmp_path / "c.bin").write_bytes(b"\0")
+    said = []
+    assert names(text_corpus(tmp_path, said.append).files, tmp_path) == ["a.txt"]
+    assert len(said) == 1 and "left out 2 binary files" in said[0] and str(tmp_path) in said[0]
+
+
+def test_a_glob_gives_what_it_matches(tmp_path):
+    for name in ("a.txt", "b.txt", "c.md", "sub/d.txt", "sub/.e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert names(text_files(f"{tmp_path}/*.txt", silent), tmp_path) == ["a.txt", "b.txt"]
+    assert names(text_files(f"{tmp_path}/**/*.txt", silent), tmp_path) == ["a.txt", "b.txt", "sub/d.txt"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
+    (tmp_path / "notes [1].txt").write_text("one")
+    (tmp_path / "notes 1.txt").write_text("another")
+    assert list(text_corpus(tmp_path / "notes [1].txt").documents()) == ["one"]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("x")
+    for path in ("~", "~/a.txt", "~/*.txt"):
+        assert names(text_corpus(path).files, tmp_path) == ["a.txt"]
+
+
+def test_a_file_whose_name_begins_with_a_tilde_is_read(tmp_path, monkeypatch):
+    (tmp_path / "~notes.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    assert list(text_corpus("~notes.txt").documents()) == ["x"]
+
+
+@pytest.mark.parametrize("source", ["text", "shakespeare"])
+def test_a_user_who_does_not_exist_is_a_path_that_does_not_exist(source):
+    with pytest.raises(UserError, match=r"data\.path=~nobody-of-that-name/a\.txt does not exist"):
+        open_corpus(DataConfig(source=source, path="~nobody-of-that-name/a.txt"), silent)
+
+
+def test_a_byte_order_mark_is_dropped_and_line_ends_stay(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
+    assert list(text_corpus(tmp_path / "a.txt").documents()) == ["one\r\ntwo\rthree\n"]
+
+
+def test_the_order_of_files_is_the_order_of_documents(tmp_path):
+    for name in "cab":
+        (tmp_path / name).write_text(name)
+    assert list(text_corpus(tmp_path).documents()) == ["a", "b", "c"]
+
+
+# --- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_path_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"data\.path=.*nowhere\.txt does not exist"):
+        text_corpus(tmp_path / "nowhere.txt")
+
+
+def test_a_glob_without_a_match_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"data\.path=.*\*\.txt holds no text files"):
+        text_corpus(tmp_path / "*.txt")
+
+
+def test_an_empty_folder_is_named(tmp_path):
+    with pytest.raises(UserError, match="holds no text files") as error:
+        text_corpus(tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_folder_of_binary_files_alone_holds_no_text(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"\0")
+    with pytest.raises(UserError, match="holds no text files"):
+        text_corpus(tmp_path, lambda line: None)
+
+
+def test_what_is_not_utf8_is_named_with_the_offset_of_its_byte(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as error:
+        list(text_corpus(tmp_path).documents())
+    assert str(tmp_path) in str(error.value)
+
+
+def test_the_offset_counts_a_byte_order_mark(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"\xef\xbb\xbfcaf\xe9 au lait")
+    with pytest.raises(UserError, match="offset 6"):
+        list(text_corpus(tmp_path).documents())
+
+
+def test_a_file_that_goes_away_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.txt cannot be read: No such file"):
+        list(Corpus("gone", (tmp_path / "gone.txt",)).documents())
+
+
+# --- tiny Shakespeare ----------------------------------------------------------------------------------------------
+
+
+def shakespeare(path, say=silent):
+    return open_corpus(DataConfig(source="shakespeare", path=path and str(path)), say)
+
+
+@needs_shakespeare
+def test_the_local_copy_of_shakespeare_is_taken_without_a_word():
+    (text,) = shakespeare(SHAKESPEARE).documents()
+    assert len(text) == 1_115_394 and text.startswith("First Citizen:")
+
+
+def test_another_text_for_shakespeare_is_taken_and_noted(tmp_path):
+    said = []
+    (tmp_path / "mine.txt").write_text("To be")
+    assert list(shakespeare(tmp_path / "mine.txt", said.append).documents()) == ["To be"]
+    assert len(said) == 1 and "another sha256" in said[0] and "mine.txt" in said[0]
+
+
+def test_a_folder_for_shakespeare_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"data\.path=.* is a folder: give the path of a text file"):
+        shakespeare(tmp_path)
+
+
+def test_a_missing_copy_of_shakespeare_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no\.txt does not exist"):
+        shakespeare(tmp_path / "no.txt")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder, and no proxy between here and the loopback."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("GLASSGPT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def server(cache, monkeypatch):
+    """A web server on the loopback that answers with `.status` and `.body`, and counts what it was `.asked`."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.asked += 1
+            if self.server.raw is not None:
+                self.wfile.write(self.server.raw)
+                return
+            self.send_response(self.server.status)
+            self.send_header("Content-Length", str(self.server.length or len(self.server.body)))
+            self.end_headers()
+            self.wfile.write(self.server.body)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.status, server.body, server.length, server.raw, server.asked = 200, b"First Citizen:\n", None, None, 0
+        monkeypatch.setattr(data.corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+        monkeypatch.setattr(data.corpus, "SHAKESPEARE_SHA256", hashlib.sha256(server.body).hexdigest())
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def refused_fetch(cache) -> str:
+    """The sentence with which fetching fails, leaving nothing behind."""
+    with pytest.raises(UserError, match=r"data\.path=FILE") as error:
+        shakespeare(None)
+    assert list(cache.iterdir()) == []
+    assert data.corpus.SHAKESPEARE_URL in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_shakespeare_is_fetched_once_and_kept(server, cache):
+    assert list(shakespeare(None).documents()) == list(shakespeare(None).documents()) == ["First Citizen:\n"]
+    assert server.asked == 1
+    assert [p.name for p in cache.iterdir()] == ["tinyshakespeare.txt"]
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again(server, cache):
+    cache.mkdir()
+    (cache / "tinyshakespeare.txt").write_text("half a")
+    assert list(shakespeare(None).documents()) == ["First Citizen:\n"]
+    assert server.asked == 1
+
+
+def test_another_text_from_the_network_is_refused_with_its_hash(server, cache):
+    server.body = b"<html>Log in to this network</html>"
+    assert hashlib.sha256(server.body).hexdigest() in refused_fetch(cache)
+
+
+def test_an_answer_that_breaks_off_is_refused(server, cache):
+    server.body, server.length = b"First Cit", 15
+    refused_fetch(cache)
+
+
+def test_a_page_that_is_not_found_is_told(server, cache):
+    server.status = 404
+    assert "Not Found" in refused_fetch(cache)
+
+
+def test_a_server_that_speaks_no_http_is_told(server, cache):
+    server.raw = b"SSH-2.0-OpenSSH_9.6\r\n"
+    assert "could not be fetched" in refused_fetch(cache)
+
+
+def test_a_refused_connection_is_told(cache, monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    monkeypatch.setattr(data.corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{port}/input.txt")
+    assert "refused" in refused_fetch(cache)
+
+
+# --- the cache folder ----------------------------------------------------------------------------------------------
+
+
+def test_the_cache_is_the_folder_that_the_environment_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "a" / "b"))
+    assert cache_root() == tmp_path / "a" / "b"
+    assert list(cache_root().iterdir()) == []
+
+
+def test_without_the_environment_the_cache_lies_beside_the_code(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLASSGPT_CACHE", raising=False)
+    monkeypatch.setattr(data.corpus, "__file__", str(tmp_path / "corpus.py"))
+    assert cache_root() == tmp_path / "cache"
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match="set GLASSGPT_CACHE") as error:
+        cache_root()
+    assert str(tmp_path) in str(error.value)

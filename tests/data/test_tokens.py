@@ -1,0 +1,335 @@
+"""Token files: prepared once, never stale, never half there."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data.tokens
+from config import DataConfig, TokenizerConfig, UserError
+from data.corpus import Corpus
+from data.tokens import prepare, split_texts
+
+ROOT = Path(__file__).parents[2]
+CHAR, SMALL_BPE = TokenizerConfig(name="char"), TokenizerConfig(name="bpe", vocab_size=280)
+PROSE = "the cat sat on the mat, and the dog lay on the log.\n" * 20
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("GLASSGPT_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a text as bytes, and give the settings that name its file."""
+
+    def write(text, name="text/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        return DataConfig(source="text", path=str(tmp_path / name))
+
+    return write
+
+
+@pytest.fixture
+def folder(tmp_path, write):
+    """Write texts as files of a folder, and give the settings that name it."""
+
+    def folder(*texts):
+        for n, text in enumerate(texts):
+            write(text, f"text/{n:03}.txt")
+        return DataConfig(source="text", path=str(tmp_path / "text"))
+
+    return folder
+
+
+def quiet(line):
+    pass
+
+
+def text_of(tokens):
+    return tokens.tokenizer.decode(tokens.train.tolist()), tokens.tokenizer.decode(tokens.val.tolist())
+
+
+def prepared(cache):
+    """The finished folders of the cache."""
+    return [p.parent for p in cache.glob("*/meta.json")]
+
+
+# --- the split -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
+@settings(deadline=None, max_examples=30)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t != "\ufeff"))
+def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(config, text, tmp_path_factory):
+    file = tmp_path_factory.mktemp("any") / "a.txt"
+    file.write_bytes(text.encode())
+    text = text.removeprefix("\ufeff")
+    tokens = prepare(DataConfig(source="text", path=str(file)), config, quiet)
+    assert text_of(tokens) == (text[:len(text) * 9 // 10], text[len(text) * 9 // 10:])
+    assert (tokens.characters, tokens.bytes, tokens.documents) == (len(text), len(text.encode()), 1)
+
+
+def test_the_split_counts_characters_and_not_bytes(write):
+    train, val = text_of(prepare(write("a" * 90 + "日" * 10), CHAR, quiet))
+    assert (train, val) == ("a" * 90, "日" * 10)
+
+
+def test_line_ends_stay_as_they_are(write):
+    assert "".join(text_of(prepare(write("one\r\ntwo\rthree\n" * 9), SMALL_BPE, quiet))) == "one\r\ntwo\rthree\n" * 9
+
+
+def test_bpe_does_not_learn_from_the_validation_split(write):
+    one = prepare(write(PROSE * 9 + "z" * len(PROSE), "text/one.txt"), SMALL_BPE, quiet)
+    other = prepare(write(PROSE * 9 + "Q" * len(PROSE), "text/other.txt"), SMALL_BPE, quiet)
+    assert one.tokenizer.to_json() == other.tokenizer.to_json()
+    assert np.array_equal(one.train, other.train) and not np.array_equal(one.val, other.val)
+
+
+def test_documents_are_separated_by_the_end_of_text_token(folder):
+    texts = ["first " * 5, "second " * 5, "", "third " * 5, "fourth " * 30]
+    tokens = prepare(folder(*texts), SMALL_BPE, quiet)
+    end, whole = tokens.tokenizer.end_of_text, "".join(texts)
+    train = tokens.tokenizer.decode(tokens.train.tolist()).split("<|endoftext|>")
+    assert train[:3] == [texts[0], texts[1], texts[3]]
+    assert (tokens.train == end).sum() == 3 and not (tokens.val == end).any()
+    assert "".join(train) + text_of(tokens)[1] == whole
+    assert tokens.documents == 5
+
+
+def test_documents_of_the_validation_split_are_separated_too(folder):
+    tokens = prepare(folder("a" * 190, "b" * 5, "c" * 5), SMALL_BPE, quiet)
+    assert text_of(tokens) == ("a" * 180, "a" * 10 + "<|endoftext|>bbbbb<|endoftext|>ccccc")
+
+
+def test_a_document_that_begins_where_the_split_falls_has_no_token_before_it(folder):
+    assert text_of(prepare(folder("a" * 90, "b" * 10), SMALL_BPE, quiet)) == ("a" * 90, "b" * 10)
+
+
+def test_characters_have_no_token_between_documents(folder):
+    assert text_of(prepare(folder("ab", "cd", "efghij"), CHAR, quiet)) == ("abcdefghi", "j")
+
+
+@settings(deadline=None, max_examples=50)
+@given(texts=st.lists(st.text("ab", max_size=9), min_size=1, max_size=6), cut=st.integers(0, 60))
+def test_the_pieces_of_the_split_are_the_documents_in_order(texts, cut, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    files = tuple(folder / str(n) for n in range(len(texts)))
+    for file, text in zip(files, texts):
+        file.write_text(text)
+    pieces, whole = list(split_texts(Corpus("texts", files), cut)), "".join(texts)
+    assert "".join(text for train, text, _ in pieces if train) == whole[:cut]
+    assert "".join(text for train, text, _ in pieces if not train) == whole[cut:]
+    assert all(text for _, text, _ in pieces)
+    assert sum(begins for *_, begins in pieces) == sum(map(bool, texts))
+
+
+# --- on disk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("symbols, dtype", [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")])
+def test_the_smallest_type_that_holds_the_vocabulary_is_kept(symbols, dtype, write):
+    alphabet = "".join(chr(c) for c in range(32, symbols + 4000) if not 0xD800 <= c < 0xE000)[:symbols]
+    tokens = prepare(write(alphabet), CHAR, quiet)
+    assert tokens.tokenizer.vocab_size == symbols
+    assert tokens.train.dtype == tokens.val.dtype == dtype
+    assert "".join(text_of(tokens)) == alphabet
+
+
+def test_the_bytes_and_the_end_of_text_need_two_bytes_a_token(folder):
+    tokens = prepare(folder(PROSE, PROSE), TokenizerConfig(vocab_size=257), quiet)
+    assert tokens.train.dtype == "uint16" and 256 in tokens.train
+
+
+def test_the_arrays_are_memory_maps_that_cannot_be_written(write):
+    tokens = prepare(write(PROSE), CHAR, quiet)
+    for ids in (tokens.train, tokens.val):
+        assert isinstance(ids, np.memmap)
+        with pytest.raises(ValueError, match="read-only"):
+            ids[0] = 1
+
+
+def test_the_summary_names_the_text_and_counts_it(write):
+    tokens = prepare(write(PROSE), CHAR, quiet)
+    assert "a.txt: 1 document, 1,040 characters, 936 + 104 tokens" in tokens.summary()
+    assert "1.00 bytes per token" in tokens.summary()
+
+
+def test_a_second_call_does_not_prepare_again(write, cache):
+    said = []
+    first = prepare(write(PROSE), SMALL_BPE, said.append)
+    files = {p: p.stat().st_mtime_ns for p in prepared(cache)[0].iterdir()}
+    second = prepare(write(PROSE), SMALL_BPE, said.append)
+    assert len(said) == 1 and said[0].startswith("preparing") and str(cache) in said[0]
+    assert {p: p.stat().st_mtime_ns for p in prepared(cache)[0].iterdir()} == files
+    assert first.fingerprint == second.fingerprint
+    assert text_of(first) == text_of(second)
+
+
+def test_the_same_text_elsewhere_is_not_prepared_again_and_has_its_own_name(write, cache):
+    prepare(write(PROSE), CHAR, quiet)
+    tokens = prepare(write(PROSE, "text/b.txt"), CHAR, quiet)
+    assert len(prepared(cache)) == 1
+    assert tokens.name.endswith("b.txt")
+
+
+def test_one_changed_byte_gives_other_tokens(write, cache):
+    file = Path(write(PROSE).path)
+    old, stamp = prepare(write(PROSE), CHAR, quiet), file.stat()
+    changed = write(PROSE[:7] + "X" + PROSE[8:])
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # neither its size nor its time tells
+    new = prepare(changed, CHAR, quiet)
+    assert old.fingerprint != new.fingerprint
+    assert "".join(text_of(new)) == PROSE[:7] + "X" + PROSE[8:]
+    assert "".join(text_of(old)) == PROSE
+    assert len(prepared(cache)) == 2
+
+
+def test_text_that_moves_between_documents_gives_other_tokens(folder):
+    assert prepare(folder("ab", "c"), SMALL_BPE, quiet).fingerprint != prepare(folder("a", "bc"), SMALL_BPE, quiet).fingerprint
+
+
+def test_a_document_more_gives_other_tokens(folder):
+    one = prepare(folder(PROSE), SMALL_BPE, quiet)
+    two = prepare(folder(PROSE, ""), SMALL_BPE, quiet)
+    assert (one.documents, two.documents) == (1, 2) and one.fingerprint != two.fingerprint
+
+
+def test_another_tokenizer_setting_gives_other_tokens(write, cache):
+    configs = [CHAR, SMALL_BPE, TokenizerConfig(name="bpe", vocab_size=300), TokenizerConfig(name="bpe")]
+    text = Path(__file__).read_text(encoding="utf-8")
+    made = [prepare(write(text), config, quiet) for config in configs]
+    assert len({tokens.fingerprint for tokens in made}) == len(prepared(cache)) == 4
+    assert [tokens.tokenizer.vocab_size for tokens in made][1:3] == [280, 300]
+    again = prepare(write(text), SMALL_BPE, quiet)
+    assert again.fingerprint == made[1].fingerprint and again.tokenizer.vocab_size == 280
+
+
+def test_the_number_of_validation_tokens_used_does_not_prepare_again(write, cache):
+    config = write(PROSE)
+    prepare(config, CHAR, quiet)
+    config.val_max_tokens = 7
+    prepare(config, CHAR, quiet)
+    assert len(prepared(cache)) == 1
+
+
+# --- mistakes and accidents ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [b"", b"\xef\xbb\xbf"], ids=["no bytes", "a byte-order mark alone"])
+def test_an_empty_text_is_refused_and_leaves_nothing(text, write, cache):
+    with pytest.raises(UserError, match=r"a\.txt holds no text"):
+        prepare(write(text), SMALL_BPE, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == []
+
+
+def test_text_that_is_not_utf8_is_refused_and_leaves_nothing(write, cache):
+    with pytest.raises(UserError, match=r"a\.txt is not UTF-8 text: byte 0xff at offset 2"):
+        prepare(write(b"ab\xffcd"), CHAR, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == []
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_variable(write, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match="set GLASSGPT_CACHE"):
+        prepare(write(PROSE), CHAR, quiet)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_token_file_of_another_length_is_said_and_prepared_again(name, change, write, cache):
+    whole = text_of(prepare(write(PROSE), CHAR, quiet))
+    (folder,) = prepared(cache)
+    os.truncate(folder / name, (folder / name).stat().st_size + change)
+    said = []
+    assert text_of(prepare(write(PROSE), CHAR, said.append)) == whole
+    assert "is damaged" in said[0] and name in said[0]
+
+
+@pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: os.truncate(f, 5)], ids=["missing", "cut short"])
+@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "meta.json"])
+def test_a_damaged_cache_is_prepared_again(name, damage, write, cache):
+    whole = text_of(prepare(write(PROSE), CHAR, quiet))
+    damage(prepared(cache)[0] / name)
+    assert text_of(prepare(write(PROSE), CHAR, quiet)) == whole
+
+
+def test_a_failure_halfway_leaves_nothing_that_looks_finished(write, cache, monkeypatch):
+    def full(*args):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="no space left"):
+        broken.setattr(data.tokens, "save_tokenizer", full)
+        prepare(write(PROSE), CHAR, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == []
+    assert "".join(text_of(prepare(write(PROSE), CHAR, quiet))) == PROSE
+
+
+def test_the_remains_of_an_older_version_are_replaced(write, cache):
+    prepare(write(PROSE), CHAR, quiet)
+    (folder,) = prepared(cache)
+    (folder / "meta.json").unlink()
+    (folder / "train.bin").write_bytes(b"stale")
+    assert "".join(text_of(prepare(write(PROSE), CHAR, quiet))) == PROSE
+
+
+SCRIPT = """
+import os, sys, time
+import data.tokens
+from config import DataConfig, TokenizerConfig
+{before}
+config = TokenizerConfig(name="bpe", vocab_size=280)
+tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config, lambda line: print(line, flush=True))
+print(len(tokens.train), tokens.fingerprint)
+"""
+SLOWLY = """
+save = data.tokens.save_tokenizer
+def slow(*args):
+    time.sleep(0.5)
+    save(*args)
+data.tokens.save_tokenizer = slow
+"""
+
+
+def process(config, before=""):
+    return subprocess.Popen([sys.executable, "-c", SCRIPT.format(before=before), config.path], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("where", ["data.tokens.save_tokenizer", "data.tokens.build_tokenizer", "data.tokens.shutil.rmtree"])
+def test_a_killed_preparation_leaves_nothing_that_looks_finished(where, write, cache):
+    killed = process(write(PROSE), f"{where} = lambda *a, **k: os.kill(os.getpid(), 9)")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert not any((p / "meta.json").exists() for p in cache.iterdir() if not p.name.startswith("."))
+    assert "".join(text_of(prepare(write(PROSE), SMALL_BPE, quiet))) == PROSE
+    assert len(prepared(cache)) == 1
+
+
+def test_what_a_killed_preparation_left_is_cleared_by_the_next(write, cache):
+    process(write(PROSE), "data.tokens.save_tokenizer = lambda *a: os.kill(os.getpid(), 9)").communicate(timeout=60)
+    prepare(write(PROSE), SMALL_BPE, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == prepared(cache)
+
+
+def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
+    began = time.perf_counter()
+    pair = [process(write(PROSE), SLOWLY) for _ in range(2)]
+    out, errors = zip(*(p.communicate(timeout=60) for p in pair))
+    assert [p.returncode for p in pair] == [0, 0], errors
+    assert "".join(out).count("preparing") == 1
+    assert out[0].splitlines()[-1] == out[1].splitlines()[-1]
+    assert len(prepared(cache)) == 1
+    assert time.perf_counter() - began < 30

@@ -1,0 +1,944 @@
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from torch import nn
+
+from config import UserError
+from model import (
+    GPT,
+    MLP,
+    GPTConfig,
+    KVCache,
+    SelfAttention,
+    attention,
+    causal_mask,
+    make_norm,
+    next_token_probabilities,
+    rotary_table,
+    rotate,
+    window_start,
+)
+
+PRESETS = sorted((Path(__file__).parents[1] / "configs" / "model").glob("*.yaml"))
+FLOAT32_MAX_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
+
+few = settings(deadline=None, max_examples=25)
+close = torch.testing.assert_close
+
+# Small models of every kind. All head sizes are even, which rotary positions need.
+configs = st.builds(
+    GPTConfig, vocab_size=st.just(23), block_size=st.just(16), n_layer=st.just(2), n_head=st.just(4),
+    n_kv_head=st.sampled_from([None, 1, 2, 4]), n_embd=st.just(16), head_dim=st.sampled_from([None, 6]),
+    value_head_dim=st.sampled_from([None, 3]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
+    norm=st.sampled_from(["layernorm", "rmsnorm"]), position=st.sampled_from(["learned", "rope"]),
+    rope_theta=st.sampled_from([100.0, 10000.0]), qk_norm=st.booleans(), bias=st.booleans(), tie_embeddings=st.booleans())
+seeds = st.integers(0, 2**31)
+
+
+def small(**changes):
+    return GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16, **changes})
+
+
+def lively(module, seed=0):
+    """The module with weights as large as trained ones: attention far from uniform, gains and biases far from 1 and 0."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.dim() == 2:
+                p.normal_(std=1 / math.sqrt(p.shape[1]))
+            else:
+                p.add_(0.3 * torch.randn_like(p))
+    return module.eval()
+
+
+def random_tokens(*shape, seed=0):
+    return torch.randint(23, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def preset(name, **changes):
+    return GPTConfig(**{**OmegaConf.load(PRESETS[0].with_name(f"{name}.yaml")), **changes})
+
+
+# --- by hand: the same layers from their formulas, head by head and row by row --------------------------------------
+
+def rotate_by_hand(x, theta):
+    """Positions as complex rotations (RoFormer); x (B, T, d)."""
+    T, d = x.shape[-2:]
+    angles = torch.arange(T)[:, None] * torch.tensor([theta ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
+    z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles).to(x.to(torch.complex64).dtype)
+    return torch.cat((z.real, z.imag), dim=-1).to(x.dtype)
+
+
+def attention_by_hand(a, x):
+    c, T, heads = a.config, x.shape[1], []
+    for h in range(c.n_head):
+        g = h // (c.n_head // c.kv_heads)
+
+        def part(linear, i, size):
+            rows = slice(i * size, (i + 1) * size)
+            return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+
+        q, k, v = part(a.W_Q, h, c.key_dim), part(a.W_K, g, c.key_dim), part(a.W_V, g, c.value_dim)
+        if c.qk_norm:
+            q, k = (y / y.square().mean(dim=-1, keepdim=True).sqrt() for y in (q, k))
+        if c.position == "rope":
+            q, k = rotate_by_hand(q, c.rope_theta), rotate_by_hand(k, c.rope_theta)
+        rows = []
+        for t in range(T):  # a query sees the keys up to its own: nothing is masked, the rest is not there
+            scores = (k[:, :t + 1] @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
+            weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+            rows.append((weights[..., None] * v[:, :t + 1]).sum(dim=1))  # (B, d_v)
+        heads.append(torch.stack(rows, dim=1))
+    return a.W_O(torch.cat(heads, dim=-1))
+
+
+def norm_by_hand(norm, x, c):
+    if c.norm == "rmsnorm":
+        return x / (x.square().mean(dim=-1, keepdim=True) + c.norm_eps).sqrt() * norm.weight
+    x = x - x.mean(dim=-1, keepdim=True)
+    x = x / (x.square().mean(dim=-1, keepdim=True) + c.norm_eps).sqrt() * norm.weight
+    return x if norm.bias is None else x + norm.bias
+
+
+def mlp_by_hand(mlp, x):
+    h = mlp.W_in(x)
+    if mlp.config.mlp == "gelu":
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+    elif mlp.config.mlp == "relu2":
+        h = torch.where(h > 0, h * h, torch.zeros_like(h))
+    else:
+        gate = mlp.W_gate(x)
+        h = gate / (1 + torch.exp(-gate)) * h
+    return mlp.W_out(h)
+
+
+# --- attention(q, k, v, mask, scale) --------------------------------------------------------------------------------
+
+@few
+@given(leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]), T_q=st.integers(1, 7), T_k=st.integers(1, 7), d_k=st.integers(1, 9),
+       d_v=st.integers(1, 9), scale=st.sampled_from([None, 1.0, 0.3]), kind=st.sampled_from(["none", "boolean", "additive"]), seed=seeds)
+def test_the_written_out_formula_is_torchs_scaled_dot_product_attention(leading, T_q, T_k, d_k, d_v, scale, kind, seed):
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(*leading, *s, dtype=torch.float64) for s in ((T_q, d_k), (T_k, d_k), (T_k, d_v)))
+    mask = None if kind == "none" else torch.rand(T_q, T_k) < 0.6 if kind == "boolean" else torch.randn(T_q, T_k, dtype=torch.float64)
+    if kind == "boolean":
+        mask[:, 0] = True
+    output, weights = attention(q, k, v, mask, scale)
+    close(output, F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
+    close(output, weights @ v)
+    assert weights.shape == (*leading, T_q, T_k)
+    close(weights.sum(dim=-1), torch.ones(*leading, T_q, dtype=torch.float64))
+
+
+def test_scores_are_divided_by_the_root_of_the_key_size():
+    q, k = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
+    weights = attention(q, k, torch.zeros(2, 1))[1]
+    close(weights, torch.tensor([[math.exp(3) / (math.exp(3) + 1), 1 / (math.exp(3) + 1)]]))  # 2·3/√4
+
+
+def test_a_scale_of_one_leaves_the_dot_products_as_they_are():
+    q, k = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
+    weights = attention(q, k, torch.zeros(2, 1), scale=1.0)[1]
+    close(weights, torch.tensor([[math.exp(2) / (math.exp(2) + 1), 1 / (math.exp(2) + 1)]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_dtype_given_is_the_dtype_returned(dtype):
+    x = torch.randn(2, 5, 4, dtype=dtype)
+    for mask in (None, causal_mask(5, 5), torch.zeros(5, 5)):
+        assert [t.dtype for t in attention(x, x, x, mask)] == [dtype, dtype]
+
+
+@few
+@given(T_q=st.integers(1, 6), T_k=st.integers(1, 6), seed=seeds)
+def test_a_boolean_mask_is_an_additive_one_of_zeros_and_minus_infinity(T_q, T_k, seed):
+    torch.manual_seed(seed)
+    q, k, v, allowed = torch.randn(2, 3, T_q, 4), torch.randn(2, 3, T_k, 4), torch.randn(2, 3, T_k, 5), torch.rand(2, 1, T_q, T_k) < 0.5
+    added = torch.zeros(allowed.shape).masked_fill(~allowed, -math.inf)
+    for a, b in zip(attention(q, k, v, allowed), attention(q, k, v, added)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_row_with_every_key_masked_gives_zeros(additive):
+    q, k, v = (torch.randn(2, 4, 3) for _ in range(3))
+    mask = causal_mask(4, 4)
+    mask[2] = False
+    given_mask = torch.zeros(4, 4).masked_fill(~mask, -math.inf) if additive else mask
+    output, weights = attention(q, k, v, given_mask)
+    assert torch.equal(output[:, 2], torch.zeros(2, 3))
+    assert torch.equal(weights[:, 2], torch.zeros(2, 4))
+    close(weights[:, [0, 1, 3]].sum(dim=-1), torch.ones(2, 3))
+    close(output[:, [0, 1, 3]], attention(q[:, [0, 1, 3]], k, v, mask[[0, 1, 3]])[0])
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_row_with_every_key_masked_has_finite_gradients(additive):
+    q, k, v = (torch.randn(2, 4, 3, requires_grad=True) for _ in range(3))
+    mask = causal_mask(4, 4) & (torch.arange(4) != 0)  # the first query may see nothing
+    if additive:
+        mask = torch.zeros(4, 4).masked_fill(~mask, -math.inf)
+    output, weights = attention(q, k, v, mask)
+    (output.square().sum() + weights.square().sum()).backward()
+    for t in (q, k, v):
+        assert t.grad.isfinite().all()
+    assert torch.equal(q.grad[:, 0], torch.zeros(2, 3))
+    assert q.grad[:, 2:].abs().min() > 0
+
+
+@few
+@given(T_q=st.integers(0, 9), T_k=st.integers(0, 9))
+def test_the_causal_mask_lets_the_last_query_see_the_last_key(T_q, T_k):
+    expected = [[j <= i + T_k - T_q for j in range(T_k)] for i in range(T_q)]
+    assert causal_mask(T_q, T_k).tolist() == expected
+
+
+def test_one_hot_attention_retrieves_exactly_one_value_vector():
+    v, wanted = torch.randn(6, 4), [3, 0, 5, 3]
+    output, weights = attention(1000 * torch.eye(6)[wanted], torch.eye(6), v, scale=1.0)
+    assert torch.equal(weights, torch.eye(6)[wanted])
+    assert torch.equal(output, v[wanted])
+
+
+@few
+@given(groups=st.integers(1, 4), share=st.integers(1, 4), batch=st.sampled_from([(), (2,), (2, 3)]), seed=seeds)
+def test_grouped_attention_is_multi_head_attention_with_keys_and_values_repeated(groups, share, batch, seed):
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(*batch, groups * share, 5, 4), torch.randn(*batch, groups, 7, 4), torch.randn(*batch, groups, 7, 3)
+    output, weights = attention(q, k, v, causal_mask(5, 7))
+    for h in range(groups * share):
+        expected = attention(q[..., h, :, :], k[..., h // share, :, :], v[..., h // share, :, :], causal_mask(5, 7))
+        close((output[..., h, :, :], weights[..., h, :, :]), expected)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 3), (2, 4), (6, 4)])
+def test_heads_that_are_not_a_multiple_of_the_groups_are_refused(heads, groups):
+    with pytest.raises(ValueError, match=f"{heads} query heads are not a multiple of {groups}"):
+        attention(torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4), torch.randn(1, groups, 5, 4))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_to_another_sequence_is_torchs_cross_attention(bias):
+    torch.manual_seed(0)
+    peer = nn.MultiheadAttention(24, 4, bias=bias, kdim=10, vdim=14, batch_first=True)
+    if bias:
+        nn.init.normal_(peer.in_proj_bias)
+    x, keys, values = torch.randn(2, 5, 24), torch.randn(2, 9, 10), torch.randn(2, 9, 14)
+    biases = peer.in_proj_bias.chunk(3) if bias else (None, None, None)
+    weights = (peer.q_proj_weight, peer.k_proj_weight, peer.v_proj_weight)
+    q, k, v = (F.linear(s, w, b).unflatten(-1, (4, 6)).transpose(1, 2) for s, w, b in zip((x, keys, values), weights, biases))
+    output, maps = attention(q, k, v)
+    expected, expected_maps = peer(x, keys, values, average_attn_weights=False)
+    close(peer.out_proj(output.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
+    close(maps, expected_maps, atol=1e-5, rtol=1e-5)
+
+
+# --- the worked matrices of 004_2e522ac47f105ae6.txt, as printed there ----------------------------------------------
+
+MIXED = """
+[[ 0.38306743  0.8108122   0.39307749  0.93524704  0.90934403]
+ [ 0.35288226  1.4272138  -0.12788986  0.3822584  -0.6626072 ]
+ [ 0.32265065  1.21910435  0.07046752  0.53820807 -0.09302326]
+ [ 0.03856185  1.26078951  0.02813675  0.30239341 -0.12898112]]"""
+MIXING = """
+[[0.41896738 0.40743534 0.08311088 0.09048641]
+ [0.04488369 0.03095732 0.02325121 0.90090777]
+ [0.16201575 0.17403762 0.07705739 0.58688924]
+ [0.0689366  0.27987549 0.14140365 0.50978426]]"""
+SUMMED = """
+[[1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]
+ [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]
+ [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]
+ [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]]"""
+SUMMED_CAUSALLY = """
+[[1.76405235 0.40015721 0.97873798 2.2408932  1.86755799]
+ [0.78677447 1.35024563 0.82738078 2.13767435 2.27815649]
+ [0.93081804 2.80451913 1.5884185  2.25934936 2.72201972]
+ [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]]"""
+ALONE = """
+[[ 1.76405235  0.40015721  0.97873798  2.2408932   1.86755799]
+ [-0.97727788  0.95008842 -0.15135721 -0.10321885  0.4105985 ]
+ [ 0.14404357  1.45427351  0.76103773  0.12167502  0.44386323]
+ [ 0.33367433  1.49407907 -0.20515826  0.3130677  -0.85409574]]"""
+ANY_MATRIX = """
+[[-5.26549961 -0.25232838 -1.78750815 -5.91561089 -3.48191029]
+ [ 5.36941815 -0.68663938  2.51485007  5.18336211  3.82192147]
+ [ 1.41643325  2.79971404  1.31812887  3.42037269  3.21165905]
+ [ 0.37174317 -2.50954735 -0.86595236 -1.77836191 -2.75926583]]"""
+PROJECTED = """
+[[-0.97371195 -3.41308712  0.05709096 -1.59755613 -2.3704341   0.04139219]
+ [-0.56312213  0.61899371 -0.61014338 -0.67973328 -1.22017855 -1.50301919]
+ [-1.15883076 -1.24459388 -2.22229344 -0.23431315 -2.33165625 -2.11086604]
+ [-0.18257152 -0.31870854 -0.05685886 -0.92377577  0.11453969 -3.47271662]]"""
+# Of each worked attention its E, H2 (d_k) and H1 (d_v), whether it is masked, and the L, V and L @ V printed.
+WORKED = [
+    (5, 7, 6, False, """
+[[9.99996706e-01 3.28680000e-06 7.50610498e-09 2.85006607e-14]
+ [9.78226751e-01 1.28560219e-03 2.02652246e-02 2.22422213e-04]
+ [3.07277486e-05 1.29535875e-01 8.07295984e-01 6.31374132e-02]
+ [2.82603173e-01 6.82619752e-03 7.10526096e-01 4.45339485e-05]]""", """
+[[ 0.48796236 -1.23724751  0.89411441  1.86818403  0.0708713   4.78357836]
+ [ 2.45759555 -0.6918528   2.06088201  3.50938285 -0.60840164  3.90835192]
+ [-0.94901715 -0.49210324 -0.95973845 -1.99359209 -0.69361156 -1.88892325]
+ [-1.75111978 -2.41142737 -5.32539656 -2.93730234 -0.33078805 -0.89377003]]""", """
+[[ 0.48796882 -1.23724571  0.89411823  1.86818939  0.07086906  4.78357544]
+ [ 0.46087579 -1.221707    0.85666231  1.79096535  0.05441627  4.64597066]
+ [-0.55833713 -0.63918203 -0.84403913 -1.34022418 -0.65964259 -1.07493171]
+ [-0.5197037  -0.70413238 -0.41540882 -0.86471954 -0.47696846  0.03636454]]"""),
+    (5, 5, 5, False, """
+[[4.17764387e-09 2.57135620e-06 9.99997419e-01 5.39037660e-09]
+ [8.83647632e-01 3.61057169e-02 1.10946675e-05 8.02355563e-02]
+ [3.27298619e-01 1.62202688e-02 4.33976229e-01 2.22504884e-01]
+ [8.16727896e-01 2.61363556e-04 1.81996886e-01 1.01385435e-03]]""", """
+[[-0.38265795 -1.0078002  -1.28306344  0.87532503  1.31775286]
+ [ 0.42510411 -0.71553386  2.17308255 -0.01319503 -0.38305383]
+ [ 1.70990215 -0.46195207 -2.27786996 -0.59268283  1.09518226]
+ [-1.44638454 -4.79764402  3.20740801 -0.21663068  2.96228223]]""", """
+[[ 1.70989882 -0.46195275 -2.27785848 -0.59268133  1.09517847]
+ [-0.4388186  -1.30132189 -0.79799237  0.75561442  1.38829128]
+ [ 0.30188115 -1.60943321 -0.65957438 -0.019133    1.55949079]
+ [-0.00268587 -0.9122235  -1.45865913  0.60681286  1.27846849]]"""),
+    (5, 5, 5, True, """
+[[1.00000000e+00 0.00000000e+00 0.00000000e+00 0.00000000e+00]
+ [8.73730868e-01 1.26269132e-01 0.00000000e+00 0.00000000e+00]
+ [8.75161032e-02 4.22552421e-01 4.89931476e-01 0.00000000e+00]
+ [2.44179030e-04 2.07785297e-03 1.42193742e-02 9.83458594e-01]]""", """
+[[-0.64112576  3.93575956 -0.12979446  2.44301203  0.22577084]
+ [ 1.43055231 -1.6645132   0.44924118 -1.49425456  0.68901062]
+ [ 0.0815931   2.13348808  1.5848282   1.0688065   1.61374919]
+ [ 0.28371997  0.39761655  0.89286344 -0.20351501  0.41637134]]""", """
+[[-0.64112576  3.93575956 -0.12979446  2.44301203  0.22577084]
+ [-0.37953677  3.22861798 -0.05668014  1.94585679  0.28426373]
+ [ 0.58834954  0.68636122  0.95492606  0.10604396  1.10152821]
+ [ 0.28300297  0.4188787   0.90153125 -0.18745914  0.43391727]]"""),
+]
+
+
+def printed(x):
+    return str(x.detach().numpy()).split()
+
+
+def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
+    random = np.random.RandomState(0)  # the stream of np.random after np.random.seed(0)
+
+    def randn(*shape):
+        return torch.from_numpy(random.randn(*shape))
+
+    x, nothing = randn(4, 5), torch.zeros(4, 1, dtype=torch.float64)
+    lengths = torch.arange(1, 5)[:, None]
+    assert printed(attention(x, x, x, torch.eye(4, dtype=torch.bool))[0]) == ALONE.split()
+    assert printed(attention(nothing, nothing, x)[0] * 4) == SUMMED.split()  # uniform weights of 1/4
+    assert printed(attention(nothing, nothing, x, causal_mask(4, 4))[0] * lengths) == SUMMED_CAUSALLY.split()
+    assert printed(randn(4, 4) @ x) == ANY_MATRIX.split()  # no weights yet: before the document turns to softmax
+    mixed, mixing = attention(randn(4, 4), torch.eye(4, dtype=torch.float64), x, scale=1.0)
+    assert (printed(mixing), printed(mixed)) == (MIXING.split(), MIXED.split())
+    assert printed(x @ randn(5, 6)) == PROJECTED.split()
+    for E, H2, H1, masked, L, V, LV in WORKED:
+        X, weights = randn(4, E), [randn(E, H2), randn(E, H2), randn(E, H1)]
+        layer = SelfAttention(GPTConfig(vocab_size=1, n_embd=E, n_head=1, head_dim=H2, value_head_dim=H1)).double()
+        for linear, W in zip((layer.W_Q, layer.W_K, layer.W_V), weights):
+            linear.weight = nn.Parameter(W.T)
+        q, k, v = layer.project(X[None])
+        output, maps = attention(q, k, v, causal_mask(4, 4) if masked else None, scale=1.0)
+        assert [printed(t[0, 0]) for t in (maps, v, output)] == [L.split(), V.split(), LV.split()]
+        if masked:  # the layer itself, with W_O = I and the queries enlarged by the √d_k that it divides by
+            layer.W_O.weight = nn.Parameter(torch.eye(E, dtype=torch.float64))
+            layer.W_Q.weight = nn.Parameter(weights[0].T * math.sqrt(H2))
+            assert printed(layer(X[None])[0]) == LV.split()
+            assert printed(layer.weights(X[None])[0, 0]) == L.split()
+
+
+# --- SelfAttention --------------------------------------------------------------------------------------------------
+
+@few
+@given(config=configs, T=st.integers(1, 9), seed=seeds)
+def test_fused_attention_is_the_formula_head_by_head_with_its_gradients(config, T, seed):
+    layer = lively(SelfAttention(config).double(), seed)
+    x = torch.randn(2, T, config.n_embd, dtype=torch.float64, requires_grad=True)
+    fused, by_hand = layer(x), attention_by_hand(layer, x)
+    close(fused, by_hand, atol=1e-5, rtol=1e-5)  # the rotary angles are float32's
+    direction = torch.randn_like(fused)
+    inputs = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (fused, by_hand))):
+        close(a, b, atol=1e-5 * max(1, b.abs().max().item()), rtol=1e-5)  # qk_norm makes some large
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("n_kv_head", [1, 2, 8])
+def test_fused_attention_is_the_written_out_attention_with_its_gradients(n_kv_head, position):
+    layer = lively(SelfAttention(small(n_embd=32, n_head=8, n_kv_head=n_kv_head, value_head_dim=6, position=position)))
+    x = torch.randn(3, 70, 32, requires_grad=True)
+    output = attention(*layer.project(x), causal_mask(70, 70))[0]  # (B, H, T, d_v)
+    fused, written = layer(x), layer.W_O(output.transpose(1, 2).flatten(2))
+    close(fused, written, atol=1e-5, rtol=0)
+    direction = torch.randn_like(fused) / 70
+    inputs = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (fused, written))):
+        close(a, b, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_self_attention_is_torchs_multihead_attention(bias):
+    layer = lively(SelfAttention(small(n_embd=24, bias=bias)))
+    peer = nn.MultiheadAttention(24, 4, bias=bias, batch_first=True)
+    with torch.no_grad():
+        peer.in_proj_weight.copy_(torch.cat([w.weight for w in (layer.W_Q, layer.W_K, layer.W_V)]))
+        peer.out_proj.weight.copy_(layer.W_O.weight)
+        if bias:
+            peer.in_proj_bias.copy_(torch.cat([w.bias for w in (layer.W_Q, layer.W_K, layer.W_V)]))
+            peer.out_proj.bias.copy_(layer.W_O.bias)
+    x = torch.randn(2, 9, 24)
+    output, maps = peer(x, x, x, attn_mask=~causal_mask(9, 9), average_attn_weights=False)
+    close(layer(x), output, atol=1e-5, rtol=1e-5)
+    close(layer.weights(x), maps, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2), (32, 8)])  # 32 over 8: Llama 3, 000_634833161fd3075e.txt
+def test_a_grouped_layer_is_a_multi_head_layer_with_repeated_keys_and_values(heads, groups):
+    grouped = lively(SelfAttention(small(n_head=heads, n_kv_head=groups, head_dim=4, value_head_dim=6, bias=True)))
+    multi = SelfAttention(small(n_head=heads, head_dim=4, value_head_dim=6, bias=True))
+    state = grouped.state_dict()
+    for name in ("W_K", "W_V"):
+        for part in ("weight", "bias"):
+            one = state[f"{name}.{part}"].unflatten(0, (groups, -1))
+            state[f"{name}.{part}"] = one.repeat_interleave(heads // groups, dim=0).flatten(0, 1)
+    multi.load_state_dict(state)
+    x = torch.randn(2, 9, 16)
+    close(grouped(x), multi(x), atol=1e-5, rtol=1e-5)
+
+
+def test_the_projections_have_the_sizes_of_their_heads():
+    layer = SelfAttention(small(n_head=4, n_kv_head=2, head_dim=6, value_head_dim=3))
+    q, k, v = layer.project(torch.randn(5, 7, 16))
+    assert (q.shape, k.shape, v.shape) == ((5, 4, 7, 6), (5, 2, 7, 6), (5, 2, 7, 3))
+    assert layer.W_O.weight.shape == (16, 4 * 3)
+    assert all(linear.bias is None for linear in layer.children())
+    assert all(linear.bias is not None for linear in SelfAttention(small(bias=True)).children())
+
+
+def test_qk_norm_makes_attention_blind_to_the_size_of_queries_and_keys():
+    x = torch.randn(2, 9, 16, dtype=torch.float64)
+    for qk_norm in (True, False):
+        layer = lively(SelfAttention(small(qk_norm=qk_norm)).double())
+        before = layer(x)
+        with torch.no_grad():
+            layer.W_Q.weight *= 7
+            layer.W_K.weight *= 0.5
+        assert torch.allclose(layer(x), before) == qk_norm
+
+
+def test_dropout_drops_in_training_only_and_keeps_the_mean():
+    layer = lively(SelfAttention(small(dropout=0.3)))
+    x = torch.randn(1, 6, 16)
+    expected = layer(x)
+    close(expected, attention_by_hand(layer, x), atol=1e-5, rtol=1e-5)
+    dropped = layer.train()(x.expand(20_000, -1, -1))
+    assert 0.29 < (dropped == 0).float().mean() < 0.31
+    assert dropped[dropped != 0].unique().numel() > 1000  # attention weights are dropped too, not the output alone
+    close(dropped.mean(dim=0, keepdim=True), expected, atol=0.06, rtol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_reaches_the_mlp_and_the_embeddings_in_training_only(training):
+    model, mlp = lively(GPT(small(dropout=0.3))).train(training), lively(MLP(small(dropout=0.3))).train(training)
+    seen = []
+    model.blocks[0].norm_1.register_forward_hook(lambda layer, given, y: seen.append(given[0]))
+    model(random_tokens(500, 16))
+    for output in (seen[0], mlp(torch.randn(500, 16, 16))):
+        assert (output == 0).float().mean().item() == pytest.approx(0.3 if training else 0.0, abs=0.01)
+
+
+@few
+@given(config=configs, T=st.integers(2, 16), data=st.data())
+def test_a_token_changes_nothing_before_itself(config, T, data):
+    model, t = lively(GPT(config)), data.draw(st.integers(0, T - 1))
+    tokens = random_tokens(2, T)
+    changed = tokens.clone()
+    changed[:, t] = (changed[:, t] + data.draw(st.integers(1, 22))) % 23
+    before, after = model(tokens)[0], model(changed)[0]
+    assert torch.equal(before[:, :t], after[:, :t])
+    assert not torch.equal(before[:, t:], after[:, t:])
+
+
+def test_a_key_changes_nothing_before_itself_in_the_written_out_formula():
+    q, k, v = torch.randn(2, 4, 70, 8), torch.randn(2, 4, 70, 8), torch.randn(2, 4, 70, 8)
+    before = attention(q, k, v, causal_mask(70, 70))[0]
+    for t in (1, 33, 69):
+        later = torch.arange(70)[:, None] >= t
+        after = attention(q, k + 9 * later, v - 9 * later, causal_mask(70, 70))[0]
+        assert torch.equal(before[:, :, :t], after[:, :, :t])
+        assert not torch.equal(before[:, :, t], after[:, :, t])
+
+
+# --- rotary positions -----------------------------------------------------------------------------------------------
+
+@few
+@given(m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 300), dim=st.sampled_from([2, 6, 16]), seed=seeds)
+def test_rotary_products_depend_on_the_relative_position_only(m, n, shift, dim, seed):
+    torch.manual_seed(seed)
+    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(), rotary_table(501, dim, 10000.0)
+    near, far = ((rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum() for a, b in ((m, n), (m + shift, n + shift)))
+    close(near, far, atol=1e-3, rtol=0)
+
+
+def test_rotary_positions_turn_pairs_by_geometric_frequencies():
+    table = rotary_table(9, 8, 100.0)
+    for t in range(9):
+        for i in range(4):
+            angle = t * 100.0 ** (-2 * i / 8)
+            close(table[:, t, i], torch.tensor([math.cos(angle), math.sin(angle)]))
+    x = torch.randn(2, 3, 9, 8)
+    close(rotate(x, table), rotate_by_hand(x, 100.0))
+    close(rotate(x, table).norm(dim=-1), x.norm(dim=-1))
+
+
+def test_a_rotary_layer_gives_the_same_wherever_its_text_stands():
+    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(100, 4, 10000.0)
+    x = torch.randn(2, 9, 16)
+    close(layer(x, table[:, 80:89]), layer(x, table[:, :9]), atol=1e-4, rtol=0)
+    assert not torch.allclose(layer(x, table[:, :9] * 0 + table[:, :1]), layer(x, table[:, :9]), atol=1e-2)
+
+
+def test_learned_positions_mark_the_tokens_and_rotary_ones_only_their_order():
+    same = torch.full((1, 8), 5)
+    tokens = torch.tensor([[1, 2, 3, 4], [2, 1, 3, 4]])
+    for position in ("learned", "rope"):
+        model = lively(GPT(small(position=position)))
+        logits = model(same)[0]
+        assert torch.allclose(logits[:, :1].expand_as(logits), logits, atol=1e-5) == (position == "rope")
+        first, second = model(tokens)[0][:, -1]
+        assert not torch.allclose(first, second, atol=1e-2)
+
+
+# --- GPT ------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("name", "vocab_size", "parameters"), [
+    ("gpt2", 50257, 124_439_808), ("gpt2_medium", 50257, 354_823_168), ("gpt2_large", 50257, 774_030_080),
+    ("gpt2_xl", 50257, 1_557_611_200), ("llama3_8b", 128256, 8_030_261_248)])
+def test_the_preset_has_the_published_number_of_parameters(name, vocab_size, parameters):
+    with torch.device("meta"):
+        assert GPT(preset(name, vocab_size=vocab_size)).num_parameters() == parameters
+
+
+def test_the_operations_of_a_gpt2_training_step_are_counted():
+    with torch.device("meta"):
+        model = GPT(preset("gpt2", vocab_size=50257))
+    matrices = 12 * 12 * 768**2 + 50257 * 768
+    pairs = 12 * 12 * (64 + 64) * 1024 // 2  # layers · heads · (d_k + d_v) · half of the block
+    assert model.flops_per_token() == 6 * (matrices + pairs) == 797_815_296
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", [p.stem for p in PRESETS])
+def test_the_first_loss_is_that_of_a_uniform_guess(name, tied):
+    config = preset(name, vocab_size=2048, block_size=32, tie_embeddings=tied)
+    with torch.device("meta"):
+        if GPT(config).num_parameters() > FLOAT32_MAX_PARAMETERS:
+            pytest.skip("too large to be built in a test")
+    torch.manual_seed(0)
+    tokens = torch.randint(2048, (8, 33))
+    with torch.no_grad():
+        loss = GPT(config).eval()(tokens[:, :-1], tokens[:, 1:])[1].item()
+    assert loss == pytest.approx(math.log(2048), rel=0.05)
+
+
+@few
+@given(config=configs, T=st.integers(1, 16), seed=seeds)
+def test_the_logits_are_those_of_the_formulas_written_by_hand(config, T, seed):
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(2, T, seed=seed)
+    x = model.token_embedding.weight[tokens]
+    if config.position == "learned":
+        x = x + model.position_embedding.weight[:T]
+    for block in model.blocks:
+        x = x + attention_by_hand(block.attention, norm_by_hand(block.norm_1, x, config))
+        x = x + mlp_by_hand(block.mlp, norm_by_hand(block.norm_2, x, config))
+    head = model.token_embedding.weight if config.tie_embeddings else model.head.weight
+    logits, loss = model(tokens)
+    assert logits.shape == (2, T, 23)
+    assert loss is None
+    close(logits, norm_by_hand(model.norm, x, config) @ head.T, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu", "relu2"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_mlp_is_its_formula(mlp, bias):
+    layer, x = lively(MLP(small(mlp=mlp, bias=bias)).double()), 3 * torch.randn(50, 16, dtype=torch.float64)
+    close(layer(x), mlp_by_hand(layer, x))
+    assert layer.W_in.weight.shape == (48 if mlp == "swiglu" else 64, 16)  # swiglu: 8/3 of the width, in eights
+
+
+@pytest.mark.parametrize(("norm", "bias"), [("layernorm", False), ("layernorm", True), ("rmsnorm", False)])
+def test_the_norm_is_its_formula(norm, bias):
+    config = small(norm=norm, bias=bias, norm_eps=0.1)
+    layer, x = lively(make_norm(config).double()), 2 + torch.randn(50, 16, dtype=torch.float64)
+    close(layer(x), norm_by_hand(layer, x, config))
+
+
+def test_tied_embeddings_are_one_parameter_and_untied_ones_two():
+    tied, untied = GPT(small()), GPT(small(tie_embeddings=False))
+    assert tied.head.weight is tied.token_embedding.weight
+    assert untied.num_parameters() == tied.num_parameters() + 23 * 16
+    tied(random_tokens(1, 4), random_tokens(1, 4))[1].backward()
+    assert tied.token_embedding.weight.grad.abs().min() > 0  # tokens that were not read learn as outputs
+
+
+def test_the_loss_is_the_mean_surprise_and_leaves_out_negative_targets():
+    model, tokens, targets = lively(GPT(small())), random_tokens(2, 5), random_tokens(2, 5, seed=1)
+    targets[0, 1] = targets[1, 4] = -1
+    logits, loss = model(tokens, targets)
+    surprise = [-logits[b, t].log_softmax(dim=0)[targets[b, t]].item() for b in range(2) for t in range(5) if targets[b, t] >= 0]
+    assert len(surprise) == 8
+    assert loss.item() == pytest.approx(sum(surprise) / 8, rel=1e-5)
+
+
+def test_the_loss_of_a_half_precision_model_is_computed_in_float32():
+    model, tokens, targets = lively(GPT(small())).bfloat16(), random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    logits, loss = model(tokens, targets)
+    assert (logits.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
+    close(loss, F.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).float())
+
+
+def test_the_first_weights_have_the_documented_spread():
+    torch.manual_seed(0)
+    model = GPT(small(vocab_size=300, n_embd=128, block_size=128, n_layer=8, bias=True, mlp="swiglu", tie_embeddings=False))
+    for name, p in model.named_parameters():
+        if p.dim() == 2:
+            std = 0.02 / math.sqrt(16) if "W_O" in name or "W_out" in name else 0.02
+            assert p.std().item() == pytest.approx(std, rel=0.04), name
+            assert abs(p.mean().item()) < 0.04 * std, name
+        else:
+            assert torch.equal(p, torch.full_like(p, 1.0 if "norm" in name and "weight" in name else 0.0)), name
+
+
+def test_more_tokens_than_the_block_are_refused():
+    for position in ("learned", "rope"):
+        model = GPT(small(position=position))
+        assert model(random_tokens(1, 16))[0].shape == (1, 16, 23)
+        with pytest.raises(ValueError, match="17 tokens are more than the model's block_size of 16"):
+            model(random_tokens(1, 17))
+        with pytest.raises(ValueError, match="17 tokens"):
+            model.attention_maps(random_tokens(1, 17))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"n_head": 3}, {"n_kv_head": 3}, {"n_kv_head": 8}, {"n_kv_head": 0}, {"position": "rope", "head_dim": 5}, {"n_layer": 0}, {"n_embd": 0},
+    {"block_size": 0}, {"vocab_size": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"norm_eps": 0.0}, {"norm_eps": math.nan}, {"mlp": "silu"},
+    {"norm": "batchnorm"}, {"position": "alibi"}, {"head_dim": 0}, {"value_head_dim": 0}, {"mlp_hidden": 0}, {"rope_theta": -1.0}])
+def test_a_configuration_that_cannot_be_built_is_a_users_error(wrong):
+    with pytest.raises(UserError, match=str(next(reversed(wrong)))):
+        GPT(small(**wrong))
+
+
+# --- the KV cache ---------------------------------------------------------------------------------------------------
+
+def test_llama_3s_cache_is_a_quarter_of_the_multi_head_one():  # 000_634833161fd3075e.txt: 32 heads share 8 keys and values
+    grouped, multi = (KVCache(preset("llama3_8b", vocab_size=1, **more), 1, device="meta", dtype=torch.bfloat16)
+                      for more in ({}, {"n_kv_head": 32}))
+    assert grouped.nbytes * 4 == multi.nbytes
+    assert grouped.nbytes == 2 * 32 * 8 * 8192 * 128 * 2  # keys and values · layers · groups · tokens · d · bytes: 1 GiB
+    assert grouped.capacity == 8192
+
+
+def test_the_cache_holds_keys_and_values_of_their_own_sizes():
+    cache = KVCache(small(n_kv_head=2, head_dim=6, value_head_dim=3), 5, 7)
+    assert (cache.keys.shape, cache.values.shape) == ((2, 5, 2, 7, 6), (2, 5, 2, 7, 3))
+    assert cache.nbytes == 4 * 2 * 5 * 2 * 7 * (6 + 3)
+
+
+@few
+@given(config=configs, chunks=st.lists(st.integers(1, 16), min_size=1, max_size=16), seed=seeds)
+def test_cached_decoding_gives_the_logits_of_the_whole_text(config, chunks, seed):
+    chunks = [c for i, c in enumerate(chunks) if sum(chunks[:i + 1]) <= 16]
+    model, tokens = lively(GPT(config), seed), random_tokens(2, sum(chunks), seed=seed)
+    cache = KVCache(config, 2, length=sum(chunks))
+    with torch.no_grad():
+        parts = [model(part, cache=cache)[0] for part in tokens.split(chunks, dim=1)]
+        close(torch.cat(parts, dim=1), model(tokens)[0], atol=1e-5, rtol=1e-5)
+    assert cache.length == sum(chunks)
+
+
+def test_more_tokens_than_the_cache_or_the_block_can_hold_are_refused():
+    model, tokens = GPT(small()).eval(), random_tokens(1, 17)
+    cache = KVCache(model.config, 1, length=5)
+    model(tokens[:, :3], cache=cache)
+    with pytest.raises(ValueError, match="6 tokens are more than the cache's 5"):
+        model(tokens[:, 3:6], cache=cache)
+    assert cache.length == 3
+    with pytest.raises(ValueError, match="17 tokens are more than the model's block_size of 16"):
+        model(tokens, cache=KVCache(model.config, 1, length=20))
+
+
+# --- generation -----------------------------------------------------------------------------------------------------
+
+@settings(deadline=None, max_examples=300)
+@given(block=st.integers(1, 2000), length=st.integers(0, 10_000))
+def test_the_window_keeps_between_three_quarters_of_the_block_and_the_block_in_sight(block, length):
+    start = window_start(length, block)
+    assert length - start <= block
+    assert start == 0 if length <= block else length - start >= 3 * block / 4
+    assert 0 <= window_start(length + 1, block) - start <= max(1, block // 4)
+
+
+def test_the_window_moves_once_in_a_quarter_of_the_block():
+    starts = Counter(window_start(length, 64) for length in range(65, 64 + 10 * 16 + 1))
+    assert starts == {16 * i: 16 for i in range(1, 11)}
+
+
+def greedy_without_a_cache(model, tokens, new):
+    for _ in range(new):
+        logits = model(tokens[:, window_start(tokens.shape[1], model.config.block_size):])[0]
+        tokens = torch.cat((tokens, logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
+    return tokens
+
+
+@few
+@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30), seed=seeds)
+def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, block, prompt, new, seed):
+    config.block_size = block
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(2, prompt, seed=seed)
+    expected = greedy_without_a_cache(model, tokens, new)
+    assert torch.equal(model.generate(tokens, new, temperature=0), expected)
+    cache = KVCache(config, 2, dtype=torch.float64)
+    streamed = list(model.stream(tokens, new, temperature=0, cache=cache))
+    assert torch.equal(torch.stack(streamed, dim=1), expected[:, prompt:])
+
+
+def reference_probabilities(logits, temperature, top_k, top_p, min_p):
+    """The definitions, one after another, in plain Python on {token: probability}."""
+    def normalised(kept):
+        return {i: p / sum(kept.values()) for i, p in kept.items()}
+
+    kept = normalised({i: math.exp((x - max(logits)) / temperature) for i, x in enumerate(logits)})
+    ordered = sorted(kept, key=kept.get, reverse=True)
+    if top_k is not None:
+        ordered = ordered[:top_k]
+        kept = normalised({i: kept[i] for i in ordered})
+    if top_p is not None:
+        n = 1
+        while n < len(ordered) and sum(kept[i] for i in ordered[:n]) < top_p:
+            n += 1
+        assume(all(abs(sum(kept[i] for i in ordered[:m]) - top_p) > 1e-5 for m in range(1, len(ordered) + 1)))
+        kept = normalised({i: kept[i] for i in ordered[:n]})
+    if min_p is not None:
+        highest = max(kept.values())
+        assume(all(abs(p - min_p * highest) > 1e-6 for p in kept.values()))
+        kept = normalised({i: p for i, p in kept.items() if p >= min_p * highest})
+    return [kept.get(i, 0.0) for i in range(len(logits))]
+
+
+@settings(deadline=None, max_examples=200)
+@given(logits=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True), temperature=st.floats(0.3, 3),
+       top_k=st.none() | st.integers(1, 15), top_p=st.none() | st.floats(0.01, 1), min_p=st.none() | st.floats(0, 0.99))
+def test_the_next_token_is_drawn_from_what_the_definitions_leave(logits, temperature, top_k, top_p, min_p):
+    logits = [x / 100 for x in logits]
+    expected = reference_probabilities(logits, temperature, top_k, top_p, min_p)
+    got = next_token_probabilities(torch.tensor([logits]), temperature, top_k, top_p, min_p)[0]
+    close(got, torch.tensor(expected), atol=1e-5, rtol=1e-4)
+    assert [p > 0 for p in got.tolist()] == [p > 0 for p in expected]
+
+
+HAND_BUILT = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log()
+
+
+@pytest.mark.parametrize(("how", "left"), [
+    ({}, [0.1, 0.4, 0.05, 0.25, 0.2]),
+    ({"temperature": 0.0}, [0, 1, 0, 0, 0]),
+    ({"temperature": 0.5}, [x / 0.275 for x in (0.01, 0.16, 0.0025, 0.0625, 0.04)]),
+    ({"top_k": 1}, [0, 1, 0, 0, 0]),
+    ({"top_k": 2}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+    ({"top_k": 9}, [0.1, 0.4, 0.05, 0.25, 0.2]),
+    ({"top_p": 0.3}, [0, 1, 0, 0, 0]),
+    ({"top_p": 0.645}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+    ({"top_p": 0.655}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
+    ({"top_p": 1.0}, [0.1, 0.4, 0.05, 0.25, 0.2]),
+    ({"min_p": 0.55}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+    ({"min_p": 0.0}, [0.1, 0.4, 0.05, 0.25, 0.2]),
+    ({"min_p": 1.0}, [0, 1, 0, 0, 0]),
+    ({"top_k": 3, "top_p": 0.6}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+    ({"top_k": 3, "top_p": 0.75}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),  # of what top_k left, 0.65/0.85 is enough
+])
+def test_a_setting_leaves_the_tokens_that_its_definition_leaves(how, left):
+    other = HAND_BUILT.flip(0)
+    got = next_token_probabilities(torch.stack((HAND_BUILT, other)), **how)
+    close(got, torch.tensor([left, left[::-1]], dtype=torch.float32))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-300, 1e-45, 1e-39, 1e-38, 1e-30, 1e-10, 1e-4])
+@pytest.mark.parametrize("how", [{}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}])
+def test_a_tiny_temperature_takes_the_likeliest_token(temperature, how):
+    logits = torch.tensor([[1e4, -1e4, 3.0], [-3.0, 2.0, -math.inf], [0.0, -1.0, 3e38], [-1e30, -1e31, -2e30]])
+    assert next_token_probabilities(logits, temperature, **how).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    model, prompt = lively(GPT(small(vocab_size=8))), torch.tensor([[3, 1]])
+    with torch.no_grad():
+        likely = next_token_probabilities(model(prompt)[0][:, -1], 0.8, top_k=5)[0]
+    drawn = model.generate(prompt.expand(4000, -1), 1, temperature=0.8, top_k=5, seed=0)[:, -1]
+    often = torch.bincount(drawn, minlength=8) / 4000
+    assert ((often - likely).abs() <= 4 * (likely * (1 - likely) / 4000).sqrt()).all()
+
+
+@few
+@given(seed=st.integers(0, 2**40), rows=st.integers(1, 4), prompt=st.integers(1, 20))
+def test_a_row_of_a_batch_is_that_row_alone_with_its_own_seed(seed, rows, prompt):
+    model, tokens = lively(GPT(small(n_kv_head=2)).double()), random_tokens(rows, prompt)
+    together = model.generate(tokens, 12, temperature=1.3, top_p=0.95, seed=seed)
+    assert torch.equal(together, model.generate(tokens, 12, temperature=1.3, top_p=0.95, seed=seed))
+    for row in range(rows):
+        alone = model.generate(tokens[row:row + 1], 12, temperature=1.3, top_p=0.95, seed=seed + row)
+        assert torch.equal(together[row:row + 1], alone)
+
+
+def test_the_same_prompt_in_two_rows_is_continued_in_two_ways():
+    text = lively(GPT(small())).generate(random_tokens(1, 3).expand(2, -1), 12, seed=1)
+    assert not torch.equal(text[0], text[1])
+
+
+def test_seeded_text_leaves_torchs_own_random_state_untouched_and_unseeded_text_uses_it():
+    model, tokens = lively(GPT(small())), random_tokens(2, 3)
+    state = torch.get_rng_state()
+    model.generate(tokens, 5, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    first = model.generate(tokens, 12)
+    assert not torch.equal(torch.get_rng_state(), state)
+    torch.set_rng_state(state)
+    assert torch.equal(model.generate(tokens, 12), first)
+
+
+@few
+@given(seed=st.integers(0, 1000), stop=st.integers(0, 22), new=st.integers(1, 30))
+def test_a_sequence_ends_at_its_stop_token_and_all_end_when_all_have(seed, stop, new):
+    model, tokens = lively(GPT(small())), random_tokens(3, 4)
+    free = model.generate(tokens, new, seed=seed)[:, 4:].tolist()
+    lengths = [row.index(stop) + 1 if stop in row else new for row in free]
+    expected = [row[:n] + [stop] * (max(lengths) - n) for row, n in zip(free, lengths)]
+    assert model.generate(tokens, new, seed=seed, stop_token=stop)[:, 4:].tolist() == expected
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_generation_drops_nothing_and_leaves_the_mode_as_it_was(training):
+    model, tokens = lively(GPT(small(dropout=0.5))), random_tokens(2, 3)
+    expected = greedy_without_a_cache(model, tokens, 20)
+    model.train(training)
+    assert torch.equal(model.generate(tokens, 20, temperature=0), expected)
+    stream = model.stream(tokens, 20)
+    next(stream)
+    stream.close()
+    assert all(m.training == training for m in model.modules())
+    with pytest.raises(RuntimeError):
+        model.generate(tokens.float(), 1)
+    assert all(m.training == training for m in model.modules())
+
+
+def test_generation_builds_no_graph_and_keeps_the_prompt():
+    model, tokens = lively(GPT(small())), random_tokens(2, 3)
+    assert torch.equal(model.generate(tokens, 0), tokens)
+    text = model.generate(tokens, 7, seed=0)
+    assert text.shape == (2, 10)
+    assert torch.equal(text[:, :3], tokens)
+    assert torch.is_grad_enabled()
+    cache = KVCache(model.config, 2)
+    list(model.stream(tokens, 3, cache=cache))
+    assert not cache.keys.requires_grad
+    assert cache.length == 5  # the token drawn last is not read any more
+
+
+def test_generation_from_no_token_is_refused():
+    with pytest.raises(ValueError, match="at least one token"):
+        GPT(small()).generate(torch.zeros(1, 0, dtype=torch.long), 3)
+
+
+# --- attention maps -------------------------------------------------------------------------------------------------
+
+@few
+@given(config=configs, T=st.integers(1, 16), seed=seeds)
+def test_attention_maps_are_causal_distributions(config, T, seed):
+    maps = lively(GPT(config), seed).attention_maps(random_tokens(3, T, seed=seed))
+    assert maps.shape == (2, 3, 4, T, T)
+    assert maps.dtype == torch.float32
+    close(maps.sum(dim=-1), torch.ones(2, 3, 4, T), atol=1e-5, rtol=0)
+    assert maps.min() >= 0
+    assert torch.equal(maps.triu(1), torch.zeros_like(maps))
+    low = lively(GPT(config), seed).bfloat16().attention_maps(random_tokens(1, T, seed=seed))
+    assert low.dtype == torch.float32
+
+
+@few
+@given(config=configs, T=st.integers(1, 16), seed=seeds)
+def test_the_maps_times_the_values_are_what_fused_attention_adds(config, T, seed):
+    model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
+    maps, fused = model.attention_maps(tokens), []
+    hooks = [b.attention.register_forward_hook(lambda layer, given, y: fused.append((given[0], y))) for b in model.blocks]
+    with torch.no_grad():
+        model(tokens)
+        for hook in hooks:
+            hook.remove()
+        for A, block, (x, expected) in zip(maps, model.blocks, fused):
+            values = block.attention.W_V(x).unflatten(-1, (config.kv_heads, -1)).transpose(1, 2)  # (B, G, T, d_v)
+            output = A @ values.repeat_interleave(4 // config.kv_heads, dim=1)  # (B, H, T, d_v)
+            close(block.attention.W_O(output.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_looking_at_attention_leaves_no_trace(training):
+    model, tokens = lively(GPT(small(dropout=0.5))).train(training), random_tokens(2, 9)
+    model(tokens, tokens)[1].backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    weights = [p.detach().clone() for p in model.parameters()]
+    state = torch.get_rng_state()
+    maps = model.attention_maps(tokens)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(m.training == training for m in model.modules())
+    assert torch.is_grad_enabled()
+    assert not maps.requires_grad
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
+    close(maps, model.eval().attention_maps(tokens), atol=0, rtol=0)  # nothing was dropped from them
+
+
+def test_an_observer_that_stops_early_or_fails_leaves_the_mode_as_it_was():
+    model = GPT(small()).train()
+    for _ in model.attention_inputs(random_tokens(1, 4)):
+        break
+    assert all(m.training for m in model.modules())
+    with pytest.raises(ValueError):
+        model.attention_maps(random_tokens(1, 17))
+    assert all(m.training for m in model.modules())
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("temperature", math.nan), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5),
+                                             ("min_p", -0.1), ("min_p", 2.0)])
+def test_sampling_settings_out_of_bounds_are_refused(name, value):
+    with pytest.raises(ValueError, match="out of its bounds"):
+        next_token_probabilities(torch.zeros(1, 3), **{name: value})
+
+
+def test_a_model_without_a_vocabulary_is_refused():
+    with pytest.raises(UserError, match="vocab_size is not set"):
+        GPT(GPTConfig(vocab_size=None))
+
+
+def test_a_cache_used_before_is_used_afresh():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=2, n_head=2, n_embd=16))
+    tokens, cache = torch.tensor([[1, 2, 3]]), KVCache(model.config, 1)
+    first, second = ([int(t) for t in model.stream(tokens, 8, temperature=0, cache=cache)] for _ in range(2))
+    assert first == second
+
+
+def test_maps_are_exact_under_autocast_too():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, block_size=64, n_layer=2, n_head=2, n_embd=16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        maps = model.attention_maps(torch.randint(0, 11, (1, 64)))
+    assert maps.dtype == torch.float32 and (maps.sum(-1) - 1).abs().max() < 1e-5

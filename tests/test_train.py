@@ -1,0 +1,163 @@
+"""train.py as a user runs it: commands, exit statuses, what is left on disk."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY
+from omegaconf import OmegaConf
+
+from config import knobs, read_config
+
+pytestmark = pytest.mark.slow
+
+
+def on(text_file) -> list[str]:
+    return [*TINY, "data=text", f"data.path={text_file}", "eval.every=5", "attention.every=5", "attention.tokens=16"]
+
+
+def rows(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_path, text_file):
+    done = command("train.py", *on(text_file), "max_steps=10")
+    assert done.returncode == 0, done.stderr
+    run, = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_default", run.name)
+    assert f"python sample.py run_dir=runs/{run.name}" in done.stdout and "best validation loss" in done.stdout
+    assert {"config.yaml", "metrics.jsonl", "attention", "checkpoints"} <= {p.name for p in run.iterdir()}
+    assert [row["step"] for row in rows(run)] == list(range(11))
+    last = rows(run)[-1]
+    assert last["tokens"] == 10 * 4 * 32
+    assert sum(key.startswith("heads/") for key in last) == 6 * 2 * 2
+    assert sorted(p.name for p in (run / "attention").iterdir()) == sorted(
+        f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png"))
+    config = read_config(run / "config.yaml")
+    assert "auto" not in (config.device, config.precision, config.compile)
+    assert not (tmp_path / "outputs").exists()
+    said = command("sample.py", "max_new_tokens=20")  # from the newest run
+    assert said.returncode == 0 and run.name in said.stderr
+
+
+def test_resuming_a_finished_run_says_so_and_more_steps_extend_it(command, tmp_path, text_file):
+    command("train.py", *on(text_file), "max_steps=5", "run_dir=run")
+    again = command("train.py", "run_dir=run", "resume=true")
+    assert again.returncode == 0 and "is finished" in again.stdout
+    longer = command("train.py", "run_dir=run", "resume=true", "max_steps=8", "wandb.mode=disabled")
+    assert longer.returncode == 0, longer.stderr
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(9))
+    assert read_config(tmp_path / "run" / "config.yaml").model.n_embd == 32  # what was typed first holds
+
+
+def test_resume_auto_starts_and_continues_with_the_same_command(command, tmp_path, text_file):
+    for steps in (3, 6):
+        done = command("train.py", *on(text_file), "run_dir=run", "resume=auto", f"max_steps={steps}")
+        assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(7))
+
+
+def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path, text_file):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    for folder, resume, sentence in (("full", "false", "is not empty"), ("full", "true", "nothing to continue"),
+                                     ("none", "true", "nothing to continue")):
+        done = command("train.py", *on(text_file), f"run_dir={folder}", f"resume={resume}")
+        assert done.returncode == 1 and sentence in done.stderr and "Traceback" not in done.stderr
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_cannot_go_on_with_another_model(command, tmp_path, text_file):
+    command("train.py", *on(text_file), "max_steps=3", "run_dir=run")
+    done = command("train.py", "run_dir=run", "resume=true", "max_steps=5", "model.n_layer=3", "seed=2")
+    assert done.returncode == 1 and "model.n_layer: 2 in the run, 3 asked for" in done.stderr and "seed: 1337" in done.stderr
+
+
+def test_eval_only_reports_the_loss_that_was_recorded(command, tmp_path, text_file):
+    command("train.py", *on(text_file), "max_steps=5", "run_dir=run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    done = command("train.py", "run_dir=run", "eval_only=true")
+    assert f"validation loss {rows(tmp_path / 'run')[-1]['val/loss']:.4f}" in done.stdout
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_a_text_too_short_is_refused_and_leaves_no_run(command, tmp_path):
+    (tmp_path / "short.txt").write_text("too short")
+    done = command("train.py", *TINY, "data=text", "data.path=short.txt")
+    assert done.returncode == 1 and "too few for model.block_size=32" in done.stderr and done.stderr.count("\n") == 1
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_signal_saves_and_the_run_goes_on(command, tmp_path, text_file, number, status):
+    run = tmp_path / "run"
+    endless = ["run_dir=run", "max_steps=100000", "checkpoint.every=0", "eval.every=0", "attention.every=0"]
+    process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), *on(text_file), *endless], cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not ((run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) > 3):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == status, err
+    assert "resume=true" in out and "Traceback" not in err
+    steps = len(rows(run))
+    done = command("train.py", "run_dir=run", "resume=true", f"max_steps={steps + 5}")
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in rows(run)] == list(range(1, steps + 6))
+
+
+def test_a_second_process_in_a_run_is_refused(command, tmp_path, text_file):
+    process = subprocess.Popen([sys.executable, str(ROOT / "train.py"), *on(text_file), "run_dir=run", "max_steps=100000", "checkpoint.every=1"],
+                               cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (tmp_path / "run" / "checkpoints" / "last").exists():
+            time.sleep(0.05)
+        done = command("train.py", "run_dir=run", "resume=true")
+        assert done.returncode == 1 and "in use by another process" in done.stderr
+    finally:
+        process.kill()
+        process.wait()
+    assert command("train.py", "run_dir=run", "resume=true", "max_steps=1").returncode == 0  # a dead process holds nothing
+
+
+def test_a_sweep_runs_a_job_for_each_value_and_one_failure_spares_the_others(command, tmp_path, text_file):
+    done = command("train.py", "-m", *on(text_file), "max_steps=3", "model.n_head=2", "model.n_kv_head=1,2,5", "hydra.sweep.dir=sweep")
+    assert done.returncode == 1
+    assert "model.n_kv_head=5 does not divide model.n_head=2" in done.stderr and "Traceback" not in done.stderr
+    for job, heads in (("0", 1), ("1", 2)):
+        config = read_config(tmp_path / "sweep" / job / "config.yaml")
+        assert config.model.n_kv_head == heads and config.wandb.group == "sweep"
+        assert rows(tmp_path / "sweep" / job)[-1]["step"] == 3
+
+
+def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, tmp_path, text_file):
+    printed = OmegaConf.create(command("train.py", *on(text_file), "max_steps=2", "run_dir=run", "--cfg", "job").stdout)
+    command("train.py", *on(text_file), "max_steps=2", "run_dir=run")
+    kept = {name: value for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml"))}
+    differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
+    assert differ <= {"device", "model.vocab_size"}
+
+
+def test_without_network_key_compiler_gpu_home_or_terminal_a_run_finishes(command, tmp_path, text_file):
+    env = {"PATH": str(tmp_path / "no-compiler-here"), "HOME": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9",
+           "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None, "CXX": None}
+    done = command("train.py", *on(text_file), "max_steps=3", "compile=true", "run_dir=run", env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert "torch.compile failed here" in done.stdout and "eager" in done.stdout
+    assert "W&B: recorded offline" in done.stdout
+    assert rows(tmp_path / "run")[-1]["step"] == 3
+
+
+def test_the_default_run_starts_on_this_pythons_library(command, tmp_path):
+    done = command("train.py", "max_steps=2", "batch_size=2", "compile=false", "data.val_max_tokens=2000", "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert "standard library" in done.stdout
+    text = command("sample.py", "run_dir=run", "prompt=import ", "max_new_tokens=20")
+    assert text.returncode == 0 and text.stdout.strip()

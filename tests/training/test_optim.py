@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from config import Config, GPTConfig, OptimConfig
+from model import GPT
+from training.optim import Muon, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, orthogonalize
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
+def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_singular_values(batch, rows, columns, seed):
+    torch.manual_seed(seed)
+    matrices = torch.randn(batch, rows, columns, dtype=torch.float64)
+    result = orthogonalize(matrices, torch.float64)
+    u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
+    core = u.mT @ result @ vt.mT  # diagonal where the singular vectors are kept
+    levels = torch.diagonal(core, dim1=-2, dim2=-1)
+    assert torch.allclose(core, torch.diag_embed(levels), atol=1e-8)
+    large = s / s.norm(dim=-1, keepdim=True) > 0.02  # five steps bring these to the plateau; smaller ones are on their way
+    assert ((levels > 0.6) & (levels < 1.3))[large].all()
+
+
+def test_orthogonalize_takes_a_batch_as_it_takes_each_matrix():
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 8, 5)
+    alone = torch.stack([orthogonalize(m[None])[0] for m in matrices])
+    assert torch.allclose(orthogonalize(matrices), alone, atol=1e-6)
+
+
+def test_muon_moves_a_matrix_by_the_written_out_rule():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 4))
+    start, momentum = p.detach().clone(), torch.zeros(6, 4)
+    optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.01)
+    expected = start
+    for _ in range(3):
+        p.grad = torch.randn(6, 4)
+        momentum = 0.9 * momentum + 0.1 * p.grad
+        update = orthogonalize(0.1 * p.grad + 0.9 * momentum)
+        expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
+        optimizer.step()
+    assert torch.allclose(p, expected, atol=1e-6)
+
+
+def model_and_optimizers(name: str):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True))
+    return model, build_optimizers(model, Config(optim=OptimConfig(name=name)), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_weight_has_one_optimizer_and_only_matrices_decay(name):
+    model, optimizers = model_and_optimizers(name)
+    groups = [g for o in optimizers for g in o.param_groups]
+    owned = [id(p) for g in groups for p in g["params"]]
+    assert sorted(owned) == sorted(id(p) for p in model.parameters())
+    assert all((p.dim() >= 2) == (g["weight_decay"] > 0) for g in groups for p in g["params"])
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else():
+    model, optimizers = model_and_optimizers("muon")
+    by_muon = {id(p) for o in optimizers if isinstance(o, Muon) for g in o.param_groups for p in g["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in by_muon}
+    assert names == {f"blocks.{layer}.{part}.weight" for layer in range(2)
+                     for part in ("attention.W_Q", "attention.W_K", "attention.W_V", "attention.W_O", "mlp.W_in", "mlp.W_out")}
+
+
+def steps(model, optimizers, count: int, seed: int):
+    torch.manual_seed(seed)
+    for _ in range(count):
+        tokens = torch.randint(0, 11, (2, 9))
+        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_saved_and_loaded_state_continues_to_the_same_bits(name):
+    model, optimizers = model_and_optimizers(name)
+    steps(model, optimizers, 3, seed=1)
+    again, others = model_and_optimizers(name)
+    again.load_state_dict(model.state_dict())
+    load_optimizer_tensors(others, again, {k: t.clone() for k, t in optimizer_tensors(optimizers, model).items()})
+    steps(model, optimizers, 3, seed=2)
+    steps(again, others, 3, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def schedule(steps: int, **optim) -> list[float]:
+    config = Config(max_steps=steps, optim=OptimConfig(**optim))
+    return [lr_factor(step, config) for step in range(steps)]
+
+
+def test_the_cosine_rises_linearly_and_ends_at_its_floor():
+    factors = schedule(2000, warmup_steps=100, min_lr_ratio=0.1)
+    assert factors[:3] == pytest.approx([1 / 101, 2 / 101, 3 / 101])
+    assert factors[100] == 1.0
+    assert factors[1050] == pytest.approx(0.55)
+    assert factors[-1] == pytest.approx(0.1, abs=1e-4)
+
+
+def test_warm_up_stable_decay_is_flat_and_then_falls_linearly():
+    factors = schedule(100, schedule="wsd", warmup_steps=5, decay_share=0.4, min_lr_ratio=0.0)
+    assert set(factors[5:61]) == {1.0}
+    assert factors[80] == pytest.approx(0.5)
+    assert factors[99] == pytest.approx(1 / 40)
+
+
+def test_the_constant_schedule_stays():
+    assert set(schedule(50, schedule="constant", warmup_steps=0)) == {1.0}
+
+
+def test_after_the_decay_the_rate_stays_at_its_floor():
+    assert lr_factor(90, Config(max_steps=100, optim=OptimConfig(decay_steps=50, min_lr_ratio=0.2))) == 0.2

@@ -1,0 +1,92 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import TINY
+
+from config import Config, UserError, WandbConfig, knobs, read_config
+from training.record import RunFolder, Stopwatch, new_run_dir, read_rows, wandb_mode
+
+
+def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({new_run_dir("x") for _ in range(5)}) == 5
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path):
+    first = RunFolder(tmp_path / "run", new=True)
+    with pytest.raises(UserError, match="in use by another process"):
+        RunFolder(tmp_path / "run", new=True)
+    first.release()
+    assert not (tmp_path / "run").exists()  # nothing came of it
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "run", new=True)
+
+
+def test_rows_are_read_up_to_the_first_damaged_line(tmp_path):
+    (tmp_path / "m").write_text('{"step": 1}\n{"step": 2}\n{"step": 3')
+    assert [row["step"] for row in read_rows(tmp_path / "m")] == [1, 2]
+    assert read_rows(tmp_path / "none") == []
+
+
+def test_the_stopwatch_books_time_by_kind():
+    watch = Stopwatch(lambda: None, train_seconds=10.0)
+    watch.switch("train")
+    time.sleep(0.02)
+    watch.switch("evaluate")
+    time.sleep(0.03)
+    watch.switch("train")
+    watch.switch(None)
+    assert 10.02 <= watch.seconds["train"] < 10.03 <= 10 + watch.seconds["evaluate"] < 10.06
+
+
+@pytest.mark.parametrize(("setting", "env", "key", "mode"), [
+    ("auto", None, None, "offline"), ("auto", None, "k", "online"), ("auto", "disabled", "k", "disabled"), ("auto", "offline", "k", "offline"),
+    ("auto", "dryrun", None, "offline"), ("disabled", "online", "k", "disabled"), ("offline", "online", "k", "offline"),
+    ("online", "offline", None, "online"),
+])
+def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch, tmp_path, setting, env, key, mode):
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    for name, value in (("WANDB_MODE", env), ("WANDB_API_KEY", key)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert wandb_mode(Config(wandb=WandbConfig(mode=setting))) == mode
+
+
+@pytest.mark.slow
+def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(command, tmp_path, text_file):
+    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=6", "eval.every=3", "attention.every=3",
+                   "attention.tokens=16", "run_dir=run", "wandb.mode=auto", env={"WANDB_MODE": None}, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    record, = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert f"to upload it: wandb sync run/wandb/{record.name}" in done.stdout
+    inspected = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)], capture_output=True, text=True, check=True)
+    back = [json.loads(line) for line in inspected.stdout.splitlines()]
+    history = [entry["history"]["item"] for entry in back if entry["type"] == "history"]
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [item["step"] for item in history] == list(range(7))
+    assert all(item[key] == pytest.approx(value, rel=1e-12) for item, row in zip(history, rows) for key, value in row.items())
+    for step in (0, 3, 6):
+        image = record / "files" / history[step]["attention/map.path"]
+        assert image.read_bytes() == (tmp_path / "run" / "attention" / f"step_{step:08d}.png").read_bytes()
+    configuration = next(entry["run"]["config"]["update"] for entry in back if entry["type"] == "run")
+    for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml")):
+        section, _, key = name.rpartition(".")
+        assert (configuration[section] if section else configuration)[key] == value
+
+
+@pytest.mark.slow
+def test_online_without_a_network_the_record_is_kept_offline(command, tmp_path, text_file):
+    began = time.monotonic()
+    env = {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": None, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2", "run_dir=run", env=env, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert "did not start online" in done.stdout and time.monotonic() - began < 90
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))

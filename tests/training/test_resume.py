@@ -1,0 +1,145 @@
+"""A run that is stopped and continued ends at the same bits as one that was not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from config import Config, UserError
+
+
+def rows(run: str | Path) -> list[dict]:
+    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(run) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in ("train_seconds", "train/tokens_per_second")} for row in rows(run)]
+
+
+def assert_same_run(one: str, other: str, step: int = 12):
+    assert timeless(one) == timeless(other)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        a, b = (load_file(Path(run, "checkpoints", f"step_{step:08d}", name)) for run in (one, other))
+        assert a.keys() == b.keys()
+        assert all(np.array_equal(a[key], b[key]) for key in a)
+    snapshots = sorted(p.name for p in Path(one, "attention").glob("*.npz"))
+    assert snapshots == sorted(p.name for p in Path(other, "attention").glob("*.npz"))
+    for name in snapshots:
+        a, b = (np.load(Path(run, "attention", name)) for run in (one, other))
+        assert all(np.array_equal(a[key], b[key]) for key in a.files)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at(monkeypatch, owner, name: str, call: int):
+    """Let a function raise at its n-th call, from outside."""
+    do, calls = getattr(owner, name), iter(range(1, 1000))
+
+    def dying(*args, **more):
+        if next(calls) == call:
+            raise Stopped
+        return do(*args, **more)
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("where", ["training.evaluate.Validation.evaluate", "attention_maps.capture.capture", "training.runtime.seed_micro_step"])
+def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, train_here, tmp_path, monkeypatch, where, optimizer):
+    tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
+    whole = replace(tiny, run_dir=str(tmp_path / "whole"))
+    train_here(whole)
+    with monkeypatch.context() as patch:
+        import attention_maps.capture
+        import training.evaluate
+        import training.runtime
+
+        owners = {"training.evaluate.Validation.evaluate": (training.evaluate.Validation, "evaluate", 3),
+                  "attention_maps.capture.capture": (attention_maps.capture, "capture", 2),
+                  "training.runtime.seed_micro_step": (training.runtime, "seed_micro_step", 19)}
+        stop_at(patch, *owners[where])
+        with pytest.raises(Stopped):
+            train_here(tiny)
+    train_here(tiny, resume=True)
+    assert_same_run(whole.run_dir, tiny.run_dir)
+
+
+def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_path):
+    tiny.model.dropout = 0.2
+    train_here(tiny)
+    losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
+    for evaluation, attention, save in ((0, 0, 0), (1, 1, 1), (5, 3, 2)):
+        other = replace(tiny, run_dir=str(tmp_path / str(evaluation)), eval=replace(tiny.eval, every=evaluation),
+                        attention=replace(tiny.attention, every=attention), checkpoint=replace(tiny.checkpoint, every=save))
+        train_here(other)
+        assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
+        a, b = (load_file(Path(run, "checkpoints", "step_00000012", "model.safetensors")) for run in (tiny.run_dir, other.run_dir))
+        assert all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def test_accumulation_changes_the_loss_by_rounding_only(tiny: Config, train_here, tmp_path):
+    train_here(tiny)
+    other = replace(tiny, run_dir=str(tmp_path / "four"), accumulate=4)
+    train_here(other)
+    for a, b in zip(rows(tiny.run_dir), rows(other.run_dir)):
+        if "train/loss" in a:
+            assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-4)
+
+
+def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_here):
+    tiny.log.every = tiny.eval.every = tiny.checkpoint.every = tiny.attention.every = 0
+    train_here(tiny)
+    row, = rows(tiny.run_dir)
+    assert row["step"] == 12 and row["tokens"] == 12 * 4 * 32
+    assert {"train/loss", "train/lr", "train/tokens_per_second", "val/loss", "val/bits_per_byte", "heads/induction/L1H1"} <= row.keys()
+    assert Path(tiny.run_dir, "attention", "step_00000012.png").exists()
+    assert Path(tiny.run_dir, "checkpoints", "step_00000012").is_dir()
+
+
+def test_steps_of_the_diary_only_go_up_and_half_a_line_does_not_survive(tiny: Config, train_here):
+    train_here(tiny, max_steps=8)
+    metrics = Path(tiny.run_dir, "metrics.jsonl")
+    metrics.write_text(metrics.read_text() + '{"step": 9, "tok')
+    train_here(tiny, resume=True)
+    steps = [row["step"] for row in rows(tiny.run_dir)]
+    assert steps == list(range(13))
+
+
+def test_a_larger_max_steps_extends_a_finished_run(tiny: Config, train_here, capsys):
+    train_here(tiny)
+    best = train_here(tiny, resume=True)
+    assert "is finished" in capsys.readouterr().out
+    assert best == min(row["val/loss"] for row in rows(tiny.run_dir) if row["step"] and "val/loss" in row)
+    train_here(tiny, resume=True, max_steps=16)
+    assert rows(tiny.run_dir)[-1]["step"] == 16
+
+
+def test_training_seconds_are_carried_over_a_resume(tiny: Config, train_here):
+    train_here(tiny, max_steps=8)
+    before = rows(tiny.run_dir)[-1]["train_seconds"]
+    train_here(tiny, resume=True)
+    seconds = [row["train_seconds"] for row in rows(tiny.run_dir)]
+    assert before > 0 and seconds == sorted(seconds)
+
+
+def test_a_changed_text_is_refused_on_resume(tiny: Config, train_here, text_file, tmp_path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text(text_file.read_text(encoding="utf-8"), encoding="utf-8")
+    tiny.data.path = str(mine)
+    train_here(tiny, max_steps=8)
+    mine.write_text(mine.read_text(encoding="utf-8").replace("glass", "grass", 1), encoding="utf-8")
+    with pytest.raises(UserError, match="has changed since the run began"):
+        train_here(tiny, resume=True)
+
+
+def test_a_run_learns(tiny: Config, train_here):
+    tiny.max_steps, tiny.optim.name, tiny.optim.lr, tiny.eval.every = 120, "muon", 1e-2, 120
+    best = train_here(tiny)
+    untrained = rows(tiny.run_dir)[0]["val/loss"]
+    assert untrained == pytest.approx(np.log(21), rel=0.05)
+    assert best < 0.75 * untrained
