@@ -85,7 +85,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     if config.model.vocab_size not in (None, vocab_size):
         raise UserError(f"model.vocab_size={config.model.vocab_size} is not the tokenizer's {vocab_size}: leave it out")
     config.model.vocab_size = vocab_size
-    say(tokens.summary())
+    for line in tokens.summary():
+        say(line)
 
     # The machine, the model, the optimizers.
     device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
@@ -109,9 +110,10 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             loss, bits = validation.evaluate(model)
             say(f"after {step:,} steps: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
             return loss
-        if step >= config.max_steps:
+        rows = read_rows(run_dir / "metrics.jsonl")
+        if step > config.max_steps or (step == config.max_steps and rows and rows[-1]["step"] == step):
             say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; a larger max_steps extends it")
-            best = best_row(read_rows(run_dir / "metrics.jsonl"))
+            best = best_row(rows)
             return best["val/loss"] if best else float("nan")
         load_optimizer_tensors(optimizers, model, checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
         checkpoint.discard_after(run_dir, step)
@@ -123,9 +125,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     forward, why = model, ""
     if config.compile == "auto":
         config.compile, why = runtime.compile_pays(device, model.flops_per_token() * step_tokens * (config.max_steps - step))
-    say(f"{model.num_parameters():,} parameters on {runtime.describe(device)}, {config.precision}, "
-        f"{'compiled' if config.compile else 'eager'}{why}; {config.max_steps:,} steps of {step_tokens:,} tokens, "
-        f"{config.max_steps * step_tokens / len(tokens.train):.1f} epochs")
+    say(f"model    {model.num_parameters():,} parameters")
+    say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {config.max_steps * step_tokens / len(tokens.train):.1f} epochs")
+    say(f"machine  {runtime.describe(device)}, {config.precision}, {'compiled' if config.compile else 'eager'}{why}")
     if config.compile:
         x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
         forward = runtime.compiled(model, x, y, config, say)

@@ -31,11 +31,13 @@ class Tokens:
     characters: int
     bytes: int
 
-    def summary(self) -> str:
+    def summary(self) -> list[str]:
+        """What was read and what it became, in lines of at most 80 columns."""
         tokens = len(self.train) + len(self.val)
-        return (f"{self.name}: {self.documents:,} document{'s' * (self.documents > 1)}, {self.characters:,} characters, "
-                f"{len(self.train):,} + {len(self.val):,} tokens (training + validation) of a vocabulary of "
-                f"{self.tokenizer.vocab_size:,}, {self.bytes / tokens:.2f} bytes per token")
+        return [f"text     {self.name}",
+                f"         {self.documents:,} document{'s' * (self.documents > 1)}, {self.characters:,} characters",
+                f"tokens   {len(self.train):,} to train on and {len(self.val):,} to validate",
+                f"         vocabulary {self.tokenizer.vocab_size:,}, {self.bytes / tokens:.2f} bytes per token"]
 
 
 def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print) -> Tokens:

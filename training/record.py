@@ -217,22 +217,22 @@ def start_wandb(config: Config, run_dir: Path, experiment: str, say):
         say(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
         return None
     if attempt == "offline":
-        say(f"W&B: recorded offline; to upload it: wandb sync {run_dir / 'wandb' / Path(run.dir).parent.name}")
+        say(f"W&B      recorded offline; to upload it: wandb sync {run_dir / 'wandb' / Path(run.dir).parent.name}")
     return run
 
 
 def print_summary(console: Console, run_dir: Path, best: dict | None, seconds: dict[str, float]) -> None:
     """Where the run is, how good it became, where the time went, what to do next."""
-    total, maps = sum(seconds.values()), sorted((run_dir / "attention").glob("*.png"))
+    maps = sorted((run_dir / "attention").glob("*.png"))
     lines = [("", ""), ("run", run_dir)]
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte"),
                   ("", f"after {best['step']:,} steps")]
-    lines += [("time", ", ".join(f"{kind} {s:.0f} s ({s / total:.0%})" for kind, s in seconds.items() if s))]
+    lines += [("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s))]
     lines += [("its attention", maps[-1])] if maps else []
     lines += [("its numbers", run_dir / "metrics.jsonl"), ("sample from it", f"python sample.py run_dir={run_dir}")]
     for name, value in lines:  # never cut: these are to be copied
-        console.print(f"{name:<22}{value}".rstrip(), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name:<21}{value}".rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 class Stopwatch:

@@ -49,7 +49,7 @@ def stop_at(monkeypatch, owner, name: str, call: int):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("where", ["training.evaluate.Validation.evaluate", "attention_maps.capture.capture", "training.runtime.seed_micro_step"])
+@pytest.mark.parametrize("where", ["in an evaluation", "in the last evaluation", "in a capture", "in a step"])
 def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, train_here, tmp_path, monkeypatch, where, optimizer):
     tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
     whole = replace(tiny, run_dir=str(tmp_path / "whole"))
@@ -59,10 +59,10 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, trai
         import training.evaluate
         import training.runtime
 
-        owners = {"training.evaluate.Validation.evaluate": (training.evaluate.Validation, "evaluate", 3),
-                  "attention_maps.capture.capture": (attention_maps.capture, "capture", 2),
-                  "training.runtime.seed_micro_step": (training.runtime, "seed_micro_step", 19)}
-        stop_at(patch, *owners[where])
+        stop_at(patch, *{"in an evaluation": (training.evaluate.Validation, "evaluate", 3),
+                         "in the last evaluation": (training.evaluate.Validation, "evaluate", 4),
+                         "in a capture": (attention_maps.capture, "capture", 2),
+                         "in a step": (training.runtime, "seed_micro_step", 19)}[where])
         with pytest.raises(Stopped):
             train_here(tiny)
     train_here(tiny, resume=True)
