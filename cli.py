@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -33,7 +35,7 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
     """Run an entry point on the checked arguments: a user's mistake becomes one sentence and status 1, Ctrl-C status 130."""
     try:
         if {"-h", "--help"} & set(sys.argv[1:]):
-            print(help())
+            print(help(), flush=True)
             return
         os.environ["HYDRA_FULL_ERROR"] = "1"  # have Hydra raise what goes wrong, so that it is told here
         sys.argv[1:] = check(sys.argv[1:])
@@ -44,6 +46,9 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
         fail(sentence(e))
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Exception as e:
         if type(e).__module__.partition(".")[0] != "hydra":
             raise
@@ -59,6 +64,9 @@ def sentence(error: Exception) -> str:
     """What Hydra and OmegaConf say over several lines, in one."""
     key = getattr(error, "full_key", None)
     first = str(error).strip().splitlines()[0]
+    wrong = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", first)
+    if key and wrong:
+        return f"{key}={wrong[1]} is not {({'Integer': 'a whole number', 'Float': 'a number', 'Boolean': 'true or false'}).get(wrong[2], wrong[2])}"
     return f"{key}: {first}" if key else first
 
 
@@ -92,7 +100,7 @@ def check_arguments(argv: list[str]) -> list[str]:
         if key[:1] in ("+", "~") and key.lstrip("+~") in types:
             raise UserError(f"{arg}: a setting is changed, not added or removed: write {key.lstrip('+~')}=VALUE")
         if not equals:
-            raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg, types) if arg not in types else ''}")
+            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value" + (", without spaces" if arg in types else did_you_mean(arg, types)))
         if key in groups():
             check_choice(key, value, sweep)
         elif key not in types:
@@ -135,35 +143,35 @@ def quote(text: str) -> str:
 def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
     """The checked configuration that Hydra composed, and whether it continues a run.
 
-    A run that is resumed has the configuration it was started with, changed by what is typed now. Where a preset is
-    typed, the whole composition is meant, as when the same command is given again.
+    A run that is resumed has the configuration it was started with, changed by what is typed now; an experiment that is
+    typed stands for all its settings, as when the command that started the run is given again.
 
     Raises:
         UserError: a setting is wrong, or the run cannot be continued with it.
     """
     asked: Config = OmegaConf.to_object(cfg)
-    asked.check()
     if not (asked.resume or asked.eval_only) or asked.run_dir is None:
+        asked.check()
         return asked, False
     kept = Path(asked.run_dir) / "config.yaml"
     if not kept.exists():
         if asked.resume == "auto" and not asked.eval_only:
+            asked.check()
             return asked, False
         raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: leave resume=true out to start one there")
-    run = read_config(kept)
+    run, config = read_config(kept), read_config(kept)
     typed = [o.partition("=")[0] for o in overrides]
-    if set(typed) & set(groups()):
+    if "experiment" in typed:
         config = asked
         for key in SETTLED:
             if getattr(config, key) == "auto":
                 setattr(config, key, getattr(run, key))
-        config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
-    else:
-        config = read_config(kept)
-        for key in typed:
-            section, _, name = key.rpartition(".")
+    for key in typed:
+        section, _, name = key.rpartition(".")
+        if hasattr(config, key.partition(".")[0]):  # a setting, or a preset that fills a whole section
             setattr(getattr(config, section) if section else config, name,
                     getattr(getattr(asked, section) if section else asked, name))
+    config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
     config.run_dir, config.resume, config.eval_only = asked.run_dir, asked.resume, asked.eval_only
     now = {name: value for name, _, value in knobs(config)}
     changed = [f"{name}: {value} in the run, {now[name]} asked for" for name, _, value in knobs(run)
@@ -179,37 +187,36 @@ def train_help() -> str:
     """The text of `python train.py --help`."""
     lines = ["""Train a small GPT, and watch its attention form.
 
-  python train.py                                              the default: Python's own library, about three minutes
-  python train.py data=text data.path=notes/                   your own text: a file, a folder or a glob
-  python train.py data=shakespeare tokenizer=char              tiny Shakespeare by characters
-  python train.py experiment=nanogpt_cpu                       a preset for a whole run
-  python train.py model.n_layer=6 optim.lr=3e-4                change any setting below
-  python train.py run_dir=runs/X resume=true                   go on with a run that was stopped
-  python train.py run_dir=runs/X eval_only=true                the validation loss of its last checkpoint
-  python train.py -m model.n_kv_head=1,2,4                     a sweep: one run for each value
-  python train.py --cfg job                                    print the configuration and end
+  python train.py                              Python's own library, 3 minutes
+  python train.py data=text data.path=notes/   your text: file, folder or glob
+  python train.py data=shakespeare tokenizer=char
+  python train.py experiment=nanogpt_cpu       a preset for a whole run
+  python train.py model.n_layer=6 optim.lr=3e-4
+  python train.py run_dir=runs/X resume=true   go on with a run that was stopped
+  python train.py run_dir=runs/X eval_only=true
+  python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
+  python train.py --cfg job                    print the configuration and end
 
-Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed replaces the one that the experiment chose;
-what the experiment sets itself wins over presets; KEY=VALUE wins over all.
+Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
+replaces the one that the experiment chose; what the experiment sets itself wins
+over presets; KEY=VALUE wins over all.
 """]
     for group, presets in groups().items():
-        lines.append(f"  {group:<12} {', '.join(presets)}")
+        lines.append(textwrap.fill(", ".join(presets), 79, initial_indent=f"  {group:<12} ", subsequent_indent=" " * 15))
     lines.append("\nSettings (KEY=VALUE), with their defaults before any preset:")
     lines += _knob_lines(Config())
     return "\n".join(lines)
 
 
 def _knob_lines(config) -> list[str]:
-    lines, section = [], ""
+    width, lines, section = max(72, min(120, shutil.get_terminal_size((100, 24)).columns)), [], ""
     for name, f, default in knobs(config):
         if name.rpartition(".")[0] != section:
             section = name.rpartition(".")[0]
             lines.append("")
         choices = f.metadata.get("choices")
-        words = f.metadata["help"]
-        if choices:
-            words += f" ({' | '.join(_shown(c) for c in choices)})"
-        lines.append(f"  {name + '=' + _shown(default):<32} {words}")
+        words = f.metadata["help"] + (f" ({' | '.join(_shown(c) for c in choices)})" if choices else "")
+        lines.append(textwrap.fill(words, width, initial_indent=f"  {name + '=' + _shown(default):<30} ", subsequent_indent=" " * 33))
     return lines
 
 
@@ -231,7 +238,7 @@ def sample_config(argv: list[str]) -> SampleConfig:
     for arg in argv:
         key, equals, value = arg.partition("=")
         if not equals:
-            raise UserError(f"{arg} is not of the form key=value{did_you_mean(arg.lstrip('-'), known)}")
+            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{did_you_mean(arg.lstrip('-'), known) or '; a prompt is prompt=TEXT'}")
         if key not in known:
             raise UserError(f"{key} is not a setting of sample.py{did_you_mean(key, known)}; python sample.py --help lists them")
         if value == "null" and "None" in str(known[key].type):
@@ -249,8 +256,8 @@ def sample_help() -> str:
     """The text of `python sample.py --help`."""
     return "\n".join(["""Generate text from a trained run: the text on stdout, everything else on stderr.
 
-  python sample.py                                             from the newest run
-  python sample.py run_dir=runs/X prompt="def main():" max_new_tokens=200 temperature=0.7 top_k=50
+  python sample.py                             from the newest run
+  python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
   echo "import os" | python sample.py prompt=-
 
 Settings (KEY=VALUE), with their defaults:"""] + _knob_lines(SampleConfig()))

@@ -57,6 +57,9 @@ class GPTConfig:
     dropout: float = knob(0.0, "share of activations and attention weights dropped in training", ge=0, lt=1)
     tie_embeddings: bool = knob(True, "the output layer is the token embedding, transposed")
 
+    zero_init: bool = knob(False, "start what writes to the residual stream, and an untied output layer, at zero")
+    logit_softcap: float = knob(0.0, "squash logits to ±this by a tanh; 0: leave them", ge=0)
+
     @property
     def kv_heads(self) -> int:
         return self.n_kv_head or self.n_head
@@ -122,12 +125,12 @@ class OptimConfig:
 
 @dataclass
 class LogConfig:
-    every: int = knob(10, "steps between logged training losses; 0: never", ge=0)
+    every: int = knob(10, "steps between logged training losses; 0: only at the end", ge=0)
 
 
 @dataclass
 class EvalConfig:
-    every: int = knob(100, "steps between evaluations of the whole validation split; 0: never", ge=0)
+    every: int = knob(100, "steps between evaluations of the whole validation split; 0: only at the end", ge=0)
 
 
 @dataclass
@@ -138,7 +141,7 @@ class CheckpointConfig:
 
 @dataclass
 class AttentionConfig:
-    every: int = knob(100, "steps between attention snapshots; 0: never", ge=0)
+    every: int = knob(100, "steps between attention snapshots; 0: only at the end", ge=0)
     tokens: int = knob(48, "length of the texts that snapshots look at, at most block_size", ge=8)
 
 
@@ -258,7 +261,8 @@ def check_fields(node, prefix: str = "") -> None:
 
 def did_you_mean(word: str, known) -> str:
     """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    last = [name for name in known if name.rpartition(".")[2] == word]  # optim.lr for lr
+    near = last or difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}" if near else ""
 
 

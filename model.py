@@ -1,6 +1,7 @@
 """The transformer: attention as the documents define it, the block, GPT, the KV cache.
 
-Shapes are written with the documents' letters: B batch, T tokens, C channels, H query heads,
+The documents are five introductions to self-attention that the project started from, cited by their files' names.
+Shapes are written with their letters: B batch, T tokens, C channels, H query heads,
 G key/value heads, d_k the size of a query or key, d_v the size of a value, V the vocabulary.
 """
 
@@ -22,8 +23,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 
     Args:
         q: queries (…, T_q, d_k), or (…, H, T_q, d_k) with heads.
-        k: keys (…, T_k, d_k); with grouped heads (…, G, T_k, d_k), H a multiple of G, where
-            query heads h·H/G … share key/value head h (000_634833161fd3075e.txt).
+        k: keys (…, T_k, d_k); with grouped heads (…, G, T_k, d_k), H a multiple of G: the first H/G query
+            heads share key/value head 0, the next H/G head 1, and so on (000_634833161fd3075e.txt).
         v: values (…, T_k, d_v), grouped like the keys. Queries may come from another sequence
             than keys and values, and d_v may differ from d_k (004_2e522ac47f105ae6.txt).
         mask: broadcast to (…, T_q, T_k); boolean (True: may attend) or added to the scores
@@ -46,7 +47,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
         nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
-        # Softmax over nothing is 0/0. Such rows pass through it as zeros, so that their gradient is 0 and not NaN.
+        # Softmax over nothing is 0/0 (a causal row always has itself, a caller's mask may leave a row nothing).
+        # Such rows pass through it as zeros, so that their gradient is 0 and not NaN.
         weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
     else:
         weights = scores.softmax(dim=-1)
@@ -145,7 +147,9 @@ class SelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B, G, T_k, d_k), (B, G, T_k, d_v)
         T_k = k.shape[2]
-        # torch's is_causal aligns a mask that is not square to its first key, ours to its last: hence the mask.
+        # What `attention` writes out, fused. Three cases: a whole sequence (T = T_k), where the kernel knows the causal
+        # mask; one new token (T = 1), which may look at everything; several new tokens after cached ones, whose mask is
+        # spelled out, because the kernel would align it to the first key and not to the last.
         mask = causal_mask(T, T_k, x.device) if 1 < T < T_k else None
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=T > 1 and mask is None, enable_gqa=c.kv_heads != c.n_head,
@@ -278,6 +282,8 @@ class GPT(nn.Module):
         if cache is not None:
             cache.length += tokens.shape[1]
         logits = self.head(self.norm(x))  # (B, T, V)
+        if self.config.logit_softcap:
+            logits = self.config.logit_softcap * torch.tanh(logits.float() / self.config.logit_softcap)
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
@@ -422,11 +428,16 @@ def init_weights(model: GPT) -> None:
     | W_O, W_out, which write to the residual stream       | N(0, 0.02² / 2 n_layer)  |
     | biases                                               | 0                        |
     | gains of LayerNorm and RMSNorm                       | 1                        |
+
+    With `zero_init`, W_O, W_out and a head of its own start at 0: the model begins as its embeddings, the loss at ln V.
     """
+    c = model.config
     writers = {id(m) for block in model.blocks for m in (block.attention.W_O, block.mlp.W_out)}
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            std = 0.02 / math.sqrt(2 * model.config.n_layer) if id(module) in writers else 0.02
+            std = 0.02 / math.sqrt(2 * c.n_layer) if id(module) in writers else 0.02
+            if c.zero_init and (id(module) in writers or (module is model.head and not c.tie_embeddings)):
+                std = 0.0
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

@@ -68,7 +68,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from training import checkpoint, runtime
     from training.evaluate import Validation
     from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, set_learning_rate
-    from training.record import Diary, Stopwatch, best_row, print_summary, read_rows
+    from training.record import Diary, Stopwatch, best_row, print_summary, quoted, read_rows
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -98,13 +98,15 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
-    step, train_seconds, metrics = 0, 0.0, {}
-    if resume and (config.resume != "auto" or checkpoint.saved_steps(run_dir)):
+    step, seconds, metrics = 0, {}, {}
+    if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
+        raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
+    if resume and checkpoint.saved_steps(run_dir):
         folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
         if state["fingerprint"] != tokens.fingerprint:
             raise UserError(f"the text, or how it is prepared, has changed since the run began (fingerprint {state['fingerprint'][:16]} then, "
                             f"{tokens.fingerprint[:16]} now): restore it, or start a new run")
-        step, train_seconds, metrics = state["step"], state["train_seconds"], state["metrics"]
+        step, seconds, metrics = state["step"], state["seconds"], state["metrics"]
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
         if config.eval_only:
             loss, bits = validation.evaluate(model)
@@ -120,7 +122,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         say(f"going on after {step:,} steps")
 
     # What runs a step: the model itself, or compiled.
-    stopwatch = Stopwatch(lambda: runtime.synchronize(device), train_seconds)
+    stopwatch = Stopwatch(lambda: runtime.synchronize(device), seconds)
     stopwatch.switch("train")
     forward, why = model, ""
     if config.compile == "auto":
@@ -141,7 +143,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             stopwatch.switch("save")
             checkpoint.save_checkpoint(
                 run_dir, step, model, optimizer_tensors(optimizers, model), tokens.tokenizer, config_yaml(config),
-                {"train_seconds": stopwatch.seconds["train"], "fingerprint": tokens.fingerprint, "metrics": metrics})
+                {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics})
 
         def due(every: int) -> bool:
             return step == config.max_steps or (every > 0 and step % every == 0)
@@ -178,9 +180,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             if step == config.max_steps:
                 break
             if stop.exit_status is not None:
-                if step and step not in checkpoint.saved_steps(run_dir):
+                if step not in checkpoint.saved_steps(run_dir):
                     save()
-                diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={run_dir} resume=true")
+                diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={quoted(run_dir)} resume=true")
                 raise SystemExit(stop.exit_status)
 
             # One update, from the batch of this step in micro-steps.
@@ -202,12 +204,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             diary.advance(step)
             metrics = {}
             if due(config.log.every):
-                seconds = stopwatch.read()
+                trained = stopwatch.read()
                 metrics = {"train/loss": loss.item(), "train/lr": config.optim.lr * lr_factor(step - 1, config),
                            "train/grad_norm": grad_norm.item(),
-                           "train/tokens_per_second": (step - timed[0]) * step_tokens / (seconds - timed[1])}
-                timed = (step, seconds)
-    print_summary(console, run_dir, best, stopwatch.seconds)
+                           "train/tokens_per_second": (step - timed[0]) * step_tokens / (trained - timed[1])}
+                timed = (step, trained)
+    print_summary(console, run_dir, diary.rows, stopwatch.seconds)
     return best["val/loss"] if best else float("nan")
 
 

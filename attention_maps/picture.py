@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from attention_maps.capture import Snapshot
 
 DPI = 160
-SMALLEST_LABEL = 4.2  # points; token labels smaller than this are left out
+SMALLEST_LABEL = 4.0  # points; token labels smaller than this are left out
 VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "·"}
 
 
@@ -21,7 +21,7 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
     """Draw the snapshot's text maps (L, H, T, T), the heads of each of `groups` key/value heads framed together."""
     L, H, T, _ = snapshot.text.shape
     in_group = H // groups
-    cell = max(0.9, min(3.2, 16 / max(L, H)))  # inches a map
+    cell = max(0.9, min(3.2, 22 / max(L, H)))  # inches a map
     gap, group_gap = 0.14 * cell ** 0.5, 0.34 * cell ** 0.5
     labels = cell * 72 / T >= SMALLEST_LABEL
     left, bottom = (1.25, 0.95) if labels else (0.65, 0.35)
@@ -69,7 +69,8 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
                 page.text(x + place, bottom - pad - 0.04, w, fontsize=size, va="top", ha="center", rotation=90, parse_math=False)
 
     page.text(left - pad, height - 0.14, title, fontsize=11, weight="bold", va="top", ha="left", parse_math=False)
-    page.text(left - pad, height - 0.38, "row: the token that looks; column: the token it looks at; · is a space, ⏎ a line end",
+    page.text(left - pad, height - 0.38, "on the beginning of the validation text; row: the token that looks, column: the token it looks at"
+              + ("; · is a space, ⏎ a line end" if labels else "; the tokens are in the .npz beside this"),
               fontsize=7.5, color="0.35", va="top", ha="left")
     bar = figure.colorbar(picture, cax=figure.add_axes((1 - 0.62 / width, bottom / height, 0.13 / width, (ys[0] + cell - bottom) / height)),
                           ticks=(0, 0.01, 0.05, 0.1, 0.25, 0.5, 1))

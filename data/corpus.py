@@ -117,7 +117,7 @@ def text_files(path: str, say) -> tuple[Path, ...]:
     files = sorted((p for p in found if p.is_file()), key=lambda p: p.as_posix())
     text = tuple(p for p in files if not _is_binary(p))
     if len(text) < len(files):
-        say(f"left out {len(files) - len(text)} binary files in {path}")
+        say(f"left out of {path}, as binary: {', '.join(p.name for p in files if p not in set(text))}")
     if not text:
         raise UserError(f"data.path={path} holds no text files")
     return text

@@ -942,3 +942,23 @@ def test_maps_are_exact_under_autocast_too():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         maps = model.attention_maps(torch.randint(0, 11, (1, 64)))
     assert maps.dtype == torch.float32 and (maps.sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_soft_capped_logits_stay_below_the_cap_and_are_the_tanh_of_the_others():
+    torch.manual_seed(0)
+    plain, capped = (GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=1, n_head=2, n_embd=16, logit_softcap=cap)) for cap in (0.0, 2.0))
+    capped.load_state_dict(plain.state_dict())
+    plain.head.weight.data *= 100
+    capped.head.weight.data *= 100
+    tokens = torch.randint(0, 11, (1, 16))
+    before, after = plain(tokens)[0], capped(tokens)[0]
+    assert before.abs().max() > 2 >= after.abs().max()
+    assert torch.allclose(after, 2 * torch.tanh(before / 2))
+
+
+def test_a_zero_initialised_model_begins_as_its_embeddings_and_guesses_uniformly():
+    model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=2, n_head=2, n_embd=16, tie_embeddings=False, zero_init=True))
+    tokens = torch.randint(0, 11, (2, 16))
+    x, rotary = model._embed(tokens)
+    assert all(torch.equal(block(x, rotary), x) for block in model.blocks)
+    assert model(tokens, tokens)[1].item() == pytest.approx(math.log(11))

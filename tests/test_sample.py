@@ -69,7 +69,7 @@ def test_half_a_character_is_never_written(command, run):
     (["prompt_file=none.txt"], "cannot be read"),
     (["max_new_tokens=many"], "max_new_tokens"),
     (["device=tpu"], "device=tpu"),
-    (["run_dir=nowhere"], "no checkpoint"),
+    (["run_dir=nowhere"], "does not exist"),
 ])
 def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
     done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args else []), *args, input=b"\xff\xfe",

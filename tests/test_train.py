@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,46 @@ def test_a_stop_signal_saves_and_the_run_goes_on(command, tmp_path, text_file, n
     done = command("train.py", "run_dir=run", "resume=true", f"max_steps={steps + 5}")
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in rows(run)] == list(range(1, steps + 6))
+
+
+def test_a_run_stopped_before_its_first_step_goes_on_too(tiny, train_here, monkeypatch, capsys):
+    from training.runtime import StopSignal
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        patch.setattr(StopSignal, "__enter__", lambda self: setattr(self, "exit_status", 130) or self)
+        patch.setattr(StopSignal, "__exit__", lambda *_: None)
+        train_here(replace(tiny, run_dir=tiny.run_dir + " with a space"))
+    assert stopped.value.code == 130
+    assert "run_dir='" in capsys.readouterr().out  # as a shell takes it
+    train_here(replace(tiny, run_dir=tiny.run_dir + " with a space"), resume=True)
+
+
+def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(command, tmp_path, text_file):
+    command("train.py", *on(text_file), "max_steps=3", "batch_size=6", "run_dir=run")
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(text_file.read_bytes())
+    for more in (["accumulate=3"], [f"data.path={moved}"], ["data=text", f"data.path={moved}"], ["model.n_layer=2", "tokenizer=char"]):
+        done = command("train.py", "run_dir=run", "resume=true", *more, "max_steps=4")
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_auto(command, tmp_path, text_file):
+    command("train.py", *on(text_file), "max_steps=3", "run_dir=run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    refused = command("train.py", "run_dir=run", "resume=true")
+    assert refused.returncode == 1 and "resume=auto" in refused.stderr
+    assert command("train.py", "run_dir=run", "resume=auto").returncode == 0
+
+
+@pytest.mark.parametrize("script", ["train.py --help", "sample.py --help"])
+def test_output_that_nobody_reads_on_is_no_error(script, tmp_path):
+    done = subprocess.run(f"'{sys.executable}' '{ROOT}'/{script} | head -1", shell=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == "" and done.stdout.count("\n") == 1
+
+
+def test_the_summary_names_the_head_that_does_most_of_each_thing(command, text_file):
+    done = command("train.py", *on(text_file), "max_steps=3", "run_dir=run")
+    assert re.search(r"most induction +-?\d\.\d\d, by head L\dH\d", done.stdout)
 
 
 def test_a_second_process_in_a_run_is_refused(command, tmp_path, text_file):

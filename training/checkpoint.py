@@ -130,7 +130,7 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
     """
     steps = saved_steps(run_dir)
     if not steps:
-        raise UserError(f"{run_dir} has no checkpoint")
+        raise UserError(f"{run_dir} {'has no checkpoint' if run_dir.is_dir() else 'does not exist'}")
     wanted = int(which) if str(which).isdigit() else pointed(run_dir, which)
     if wanted not in steps:
         if str(which).isdigit():

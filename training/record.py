@@ -3,6 +3,7 @@
 import json
 import netrc
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -32,7 +33,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if new and any(p.name != ".lock" for p in path.iterdir()):
-                raise UserError(f"run_dir={path} is not empty: choose another folder, or add resume=true to continue the run in it")
+                raise UserError(f"run_dir={path} is not empty: choose another folder, or continue the run in it with resume=true")
             self._lock = FileLock(path / ".lock")
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -217,20 +218,31 @@ def start_wandb(config: Config, run_dir: Path, experiment: str, say):
         say(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
         return None
     if attempt == "offline":
-        say(f"W&B      recorded offline; to upload it: wandb sync {run_dir / 'wandb' / Path(run.dir).parent.name}")
+        say(f"W&B      recorded offline; to upload it: wandb sync {quoted(run_dir / 'wandb' / Path(run.dir).parent.name)}")
     return run
 
 
-def print_summary(console: Console, run_dir: Path, best: dict | None, seconds: dict[str, float]) -> None:
-    """Where the run is, how good it became, where the time went, what to do next."""
-    maps = sorted((run_dir / "attention").glob("*.png"))
-    lines = [("", ""), ("run", run_dir)]
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
+def print_summary(console: Console, run_dir: Path, rows: list[dict], seconds: dict[str, float]) -> None:
+    """Where the run is, how good it became, what its heads do, where the time went, what to do next."""
+    lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte"),
                   ("", f"after {best['step']:,} steps")]
-    lines += [("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s))]
-    lines += [("its attention", maps[-1])] if maps else []
-    lines += [("its numbers", run_dir / "metrics.jsonl"), ("sample from it", f"python sample.py run_dir={run_dir}")]
+    for score in ("previous_token", "duplicate_token", "induction", "sink"):
+        heads = {key.rpartition("/")[2]: value for key, value in rows[-1].items() if key.startswith(f"heads/{score}/")}
+        if heads:
+            head = max(heads, key=heads.get)
+            lines += [(f"most {score.replace('_', ' ')}", f"{heads[head]:.2f}, by head {head}")]
+    maps = sorted((run_dir / "attention").glob("*.png"))
+    lines += [("attention", maps[-1])] if maps else []
+    lines += [("numbers", run_dir / "metrics.jsonl"),
+              ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
+              ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
     for name, value in lines:  # never cut: these are to be copied
         console.print(f"{name:<21}{value}".rstrip(), markup=False, highlight=False, soft_wrap=True)
 
@@ -238,8 +250,9 @@ def print_summary(console: Console, run_dir: Path, best: dict | None, seconds: d
 class Stopwatch:
     """Seconds by kind of work; `synchronize` waits for the device where its work must be counted."""
 
-    def __init__(self, synchronize: Callable[[], None], train_seconds: float = 0.0):
-        self.seconds = {"train": train_seconds, "evaluate": 0.0, "attention": 0.0, "save": 0.0}
+    def __init__(self, synchronize: Callable[[], None], seconds: dict[str, float]):
+        """Go on from the seconds that a resumed run had booked."""
+        self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
         self._synchronize, self._kind, self._since = synchronize, None, 0.0
 
     def switch(self, kind: str | None) -> None:

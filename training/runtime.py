@@ -31,7 +31,7 @@ def pick_device(device: str) -> str:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:
-        raise UserError(f"device={device} is not to be had here ({str(e).splitlines()[0]}): use device=auto") from None
+        raise UserError(f"device={device} is not available here ({str(e).splitlines()[0]}): use device=auto") from None
     return device
 
 

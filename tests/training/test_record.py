@@ -36,7 +36,7 @@ def test_rows_are_read_up_to_the_first_damaged_line(tmp_path):
 
 
 def test_the_stopwatch_books_time_by_kind():
-    watch = Stopwatch(lambda: None, train_seconds=10.0)
+    watch = Stopwatch(lambda: None, {"train": 10.0})
     watch.switch("train")
     time.sleep(0.02)
     watch.switch("evaluate")
