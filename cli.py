@@ -100,7 +100,8 @@ def check_arguments(argv: list[str]) -> list[str]:
         if key[:1] in ("+", "~") and key.lstrip("+~") in types:
             raise UserError(f"{arg}: a setting is changed, not added or removed: write {key.lstrip('+~')}=VALUE")
         if not equals:
-            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value" + (", without spaces" if arg in types else did_you_mean(arg, types)))
+            hint = ", without spaces" if arg in types else did_you_mean(arg, types)
+            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
         if key in groups():
             check_choice(key, value, sweep)
         elif key not in types:
@@ -216,7 +217,8 @@ def _knob_lines(config) -> list[str]:
             lines.append("")
         choices = f.metadata.get("choices")
         words = f.metadata["help"] + (f" ({' | '.join(_shown(c) for c in choices)})" if choices else "")
-        lines.append(textwrap.fill(words, width, initial_indent=f"  {name + '=' + _shown(default):<30} ", subsequent_indent=" " * 33))
+        lines.append(textwrap.fill(words, width, break_on_hyphens=False, subsequent_indent=" " * 33,
+                                   initial_indent=f"  {name + '=' + _shown(default):<30} "))
     return lines
 
 
@@ -238,7 +240,8 @@ def sample_config(argv: list[str]) -> SampleConfig:
     for arg in argv:
         key, equals, value = arg.partition("=")
         if not equals:
-            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{did_you_mean(arg.lstrip('-'), known) or '; a prompt is prompt=TEXT'}")
+            hint = did_you_mean(arg.lstrip("-"), known) or "; a prompt is prompt=TEXT"
+            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
         if key not in known:
             raise UserError(f"{key} is not a setting of sample.py{did_you_mean(key, known)}; python sample.py --help lists them")
         if value == "null" and "None" in str(known[key].type):

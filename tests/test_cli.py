@@ -230,7 +230,8 @@ def test_the_settings_of_sample_have_their_types():
 
 
 @pytest.mark.parametrize("argv, sentence", [
-    (["temprature=1"], "temprature is not a setting of sample.py; did you mean temperature"), (["hello"], "hello is not of the form key=value; a prompt is prompt=TEXT"),
+    (["temprature=1"], "temprature is not a setting of sample.py; did you mean temperature"),
+    (["hello"], "hello is not of the form key=value; a prompt is prompt=TEXT"),
     (["--prompt"], "--prompt is not of the form key=value; did you mean prompt"), (["temperature=-1"], "temperature=-1.0 must be at least 0"),
     (["prompt=a", "prompt_file=b"], "both given"), (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
 def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
