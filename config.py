@@ -50,6 +50,7 @@ class GPTConfig:
         None, "hidden width of the MLP; null: 4 n_embd, for swiglu 8/3 n_embd rounded up to a multiple of 8", ge=1)
     norm: str = knob("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
     norm_eps: float = knob(1e-5, "added to the variance in the normalisation", gt=0)
+    norm_embedding: bool = knob(False, "RMS-normalise the embeddings before the first block")
     position: str = knob("learned", "positions: an embedding, or rotary on queries and keys", choices=("learned", "rope"))
     rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
     qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
@@ -57,8 +58,6 @@ class GPTConfig:
     dropout: float = knob(0.0, "share of activations and attention weights dropped in training", ge=0, lt=1)
     tie_embeddings: bool = knob(True, "the output layer is the token embedding, transposed")
 
-    zero_init: bool = knob(False, "start what writes to the residual stream, and an untied output layer, at zero")
-    logit_softcap: float = knob(0.0, "squash logits to ±this by a tanh; 0: leave them", ge=0)
 
     @property
     def kv_heads(self) -> int:

@@ -63,6 +63,20 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
     return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
 
 
+def short_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal `attention` of q (B, H, T, d_k) to k and v (B, G, T, …), as a CPU runs it fastest in bf16: (B, H, T, d_v).
+
+    There torch's fused kernel takes 2 to 5 times as long up to a few hundred tokens (LOG.md).
+    """
+    groups, T = k.shape[1], q.shape[2]
+    q = (q / math.sqrt(q.shape[-1])).unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H/G · T, d_k)
+    scores = (q @ k.transpose(-2, -1)).unflatten(2, (-1, T))  # (B, G, H/G, T, T)
+    future = ~causal_mask(T, T, q.device)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    y = weights.to(v.dtype).flatten(2, 3) @ v  # (B, G, H/G · T, d_v)
+    return y.unflatten(2, (-1, T)).flatten(1, 2)
+
+
 def rotary_table(length: int, dim: int, theta: float) -> Tensor:
     """cos and sin of every position's angles, (2, length, dim/2) float32 (Su et al. 2021, RoFormer)."""
     frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)  # (d_k/2)
@@ -75,6 +89,9 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     cos, sin = rotary.to(x.dtype)  # (T, d_k/2) each
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+SHORT = 512  # tokens up to which `short_attention` is the faster one
 
 
 class KVCache:
@@ -151,9 +168,12 @@ class SelfAttention(nn.Module):
         # mask; one new token (T = 1), which may look at everything; several new tokens after cached ones, whose mask is
         # spelled out, because the kernel would align it to the first key and not to the last.
         mask = causal_mask(T, T_k, x.device) if 1 < T < T_k else None
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=T > 1 and mask is None, enable_gqa=c.kv_heads != c.n_head,
-            dropout_p=c.dropout if self.training else 0.0)  # (B, H, T, d_v)
+        dropout = c.dropout if self.training else 0.0
+        if q.dtype == torch.bfloat16 and q.device.type == "cpu" and T == T_k <= SHORT and not dropout:
+            y = short_attention(q, k, v)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=T > 1 and mask is None,
+                                               enable_gqa=c.kv_heads != c.n_head, dropout_p=dropout)  # (B, H, T, d_v)
         y = y.transpose(1, 2).reshape(B, T, c.n_head * c.value_dim)
         return F.dropout(self.W_O(y), c.dropout, self.training)
 
@@ -255,6 +275,8 @@ class GPT(nn.Module):
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
+        if self.config.norm_embedding:
+            x = F.rms_norm(x, (self.config.n_embd,))
         rotary = self.rotary[:, start:end] if self.rotary is not None else None
         return F.dropout(x, self.config.dropout, self.training), rotary
 
@@ -282,8 +304,6 @@ class GPT(nn.Module):
         if cache is not None:
             cache.length += tokens.shape[1]
         logits = self.head(self.norm(x))  # (B, T, V)
-        if self.config.logit_softcap:
-            logits = self.config.logit_softcap * torch.tanh(logits.float() / self.config.logit_softcap)
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
@@ -428,16 +448,11 @@ def init_weights(model: GPT) -> None:
     | W_O, W_out, which write to the residual stream       | N(0, 0.02² / 2 n_layer)  |
     | biases                                               | 0                        |
     | gains of LayerNorm and RMSNorm                       | 1                        |
-
-    With `zero_init`, W_O, W_out and a head of its own start at 0: the model begins as its embeddings, the loss at ln V.
     """
-    c = model.config
     writers = {id(m) for block in model.blocks for m in (block.attention.W_O, block.mlp.W_out)}
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            std = 0.02 / math.sqrt(2 * c.n_layer) if id(module) in writers else 0.02
-            if c.zero_init and (id(module) in writers or (module is model.head and not c.tie_embeddings)):
-                std = 0.0
+            std = 0.02 / math.sqrt(2 * model.config.n_layer) if id(module) in writers else 0.02
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
