@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -160,7 +161,8 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
             asked.check()
             return asked, False
         raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: leave resume=true out to start one there")
-    run, config = read_config(kept), read_config(kept)
+    run = read_config(kept)
+    config = deepcopy(run)
     typed = [o.partition("=")[0] for o in overrides]
     if "experiment" in typed:
         config = asked

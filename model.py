@@ -63,6 +63,9 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
     return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
 
 
+SHORT = 512  # tokens up to which `short_attention` is the faster one
+
+
 def short_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal `attention` of q (B, H, T, d_k) to k and v (B, G, T, …), as a CPU runs it fastest in bf16: (B, H, T, d_v).
 
@@ -89,9 +92,6 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     cos, sin = rotary.to(x.dtype)  # (T, d_k/2) each
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-
-
-SHORT = 512  # tokens up to which `short_attention` is the faster one
 
 
 class KVCache:

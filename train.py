@@ -68,11 +68,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from training import checkpoint, runtime
     from training.evaluate import Validation
     from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, set_learning_rate
-    from training.record import Diary, Stopwatch, best_row, print_summary, quoted, read_rows
+    from training.record import Diary, Stopwatch, best_row, print_summary, quoted, read_rows, teller
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
+    say = teller(console)
     runtime.settle(config)
 
     # The text, as tokens.
@@ -98,7 +96,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
-    step, seconds, metrics = 0, {}, {}
+    step, saved_at, seconds, metrics = 0, None, {}, {}
     if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
     if resume and checkpoint.saved_steps(run_dir):
@@ -119,6 +117,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             return best["val/loss"] if best else float("nan")
         load_optimizer_tensors(optimizers, model, checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
         checkpoint.discard_after(run_dir, step)
+        saved_at = step
         say(f"going on after {step:,} steps")
 
     # What runs a step: the model itself, or compiled.
@@ -140,10 +139,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         best, timed = best_row(diary.rows), (step, stopwatch.read())
 
         def save() -> None:
+            nonlocal saved_at
             stopwatch.switch("save")
             checkpoint.save_checkpoint(
                 run_dir, step, model, optimizer_tensors(optimizers, model), tokens.tokenizer, config_yaml(config),
                 {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics})
+            saved_at = step
 
         def due(every: int) -> bool:
             return step == config.max_steps or (every > 0 and step % every == 0)
@@ -152,16 +153,14 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             # What is due after `step` updates. A resumed run does what the stopped one did not come to record.
             if not diary.has(step):
                 row, images = dict(metrics), {}
-                saved = step in checkpoint.saved_steps(run_dir)
-                if step and not saved and due(config.checkpoint.every):
+                if step and saved_at != step and due(config.checkpoint.every):
                     save()  # first, so that nothing that only looks at the run can cost it the step
-                    saved = True
                 if due(config.eval.every):
                     stopwatch.switch("evaluate")
                     row["val/loss"], row["val/bits_per_byte"] = validation.evaluate(model)
                     if step and (best is None or row["val/loss"] < best["val/loss"]):
                         best = {"step": step, **row}
-                        if not saved:
+                        if saved_at != step:
                             save()
                         checkpoint.point(run_dir, "best", step)
                 if due(config.attention.every):
@@ -175,12 +174,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 if row:
                     stopwatch.switch(None)
                     diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row}, images)
-                if saved:
+                if saved_at == step:
                     checkpoint.prune(run_dir, config.checkpoint.keep)
             if step == config.max_steps:
                 break
             if stop.exit_status is not None:
-                if step not in checkpoint.saved_steps(run_dir):
+                if saved_at != step:
                     save()
                 diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={quoted(run_dir)} resume=true")
                 raise SystemExit(stop.exit_status)
@@ -209,7 +208,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                            "train/grad_norm": grad_norm.item(),
                            "train/tokens_per_second": (step - timed[0]) * step_tokens / (trained - timed[1])}
                 timed = (step, trained)
-    print_summary(console, run_dir, diary.rows, stopwatch.seconds)
+    print_summary(say, run_dir, diary.rows, stopwatch.seconds)
     return best["val/loss"] if best else float("nan")
 
 

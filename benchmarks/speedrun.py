@@ -30,8 +30,8 @@ def measure(experiment: str, seed: int, settings: list[str]) -> dict:
 
 
 def main(argv: list[str]) -> dict:
-    own = {key: value for key, value in (arg.split("=", 1) for arg in argv) if key in ("pairs", "json")}
-    settings = [arg for arg in argv if arg.split("=", 1)[0] not in own]
+    own = {key: value for key, _, value in (arg.partition("=") for arg in argv) if key in ("pairs", "json")}
+    settings = [arg for arg in argv if arg.partition("=")[0] not in own]
     pairs = [{name: measure(name, seed, settings) for name in ("nanogpt_cpu", "speedrun")} for seed in range(1, int(own.get("pairs", 1)) + 1)]
 
     table = Table(title=f"Time to quality: tiny Shakespeare, characters (nanoGPT: {TARGET})")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -67,17 +68,23 @@ def new_run_dir(experiment: str) -> Path:
     raise UserError(f"there are a thousand runs named {base}: give run_dir=PATH")
 
 
+def teller(console: Console) -> Callable[[str], None]:
+    """What prints a line for the user as it is: nothing in it is markup, and nothing that is to be copied is broken."""
+    return partial(console.print, markup=False, highlight=False, soft_wrap=True)
+
+
 class Diary:
     """Takes what a run measures: a line of metrics.jsonl for each step that has something, W&B, the terminal."""
 
     def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0):
         """Continue the diary after `step` updates; rows of later steps, and half a line, are dropped."""
-        self.path, self.console, self.config = run_dir / "metrics.jsonl", console, config
-        self.rows = [row for row in read_rows(self.path) if row["step"] <= step] if step else []
-        part = self.path.with_name(".metrics.part")
+        self.console, self.config, self.say = console, config, teller(console)
+        path = run_dir / "metrics.jsonl"
+        self.rows = [row for row in read_rows(path) if row["step"] <= step] if step else []
+        part = path.with_name(".metrics.part")
         part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        part.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        part.replace(path)
+        self._file = path.open("a", encoding="utf-8")
         self._wandb = start_wandb(config, run_dir, experiment, self.say)
         self._latest: dict[str, str] = {}
         self._bar = None
@@ -95,10 +102,6 @@ class Diary:
             self._bar.stop()
         self._file.close()
         self._to_wandb(lambda run: run.finish(exit_code=0 if kind is None else 1))
-
-    def say(self, line: str) -> None:
-        """A line for the user, above the progress bar."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def has(self, step: int) -> bool:
         return bool(self.rows) and self.rows[-1]["step"] == step
@@ -227,7 +230,7 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def print_summary(console: Console, run_dir: Path, rows: list[dict], seconds: dict[str, float]) -> None:
+def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], seconds: dict[str, float]) -> None:
     """Where the run is, how good it became, what its heads do, where the time went, what to do next."""
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
@@ -243,8 +246,8 @@ def print_summary(console: Console, run_dir: Path, rows: list[dict], seconds: di
     lines += [("numbers", run_dir / "metrics.jsonl"),
               ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
               ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
-    for name, value in lines:  # never cut: these are to be copied
-        console.print(f"{name:<21}{value}".rstrip(), markup=False, highlight=False, soft_wrap=True)
+    for name, value in lines:
+        say(f"{name:<21}{value}".rstrip())
 
 
 class Stopwatch:

@@ -44,6 +44,16 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     assert not list((run / "checkpoints").glob(".*"))
 
 
+def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
+    from training import checkpoint
+
+    most, prune = [], checkpoint.prune
+    monkeypatch.setattr(checkpoint, "prune", lambda run, keep: (prune(run, keep), most.append(len(saved_steps(run)))))
+    tiny.checkpoint.every, tiny.checkpoint.keep, tiny.eval.every = 0, 1, 1
+    train_here(tiny)
+    assert len(most) > 3 and max(most) <= 2
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_found_said_and_the_one_before_it_taken(run, name, damage):
