@@ -227,6 +227,7 @@ class SampleConfig:
     num_samples: int = knob(1, "texts to generate", ge=1)
     seed: int = knob(1337, "same seed, same text", ge=0)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster", choices=("auto", "fp32", "bf16"))
 
     def check(self) -> None:
         check_fields(self)

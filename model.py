@@ -66,32 +66,35 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
 SHORT = 512  # tokens up to which `short_attention` is the faster one
 
 
-def short_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     """Causal `attention` of q (B, H, T, d_k) to k and v (B, G, T, …), as a CPU runs it fastest in bf16: (B, H, T, d_v).
 
-    There torch's fused kernel takes 2 to 5 times as long up to a few hundred tokens (LOG.md).
+    There torch's fused kernel takes 2 to 5 times as long up to a few hundred tokens (LOG.md). `dropout` is the share of
+    the weights that is dropped.
     """
-    groups, T = k.shape[1], q.shape[2]
-    q = (q / math.sqrt(q.shape[-1])).unflatten(1, (groups, -1)).flatten(2, 3)  # (B, G, H/G · T, d_k)
-    scores = (q @ k.transpose(-2, -1)).unflatten(2, (-1, T))  # (B, G, H/G, T, T)
-    future = ~causal_mask(T, T, q.device)
-    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
-    y = weights.to(v.dtype).flatten(2, 3) @ v  # (B, G, H/G · T, d_v)
-    return y.unflatten(2, (-1, T)).flatten(1, 2)
+    (B, H, T, d_k), G = q.shape, k.shape[1]
+    future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(diagonal=1).repeat(H // G, 1)  # (H/G · T, T)
+    # The scores of the query heads that share a key/value head, scaled and masked within the one product.
+    scores = torch.baddbmm(future, q.reshape(B * G, H // G * T, d_k), k.flatten(0, 1).mT, alpha=1 / math.sqrt(d_k))
+    weights = F.dropout(scores.softmax(dim=-1), dropout)  # (B · G, H/G · T, T)
+    return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
 def rotary_table(length: int, dim: int, theta: float) -> Tensor:
-    """cos and sin of every position's angles, (2, length, dim/2) float32 (Su et al. 2021, RoFormer)."""
+    """cos and signed sin of every position's angles, (2, length, dim) float32 (Su et al. 2021, RoFormer).
+
+    Both halves of a row hold the same dim/2 angles, the first half of the sines negated: what `rotate` multiplies by.
+    """
     frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)  # (d_k/2)
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (T, d_k/2)
-    return torch.stack((angles.cos(), angles.sin()))
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i+d/2}) of queries or keys (B, heads, T, d_k) by their position's angles."""
-    cos, sin = rotary.to(x.dtype)  # (T, d_k/2) each
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+    """Turn the pairs (x_i, x_{i+d/2}) of queries or keys (B, heads, T, d_k) by their position's angles (2, T, d_k)."""
+    cos, sin = rotary.to(x.dtype)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class KVCache:
@@ -102,7 +105,7 @@ class KVCache:
 
     def __init__(self, config: GPTConfig, batch_size: int, length: int | None = None,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None):
-        """Room for `length` tokens (block_size when None) of `batch_size` sequences."""
+        """Room for `length` tokens (block_size when None) of `batch_size` sequences; `GPT.make_cache` knows the rest."""
         shape = (config.n_layer, batch_size, config.kv_heads, length or config.block_size)
         self.keys = torch.zeros(*shape, config.key_dim, device=device, dtype=dtype)  # (L, B, G, T, d_k)
         self.values = torch.zeros(*shape, config.value_dim, device=device, dtype=dtype)  # (L, B, G, T, d_v)
@@ -121,10 +124,10 @@ class KVCache:
 
         `length` stays: GPT moves it once every layer has stored the same tokens.
         """
-        end = self.length + k.shape[2]
-        self.keys[layer, :, :, self.length:end] = k
-        self.values[layer, :, :, self.length:end] = v
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        keys, values, count = self.keys[layer], self.values[layer], k.shape[2]
+        keys.narrow(2, self.length, count).copy_(k)
+        values.narrow(2, self.length, count).copy_(v)
+        return keys.narrow(2, 0, self.length + count), values.narrow(2, 0, self.length + count)
 
 
 class SelfAttention(nn.Module):
@@ -163,17 +166,22 @@ class SelfAttention(nn.Module):
         q, k, v = self.project(x, rotary)
         if cache is not None:
             k, v = cache.append(layer, k, v)  # (B, G, T_k, d_k), (B, G, T_k, d_v)
+            q = q.to(k.dtype)  # the cache may be finer than the weights
         T_k = k.shape[2]
-        # What `attention` writes out, fused. Three cases: a whole sequence (T = T_k), where the kernel knows the causal
-        # mask; one new token (T = 1), which may look at everything; several new tokens after cached ones, whose mask is
-        # spelled out, because the kernel would align it to the first key and not to the last.
-        mask = causal_mask(T, T_k, x.device) if 1 < T < T_k else None
         dropout = c.dropout if self.training else 0.0
-        if q.dtype == torch.bfloat16 and q.device.type == "cpu" and T == T_k <= SHORT and not dropout:
-            y = short_attention(q, k, v)
+        # What `attention` writes out, fused.
+        if T == 1:  # a new token, which may look at everything: the heads that share keys are as many queries to them
+            y = F.scaled_dot_product_attention(q.reshape(B, c.kv_heads, -1, c.key_dim), k, v, dropout_p=dropout).view(B, c.n_head, 1, -1)
+        elif q.dtype == torch.bfloat16 and q.device.type == "cpu" and T == T_k <= SHORT:
+            y = short_attention(q, k, v, dropout)
         else:
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=T > 1 and mask is None,
+            # Over a whole sequence the kernel knows the causal mask. It is spelled out for new tokens after
+            # cached ones, because the kernel would align it to the first key and not to the last.
+            mask = causal_mask(T, T_k, x.device) if T_k > T else None
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None,
                                                enable_gqa=c.kv_heads != c.n_head, dropout_p=dropout)  # (B, H, T, d_v)
+        if cache is not None:
+            y = y.to(x.dtype)
         y = y.transpose(1, 2).reshape(B, T, c.n_head * c.value_dim)
         return F.dropout(self.W_O(y), c.dropout, self.training)
 
@@ -184,8 +192,15 @@ class SelfAttention(nn.Module):
             return attention(q, k, v, causal_mask(x.shape[1], x.shape[1], x.device))[1]
 
 
+def activate(kind: str, h: Tensor, gate: Tensor | None = None) -> Tensor:
+    """GELU (tanh form), ReLU² (So et al. 2021), or SwiGLU with its gate (Shazeer 2020), of h (…, hidden)."""
+    if kind == "swiglu":
+        return F.silu(gate) * h
+    return F.relu(h).square() if kind == "relu2" else F.gelu(h, approximate="tanh")
+
+
 class MLP(nn.Module):
-    """Two linear layers with GELU (tanh form), ReLU² (So et al. 2021), or SwiGLU's gate (Shazeer 2020) between."""
+    """Two linear layers with a non-linearity between."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -196,13 +211,8 @@ class MLP(nn.Module):
         self.W_out = nn.Linear(config.hidden_dim, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.W_in(x)  # (B, T, hidden)
-        if self.config.mlp == "swiglu":
-            h = F.silu(self.W_gate(x)) * h
-        elif self.config.mlp == "relu2":
-            h = F.relu(h).square()
-        else:
-            h = F.gelu(h, approximate="tanh")
+        gate = self.W_gate(x) if self.config.mlp == "swiglu" else None
+        h = activate(self.config.mlp, self.W_in(x), gate)  # (B, T, hidden)
         return F.dropout(self.W_out(h), self.config.dropout, self.training)  # (B, T, C)
 
 
@@ -249,7 +259,7 @@ class GPT(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
         rotary = rotary_table(config.block_size, config.key_dim, config.rope_theta) if config.position == "rope" else None
-        self.register_buffer("rotary", rotary, persistent=False)  # (2, T, d_k/2)
+        self.register_buffer("rotary", rotary, persistent=False)  # (2, T, d_k)
         init_weights(self)
 
     def num_parameters(self) -> int:
@@ -280,6 +290,18 @@ class GPT(nn.Module):
         rotary = self.rotary[:, start:end] if self.rotary is not None else None
         return F.dropout(x, self.config.dropout, self.training), rotary
 
+    def hidden(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+        """What the blocks make of tokens (B, T), before the last norm: (B, T, C). For arguments and errors see `forward`."""
+        start = cache.length if cache is not None else 0
+        if cache is not None and start + tokens.shape[1] > cache.capacity:
+            raise ValueError(f"{start + tokens.shape[1]} tokens are more than the cache's {cache.capacity}")
+        x, rotary = self._embed(tokens, start)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rotary, cache, layer)
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        return x
+
     def forward(self, tokens: Tensor, targets: Tensor | None = None,
                 cache: KVCache | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits of every next token, and the mean loss where targets are given.
@@ -295,15 +317,7 @@ class GPT(nn.Module):
         Raises:
             ValueError: more tokens than the block or the cache has room for.
         """
-        start = cache.length if cache is not None else 0
-        if cache is not None and start + tokens.shape[1] > cache.capacity:
-            raise ValueError(f"{start + tokens.shape[1]} tokens are more than the cache's {cache.capacity}")
-        x, rotary = self._embed(tokens, start)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, rotary, cache, layer)
-        if cache is not None:
-            cache.length += tokens.shape[1]
-        logits = self.head(self.norm(x))  # (B, T, V)
+        logits = self.head(self.norm(self.hidden(tokens, cache)))  # (B, T, V)
         loss = None
         if targets is not None:
             loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
@@ -333,51 +347,14 @@ class GPT(nn.Module):
         """
         return torch.stack([a.weights(x, rotary).float() for a, x, rotary in self.attention_inputs(tokens)])
 
-    def stream(self, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
-               top_p: float | None = None, min_p: float | None = None, seed: int | None = None,
-               stop_token: int | None = None, cache: KVCache | None = None) -> Iterator[Tensor]:
-        """Yield the next token (B,) of each sequence of tokens (B, T), T at least 1, until the text ends.
+    def make_cache(self, batch_size: int) -> KVCache:
+        """An empty cache for block_size tokens of so many sequences, where the weights are and as fine, on a CPU float32 at least.
 
-        A token is predicted from those since `window_start`. While that start stays, each step feeds one
-        token to the cache; when it moves, positions count from the new start and the cache is filled
-        again, so that a cached and a full computation see the same tokens at the same positions.
-
-        Args: as `generate`, and a cache to use, with room for block_size tokens; what it holds is forgotten.
+        A CPU attends in float32 several times faster than in bf16 (LOG.md).
         """
-        if tokens.shape[1] == 0:
-            raise ValueError("generation starts from at least one token")
-        device, rows, block = tokens.device, len(tokens), self.config.block_size
-        if cache is None:
-            cache = KVCache(self.config, rows, device=device, dtype=self.head.weight.dtype)
-        cache.length = 0
-        # A generator for each sequence: what is drawn for one does not depend on how many are drawn beside it.
-        generators = [None if seed is None else torch.Generator(device).manual_seed(seed + row) for row in range(rows)]
-        ended = torch.zeros(rows, dtype=torch.bool, device=device)
-        start = window_start(tokens.shape[1], block)
-        fresh = tokens[:, start:]  # the tokens that the cache has not seen
-        training = self.training
-        self.eval()
-        try:
-            for _ in range(max_new_tokens):
-                with torch.no_grad():
-                    logits = self(fresh, cache=cache)[0][:, -1]  # (B, V)
-                    probabilities = next_token_probabilities(logits.float(), temperature, top_k, top_p, min_p)
-                    token = torch.cat([torch.multinomial(p, 1, generator=g)
-                                       for p, g in zip(probabilities, generators)])  # (B,)
-                if stop_token is not None:
-                    token = token.masked_fill(ended, stop_token)
-                    ended = ended | (token == stop_token)
-                yield token
-                if ended.all():
-                    return
-                tokens = torch.cat((tokens, token[:, None]), dim=1)
-                moved = window_start(tokens.shape[1], block)
-                if moved == start:
-                    fresh = token[:, None]
-                else:
-                    start, cache.length, fresh = moved, 0, tokens[:, moved:]
-        finally:
-            self.train(training)
+        weight = self.head.weight
+        dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
+        return KVCache(self.config, batch_size, device=weight.device, dtype=dtype)
 
     def generate(self, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, seed: int | None = None,
@@ -386,56 +363,14 @@ class GPT(nn.Module):
 
         Args:
             temperature: divides the logits; 0 takes the likeliest token.
-            top_k, top_p, min_p: see `next_token_probabilities`.
+            top_k, top_p, min_p: see `decoding.next_token_probabilities`.
             seed: same seed, same tokens (row r draws from seed + r); None draws from torch's own state.
             stop_token: a sequence that produced it is filled up with it, and all end when all have.
         """
-        new = list(self.stream(tokens, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop_token))
+        from decoding import stream  # which stands on this module
+
+        new = list(stream(self, tokens, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop_token))
         return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
-
-
-def window_start(length: int, block_size: int) -> int:
-    """The first token that a prediction after `length` tokens sees; it sees all up to the last.
-
-    0 while they fit the block. Beyond, the window moves a quarter block at a time rather than by one:
-    every move changes all positions and so empties the KV cache, and this way that happens once in
-    block_size/4 tokens, with never fewer than 3/4 of the block in sight. A pure function of the length,
-    whatever part of it was a prompt.
-    """
-    stride = max(1, block_size // 4)
-    return max(0, math.ceil((length - block_size) / stride)) * stride
-
-
-def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = None,
-                             top_p: float | None = None, min_p: float | None = None) -> Tensor:
-    """Probabilities (B, V) to draw the next token from, given logits (B, V). The likeliest is never removed.
-
-    In this order: divide by the temperature (0: all on the likeliest); keep the top_k likeliest (Fan et al.
-    2018); the fewest whose probabilities sum to top_p (Holtzman et al. 2020); those with at least min_p
-    times the highest probability (Nguyen et al. 2024).
-
-    Raises:
-        ValueError: temperature is below 0, top_k below 1, top_p not in (0, 1], or min_p not in [0, 1].
-    """
-    if not (temperature >= 0 and (top_k is None or top_k >= 1) and (top_p is None or 0 < top_p <= 1) and (min_p is None or 0 <= min_p <= 1)):
-        raise ValueError(f"temperature={temperature}, top_k={top_k}, top_p={top_p}, min_p={min_p}: one is out of its bounds")
-    if temperature < torch.finfo(torch.float32).tiny:
-        return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
-    logits = logits - logits.max(dim=-1, keepdim=True).values  # a tiny temperature then cannot overflow upwards
-    logits = logits / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        kept = logits.topk(top_k, dim=-1)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
-    if top_p is not None and top_p < 1:
-        ordered, index = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        enough = ordered.cumsum(dim=-1) - ordered >= top_p  # the sum before a token already reaches top_p
-        logits = logits.masked_fill(torch.zeros_like(enough).scatter(-1, index, enough), -math.inf)
-    probabilities = logits.softmax(dim=-1)
-    if min_p is not None:
-        low = probabilities < min_p * probabilities.max(dim=-1, keepdim=True).values
-        probabilities = probabilities.masked_fill(low, 0.0)
-        probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
-    return probabilities
 
 
 def init_weights(model: GPT) -> None:

@@ -28,18 +28,18 @@ def sample(config: SampleConfig) -> None:
 
     import torch  # now that all that is quickly checked is right
 
-    from model import KVCache
+    from decoding import stream
     from training.checkpoint import load_run
-    from training.runtime import pick_device, synchronize
+    from training.runtime import for_sampling, pick_device, synchronize
 
     model, tokenizer, _ = load_run(run_dir, config.checkpoint, say=note)
     device = pick_device(config.device)
-    model.to(device)
+    for_sampling(model, device, config.precision)
     ids = tokenizer.encode(prompt) if prompt else []
     if not ids:
         ids = [first_token(tokenizer)]
     tokens = torch.tensor([ids], device=device)  # (1, T)
-    cache = KVCache(model.config, 1, device=device)
+    cache = model.make_cache(1)
     made, seconds = 0, 0.0
     for number in range(config.num_samples):
         if config.num_samples > 1:
@@ -48,11 +48,11 @@ def sample(config: SampleConfig) -> None:
             sys.stderr.write(prompt)
             sys.stderr.flush()
         began = time.perf_counter()
-        stream = model.stream(tokens, config.max_new_tokens, config.temperature, config.top_k, config.top_p, config.min_p,
-                              seed=config.seed + number, stop_token=tokenizer.end_of_text, cache=cache)
+        texts = stream(model, tokens, config.max_new_tokens, config.temperature, config.top_k, config.top_p, config.min_p,
+                       seed=config.seed + number, stop_token=tokenizer.end_of_text, cache=cache)
         # A token may end within a character: its bytes wait for the rest.
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for token in stream:
+        for token in texts:
             sys.stdout.write(text.decode(tokenizer.token_bytes(int(token))))
             sys.stdout.flush()
             made += 1

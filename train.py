@@ -67,7 +67,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from model import GPT
     from training import checkpoint, runtime
     from training.evaluate import Validation
-    from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, set_learning_rate
+    from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, update
     from training.record import Diary, Stopwatch, best_row, print_summary, quoted, read_rows, teller
 
     say = teller(console)
@@ -90,7 +90,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
-    optimizers = build_optimizers(model, config, torch.bfloat16 if config.precision == "bf16" else torch.float32)
+    optimizers = build_optimizers(model, config)
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
     validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision)
     probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
@@ -184,21 +184,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={quoted(run_dir)} resume=true")
                 raise SystemExit(stop.exit_status)
 
-            # One update, from the batch of this step in micro-steps.
             stopwatch.switch("train")
-            set_learning_rate(optimizers, lr_factor(step, config))
             x, y = (torch.from_numpy(part) for part in batches.batch(step))  # (batch_size, T) each
-            loss = torch.zeros((), device=device)
-            for micro_step, (xs, ys) in enumerate(zip(x.split(micro_batch), y.split(micro_batch))):
-                runtime.seed_micro_step(config.seed, step, micro_step)
-                with runtime.autocast(device, config.precision):
-                    _, micro_loss = forward(xs.to(device, non_blocking=True), ys.to(device, non_blocking=True))
-                (micro_loss / config.accumulate).backward()
-                loss += micro_loss.detach() / config.accumulate
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or float("inf"))
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+            loss, grad_norm = update(forward, model, optimizers, x, y, config, step)
             step += 1
             diary.advance(step)
             metrics = {}

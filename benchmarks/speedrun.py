@@ -1,9 +1,11 @@
-"""Time to nanoGPT's quality on tiny Shakespeare by characters: `experiment=nanogpt_cpu` against `experiment=speedrun`.
+"""Time to a loss on tiny Shakespeare by characters: nanoGPT's setting against ours.
 
-    python -m benchmarks.speedrun [pairs=3] [json=FILE] [data.path=FILE] [max_steps=N …]
+    python -m benchmarks.speedrun [runs=speedrun,shakespeare_cpu,shakespeare_cpu_long] [baseline=nanogpt_cpu] [pairs=1] [json=FILE]
+                                  [data.path=FILE] [max_steps=N …]
 
-Each pair trains both, one after the other, with the same seed and everything that is not training switched off.
-Seconds are `train_seconds`: building batches, forward, backward, update. More settings go to both runs.
+In turns, `pairs` times, each with a seed of its own, and with everything that is not training switched off. Seconds are
+`train_seconds`: building batches, compiling, forward, backward, update. More settings go to all runs. On a GPU:
+runs=shakespeare_gpu baseline=nanogpt_gpu.
 """
 
 import json
@@ -11,12 +13,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import mean
 
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).parents[1]
-TARGET = 1.886  # nanoGPT itself at its CPU setting, on the whole validation split
+from benchmarks import ROOT, options, write_json
+
+PUBLISHED = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}  # nanoGPT's losses at these settings, the first on the whole validation split
 QUIET = ["eval.every=0", "attention.every=0", "checkpoint.every=0", "log.every=50", "wandb.mode=disabled"]
 
 
@@ -30,22 +34,26 @@ def measure(experiment: str, seed: int, settings: list[str]) -> dict:
 
 
 def main(argv: list[str]) -> dict:
-    own = {key: value for key, _, value in (arg.partition("=") for arg in argv) if key in ("pairs", "json")}
-    settings = [arg for arg in argv if arg.partition("=")[0] not in own]
-    pairs = [{name: measure(name, seed, settings) for name in ("nanogpt_cpu", "speedrun")} for seed in range(1, int(own.get("pairs", 1)) + 1)]
+    given = options(argv, __doc__, runs="speedrun,shakespeare_cpu,shakespeare_cpu_long", baseline="nanogpt_cpu", pairs=1)
+    names = [given["baseline"], *given["runs"].split(",")]
+    result = {name: [] for name in names}
+    for seed in range(1, given["pairs"] + 1):
+        for name in names:
+            row = measure(name, seed, given["rest"])
+            result[name].append({"seed": seed, "loss": row["val/loss"], "seconds": row["train_seconds"], "steps": row["step"]})
 
-    table = Table(title=f"Time to quality: tiny Shakespeare, characters (nanoGPT: {TARGET})")
-    for column in ("seed", "nanogpt_cpu: loss", "seconds", "speedrun: loss", "seconds", "ratio"):
-        table.add_column(column, justify="right")
-    for seed, pair in enumerate(pairs, 1):
-        base, fast = pair["nanogpt_cpu"], pair["speedrun"]
-        pair["ratio"] = base["train_seconds"] / fast["train_seconds"]
-        table.add_row(str(seed), f"{base['val/loss']:.3f}", f"{base['train_seconds']:.1f}", f"{fast['val/loss']:.3f}", f"{fast['train_seconds']:.1f}",
-                      f"{pair['ratio']:.1f}x")
+    published = PUBLISHED.get(names[0])
+    table = Table(title="tiny Shakespeare, characters" + (f" (nanoGPT, {names[0]}: {published})" if published else ""))
+    for column in ("experiment", "loss, mean", "worst", "seconds, mean", "against the baseline"):
+        table.add_column(column, justify="right" if column != "experiment" else "left")
+    base = mean(run["seconds"] for run in result[names[0]])
+    for name, runs in result.items():
+        seconds = mean(run["seconds"] for run in runs)
+        ratio = f"{base / seconds:.1f}x faster" if seconds < base else f"{seconds / base:.1f} times as long"
+        table.add_row(name, f"{mean(run['loss'] for run in runs):.4f}", f"{max(run['loss'] for run in runs):.4f}", f"{seconds:.1f}",
+                      ratio if name != names[0] else "")
     Console().print(table)
-    result = {"target": TARGET, "pairs": pairs}
-    if "json" in own:
-        Path(own["json"]).write_text(json.dumps(result, indent=1))
+    write_json(given["json"], result)
     return result
 
 

@@ -1,5 +1,6 @@
 """Where text comes from: Python's standard library, tiny Shakespeare, or your own files."""
 
+import codecs
 import glob
 import hashlib
 import os
@@ -16,6 +17,7 @@ from config import DataConfig, UserError
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+PIECE = 1 << 20  # characters read at a time
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -26,20 +28,53 @@ class Corpus:
     name: str
     files: tuple[Path, ...]
 
-    def documents(self) -> Iterator[str]:
-        """The text of each file, line ends as they are and a byte-order mark dropped.
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        """The text in pieces of bounded size, and whether each begins a document; every document has at least one.
+
+        Line ends are as they are; a byte-order mark is dropped. A document is cut before a line that begins with a letter
+        or a digit: no splitting pattern joins across that, so that the pieces have the tokens of the whole.
 
         Raises:
             UserError: a file cannot be read or is not UTF-8.
         """
         for path in self.files:
             try:
-                yield path.read_bytes().decode("utf-8").removeprefix("\ufeff")
-            except UnicodeDecodeError as e:
-                raise UserError(f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {e.start}; "
-                                "convert it to UTF-8, or leave it out") from None
+                with path.open(encoding="utf-8-sig", newline="") as file:
+                    begins, text = True, ""
+                    while part := file.read(PIECE):
+                        text += part
+                        cut = len(text) if len(text) >= 8 * PIECE else _line_begin(text)  # a line without end is cut anywhere
+                        if cut:
+                            yield text[:cut], begins
+                            begins, text = False, text[cut:]
+                    if text or begins:
+                        yield text, begins
+            except UnicodeDecodeError:
+                offset, byte = first_bad_byte(path)
+                raise UserError(f"{path} is not UTF-8 text: byte {byte:#04x} at offset {offset}; convert it to UTF-8, or leave it out") from None
             except OSError as e:
                 raise UserError(f"{path} cannot be read: {e.strerror}") from None
+
+
+def _line_begin(text: str) -> int:
+    """Where the last line of the text that begins with a letter or a digit begins; 0 where there is none but the first."""
+    end = text.rfind("\n", 0, len(text) - 1)
+    while end >= 0 and not text[end + 1].isalnum():
+        end = text.rfind("\n", 0, end)
+    return end + 1
+
+
+def first_bad_byte(path: Path) -> tuple[int, int]:
+    """Offset and value of the first byte of a file that is not UTF-8."""
+    decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while True:
+            part, kept = file.read(1 << 20), len(decoder.getstate()[0])
+            try:
+                decoder.decode(part, final=not part)
+            except UnicodeDecodeError as e:
+                return offset - kept + e.start, e.object[e.start]
+            offset += len(part)
 
 
 def cache_root() -> Path:

@@ -72,7 +72,7 @@ class BPETokenizer:
                                            mergeable_ranks={token: rank for rank, token in enumerate(tokens)})
 
     def encode_array(self, text: str) -> np.ndarray:
-        return np.array(self._encoding.encode_ordinary(text), dtype=np.uint32)
+        return self._encoding.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, without a list
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)

@@ -16,6 +16,7 @@ from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_toke
 
 FORMAT = 1
 TRAIN_SHARE = 0.9
+SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,30 @@ def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
 def split_texts(corpus: Corpus, cut: int) -> Iterator[tuple[bool, str, bool]]:
     """Yield (is training, text, begins a document) pieces: characters before `cut` train, the rest validates."""
     at = 0
-    for document in corpus.documents():
-        before = document[:max(0, cut - at)]
+    for text, begins in corpus.pieces():
+        before = text[:max(0, cut - at)]
         if before:
-            yield True, before, True
-        if len(before) < len(document):
-            yield False, document[len(before):], not before
-        at += len(document)
+            yield True, before, begins
+        if len(before) < len(text):
+            yield False, text[len(before):], begins and not before
+        at += len(text)
+
+
+def sample(corpus: Corpus, cut: int) -> Iterator[str]:
+    """The training split, or where it is large a random choice of its pieces, always the same, of about SAMPLE characters."""
+    random = np.random.default_rng(0)
+    return (text for training, text, _ in split_texts(corpus, cut) if training and (cut <= SAMPLE or random.random() < SAMPLE / cut))
 
 
 def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path) -> None:
     """Prepare into a folder beside, and give it its name when all is there."""
     documents = characters = size = 0
-    for text in corpus.documents():
-        documents, characters, size = documents + 1, characters + len(text), size + len(text.encode("utf-8", "replace"))
+    for text, begins in corpus.pieces():
+        documents, characters, size = documents + begins, characters + len(text), size + len(text.encode("utf-8", "replace"))
     if not characters:
         raise UserError(f"{corpus.name} holds no text")
     cut = int(characters * TRAIN_SHARE)
-    tokenizer = build_tokenizer(config, corpus.documents(), (t for train, t, _ in split_texts(corpus, cut) if train))
+    tokenizer = build_tokenizer(config, (text for text, _ in corpus.pieces()), sample(corpus, cut))
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a preparation that was killed

@@ -1,13 +1,13 @@
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import configs, few, lively, random_tokens, seeds, small
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -21,47 +21,15 @@ from model import (
     attention,
     causal_mask,
     make_norm,
-    next_token_probabilities,
     rotary_table,
     rotate,
     short_attention,
-    window_start,
 )
 
 PRESETS = sorted((Path(__file__).parents[1] / "configs" / "model").glob("*.yaml"))
 FLOAT32_MAX_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
 
-few = settings(deadline=None, max_examples=25)
 close = torch.testing.assert_close
-
-# Small models of every kind. All head sizes are even, which rotary positions need.
-configs = st.builds(
-    GPTConfig, vocab_size=st.just(23), block_size=st.just(16), n_layer=st.just(2), n_head=st.just(4),
-    n_kv_head=st.sampled_from([None, 1, 2, 4]), n_embd=st.just(16), head_dim=st.sampled_from([None, 6]),
-    value_head_dim=st.sampled_from([None, 3]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
-    norm=st.sampled_from(["layernorm", "rmsnorm"]), position=st.sampled_from(["learned", "rope"]),
-    rope_theta=st.sampled_from([100.0, 10000.0]), qk_norm=st.booleans(), bias=st.booleans(), tie_embeddings=st.booleans())
-seeds = st.integers(0, 2**31)
-
-
-def small(**changes):
-    return GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16, **changes})
-
-
-def lively(module, seed=0):
-    """The module with weights as large as trained ones: attention far from uniform, gains and biases far from 1 and 0."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            if p.dim() == 2:
-                p.normal_(std=1 / math.sqrt(p.shape[1]))
-            else:
-                p.add_(0.3 * torch.randn_like(p))
-    return module.eval()
-
-
-def random_tokens(*shape, seed=0):
-    return torch.randint(23, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def preset(name, **changes):
@@ -495,7 +463,8 @@ def test_rotary_positions_turn_pairs_by_geometric_frequencies():
     for t in range(9):
         for i in range(4):
             angle = t * 100.0 ** (-2 * i / 8)
-            close(table[:, t, i], torch.tensor([math.cos(angle), math.sin(angle)]))
+            close(table[:, t, i], torch.tensor([math.cos(angle), -math.sin(angle)]))
+            close(table[:, t, i + 4], torch.tensor([math.cos(angle), math.sin(angle)]))
     x = torch.randn(2, 3, 9, 8)
     close(rotate(x, table), rotate_by_hand(x, 100.0))
     close(rotate(x, table).norm(dim=-1), x.norm(dim=-1))
@@ -677,187 +646,6 @@ def test_more_tokens_than_the_cache_or_the_block_can_hold_are_refused():
         model(tokens, cache=KVCache(model.config, 1, length=20))
 
 
-# --- generation -----------------------------------------------------------------------------------------------------
-
-@settings(deadline=None, max_examples=300)
-@given(block=st.integers(1, 2000), length=st.integers(0, 10_000))
-def test_the_window_keeps_between_three_quarters_of_the_block_and_the_block_in_sight(block, length):
-    start = window_start(length, block)
-    assert length - start <= block
-    assert start == 0 if length <= block else length - start >= 3 * block / 4
-    assert 0 <= window_start(length + 1, block) - start <= max(1, block // 4)
-
-
-def test_the_window_moves_once_in_a_quarter_of_the_block():
-    starts = Counter(window_start(length, 64) for length in range(65, 64 + 10 * 16 + 1))
-    assert starts == {16 * i: 16 for i in range(1, 11)}
-
-
-def greedy_without_a_cache(model, tokens, new):
-    for _ in range(new):
-        logits = model(tokens[:, window_start(tokens.shape[1], model.config.block_size):])[0]
-        tokens = torch.cat((tokens, logits[:, -1].argmax(dim=-1, keepdim=True)), dim=1)
-    return tokens
-
-
-@few
-@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30), seed=seeds)
-def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, block, prompt, new, seed):
-    config.block_size = block
-    model, tokens = lively(GPT(config).double(), seed), random_tokens(2, prompt, seed=seed)
-    expected = greedy_without_a_cache(model, tokens, new)
-    assert torch.equal(model.generate(tokens, new, temperature=0), expected)
-    cache = KVCache(config, 2, dtype=torch.float64)
-    streamed = list(model.stream(tokens, new, temperature=0, cache=cache))
-    assert torch.equal(torch.stack(streamed, dim=1), expected[:, prompt:])
-
-
-def reference_probabilities(logits, temperature, top_k, top_p, min_p):
-    """The definitions, one after another, in plain Python on {token: probability}."""
-    def normalised(kept):
-        return {i: p / sum(kept.values()) for i, p in kept.items()}
-
-    kept = normalised({i: math.exp((x - max(logits)) / temperature) for i, x in enumerate(logits)})
-    ordered = sorted(kept, key=kept.get, reverse=True)
-    if top_k is not None:
-        ordered = ordered[:top_k]
-        kept = normalised({i: kept[i] for i in ordered})
-    if top_p is not None:
-        n = 1
-        while n < len(ordered) and sum(kept[i] for i in ordered[:n]) < top_p:
-            n += 1
-        assume(all(abs(sum(kept[i] for i in ordered[:m]) - top_p) > 1e-5 for m in range(1, len(ordered) + 1)))
-        kept = normalised({i: kept[i] for i in ordered[:n]})
-    if min_p is not None:
-        highest = max(kept.values())
-        assume(all(abs(p - min_p * highest) > 1e-6 for p in kept.values()))
-        kept = normalised({i: p for i, p in kept.items() if p >= min_p * highest})
-    return [kept.get(i, 0.0) for i in range(len(logits))]
-
-
-@settings(deadline=None, max_examples=200)
-@given(logits=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True), temperature=st.floats(0.3, 3),
-       top_k=st.none() | st.integers(1, 15), top_p=st.none() | st.floats(0.01, 1), min_p=st.none() | st.floats(0, 0.99))
-def test_the_next_token_is_drawn_from_what_the_definitions_leave(logits, temperature, top_k, top_p, min_p):
-    logits = [x / 100 for x in logits]
-    expected = reference_probabilities(logits, temperature, top_k, top_p, min_p)
-    got = next_token_probabilities(torch.tensor([logits]), temperature, top_k, top_p, min_p)[0]
-    close(got, torch.tensor(expected), atol=1e-5, rtol=1e-4)
-    assert [p > 0 for p in got.tolist()] == [p > 0 for p in expected]
-
-
-HAND_BUILT = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log()
-
-
-@pytest.mark.parametrize(("how", "left"), [
-    ({}, [0.1, 0.4, 0.05, 0.25, 0.2]),
-    ({"temperature": 0.0}, [0, 1, 0, 0, 0]),
-    ({"temperature": 0.5}, [x / 0.275 for x in (0.01, 0.16, 0.0025, 0.0625, 0.04)]),
-    ({"top_k": 1}, [0, 1, 0, 0, 0]),
-    ({"top_k": 2}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"top_k": 9}, [0.1, 0.4, 0.05, 0.25, 0.2]),
-    ({"top_p": 0.3}, [0, 1, 0, 0, 0]),
-    ({"top_p": 0.645}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"top_p": 0.655}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
-    ({"top_p": 1.0}, [0.1, 0.4, 0.05, 0.25, 0.2]),
-    ({"min_p": 0.55}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"min_p": 0.0}, [0.1, 0.4, 0.05, 0.25, 0.2]),
-    ({"min_p": 1.0}, [0, 1, 0, 0, 0]),
-    ({"top_k": 3, "top_p": 0.6}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"top_k": 3, "top_p": 0.75}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),  # of what top_k left, 0.65/0.85 is enough
-])
-def test_a_setting_leaves_the_tokens_that_its_definition_leaves(how, left):
-    other = HAND_BUILT.flip(0)
-    got = next_token_probabilities(torch.stack((HAND_BUILT, other)), **how)
-    close(got, torch.tensor([left, left[::-1]], dtype=torch.float32))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-300, 1e-45, 1e-39, 1e-38, 1e-30, 1e-10, 1e-4])
-@pytest.mark.parametrize("how", [{}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}])
-def test_a_tiny_temperature_takes_the_likeliest_token(temperature, how):
-    logits = torch.tensor([[1e4, -1e4, 3.0], [-3.0, 2.0, -math.inf], [0.0, -1.0, 3e38], [-1e30, -1e31, -2e30]])
-    assert next_token_probabilities(logits, temperature, **how).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
-
-
-def test_tokens_are_drawn_as_often_as_they_are_likely():
-    model, prompt = lively(GPT(small(vocab_size=8))), torch.tensor([[3, 1]])
-    with torch.no_grad():
-        likely = next_token_probabilities(model(prompt)[0][:, -1], 0.8, top_k=5)[0]
-    drawn = model.generate(prompt.expand(4000, -1), 1, temperature=0.8, top_k=5, seed=0)[:, -1]
-    often = torch.bincount(drawn, minlength=8) / 4000
-    assert ((often - likely).abs() <= 4 * (likely * (1 - likely) / 4000).sqrt()).all()
-
-
-@few
-@given(seed=st.integers(0, 2**40), rows=st.integers(1, 4), prompt=st.integers(1, 20))
-def test_a_row_of_a_batch_is_that_row_alone_with_its_own_seed(seed, rows, prompt):
-    model, tokens = lively(GPT(small(n_kv_head=2)).double()), random_tokens(rows, prompt)
-    together = model.generate(tokens, 12, temperature=1.3, top_p=0.95, seed=seed)
-    assert torch.equal(together, model.generate(tokens, 12, temperature=1.3, top_p=0.95, seed=seed))
-    for row in range(rows):
-        alone = model.generate(tokens[row:row + 1], 12, temperature=1.3, top_p=0.95, seed=seed + row)
-        assert torch.equal(together[row:row + 1], alone)
-
-
-def test_the_same_prompt_in_two_rows_is_continued_in_two_ways():
-    text = lively(GPT(small())).generate(random_tokens(1, 3).expand(2, -1), 12, seed=1)
-    assert not torch.equal(text[0], text[1])
-
-
-def test_seeded_text_leaves_torchs_own_random_state_untouched_and_unseeded_text_uses_it():
-    model, tokens = lively(GPT(small())), random_tokens(2, 3)
-    state = torch.get_rng_state()
-    model.generate(tokens, 5, seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    first = model.generate(tokens, 12)
-    assert not torch.equal(torch.get_rng_state(), state)
-    torch.set_rng_state(state)
-    assert torch.equal(model.generate(tokens, 12), first)
-
-
-@few
-@given(seed=st.integers(0, 1000), stop=st.integers(0, 22), new=st.integers(1, 30))
-def test_a_sequence_ends_at_its_stop_token_and_all_end_when_all_have(seed, stop, new):
-    model, tokens = lively(GPT(small())), random_tokens(3, 4)
-    free = model.generate(tokens, new, seed=seed)[:, 4:].tolist()
-    lengths = [row.index(stop) + 1 if stop in row else new for row in free]
-    expected = [row[:n] + [stop] * (max(lengths) - n) for row, n in zip(free, lengths)]
-    assert model.generate(tokens, new, seed=seed, stop_token=stop)[:, 4:].tolist() == expected
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_generation_drops_nothing_and_leaves_the_mode_as_it_was(training):
-    model, tokens = lively(GPT(small(dropout=0.5))), random_tokens(2, 3)
-    expected = greedy_without_a_cache(model, tokens, 20)
-    model.train(training)
-    assert torch.equal(model.generate(tokens, 20, temperature=0), expected)
-    stream = model.stream(tokens, 20)
-    next(stream)
-    stream.close()
-    assert all(m.training == training for m in model.modules())
-    with pytest.raises(RuntimeError):
-        model.generate(tokens.float(), 1)
-    assert all(m.training == training for m in model.modules())
-
-
-def test_generation_builds_no_graph_and_keeps_the_prompt():
-    model, tokens = lively(GPT(small())), random_tokens(2, 3)
-    assert torch.equal(model.generate(tokens, 0), tokens)
-    text = model.generate(tokens, 7, seed=0)
-    assert text.shape == (2, 10)
-    assert torch.equal(text[:, :3], tokens)
-    assert torch.is_grad_enabled()
-    cache = KVCache(model.config, 2)
-    list(model.stream(tokens, 3, cache=cache))
-    assert not cache.keys.requires_grad
-    assert cache.length == 5  # the token drawn last is not read any more
-
-
-def test_generation_from_no_token_is_refused():
-    with pytest.raises(ValueError, match="at least one token"):
-        GPT(small()).generate(torch.zeros(1, 0, dtype=torch.long), 3)
-
-
 # --- attention maps -------------------------------------------------------------------------------------------------
 
 @few
@@ -917,24 +705,9 @@ def test_an_observer_that_stops_early_or_fails_leaves_the_mode_as_it_was():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("temperature", math.nan), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5),
-                                             ("min_p", -0.1), ("min_p", 2.0)])
-def test_sampling_settings_out_of_bounds_are_refused(name, value):
-    with pytest.raises(ValueError, match="out of its bounds"):
-        next_token_probabilities(torch.zeros(1, 3), **{name: value})
-
-
 def test_a_model_without_a_vocabulary_is_refused():
     with pytest.raises(UserError, match="vocab_size is not set"):
         GPT(GPTConfig(vocab_size=None))
-
-
-def test_a_cache_used_before_is_used_afresh():
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=2, n_head=2, n_embd=16))
-    tokens, cache = torch.tensor([[1, 2, 3]]), KVCache(model.config, 1)
-    first, second = ([int(t) for t in model.stream(tokens, 8, temperature=0, cache=cache)] for _ in range(2))
-    assert first == second
 
 
 def test_maps_are_exact_under_autocast_too():
@@ -972,3 +745,17 @@ def test_in_bf16_on_a_cpu_the_loss_is_that_of_float32_within_rounding(n_kv_head)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = model(tokens[:, :-1], tokens[:, 1:])[1]
     assert rounded.item() == pytest.approx(exact.item(), abs=5e-3)
+
+
+def test_short_attention_drops_weights_and_keeps_the_mean():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 8, 4), torch.randn(1, 1, 8, 4), torch.ones(1, 1, 8, 3)
+    dropped = torch.stack([short_attention(q, k, v, dropout=0.25) for _ in range(2000)])
+    assert dropped.std() > 0.1 and torch.allclose(dropped.mean(0), torch.ones(1, 2, 8, 3), atol=0.05)
+
+
+def test_a_single_new_token_of_a_model_in_training_drops_attention_too():
+    torch.manual_seed(0)
+    layer = SelfAttention(GPTConfig(vocab_size=5, n_head=2, n_embd=8, block_size=1, dropout=0.5)).train()
+    x = torch.randn(1, 1, 8)
+    assert len({tuple(layer(x).flatten().tolist()) for _ in range(20)}) > 1

@@ -1,12 +1,14 @@
-"""Muon for the blocks' matrices, AdamW for the rest; their groups, their schedules, their state by name."""
+"""Muon for the blocks' matrices, AdamW for the rest; their groups and schedules, one update, their state by name."""
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from config import Config
+from training.runtime import autocast, seed_micro_step
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small singular
 # values grow quickly, at the price of ending near 1 rather than at 1.
@@ -63,12 +65,13 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(params, list(updates.unbind()), alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
 
 
-def build_optimizers(model: nn.Module, config: Config, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optimizer]:
     """The optimizers of a run; every group carries the peak rate that `set_learning_rate` scales.
 
-    Weight decay is for matrices and embeddings. Muon takes the matrices of the blocks, where `optim.name` says so.
+    Weight decay is for matrices and embeddings. Muon takes the matrices of the blocks, where `optim.name` says so,
+    and orthogonalises in the run's precision.
     """
-    c = config.optim
+    c, dtype = config.optim, torch.bfloat16 if config.precision == "bf16" else torch.float32
     muon = [p for name, p in model.named_parameters() if c.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
     by_muon = {id(p) for p in muon}
     rest = [p for p in model.parameters() if id(p) not in by_muon]
@@ -108,6 +111,31 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
+
+
+def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Optimizer], x: Tensor, y: Tensor,
+           config: Config, step: int) -> tuple[Tensor, Tensor]:
+    """One update of the model after `step` others, from a global batch x, y (batch_size, T) in host memory, in micro-steps.
+
+    `forward` is the model, or the model compiled. Returns the loss over the batch, in nats per token, and the norm of
+    the whole gradient before clipping; both stay on the device, so that nothing waits for it.
+    """
+    set_learning_rate(optimizers, lr_factor(step, config))
+    rows = config.batch_size // config.accumulate
+    if config.device.startswith("cuda"):
+        x, y = x.pin_memory(), y.pin_memory()  # copied while the GPU is still busy with the step before
+    loss = torch.zeros((), device=config.device)
+    for micro_step, (xs, ys) in enumerate(zip(x.split(rows), y.split(rows))):
+        seed_micro_step(config.seed, step, micro_step)
+        with autocast(config.device, config.precision):
+            _, micro_loss = forward(xs.to(config.device, non_blocking=True), ys.to(config.device, non_blocking=True))
+        (micro_loss / config.accumulate).backward()
+        loss += micro_loss.detach() / config.accumulate
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or math.inf)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss, grad_norm
 
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:

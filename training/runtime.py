@@ -15,9 +15,10 @@ from torch import Tensor
 from config import Config, UserError
 from model import GPT
 
-# A compiled step takes about two thirds of the time in bf16 on a CPU; building it takes half a minute, once for a
-# model (LOG.md). Below these amounts of arithmetic in a whole run, in floating-point operations, that is not earned back.
-COMPILE_PAYS = {"cpu": 2e13, "cuda": 1e16}
+# Below these amounts of arithmetic in a whole run, in floating-point operations, building a compiled model is not earned
+# back; and what it costs and saves, in words. Measured on CPUs (LOG.md), a guess for GPUs.
+COMPILE_PAYS = {"cpu": (2e13, "10 to 30 s once, then 1.3 to 2 times the speed"), "cuda": (1e16, "perhaps a minute once, then faster steps")}
+BF16_DECODES_FROM = 384  # width of a model from which a CPU that multiplies bf16 fast decodes faster in it
 
 
 def pick_device(device: str) -> str:
@@ -55,6 +56,18 @@ def bf16_is_fast(device: str) -> bool:
     return device == "cpu" and bool({"avx512_bf16", "amx_bf16"} & processor_flags())
 
 
+def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
+    """The model moved to the device, its weights in the precision that decodes fastest there.
+
+    Decoding is bound by reading the weights, and bf16 halves them; on a CPU each product in bf16 costs some ten
+    microseconds more, so that narrow models are faster in float32 (LOG.md).
+    """
+    if precision == "auto":
+        wide = not device.startswith("cpu") or model.config.n_embd >= BF16_DECODES_FROM
+        precision = "bf16" if wide and bf16_is_fast(device) else "fp32"
+    return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
 def processor_flags() -> set[str]:
     """The processor's feature flags, where Linux lists them."""
     try:
@@ -71,11 +84,12 @@ def compile_pays(device: str, flops: float) -> tuple[bool, str]:
     kind = device.partition(":")[0]
     if kind not in COMPILE_PAYS:
         return False, f" (torch.compile is not used on {kind})"
-    if flops < COMPILE_PAYS[kind]:
+    enough, costs = COMPILE_PAYS[kind]
+    if flops < enough:
         return False, " (the run is too short to compile)"
     if not has_compiler():
         return False, " (no C++ compiler here)"
-    return True, " (the run is long enough)"
+    return True, f" (compiling costs {costs})"
 
 
 def has_compiler() -> bool:

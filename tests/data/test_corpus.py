@@ -6,6 +6,7 @@ import socket
 import sysconfig
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def names(files, folder):
 
 def text_corpus(path, say=silent):
     return open_corpus(DataConfig(source="text", path=str(path)), say)
+
+
+def documents(corpus):
+    """The whole texts of a corpus's documents."""
+    texts = []
+    for text, begins in corpus.pieces():
+        texts = [*texts, text] if begins else [*texts[:-1], texts[-1] + text]
+    return texts
 
 
 # --- the standard library ------------------------------------------------------------------------------------------
@@ -68,7 +77,7 @@ def test_this_pythons_library_is_found_in_the_same_order_every_time():
 
 def test_every_file_of_this_pythons_library_is_readable_text():
     corpus = open_corpus(DataConfig(), silent)
-    assert sum(len(text) > 0 for text in corpus.documents()) > 300
+    assert sum(len(text) > 0 for text in documents(corpus)) > 300
 
 
 # --- your files ----------------------------------------------------------------------------------------------------
@@ -76,7 +85,7 @@ def test_every_file_of_this_pythons_library_is_readable_text():
 
 def test_a_file_is_one_document(tmp_path):
     (tmp_path / "a.txt").write_text("one", encoding="utf-8")
-    assert list(text_corpus(tmp_path / "a.txt").documents()) == ["one"]
+    assert documents(text_corpus(tmp_path / "a.txt")) == ["one"]
 
 
 def test_a_folder_gives_all_below_it_sorted_and_hidden_files_left_out(tmp_path):
@@ -113,7 +122,7 @@ def test_a_glob_gives_what_it_matches(tmp_path):
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
     (tmp_path / "notes [1].txt").write_text("one")
     (tmp_path / "notes 1.txt").write_text("another")
-    assert list(text_corpus(tmp_path / "notes [1].txt").documents()) == ["one"]
+    assert documents(text_corpus(tmp_path / "notes [1].txt")) == ["one"]
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
@@ -126,7 +135,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 def test_a_file_whose_name_begins_with_a_tilde_is_read(tmp_path, monkeypatch):
     (tmp_path / "~notes.txt").write_text("x")
     monkeypatch.chdir(tmp_path)
-    assert list(text_corpus("~notes.txt").documents()) == ["x"]
+    assert documents(text_corpus("~notes.txt")) == ["x"]
 
 
 @pytest.mark.parametrize("source", ["text", "shakespeare"])
@@ -137,13 +146,13 @@ def test_a_user_who_does_not_exist_is_a_path_that_does_not_exist(source):
 
 def test_a_byte_order_mark_is_dropped_and_line_ends_stay(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
-    assert list(text_corpus(tmp_path / "a.txt").documents()) == ["one\r\ntwo\rthree\n"]
+    assert documents(text_corpus(tmp_path / "a.txt")) == ["one\r\ntwo\rthree\n"]
 
 
 def test_the_order_of_files_is_the_order_of_documents(tmp_path):
     for name in "cab":
         (tmp_path / name).write_text(name)
-    assert list(text_corpus(tmp_path).documents()) == ["a", "b", "c"]
+    assert documents(text_corpus(tmp_path)) == ["a", "b", "c"]
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------
@@ -174,19 +183,19 @@ def test_a_folder_of_binary_files_alone_holds_no_text(tmp_path):
 def test_what_is_not_utf8_is_named_with_the_offset_of_its_byte(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(UserError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as error:
-        list(text_corpus(tmp_path).documents())
+        documents(text_corpus(tmp_path))
     assert str(tmp_path) in str(error.value)
 
 
 def test_the_offset_counts_a_byte_order_mark(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"\xef\xbb\xbfcaf\xe9 au lait")
     with pytest.raises(UserError, match="offset 6"):
-        list(text_corpus(tmp_path).documents())
+        documents(text_corpus(tmp_path))
 
 
 def test_a_file_that_goes_away_is_named(tmp_path):
     with pytest.raises(UserError, match=r"gone\.txt cannot be read: No such file"):
-        list(Corpus("gone", (tmp_path / "gone.txt",)).documents())
+        documents(Corpus("gone", (tmp_path / "gone.txt",)))
 
 
 # --- tiny Shakespeare ----------------------------------------------------------------------------------------------
@@ -198,14 +207,14 @@ def shakespeare(path, say=silent):
 
 @needs_shakespeare
 def test_the_local_copy_of_shakespeare_is_taken_without_a_word():
-    (text,) = shakespeare(SHAKESPEARE).documents()
+    (text,) = documents(shakespeare(SHAKESPEARE))
     assert len(text) == 1_115_394 and text.startswith("First Citizen:")
 
 
 def test_another_text_for_shakespeare_is_taken_and_noted(tmp_path):
     said = []
     (tmp_path / "mine.txt").write_text("To be")
-    assert list(shakespeare(tmp_path / "mine.txt", said.append).documents()) == ["To be"]
+    assert documents(shakespeare(tmp_path / "mine.txt", said.append)) == ["To be"]
     assert len(said) == 1 and "another sha256" in said[0] and "mine.txt" in said[0]
 
 
@@ -271,7 +280,7 @@ def refused_fetch(cache) -> str:
 
 
 def test_shakespeare_is_fetched_once_and_kept(server, cache):
-    assert list(shakespeare(None).documents()) == list(shakespeare(None).documents()) == ["First Citizen:\n"]
+    assert documents(shakespeare(None)) == documents(shakespeare(None)) == ["First Citizen:\n"]
     assert server.asked == 1
     assert [p.name for p in cache.iterdir()] == ["tinyshakespeare.txt"]
 
@@ -279,7 +288,7 @@ def test_shakespeare_is_fetched_once_and_kept(server, cache):
 def test_a_damaged_copy_in_the_cache_is_fetched_again(server, cache):
     cache.mkdir()
     (cache / "tinyshakespeare.txt").write_text("half a")
-    assert list(shakespeare(None).documents()) == ["First Citizen:\n"]
+    assert documents(shakespeare(None)) == ["First Citizen:\n"]
     assert server.asked == 1
 
 
@@ -332,3 +341,36 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_variable(tmp_path, mon
     with pytest.raises(UserError, match="set GLASSGPT_CACHE") as error:
         cache_root()
     assert str(tmp_path) in str(error.value)
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a_letter(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(data.corpus, "PIECE", size)
+    text = "\ufeffif x:\r\n\n\n    é = 1\n\n\n# note\nélan 漢字\n漢字\n" * 20
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "b.txt").write_bytes(b"")
+    corpus = text_corpus(tmp_path)
+    assert documents(corpus) == [text.removeprefix("\ufeff"), ""]
+    pieces = [piece for piece, _ in corpus.pieces()]
+    assert len(pieces) > 10
+    if size > 1:  # else the pieces are so small that lines do not fit into eight of them
+        assert all(before.endswith("\n") and (not after or after[0].isalnum()) for before, after in pairwise(pieces))
+
+
+def test_a_text_of_one_long_line_is_cut_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(data.corpus, "PIECE", 100)
+    (tmp_path / "a.txt").write_text("x" * 5000)
+    assert [len(piece) for piece, _ in text_corpus(tmp_path).pieces()] == [800] * 6 + [200]
+
+
+def test_a_bad_byte_far_into_a_file_is_found_at_its_offset(tmp_path):
+    good = "aé漢\n".encode() * 400_000
+    (tmp_path / "a.txt").write_bytes(good + b"\xff" + good)
+    with pytest.raises(UserError, match=f"byte 0xff at offset {len(good)};"):
+        documents(text_corpus(tmp_path))
+    (tmp_path / "a.txt").write_bytes(good + "漢".encode()[:2])
+    with pytest.raises(UserError, match=f"byte 0xe6 at offset {len(good)};"):
+        documents(text_corpus(tmp_path))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
-from training.optim import Muon, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, orthogonalize
+from training.optim import Muon, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, orthogonalize, update
 
 
 @settings(max_examples=30, deadline=None)
@@ -49,7 +49,7 @@ def test_muon_moves_a_matrix_by_the_written_out_rule():
 def model_and_optimizers(name: str):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True))
-    return model, build_optimizers(model, Config(optim=OptimConfig(name=name)), torch.float32)
+    return model, build_optimizers(model, Config(optim=OptimConfig(name=name)))
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -89,6 +89,25 @@ def test_saved_and_loaded_state_continues_to_the_same_bits(name):
     steps(model, optimizers, 3, seed=2)
     steps(again, others, 3, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_update_is_that_of_the_mean_gradient_clipped_however_it_is_split(name):
+    tokens = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0))
+    x, y, results = tokens[:, :-1], tokens[:, 1:], []
+    for accumulate in (1, 2, 4):
+        model, optimizers = model_and_optimizers(name)
+        config = Config(device="cpu", batch_size=4, accumulate=accumulate, max_steps=100, optim=OptimConfig(grad_clip=0.01, warmup_steps=9))
+        loss = model(x, y)[1]
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        results.append((update(model, model, optimizers, x, y, config, step=0), [p.detach().clone() for p in model.parameters()]))
+        (measured, norm), _ = results[-1]
+        assert measured.item() == pytest.approx(loss.item(), abs=1e-6)
+        assert norm.item() == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in grads)), rel=1e-4)
+        assert all(g["lr"] == pytest.approx(g["peak_lr"] / 10) for o in optimizers for g in o.param_groups)
+        assert all(p.grad is None for p in model.parameters())
+    for _, weights in results[1:]:
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights, results[0][1]))
 
 
 def schedule(steps: int, **optim) -> list[float]:

@@ -57,12 +57,12 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, trai
     with monkeypatch.context() as patch:
         import attention_maps.capture
         import training.evaluate
-        import training.runtime
+        import training.optim
 
         stop_at(patch, *{"in an evaluation": (training.evaluate.Validation, "evaluate", 3),
                          "in the last evaluation": (training.evaluate.Validation, "evaluate", 4),
                          "in a capture": (attention_maps.capture, "capture", 2),
-                         "in a step": (training.runtime, "seed_micro_step", 19)}[where])
+                         "in a step": (training.optim, "seed_micro_step", 19)}[where])
         with pytest.raises(Stopped):
             train_here(tiny)
     train_here(tiny, resume=True)
