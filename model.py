@@ -107,8 +107,8 @@ class KVCache:
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None):
         """Room for `length` tokens (block_size when None) of `batch_size` sequences; `GPT.make_cache` knows the rest."""
         shape = (config.n_layer, batch_size, config.kv_heads, length or config.block_size)
-        self.keys = torch.zeros(*shape, config.key_dim, device=device, dtype=dtype)  # (L, B, G, T, d_k)
-        self.values = torch.zeros(*shape, config.value_dim, device=device, dtype=dtype)  # (L, B, G, T, d_v)
+        self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)  # (L, B, G, T, d_k)
+        self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)  # (L, B, G, T, d_v)
         self.length = 0  # tokens that every layer holds
 
     @property

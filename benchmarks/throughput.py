@@ -79,10 +79,11 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
 
 def theirs(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
 
     from training.runtime import autocast, synchronize
 
+    logging.set_verbosity_error()
     config = make_config(size, precision, compile, device)
     c, batches, step = config.model, random_batches(config), 0
     torch.manual_seed(0)
