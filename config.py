@@ -142,6 +142,9 @@ class CheckpointConfig:
 class AttentionConfig:
     every: int = knob(100, "steps between attention snapshots; 0: only at the end", ge=0)
     tokens: int = knob(48, "length of the texts that snapshots look at, at most block_size", ge=8)
+    sample_tokens: int = knob(100, "length of the text that the model writes at each snapshot, for the run's page", ge=1)
+    ablation_tokens: int = knob(4096, "validation tokens on which each head's importance is measured at the end, about", ge=1)
+    svg: bool = knob(False, "draw each snapshot as .svg too")
 
 
 @dataclass
@@ -152,6 +155,7 @@ class WandbConfig:
     entity: str | None = knob(None, "user or team; null: the key's own")
     name: str | None = knob(None, "name of the run; null: its folder's")
     group: str | None = knob(None, "group that the run belongs to; null: in a sweep the sweep's folder")
+    log_artifacts: bool = knob(False, "at the end, upload the best checkpoint and the run's page")
 
 
 @dataclass
@@ -225,6 +229,7 @@ class SampleConfig:
     top_p: float | None = knob(None, "keep the fewest tokens whose probabilities sum to p", gt=0, le=1)
     min_p: float | None = knob(None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
     num_samples: int = knob(1, "texts to generate", ge=1)
+    attention: str | None = knob(None, "PATH.html: write a page there that shows the attention over the prompt and the first text")
     seed: int = knob(1337, "same seed, same text", ge=0)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster", choices=("auto", "fp32", "bf16"))
@@ -233,6 +238,10 @@ class SampleConfig:
         check_fields(self)
         if self.prompt is not None and self.prompt_file is not None:
             raise UserError("prompt= and prompt_file= are both given: leave one out")
+        if self.attention is not None and not self.attention.endswith(".html"):
+            raise UserError(f"attention={self.attention} is a page and needs a name that ends in .html")
+        if self.attention is not None and not Path(self.attention).expanduser().parent.is_dir():
+            raise UserError(f"attention={self.attention} is in a folder that does not exist: make it first")
         if self.checkpoint not in ("best", "last") and not (self.checkpoint.isascii() and self.checkpoint.isdigit()):
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from data.tokenizer import first_token
 from model import GPT, KVCache, activate, rotate
 
 
@@ -124,6 +125,13 @@ def stream(model: GPT, tokens: Tensor, max_new_tokens: int, temperature: float =
                 start, cache.length, fresh = moved, 0, tokens[:, moved:]
     finally:
         model.train(training)
+
+
+def sample_text(model: GPT, tokenizer, max_new_tokens: int, seed: int, temperature: float = 0.8) -> str:
+    """A text as the model begins one, always the same for the same weights and seed."""
+    start = torch.tensor([[first_token(tokenizer)]], device=model.head.weight.device)
+    ids = [int(token) for token in stream(model, start, max_new_tokens, temperature, seed=seed, stop_token=tokenizer.end_of_text)]
+    return tokenizer.decode(id for id in ids if id != tokenizer.end_of_text)
 
 
 def window_start(length: int, block_size: int) -> int:

@@ -191,6 +191,19 @@ class SelfAttention(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return attention(q, k, v, causal_mask(x.shape[1], x.shape[1], x.device))[1]
 
+    def value_norms(self, x: Tensor) -> Tensor:
+        """‖v_j W_O^h‖ of every token j of x (B, T, C) in every head h: (B, H, T), float32 or finer.
+
+        How much a head writes to the residual stream when it looks at a token: times the weight, the value-weighted
+        map (Kobayashi et al. 2020, "Attention is Not Only a Weight").
+        """
+        c = self.config
+        v = self.project(x)[2].to(torch.promote_types(x.dtype, torch.float32))  # (B, G, T, d_v); positions do not turn values
+        v = v.repeat_interleave(c.n_head // c.kv_heads, dim=1)  # (B, H, T, d_v)
+        W = self.W_O.weight.to(v.dtype).unflatten(1, (c.n_head, c.value_dim))  # (C, H, d_v)
+        gram = torch.einsum("chd,che->hde", W, W)  # ‖W v‖² = vᵀ WᵀW v, with the small d_v in place of C
+        return torch.einsum("bhtd,hde,bhte->bht", v, gram, v).clamp(min=0).sqrt()
+
 
 def activate(kind: str, h: Tensor, gate: Tensor | None = None) -> Tensor:
     """GELU (tanh form), ReLU² (So et al. 2021), or SwiGLU with its gate (Shazeer 2020), of h (…, hidden)."""

@@ -28,6 +28,7 @@ def sample(config: SampleConfig) -> None:
 
     import torch  # now that all that is quickly checked is right
 
+    from data.tokenizer import first_token
     from decoding import stream
     from training.checkpoint import load_run
     from training.runtime import for_sampling, pick_device, synchronize
@@ -40,7 +41,7 @@ def sample(config: SampleConfig) -> None:
         ids = [first_token(tokenizer)]
     tokens = torch.tensor([ids], device=device)  # (1, T)
     cache = model.make_cache(1)
-    made, seconds = 0, 0.0
+    made, seconds = 0, 0.0  # of all texts
     for number in range(config.num_samples):
         if config.num_samples > 1:
             note(f"--- sample {number + 1} of {config.num_samples}")
@@ -52,16 +53,34 @@ def sample(config: SampleConfig) -> None:
                        seed=config.seed + number, stop_token=tokenizer.end_of_text, cache=cache)
         # A token may end within a character: its bytes wait for the rest.
         text = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        new = []
         for token in texts:
-            sys.stdout.write(text.decode(tokenizer.token_bytes(int(token))))
+            new.append(int(token))
+            sys.stdout.write(text.decode(tokenizer.token_bytes(new[-1])))
             sys.stdout.flush()
-            made += 1
         sys.stdout.write(text.decode(b"", final=True) + "\n")
         sys.stdout.flush()
         synchronize(device)
-        seconds += time.perf_counter() - began
+        seconds, made = seconds + time.perf_counter() - began, made + len(new)
+        if config.attention is not None and number == 0:
+            write_attention(model, tokenizer, (ids + new)[-model.config.block_size:], Path(config.attention).expanduser())
     note(f"{made} tokens in {seconds:.2f} s: {made / seconds:,.0f} tokens per second; KV cache {cache.nbytes:,} bytes "
          f"({model.config.kv_heads} key/value heads for {model.config.n_head} query heads, {cache.capacity} tokens); {run_dir}")
+
+
+def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
+    """Write the page that shows every head's attention over the tokens."""
+    import numpy as np
+
+    from attention_maps.capture import maps
+    from attention_maps.probe import words
+    from report.page import attention_page
+
+    tokens = np.array([ids])
+    weights, norms = maps(model, tokens)
+    attention_page({"text": weights[:, 0].astype(np.float16), "text_tokens": np.array(words(tokenizer, tokens[0])),
+                    "text_value_norms": norms[:, 0]}, model.config.kv_heads, f"Attention over {len(ids)} tokens", path)
+    note(f"attention {path}")
 
 
 def read_prompt(config: SampleConfig) -> str:
@@ -76,13 +95,6 @@ def read_prompt(config: SampleConfig) -> str:
     except OSError as e:
         raise UserError(f"prompt_file={config.prompt_file} cannot be read: {e.strerror}") from None
     return config.prompt or ""
-
-
-def first_token(tokenizer) -> int:
-    """What a text without a prompt starts from: as a new document does, or a new line, or with the alphabet's first character."""
-    if tokenizer.end_of_text is not None:
-        return tokenizer.end_of_text
-    return tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])[0]
 
 
 def newest_run() -> Path:

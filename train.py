@@ -58,13 +58,16 @@ def train(config: Config, resume: bool, experiment: str) -> float:
 def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console) -> float:
     import torch
 
+    from attention_maps.ablation import importance
     from attention_maps.capture import capture
-    from attention_maps.picture import draw
+    from attention_maps.picture import draw, table_image
     from attention_maps.probe import make_probes
-    from attention_maps.scores import named, score_heads
+    from attention_maps.scores import births, named, score_heads
     from data.batches import Batches
     from data.tokens import prepare
+    from decoding import sample_text
     from model import GPT
+    from report.page import write_page
     from training import checkpoint, runtime
     from training.evaluate import Validation
     from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, update
@@ -152,7 +155,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         while True:
             # What is due after `step` updates. A resumed run does what the stopped one did not come to record.
             if not diary.has(step):
-                row, images = dict(metrics), {}
+                row, shown = dict(metrics), {}
                 if step and saved_at != step and due(config.checkpoint.every):
                     save()  # first, so that nothing that only looks at the run can cost it the step
                 if due(config.eval.every):
@@ -163,17 +166,30 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                         if saved_at != step:
                             save()
                         checkpoint.point(run_dir, "best", step)
-                if due(config.attention.every):
+                looks = due(config.attention.every)
+                if looks:
                     stopwatch.switch("attention")
                     snapshot = capture(model, probes, step)
-                    row |= named(score_heads(snapshot))
+                    scores = score_heads(snapshot)
+                    if step == config.max_steps:
+                        scores["importance"] = importance(model, *validation.excerpt(config.attention.ablation_tokens))
+                    row |= named(scores)
+                    if step == config.max_steps:
+                        row |= births([*diary.rows, {"step": step, **row}])
                     path = run_dir / "attention" / f"step_{step:08d}"
                     snapshot.save(path.with_suffix(".npz"))
-                    images["attention/map"] = path.with_suffix(".png")
-                    draw(snapshot, images["attention/map"], config.model.kv_heads, f"Attention after {step:,} steps")
+                    title = f"Attention after {step:,} steps"
+                    for suffix in (".png", ".svg") if config.attention.svg else (".png",):
+                        draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, title)
+                    shown = {"attention/map": path.with_suffix(".png")} | {f"heads/{name}": table_image(table) for name, table in scores.items()}
+                    diary.sample(step, sample_text(model, tokens.tokenizer, config.attention.sample_tokens, config.seed))
                 if row:
                     stopwatch.switch(None)
-                    diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row}, images)
+                    diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row,
+                                 **{f"seconds/{kind}": s for kind, s in stopwatch.seconds.items() if kind != "train"}}, shown)
+                if looks:
+                    stopwatch.switch("attention")
+                    diary.page(write_page(run_dir), last=step == config.max_steps)
                 if saved_at == step:
                     checkpoint.prune(run_dir, config.checkpoint.keep)
             if step == config.max_steps:

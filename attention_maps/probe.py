@@ -14,13 +14,14 @@ class Probes:
     """Token ids to look at.
 
     text: (T,), an excerpt of the validation split, and `words`, its tokens as text.
-    repeat: (P, T_r), each row random tokens of which row r repeats the first periods[r] right after themselves.
+    repeat: (P, T_r), each row random tokens of which row r repeats the first periods[r] right after themselves; `repeat_words`.
     control: (P, T_r), as `repeat` without the repetition.
     """
 
     text: np.ndarray
     words: list[str]
     repeat: np.ndarray
+    repeat_words: list[list[str]]
     control: np.ndarray
     periods: np.ndarray
 
@@ -40,7 +41,12 @@ def make_probes(val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int) -
     periods = np.unique(np.linspace(size // 4, size // 2, PERIODS).astype(int).clip(min=1))
     for row, period in zip(repeat, periods):
         row[period:2 * period] = row[:period]
-    return Probes(text, [word(tokenizer, i) for i in text], repeat[:len(periods)], control[:len(periods)], periods)
+    repeat, control = repeat[:len(periods)], control[:len(periods)]
+    return Probes(text, words(tokenizer, text), repeat, [words(tokenizer, row) for row in repeat], control, periods)
+
+
+def words(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+    return [word(tokenizer, i) for i in ids]
 
 
 def word(tokenizer: Tokenizer, id: int) -> str:

@@ -176,3 +176,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
     raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")
+
+
+def first_token(tokenizer: Tokenizer) -> int:
+    """What a text without a prompt starts from: as a new document does, or a new line, or with the alphabet's first character."""
+    if tokenizer.end_of_text is not None:
+        return tokenizer.end_of_text
+    return tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])[0]

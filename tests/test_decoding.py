@@ -7,7 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
-from decoding import Decoder, draw, next_token_probabilities, random_heights, stream, window_start
+from data.tokenizer import CharTokenizer, train_bpe
+from decoding import Decoder, draw, next_token_probabilities, random_heights, sample_text, stream, window_start
 from model import GPT, GPTConfig, KVCache
 
 
@@ -249,3 +250,12 @@ def test_heights_are_above_0_at_most_1_and_do_not_depend_on_the_rows_beside():
     drawn = torch.stack([next(three) for _ in range(200)])
     assert (drawn > 0).all() and (drawn <= 1).all()
     assert torch.equal(drawn[:, 2], torch.cat([next(one) for _ in range(200)]))
+
+
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"), train_bpe(["one two one two"], 270)])
+def test_a_sample_is_a_text_from_its_beginning_the_same_every_time_and_moves_no_random_state(tokenizer):
+    model, state = lively(GPT(small(vocab_size=tokenizer.vocab_size))), torch.get_rng_state()
+    text = sample_text(model, tokenizer, 30, seed=3)
+    assert text == sample_text(model, tokenizer, 30, seed=3) != sample_text(model, tokenizer, 30, seed=4)
+    assert "<|endoftext|>" not in text and torch.equal(torch.get_rng_state(), state)
+

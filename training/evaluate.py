@@ -41,3 +41,8 @@ class Validation:
             nats, count = nats + loss.item() * predicted, count + predicted
         model.train(training)
         return nats / count, nats / math.log(2) / self.bytes
+
+    def excerpt(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Inputs and targets of whole windows of about so many tokens, on the device, and how many go through the model at once."""
+        windows = max(1, tokens // self.inputs.shape[1])
+        return self.inputs[:windows].to(self.device), self.targets[:windows].to(self.device), self.rows

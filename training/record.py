@@ -5,18 +5,22 @@ import netrc
 import os
 import shlex
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from config import Config, UserError
 
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+MOST_HEAD_METRICS = 200  # names of heads that W&B is given; a larger model's are summed up by layer
 WANDB_START, WANDB_FINISH = 20, 30  # seconds that W&B is waited for, at most
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
@@ -79,13 +83,13 @@ class Diary:
     def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0):
         """Continue the diary after `step` updates; rows of later steps, and half a line, are dropped."""
         self.console, self.config, self.say = console, config, teller(console)
-        path = run_dir / "metrics.jsonl"
-        self.rows = [row for row in read_rows(path) if row["step"] <= step] if step else []
-        part = path.with_name(".metrics.part")
-        part.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
-        part.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+        self.run_dir = run_dir
+        self.rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step] if step else []
+        known = {row["step"] for row in self.rows}
+        samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] in known]
+        self._file, self._samples = (started(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples)))
         self._wandb = start_wandb(config, run_dir, experiment, self.say)
+        self._pages = 0
         self._latest: dict[str, str] = {}
         self._bar = None
 
@@ -101,6 +105,7 @@ class Diary:
         if self._bar:
             self._bar.stop()
         self._file.close()
+        self._samples.close()
         self._to_wandb(lambda run: run.finish(exit_code=0 if kind is None else 1))
 
     def has(self, step: int) -> bool:
@@ -110,13 +115,47 @@ class Diary:
         if self._bar:
             self._bar.update(self._task, completed=step)
 
-    def write(self, row: dict, images: dict[str, Path]) -> None:
+    def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step: `row` with step, tokens, train_seconds and metrics; images go to W&B under their keys."""
         self.rows.append(row)
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
-        self._to_wandb(lambda run: run.log({**row, **{key: _image(path, row["step"]) for key, path in images.items()}}))
+        self._to_wandb(lambda run: run.log({**few_heads(row), **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
         self._show(row)
+
+    def sample(self, step: int, text: str) -> None:
+        """Keep a text that the model wrote after `step` updates."""
+        self._samples.write(json.dumps({"step": step, "text": text}) + "\n")
+        self._samples.flush()
+
+    def page(self, path: Path, last: bool) -> None:
+        """Give the run's page to W&B: at its first, second, fourth … writing, since each holds all before it, and at its last."""
+        self._pages += 1
+        if last or self._pages & (self._pages - 1) == 0:
+            self._to_wandb(lambda run: run.log({"step": self.rows[-1]["step"], "attention/explorer": _html(path)}))
+        if last:
+            self._to_wandb(self._conclude)
+
+    def _conclude(self, run) -> None:
+        """What is only known at the end: births, every head's scores as a table, artifacts."""
+        import wandb
+
+        row = self.rows[-1]
+        run.summary.update({key: value for key, value in row.items() if key.startswith("births/")})
+        heads = head_table(row)
+        if heads:
+            scores = sorted({score for table in heads.values() for score in table})
+            run.log({"step": row["step"], "heads/table": wandb.Table(
+                columns=["head", *scores], data=[[head, *(table.get(score) for score in scores)] for head, table in heads.items()])})
+        if self.config.wandb.log_artifacts:
+            for kind, path in (("model", self.run_dir / "checkpoints"), ("report", self.run_dir / "report.html")):
+                artifact = wandb.Artifact(f"{run.id}-{kind}", type=kind)
+                if path.is_dir():
+                    best = best_row(self.rows) or row
+                    artifact.add_dir(str(path / f"step_{best['step']:08d}"))
+                else:
+                    artifact.add_file(str(path))
+                run.log_artifact(artifact)
 
     def _show(self, row: dict) -> None:
         shown = {name: form.format(row[key]) for name, (key, form) in SHOWN.items() if key in row}
@@ -138,10 +177,50 @@ class Diary:
             self._wandb = None
 
 
-def _image(path: Path, step: int):
+def started(path: Path, rows: list[dict]):
+    """A file of JSON lines opened to go on after these rows; half a line, or what is later, is gone."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    part.replace(path)
+    return path.open("a", encoding="utf-8")
+
+
+def head_table(row: dict) -> dict[str, dict[str, float]]:
+    """A row's scores by head: L0H0 → {score: value}."""
+    heads = defaultdict(dict)
+    for key, value in row.items():
+        if key.startswith("heads/"):
+            _, score, head = key.split("/")
+            heads[head][score] = value
+    return dict(heads)
+
+
+def few_heads(row: dict) -> dict:
+    """The row, with each layer's largest and mean score in place of each head's where those would be too many names."""
+    heads = {key: value for key, value in row.items() if key.startswith("heads/")}
+    if len(heads) <= MOST_HEAD_METRICS:
+        return row
+    layers = defaultdict(list)
+    for key, value in heads.items():
+        layers[key.rpartition("H")[0]].append(value)
+    few = {key: value for key, value in row.items() if not key.startswith(("heads/", "births/"))}
+    for key, values in layers.items():
+        few |= {f"{key}/max": max(values), f"{key}/mean": sum(values) / len(values)}
+    return few
+
+
+def _image(key: str, image: Path | np.ndarray, step: int):
     import wandb
 
-    return wandb.Image(str(path), caption=f"every head's attention weights after {step} steps")
+    if isinstance(image, Path):
+        return wandb.Image(str(image), caption=f"every head's attention weights after {step} steps; row: the token that looks, column: where to")
+    return wandb.Image(image, caption=f"{key.rpartition('/')[2].replace('_', ' ')} after {step} steps; row: layer, column: head, both from 0")
+
+
+def _html(path: Path):
+    import wandb
+
+    return wandb.Html(path.read_text(encoding="utf-8"), inject=False)
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -241,9 +320,13 @@ def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], s
         if heads:
             head = max(heads, key=heads.get)
             lines += [(f"most {score.replace('_', ' ')}", f"{heads[head]:.2f}, by head {head}")]
+    born = sorted((step, key) for key, step in rows[-1].items() if key.startswith("births/"))
+    lines += [("births" if n == 0 else "", f"{key.split('/')[2]} as {key.split('/')[1].replace('_', ' ')} head after {step:,} steps")
+              for n, (step, key) in enumerate(born[:4])]
     maps = sorted((run_dir / "attention").glob("*.png"))
     lines += [("attention", maps[-1])] if maps else []
     lines += [("numbers", run_dir / "metrics.jsonl"),
+              ("page", run_dir / "report.html"),
               ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
               ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
     for name, value in lines:

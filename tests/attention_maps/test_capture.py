@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from attention_maps.ablation import importance
 from attention_maps.capture import capture
 from attention_maps.probe import make_probes
 from attention_maps.scores import score_heads
@@ -85,3 +86,41 @@ def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tm
         assert list(saved["text_tokens"]) == probes.words
         assert saved["step"] == 7
     assert [p.name for p in tmp_path.iterdir()] == ["step.npz"]
+
+
+def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model, probes):
+    norms = capture(model, probes, step=0).text_value_norms
+    for layer, (attention, x, rotary) in enumerate(model.attention_inputs(torch.from_numpy(probes.text[None]))):
+        v = attention.project(x, rotary)[2][0]  # (G, T, d_v)
+        for head in range(4):
+            W_O = attention.W_O.weight[:, head * 8:(head + 1) * 8]  # (C, d_v)
+            written = v[head // (4 // model.config.kv_heads)] @ W_O.T  # (T, C)
+            assert np.allclose(norms[layer, head], written.norm(dim=-1).detach().numpy(), atol=1e-6)
+
+
+def test_importance_is_what_the_loss_gains_when_a_heads_output_is_nothing(model):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(5)
+    tokens = torch.randint(0, 60, (5, 33))
+    x, y = tokens[:, :-1], tokens[:, 1:].clone()
+    y[0, 20:] = -1
+    model.train()
+    before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    table = importance(model, x, y, rows=2)
+    assert table.shape == (2, 4) and model.training and torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    model.eval()
+    with torch.no_grad():
+        whole = model(x, y)[1].item()
+        for layer, head in ((0, 0), (1, 3)):
+            def without(module, inputs, head=head):
+                y = inputs[0].clone()
+                y[..., head * 8:(head + 1) * 8] = 0  # before W_O: the head's own output
+                return (y,)
+
+            hook = model.blocks[layer].attention.W_O.register_forward_pre_hook(without)
+            assert table[layer, head] == pytest.approx(model(x, y)[1].item() - whole, abs=1e-5)
+            hook.remove()
+    assert np.abs(table).max() > 1e-3

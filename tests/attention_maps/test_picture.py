@@ -4,13 +4,14 @@ from matplotlib import colormaps
 from matplotlib.image import imread
 
 from attention_maps.capture import Snapshot
-from attention_maps.picture import draw, printable
+from attention_maps.picture import draw, printable, table_image
 
 
 def snapshot(L: int, H: int, T: int, words=None) -> Snapshot:
     A = np.tril(np.random.default_rng(0).random((L, H, T, T)).astype(np.float32) ** 4 + 1e-6)
     A /= A.sum(axis=-1, keepdims=True)
-    return Snapshot(5, A, words or [f"t{i}" for i in range(T)], A, A, np.array([2]))
+    words = words or [f"t{i}" for i in range(T)]
+    return Snapshot(5, A, words, np.ones((L, H, T)), A[:, None], [words], np.ones((L, 1, H, T)), A[:, None], np.array([2]))
 
 
 @pytest.mark.parametrize(("L", "H", "groups"), [(1, 1, 1), (2, 2, 2), (2, 4, 2), (3, 6, 1)])
@@ -48,3 +49,19 @@ def test_labels_show_white_space_and_stay_short():
     assert printable("\n        ") == "⏎·×8"
     assert printable(" word") == "·word"
     assert len(printable("x" * 100)) <= 12
+
+
+def test_a_snapshot_is_drawn_as_svg_too_with_its_labels_as_text_or_paths(tmp_path):
+    draw(snapshot(2, 2, 12), tmp_path / "map.svg", 2, "a title")
+    assert (tmp_path / "map.svg").read_text().count("<image") >= 4
+
+
+@pytest.mark.parametrize("top", [0.01, 0.7, 30.0])
+def test_a_table_of_scores_is_an_image_of_cells_in_the_order_of_layers_and_heads(top):
+    table = np.array([[0.0, top / 4, top], [top / 2, 0.0, -1.0]])
+    image = table_image(table, cell=5)
+    assert image.shape == (10, 15, 3) and image.dtype == np.uint8
+    cells = image[2::5, 2::5].astype(int).sum(axis=-1)  # lightness falls with the score
+    assert cells[0, 0] > cells[0, 1] > cells[1, 0] > cells[0, 2] and cells[1, 1] == cells[1, 2] == cells[0, 0]
+    assert (image[5:10, 10:15] == image[5, 10]).all()
+

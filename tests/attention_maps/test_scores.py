@@ -27,7 +27,8 @@ def uniform(length: int = T) -> np.ndarray:
 def snapshot(text, repeat, control) -> Snapshot:
     """One layer and one head: text (T, T); repeat and control are functions of the period that give maps."""
     stack = lambda of: np.stack([of(p) for p in PERIODS])[None, :, None]  # noqa: E731  (1, P, 1, T, T)
-    return Snapshot(0, text[None, None], [""] * T, stack(repeat), stack(control), PERIODS)
+    no_norms = np.ones((1, 1, 1))  # scores look at weights alone
+    return Snapshot(0, text[None, None], [""] * T, no_norms, stack(repeat), [[""] * T] * len(PERIODS), no_norms, stack(control), PERIODS)
 
 
 PREVIOUS = looks_at(lambda i: i - 1)
@@ -94,3 +95,22 @@ def test_scores_are_their_written_out_definitions(seed):
 
 def test_metrics_are_named_by_layer_and_head():
     assert scores.named({"sink": np.array([[0.25, 0.5]])}) == {"heads/sink/L0H0": 0.25, "heads/sink/L0H1": 0.5}
+
+
+def rows_of(key: str, values) -> list[dict]:
+    return [{"step": 10 * n, "train/loss": 1.0, f"heads/{key}": value} for n, value in enumerate(values)]
+
+
+def test_a_head_is_born_at_the_first_snapshot_from_which_it_stays():
+    at = scores.THRESHOLDS["induction"]
+    assert scores.births(rows_of("induction/L1H0", [0, at, 0, at, at + 0.1, 0])) == {"births/induction/L1H0": 30}
+    assert scores.births(rows_of("induction/L1H0", [at, at])) == {"births/induction/L1H0": 0}
+    assert scores.births(rows_of("induction/L1H0", [0, at, 0, at])) == {}
+    assert scores.births(rows_of("entropy/L1H0", [1, 1, 1])) == {} == scores.births([])
+
+
+def test_rows_without_scores_between_snapshots_do_not_count_and_heads_are_born_apart():
+    rows = []
+    for one, two in zip(rows_of("sink/L0H0", [0, 0.9, 0.9]), rows_of("sink/L0H1", [0.9, 0, 0.9])):
+        rows += [one | two, {"step": one["step"] + 5, "train/loss": 2.0}]
+    assert scores.births(rows) == {"births/sink/L0H0": 10}

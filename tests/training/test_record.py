@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY
 
 from config import Config, UserError, WandbConfig, knobs, read_config
-from training.record import RunFolder, Stopwatch, new_run_dir, read_rows, wandb_mode
+from training.record import MOST_HEAD_METRICS, RunFolder, Stopwatch, few_heads, head_table, new_run_dir, read_rows, started, wandb_mode
 
 
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):
@@ -33,6 +33,27 @@ def test_rows_are_read_up_to_the_first_damaged_line(tmp_path):
     (tmp_path / "m").write_text('{"step": 1}\n{"step": 2}\n{"step": 3')
     assert [row["step"] for row in read_rows(tmp_path / "m")] == [1, 2]
     assert read_rows(tmp_path / "none") == []
+
+
+def test_a_file_of_rows_is_started_again_with_what_is_to_be_kept(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "text": "\u00e9"}\n{"st')
+    with started(path, read_rows(path)) as file:
+        file.write('{"step": 3}\n')
+    assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_heads_become_layers_where_there_would_be_too_many_names():
+    def row(layers, heads):
+        return {"step": 5, "val/loss": 1.0} | {f"heads/{score}/L{layer}H{head}": layer + head / 100
+                                               for score in ("induction", "sink") for layer in range(layers) for head in range(heads)}
+
+    assert few_heads(row(2, 4)) == row(2, 4)
+    few = few_heads(row(12, 12))
+    assert len(few) <= MOST_HEAD_METRICS and few["val/loss"] == 1.0
+    assert few["heads/induction/L3/max"] == 3.11 and few["heads/sink/L3/mean"] == pytest.approx(3.055)
+    assert head_table(row(2, 2))["L1H1"] == {"induction": 1.01, "sink": 1.01}
 
 
 def test_the_stopwatch_books_time_by_kind():
