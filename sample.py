@@ -79,7 +79,7 @@ def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
     tokens = np.array([ids])
     weights, norms = maps(model, tokens)
     attention_page({"text": weights[:, 0].astype(np.float16), "text_tokens": np.array(words(tokenizer, tokens[0])),
-                    "text_value_norms": norms[:, 0]}, model.config.kv_heads, f"Attention over {len(ids)} tokens", path)
+                    "text_value_norms": norms[:, 0]}, f"Attention over {len(ids)} tokens", path, model.config.kv_heads)
     note(f"attention {path}")
 
 

@@ -149,6 +149,19 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics})
             saved_at = step
 
+        def look() -> tuple[dict, dict]:
+            """Capture, keep, draw and score every head; the scores as metrics, and images of them. Holds no map afterwards."""
+            stopwatch.switch("attention")
+            snapshot, path = capture(model, probes, step), run_dir / "attention" / f"step_{step:08d}"
+            snapshot.save(path.with_suffix(".npz"))
+            for suffix in (".png", ".svg") if config.attention.svg else (".png",):
+                draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
+            scores = score_heads(snapshot)
+            if step == config.max_steps:
+                scores["importance"] = importance(model, *validation.excerpt(config.attention.ablation_tokens))
+            images = {f"heads/{name}": table_image(table) for name, table in scores.items()}
+            return named(scores), {"attention/map": path.with_suffix(".png"), **images}
+
         def due(every: int) -> bool:
             return step == config.max_steps or (every > 0 and step % every == 0)
 
@@ -168,20 +181,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                         checkpoint.point(run_dir, "best", step)
                 looks = due(config.attention.every)
                 if looks:
-                    stopwatch.switch("attention")
-                    snapshot = capture(model, probes, step)
-                    scores = score_heads(snapshot)
-                    if step == config.max_steps:
-                        scores["importance"] = importance(model, *validation.excerpt(config.attention.ablation_tokens))
-                    row |= named(scores)
-                    if step == config.max_steps:
-                        row |= births([*diary.rows, {"step": step, **row}])
-                    path = run_dir / "attention" / f"step_{step:08d}"
-                    snapshot.save(path.with_suffix(".npz"))
-                    title = f"Attention after {step:,} steps"
-                    for suffix in (".png", ".svg") if config.attention.svg else (".png",):
-                        draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, title)
-                    shown = {"attention/map": path.with_suffix(".png")} | {f"heads/{name}": table_image(table) for name, table in scores.items()}
+                    heads, shown = look()
+                    row |= heads
+                    row |= births([*diary.rows, {"step": step, **row}])
                     diary.sample(step, sample_text(model, tokens.tokenizer, config.attention.sample_tokens, config.seed))
                 if row:
                     stopwatch.switch(None)

@@ -84,3 +84,18 @@ def test_without_any_run_there_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no run in runs/ yet"):
         newest_run()
+
+
+def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(command, run, tmp_path):
+    done = command("sample.py", f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=40", "attention=page.html")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) == 41 and "page.html" in done.stderr
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and '"T":32' in page  # the block's 32 tokens of the 49
+
+
+@pytest.mark.parametrize(("path", "why"), [("page.png", "ends in .html"), ("nowhere/page.html", "does not exist")])
+def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(command, run, path, why):
+    done = command("sample.py", f"run_dir={run / 'char'}", f"attention={path}")
+    assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr and not done.stdout
+

@@ -90,13 +90,25 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(comma
     assert f"to upload it: wandb sync run/wandb/{record.name}" in done.stdout
     inspected = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)], capture_output=True, text=True, check=True)
     back = [json.loads(line) for line in inspected.stdout.splitlines()]
-    history = [entry["history"]["item"] for entry in back if entry["type"] == "history"]
+    history = {}
+    for entry in back:
+        if entry["type"] == "history":
+            item = entry["history"]["item"]
+            history.setdefault(item["step"], {}).update(item)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert [item["step"] for item in history] == list(range(7))
-    assert all(item[key] == pytest.approx(value, rel=1e-12) for item, row in zip(history, rows) for key, value in row.items())
+    assert list(history) == list(range(7))
+    assert all(item[key] == pytest.approx(value, rel=1e-12) for item, row in zip(history.values(), rows) for key, value in row.items())
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]
         assert image.read_bytes() == (tmp_path / "run" / "attention" / f"step_{step:08d}.png").read_bytes()
+        assert "after" in history[step]["attention/map.caption"]
+        for score in ("previous_token", "duplicate_token", "induction", "sink", "entropy", "distance"):
+            assert (record / "files" / history[step][f"heads/{score}.path"]).stat().st_size > 100
+        page = (record / "files" / history[step]["attention/explorer.path"]).read_text(encoding="utf-8")
+        assert page.startswith("<!doctype html>") and ("http://" not in page.replace("http://www.w3.org", "")) and "https://" not in page
+    assert (record / "files" / history[6]["attention/explorer.path"]).read_text() == (tmp_path / "run" / "report.html").read_text()
+    table = json.loads((record / "files" / history[6]["heads/table.path"]).read_text())
+    assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"] and "importance" in table["columns"]
     configuration = next(entry["run"]["config"]["update"] for entry in back if entry["type"] == "run")
     for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml")):
         section, _, key = name.rpartition(".")

@@ -1,0 +1,290 @@
+// What draws: elements, words, colours, the tip, tables of cells, line charts. Knows nothing of the run.
+// Data appears as text nodes only; nothing is ever parsed as HTML.
+
+// ---- elements, words, figures
+
+const $ = id => document.getElementById(id);
+
+function el(tag, properties = {}, ...children) {
+  const element = tag.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4)) : document.createElement(tag);
+  for (const [key, value] of Object.entries(properties)) {
+    if (key in element && !tag.startsWith("svg:")) element[key] = value;
+    else element.setAttribute(key, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+const MARKS = { " ": "·", "\n": "⏎", "\u2028": "⏎", "\u2029": "⏎", "\t": "⇥", "\r": "␍", "\u007f": "␡", "\u00a0": "⍽" };
+
+// A token with its white space, control characters and invisible marks made visible.
+function visible(text) {
+  const shown = c => MARKS[c] ?? (c < " " ? String.fromCodePoint(0x2400 + c.codePointAt(0)) :
+    /[\u0080-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u.test(c) ? "�" : c);
+  return [...text].map(shown).join("") || "∅";
+}
+
+function short(text, most = 14) {
+  const characters = [...visible(text).replace(/([·⏎⇥])\1{2,}/g, (run, c) => `${c}×${run.length}`)];
+  return characters.length > most ? characters.slice(0, most - 1).join("") + "…" : characters.join("");
+}
+
+// Text as it is, with only what would not show made visible.
+function asText(text) {
+  return text.replace(/[\u2028\u2029]/g, "\n").replace(/[\u0000-\u0008\u000b-\u001f]/g, c => String.fromCodePoint(0x2400 + c.codePointAt(0)));
+}
+
+const bdi = (text, name = "") => el("bdi", { className: name }, text);
+const plain = name => name.replaceAll("_", " ");
+const count = n => n.toLocaleString("en");
+
+function figure(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  return size >= 1e5 ? count(Math.round(x)) : size < 1e-3 ? x.toExponential(2) : size >= 1000 ? count(Math.round(x)) : x.toPrecision(4);
+}
+
+function roundedUp(x) {
+  const unit = 10 ** (Math.floor(Math.log10(x)) - 1);
+  return Number((Math.ceil(x * 1.05 / unit) * unit).toPrecision(2)); // the share above covers the rounding of the value beside it
+}
+
+function duration(seconds) {
+  return seconds < 60 ? `${seconds.toPrecision(3)} s` : seconds < 3600 ? `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s` :
+    `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`;
+}
+
+// ---- colours: a path through OKLCH with even steps of lightness, from dark indigo over red to a pale yellow
+
+const RAMP = Array.from({ length: 256 }, (_, i) => {
+  const t = i / 255, hue = (280 + 180 * t ** 0.85) * Math.PI / 180; // 280 indigo, 360 rose, 460 yellow
+  for (let chroma = 0.045 + 0.155 * Math.sin(Math.PI * Math.min(1, t * 1.02)); ; chroma -= 0.004) {
+    const rgb = fromOklab(0.17 + 0.8 * t, chroma * Math.cos(hue), chroma * Math.sin(hue));
+    if (chroma <= 0.004 || rgb.every(c => c >= 0 && c <= 1)) return rgb.map(c => Math.round(255 * Math.min(1, Math.max(0, c))));
+  }
+});
+
+function fromOklab(lightness, a, b) {
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3, m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3,
+    s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
+  const linear = [4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s, -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s];
+  return linear.map(c => c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
+}
+
+const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const level = share => Math.max(0, Math.min(255, Math.round(255 * Math.sqrt(Math.max(0, share) || 0)))); // square root: small weights stay visible
+const rgb = index => RAMP[isDark() ? index : 255 - index];
+
+function palette() { // as canvas pixels, in memory order
+  const dark = isDark();
+  return Uint32Array.from(RAMP, (_, i) => { const [r, g, b] = RAMP[dark ? i : 255 - i]; return (255 << 24 | b << 16 | g << 8 | r) >>> 0; });
+}
+
+// ---- the tip beside the pointer, and for the keyboard what is spoken
+
+function tell(nodes, x = 0, y = 0) {
+  const tip = $("tip");
+  tip.hidden = !nodes;
+  if (!nodes) return;
+  tip.replaceChildren(...nodes);
+  const { offsetWidth: w, offsetHeight: h } = tip;
+  tip.style.left = `${Math.max(4, Math.min(x + 14, document.documentElement.clientWidth - w - 4))}px`;
+  tip.style.top = `${y + 18 + h > innerHeight ? Math.max(4, y - h - 10) : y + 18}px`;
+}
+
+function speak(nodes) {
+  $("live").replaceChildren(...nodes.map(node => node.cloneNode?.(true) ?? node));
+}
+
+// Arrow keys walk over `items`; one of them at a time is in the tab order.
+function roving(container, items, columns, enter, chosen = 0) {
+  items.forEach((item, k) => { item.tabIndex = k === chosen ? 0 : -1; });
+  container.onkeydown = event => {
+    const k = items.indexOf(event.target.closest("[tabindex]"));
+    const to = { ArrowRight: k + 1, ArrowLeft: k - 1, ArrowDown: k + columns, ArrowUp: k - columns, Home: 0, End: items.length - 1 }[event.key];
+    if (k < 0 || to === undefined || !items[to]) return;
+    event.preventDefault();
+    items[k].tabIndex = -1;
+    items[to].tabIndex = 0;
+    items[to].focus();
+    enter(to);
+  };
+}
+
+// ---- a table of coloured cells with a cursor: the map, a block's rows, the scores
+
+function cells(host, label) {
+  const canvas = el("canvas", { tabIndex: 0, role: "application", "aria-label": label });
+  const marks = ["row", "column", "cell"].map(kind => el("div", { className: `mark ${kind}`, hidden: true }));
+  host.append(canvas, ...marks);
+  let spec = null, box = null, at = null;
+
+  function point(i, j, spoken) {
+    const inside = has(i, j);
+    at = inside ? [i, j] : null;
+    marks.forEach(mark => { mark.hidden = !inside; });
+    if (!inside) return tell(null);
+    const put = (mark, x, y, w, h) => Object.assign(mark.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px` });
+    const x = box.left + j * box.cell, y = i * box.high;
+    put(marks[0], box.left, y, spec.cols * box.cell, box.high);
+    put(marks[1], x, 0, box.cell, spec.rows * box.high);
+    put(marks[2], x, y, box.cell, box.high);
+    const nodes = spec.tell(i, j), place = canvas.getBoundingClientRect();
+    tell(nodes, place.left + x + box.cell, place.top + y + box.high);
+    if (spoken) speak(nodes);
+    spec.enter?.(i, j);
+  }
+  function leave() { at = null; marks.forEach(mark => { mark.hidden = true; }); tell(null); spec?.leave?.(); }
+  function under(event) {
+    const p = canvas.getBoundingClientRect();
+    return [(event.clientY - p.top) / box.high, (event.clientX - p.left - box.left) / box.cell].map(Math.floor);
+  }
+  const has = (i, j) => i >= 0 && j >= 0 && i < spec.rows && j < spec.cols && spec.level(i, j) >= 0;
+  canvas.onpointermove = canvas.onpointerdown = event => {
+    const [i, j] = under(event);
+    if (at?.[0] !== i || at?.[1] !== j || $("tip").hidden) point(i, j);
+  };
+  canvas.onpointerleave = canvas.onblur = leave;
+  canvas.onfocus = () => { if (canvas.matches(":focus-visible")) point(...spec.start ?? [spec.rows - 1, 0], true); };
+  canvas.onclick = event => { if (has(...under(event))) spec.pick?.(...under(event)); };
+  canvas.onkeydown = event => {
+    const [i, j] = at ?? [spec.rows - 1, 0];
+    const to = { ArrowUp: [i - 1, j], ArrowDown: [i + 1, j], ArrowLeft: [i, j - 1], ArrowRight: [i, j + 1], Home: [i, 0] }[event.key];
+    if (event.key === "Escape") return leave();
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); return at && spec.pick?.(i, j); }
+    if (!to) return;
+    event.preventDefault();
+    if (has(...to)) point(...to, true);
+  };
+
+  return wanted => {
+    spec = wanted;
+    const width = Math.min(host.clientWidth, spec.most ?? 1e4), context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
+    const style = getComputedStyle(canvas), family = style.fontFamily, fits = spec.rowNames && (width - 92) / spec.cols >= (spec.least ?? 8.5);
+    context.font = `11px ${family}`;
+    const room = fits ? Math.min(92, Math.max(...spec.rowNames.map(name => context.measureText(name).width)) + 8) : 0;
+    const left = room, bottom = fits && spec.colNames ? (spec.upright ? 18 : room) : 0;
+    const cell = (width - left) / spec.cols, high = spec.high ?? cell;
+    box = { left, cell, high };
+    const height = spec.rows * high + bottom;
+    Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
+    Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+    context.scale(ratio, ratio);
+    const small = el("canvas", { width: spec.cols, height: spec.rows }), image = new ImageData(spec.cols, spec.rows);
+    const pixels = new Uint32Array(image.data.buffer), colours = palette();
+    for (let i = 0; i < spec.rows; i++) for (let j = 0; j < spec.cols; j++) {
+      const index = spec.level(i, j);
+      if (index >= 0) pixels[i * spec.cols + j] = colours[index];
+    }
+    small.getContext("2d").putImageData(image, 0, 0);
+    context.fillStyle = getComputedStyle(host).getPropertyValue("background-color");
+    context.fillRect(left, 0, width - left, spec.rows * high);
+    context.imageSmoothingEnabled = cell * ratio < 1;
+    context.drawImage(small, left, 0, width - left, spec.rows * high);
+    context.textBaseline = "middle";
+    if (fits) {
+      context.fillStyle = style.color;
+      context.font = `${spec.upright ? 10.5 : Math.min(11, 0.95 * (spec.colNames ? Math.min(cell, high) : high))}px ${family}`;
+      context.textAlign = "right";
+      spec.rowNames.forEach((name, i) => context.fillText(name, left - 5, (i + 0.5) * high, left - 6));
+      for (let j = 0; bottom && j < spec.cols; j += spec.upright ? Math.ceil(22 / cell) : 1) {
+        context.save();
+        context.translate(left + (j + 0.5) * cell, spec.rows * high + 5);
+        if (spec.upright) context.textAlign = "center"; else context.rotate(-Math.PI / 2);
+        context.fillText(spec.colNames[j], 0, spec.upright ? 6 : 0, spec.upright ? 40 : bottom - 6);
+        context.restore();
+      }
+    }
+    if (spec.write && cell >= 24) {
+      context.textAlign = "center";
+      context.font = `${Math.min(12, cell / 2.9)}px ${family}`;
+      for (let i = 0; i < spec.rows; i++) for (let j = 0; j < spec.cols; j++) {
+        const index = spec.level(i, j);
+        if (index < 0) continue;
+        context.fillStyle = (isDark() ? index : 255 - index) > 140 ? "#16121f" : "#fff";
+        context.fillText(spec.write(i, j), left + (j + 0.5) * cell, (i + 0.5) * high);
+      }
+    }
+    if (at && !$("tip").hidden) point(...at);
+  };
+}
+
+// ---- line charts
+
+function ticks(low, high, most) {
+  const rough = (high - low) / most || 1, unit = 10 ** Math.floor(Math.log10(rough)), stride = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
+  const found = [];
+  for (let k = Math.ceil(low / stride - 1e-9); k * stride <= high + stride * 1e-9; k++) found.push(Number((k * stride).toPrecision(12)));
+  return found;
+}
+
+function compact(x) {
+  const size = Math.abs(x);
+  if (size > 0 && size < 1) return size < 1e-3 ? x.toExponential() : String(Number(x.toPrecision(3)));
+  return size >= 1e9 ? `${x / 1e9}G` : size >= 1e6 ? `${x / 1e6}M` : size >= 1e4 ? `${x / 1e3}k` : count(x);
+}
+
+// series: [{name, xs, ys, colour, bold}]; `at` marks a step; `under(svg, x, top)` adds below the axis and returns its height
+function chart(host, { title, series, height = 150, at = null, zero = false, under = null, domain = [] }) {
+  series = series.filter(s => s.xs.length);
+  const xs = [...new Set([...series.flatMap(s => s.xs), ...domain])].sort((a, b) => a - b);
+  host.hidden = !xs.length;
+  if (!xs.length) return;
+  const values = series.flatMap(s => s.ys).filter(y => y !== null), width = Math.max(120, host.clientWidth || 320), left = 48, right = 12, top = 10;
+  let low = values.reduce((a, b) => Math.min(a, b), Infinity), high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  if (zero) [low, high] = [Math.min(0, low), Math.max(zero, high)];
+  if (!(high > low)) [low, high] = Number.isFinite(low) ? [low - Math.abs(low || 1) / 10, high + Math.abs(high || 1) / 10] : [0, 1];
+  const [first, last] = [xs[0], Math.max(xs.at(-1), xs[0] + 1)];
+  const x = s => left + (s - first) / (last - first) * (width - left - right), y = v => top + (1 - (v - low) / (high - low)) * (height - top - 24);
+  const svg = el("svg:svg", { tabindex: 0, role: "application", "aria-label": `${title}; arrow keys read values` });
+  for (const t of ticks(low, high, height / 38)) svg.append(el("svg:line", { x1: left, x2: width - right, y1: y(t), y2: y(t), class: "rule" }),
+    el("svg:text", { x: left - 6, y: y(t) + 4, "text-anchor": "end" }, compact(t)));
+  for (const t of ticks(first, last, Math.max(1, (width - left - right) / 60))) svg.append(
+    el("svg:text", { x: x(t), y: height - 7, "text-anchor": x(t) > width - 24 ? "end" : "middle" }, compact(t)));
+  if (at !== null && at >= first && at <= last) svg.append(el("svg:line", { x1: x(at), x2: x(at), y1: top, y2: height - 24, class: "now" }));
+  for (const s of series) {
+    const joined = k => k > 0 && s.ys[k - 1] !== null; // a gap where nothing was measured
+    const line = s.xs.map((step, k) => s.ys[k] === null ? "" : `${joined(k) ? "L" : "M"}${x(step).toFixed(1)} ${y(s.ys[k]).toFixed(1)}`);
+    svg.append(el("svg:path", { d: line.join(""), class: s.bold ? "line bold" : "line", style: `stroke: var(--${s.colour})` }));
+    if (s.xs.length === 1) svg.append(el("svg:circle", { cx: x(s.xs[0]), cy: y(s.ys[0]), r: 3, style: `fill: var(--${s.colour})` }));
+  }
+  const cursor = svg.appendChild(el("svg:line", { y1: top, y2: height - 24, class: "cursor" }));
+  const tall = height + (under ? under(svg, x, height, width) : 0);
+  svg.setAttribute("viewBox", `0 0 ${width} ${tall}`);
+  svg.setAttribute("height", tall);
+  const legend = series.length > 1 ? series.map(s => el("span", { className: "key", style: `--c: var(--${s.colour})` }, s.name)) : [];
+  host.replaceChildren(el("h3", {}, title, ...legend), svg);
+
+  let k = xs.length - 1;
+  function point(spoken) {
+    const p = svg.getBoundingClientRect(), here = x(xs[k]);
+    cursor.setAttribute("x1", here);
+    cursor.setAttribute("x2", here);
+    cursor.setAttribute("class", "cursor on");
+    const nearest = s => s.xs.reduce((best, step, i) => Math.abs(step - xs[k]) < Math.abs(s.xs[best] - xs[k]) ? i : best, 0);
+    const says = (s, i) => `${s.name} ${figure(s.ys[i])}${s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`}`; // measured less often
+    const nodes = [el("b", {}, `step ${count(xs[k])}`), ...series.map(s => el("div", {}, says(s, nearest(s))))];
+    tell(nodes, p.left + here * p.width / width, p.top + height / 2);
+    if (spoken) speak(nodes);
+  }
+  const leave = () => { cursor.setAttribute("class", "cursor"); tell(null); };
+  svg.onpointermove = svg.onpointerdown = event => {
+    const p = svg.getBoundingClientRect(), along = ((event.clientX - p.left) * width / p.width - left) / (width - left - right);
+    const step = first + along * (last - first);
+    if (event.clientY - p.top > height || event.target.closest("[data-birth]")) return;
+    k = xs.reduce((best, s, i) => Math.abs(s - step) < Math.abs(xs[best] - step) ? i : best, 0);
+    point();
+  };
+  svg.onpointerleave = svg.onblur = leave;
+  svg.onkeydown = event => {
+    const to = { ArrowLeft: k - 1, ArrowRight: k + 1, Home: 0, End: xs.length - 1 }[event.key];
+    if (event.target !== svg || to === undefined) return;
+    event.preventDefault();
+    k = Math.max(0, Math.min(xs.length - 1, to));
+    point(true);
+  };
+}
+
+const curve = (key, name, colour, bold) => ({ name, colour, bold, xs: data.curves[key].steps, ys: data.curves[key].values });

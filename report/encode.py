@@ -1,0 +1,217 @@
+"""Attention maps → compressed bytes for the page: exactly, in a byte a weight, or in blocks of tokens, whichever fits.
+
+A map is a (T, T) table of weights, query row by key column; only its lower triangle is kept, row after row.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+BLOCKS = {"blocks": 64, "wide blocks": 32}  # of tokens along a side of a map, at most
+LEVELS = 255  # steps of a byte between zero and the row's largest weight
+SAMPLED_HEADS = 8  # heads that are packed to estimate the size of all
+PROBES = ("text", "repeat")
+
+# How the maps of all snapshots, and the full rows of the newest, are kept: the first that fits is taken.
+# Single tokens at the newest step are worth more than narrow blocks at all steps.
+PLANS = (("float16", {}), ("bytes", {}),
+         ("blocks", {"text": "float16", "repeat": "float16"}), ("blocks", {"text": "bytes", "repeat": "bytes"}), ("blocks", {"text": "bytes"}),
+         ("wide blocks", {"text": "bytes", "repeat": "bytes"}), ("wide blocks", {"text": "bytes"}), ("blocks", {}), ("wide blocks", {}))
+
+
+def block_size(T: int, most: int = BLOCKS["blocks"]) -> int:
+    """Tokens along a side of a block: the smallest power of two that leaves at most `most` of them."""
+    b = 1
+    while -(-T // b) > most:
+        b *= 2
+    return b
+
+
+def in_blocks(A: np.ndarray, b: int) -> np.ndarray:
+    """Maps (…, T, T) → (…, n, n): the weight on the keys of a block, averaged over the queries of a block. A row still sums to 1."""
+    T = A.shape[-1]
+    starts = np.arange(0, T, b)
+    keys = np.add.reduceat(A.astype(np.float32), starts, axis=-1)  # (…, T, n)
+    queries = np.minimum(starts + b, T) - starts
+    return np.add.reduceat(keys, starts, axis=-2) / queries[:, None].astype(np.float32)
+
+
+def mean_in_blocks(norms: np.ndarray, b: int) -> np.ndarray:
+    """Norms (…, T) → (…, n), the mean over the tokens of each block."""
+    starts = np.arange(0, norms.shape[-1], b)
+    return np.add.reduceat(norms, starts, axis=-1) / (np.minimum(starts + b, norms.shape[-1]) - starts)
+
+
+def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Maps (…, T, T) → codes (…, T, T) uint8 and each row's largest weight (…, T) float32: weight ≈ code · largest / LEVELS.
+
+    The running sum is rounded, not the weights: each is off by less than a level, and so is the row's sum,
+    however many small weights it has.
+    """
+    A = np.nan_to_num(A.astype(np.float64))
+    largest = A.max(axis=-1).astype(np.float32)  # exact: a captured weight
+    scale = np.where(largest > 0, largest, 1).astype(np.float64)
+    running = np.floor(np.cumsum(A * (LEVELS / scale)[..., None], axis=-1) + 0.5)
+    return np.diff(running, axis=-1, prepend=0).clip(0, LEVELS).astype(np.uint8), largest
+
+
+def pack_maps(A: np.ndarray, kind: str, b: int = 1) -> bytes:
+    """Maps (L, H, T, T) as compressed bytes.
+
+    float16: the low bytes of all weights, then the high ones (like bytes side by side compress better).
+    otherwise: the rows' largest weights (L, H, n) as little-endian float32, then the codes.
+    """
+    lower = np.tri(-(-A.shape[-1] // b), dtype=bool)
+    if kind == "float16":
+        halves = np.stack([head[lower] for layer in A for head in layer]).astype("<f2")
+        return zlib.compress(halves.reshape(-1).view(np.uint8).reshape(-1, 2).T.tobytes())
+    scales, codes = [], []
+    for head in A.reshape(-1, *A.shape[-2:]):  # one at a time: in float64 all of them can be many gigabytes
+        code, largest = to_bytes(in_blocks(head, b) if b > 1 else head)
+        scales.append(largest.astype("<f4"))
+        codes.append(code[lower])
+    return zlib.compress(np.concatenate(scales).tobytes() + np.concatenate(codes).tobytes())
+
+
+def pack_norms(norms: np.ndarray, b: int) -> bytes:
+    """Value norms (L, H, T), over blocks of b tokens their means, as compressed little-endian float32."""
+    return zlib.compress(np.ascontiguousarray(mean_in_blocks(norms, b) if b > 1 else norms, dtype="<f4").tobytes())
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a snapshot holds of one probe: maps of shape (L, H, T), the tokens where known, bytes that packing would take by kind."""
+
+    shape: tuple[int, int, int]
+    tokens: tuple[str, ...] | None
+    period: int | None
+    has_norms: bool
+    sizes: dict[str, int] = field(compare=False)
+
+
+class Shot:
+    """A snapshot to embed; `load()` opens what its .npz holds.
+
+    What was packed is kept, so that the page after the next snapshot costs the work of that snapshot alone.
+    """
+
+    def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
+        self.step, self._load, self._kept = step, load, {}
+
+    def probes(self, names=PROBES) -> dict[str, Probe]:
+        """The probes it has; none where the file cannot be read."""
+        if "probes" not in self._kept:
+            try:
+                with self._load() as held:
+                    self._kept["probes"] = {name: survey(held, name) for name in names if name in held}
+            except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+                self._kept["probes"] = {}
+        return self._kept["probes"]
+
+    def pack(self, name: str, kind: str, b: int = 1) -> tuple[bytes, bytes | None]:
+        """The maps and the value norms of a probe."""
+        if (name, kind, b) not in self._kept:
+            with self._load() as held:
+                maps, norms = maps_of(held, name)
+            self._kept[name, kind, b] = pack_maps(maps, kind, b), None if norms is None else pack_norms(norms, b)
+        return self._kept[name, kind, b]
+
+    def keep_only(self, kinds: set[str]) -> None:
+        """Forget what was packed in other ways: full rows of a snapshot that is no longer the newest are large."""
+        self._kept = {key: value for key, value in self._kept.items() if key == "probes" or key[1] in kinds}
+
+
+def maps_of(held, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """A probe's maps (L, H, T, T) and value norms (L, H, T); of the repeats, the row with the longest period."""
+    norms = held.get(f"{name}_value_norms")
+    if name == "text":
+        return held["text"], norms
+    row = int(np.argmax(held["repeat_periods"]))
+    return held["repeat"][:, row], None if norms is None else norms[:, row]
+
+
+def survey(held, name: str) -> Probe:
+    maps, norms = maps_of(held, name)
+    L, H, T, _ = maps.shape
+    row = int(np.argmax(held["repeat_periods"])) if name == "repeat" else None
+    tokens = held.get(f"{name}_tokens")
+    words = None if tokens is None else tuple(str(t) for t in (tokens if row is None else tokens[row]))
+    some = np.unique(np.linspace(0, L * H - 1, SAMPLED_HEADS).astype(int))
+    sample = maps.reshape(1, L * H, T, T)[:, some]
+    extra = 0 if norms is None else 4 * L * H * T
+    blocks = {"float16": 1, "bytes": 1, **{kind: block_size(T, most) for kind, most in BLOCKS.items()}}
+    sizes = {kind: len(pack_maps(sample, kind, b)) * L * H // len(some) + extra // b for kind, b in blocks.items()}
+    return Probe((L, H, T), words, None if row is None else int(held["repeat_periods"][row]), norms is not None, sizes)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Maps that fit: of each step and probe the kind, the maps and norms, and the newest's full rows where they are kept."""
+
+    steps: list[int]
+    of: int  # snapshots there are
+    probes: dict[str, Probe]
+    kinds: dict[str, tuple[str, int]]  # probe → kind, tokens along a block
+    packed: dict[str, list[tuple[bytes, bytes | None]]]  # probe → a (maps, norms) for each step
+    rows: dict[str, tuple[str, tuple[bytes, bytes | None]]]  # probe → kind, (maps, norms) of the newest
+
+
+def embed(shots: list[Shot], room: int) -> Embedded | None:
+    """Pack the snapshots, in the order of their steps, into at most `room` bytes of base64; None where nothing can be shown.
+
+    Goes down PLANS until one fits. Where none does, snapshots are thinned evenly, keeping the first and the last.
+    """
+    shots = [shot for shot in shots if shot.probes()]
+    if not shots:
+        return None
+    probes, of = shots[-1].probes(), len(shots)
+    shots = [shot for shot in shots if shot.probes() == probes]
+    while True:
+        for kind, rows in PLANS:
+            if kind in BLOCKS and all(block_size(p.shape[2], BLOCKS[kind]) == 1 for p in probes.values()):
+                continue  # these would be the bytes again
+            if estimate(shots, kind, rows) <= room:
+                found = pack_all(shots, of, probes, kind, rows, room)
+                if found:
+                    return found
+        if len(shots) == 1:
+            return None
+        keep = np.linspace(0, len(shots) - 1, max(2, len(shots) // 2)).round().astype(int)
+        shots = [shots[i] for i in keep] if len(shots) > 2 else shots[-1:]
+
+
+def estimate(shots: list[Shot], kind: str, rows: dict[str, str]) -> float:
+    """Bytes of base64 that a plan would take, from some heads of some snapshots."""
+    some = {0, len(shots) // 2, len(shots) - 1}
+    maps = sum(p.sizes[kind] for i in some for p in shots[i].probes().values()) / len(some) * len(shots)
+    newest = shots[-1].probes()
+    return (maps + sum(newest[name].sizes[how] for name, how in rows.items() if name in newest)) * 4 / 3
+
+
+def pack_all(shots: list[Shot], of: int, probes: dict[str, Probe], kind: str, rows: dict[str, str], room: int) -> Embedded | None:
+    """What a plan embeds; None as soon as that is more than `room`."""
+    left = room
+    kinds, packed, newest = {}, {name: [] for name in probes}, {}
+
+    def take(shot: Shot, *how) -> tuple[bytes, bytes | None]:
+        nonlocal left
+        maps, norms = shot.pack(*how)
+        left -= sum(-(-len(part) // 3) * 4 + 80 for part in (maps, norms) if part is not None)  # base64, in an element of its own
+        return maps, norms
+
+    for name, probe in probes.items():
+        b = block_size(probe.shape[2], BLOCKS[kind]) if kind in BLOCKS else 1
+        kinds[name] = "bytes" if kind in BLOCKS and b == 1 else kind, b
+        if name in rows and b > 1:
+            newest[name] = rows[name], take(shots[-1], name, rows[name])
+        for shot in shots:
+            packed[name].append(take(shot, name, *kinds[name]))
+            if left < 0:
+                return None
+    for shot in shots[:-1]:
+        shot.keep_only({kind for kind, _ in kinds.values()})
+    return Embedded([shot.step for shot in shots], of, probes, kinds, packed, newest)

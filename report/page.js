@@ -1,0 +1,540 @@
+// The page of a run, or of one prompt: its data, its state, its sections. Stands after draw.js, in one module.
+
+const data = JSON.parse($("data").textContent);
+const blobs = document.querySelectorAll("script.blob");
+const [L, H] = data.shape ?? sizeFromScores();
+const groups = data.groups && H % data.groups === 0 ? data.groups : H;
+const steps = data.steps.length ? data.steps : Object.values(data.scores ?? {}).map(s => s.steps).sort((a, b) => b.length - a.length)[0] ?? [];
+const state = {
+  step: Math.max(0, steps.length - 1), layer: 0, head: 0, probe: 0, weighted: false, average: false,
+  token: null, held: null, block: null, // what is lit, what stays lit, whose rows are open
+};
+
+function sizeFromScores() {
+  const heads = Object.values(data.scores ?? {}).flatMap(s => s.values.flat());
+  return heads.length ? [Math.max(...heads.map(h => h[0])) + 1, Math.max(...heads.map(h => h[1])) + 1] : [0, 0];
+}
+
+const headName = (layer = state.layer, head = state.head) => `L${layer}H${head}`;
+
+// ---- maps: decoded when they are looked at, the last few kept
+
+let halves = null;
+function halfTable() {
+  return halves ??= Float64Array.from({ length: 65536 }, (_, bits) => {
+    const exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
+    return bits >> 15 ? -size : size;
+  });
+}
+
+async function unpacked(number) {
+  const text = atob(blobs[number].textContent), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
+}
+
+async function decoded([maps, norms], kind, T, block) {
+  const n = Math.ceil(T / block), N = n * (n + 1) / 2, rows = L * H * n, bytes = await unpacked(maps), half = halfTable();
+  const view = { kind, n, block, exact: kind === "float16", norms: norms === null ? null : new Float32Array((await unpacked(norms)).buffer) };
+  const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
+  if (view.exact) {
+    const size = L * H * N;
+    view.at = (l, h, i, j) => { const k = place(l, h, i, j); return half[bytes[size + k] << 8 | bytes[k]]; };
+    view.bound = () => 0;
+  } else {
+    const scale = new Float32Array(bytes.buffer, 0, rows), codes = bytes.subarray(4 * rows);
+    view.at = (l, h, i, j) => codes[place(l, h, i, j)] * scale[(l * H + h) * n + i] / 255;
+    view.bound = (l, h, i) => scale[(l * H + h) * n + i] / 255;
+  }
+  view.size = bytes.length;
+  return view;
+}
+
+const views = new Map();
+function load(key, ...how) {
+  const view = views.get(key) ?? decoded(...how);
+  views.delete(key);
+  views.set(key, view);
+  if (views.size > 24 || (views.size > 4 && view.size > 3e7)) views.delete(views.keys().next().value);
+  view.then(v => { view.size = v.size; });
+  return view;
+}
+const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.probes[p].kind, data.probes[p].T, data.probes[p].block);
+const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.probes[p].rows.kind, data.probes[p].T, 1);
+
+// (i, j) → what is shown of a head, or with head null of the layer's average
+function reader(view, layer, head) {
+  if (head === null) {
+    const all = Array.from({ length: H }, (_, h) => reader(view, layer, h));
+    return (i, j) => all.reduce((sum, read) => sum + read(i, j), 0) / H;
+  }
+  if (!state.weighted || !view.norms) return (i, j) => view.at(layer, head, i, j);
+  const from = (layer * H + head) * view.n;
+  return (i, j) => view.at(layer, head, i, j) * view.norms[from + j];
+}
+
+// How far off that may be, at the most.
+function bound(view, layer, head, i, j) {
+  const heads = head === null ? Array.from({ length: H }, (_, h) => h) : [head], by = state.weighted && view.norms;
+  return heads.reduce((sum, h) => sum + view.bound(layer, h, i) * (by ? view.norms[(layer * H + h) * view.n + j] : 1), 0) / heads.length;
+}
+
+function largest(view) {
+  if (!state.weighted || !view.norms) return 1;
+  if (view.largest === undefined) {
+    view.largest = 0;
+    for (let l = 0; l < L; l++) for (let h = 0; h < H; h++) {
+      const read = reader(view, l, h);
+      for (let i = 0; i < view.n; i++) for (let j = 0; j <= i; j++) view.largest = Math.max(view.largest, read(i, j) || 0);
+    }
+  }
+  return view.largest || 1;
+}
+
+function paint(canvas, n, read, most, colours) {
+  canvas.width = canvas.height = n;
+  const image = new ImageData(n, n), pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < n; i++) for (let j = 0; j <= i; j++) pixels[i * n + j] = colours[level(read(i, j) / most)];
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+// ---- training
+
+function drawTraining() {
+  const draw = (id, how) => chart($(id) ?? $("charts").appendChild(el("div", { id })), how);
+  const small = (id, title, key, more = {}) => draw(id, { title, series: [curve(key, title.toLowerCase(), "accent")], ...more });
+  draw("chart-loss", {
+    title: "Loss, nats per token", height: 240, series: [curve("train/loss", "training", "soft"), curve("val/loss", "validation", "accent", true)],
+  });
+  small("chart-lr", "Learning rate", "train/lr");
+  small("chart-speed", "Tokens per second", "train/tokens_per_second", { zero: 1 });
+  small("chart-bits", "Bits per byte", "val/bits_per_byte");
+  small("chart-norm", "Gradient norm", "train/grad_norm");
+}
+
+function setUpTraining() {
+  $("training").hidden = false;
+  const losses = data.curves["val/loss"], best = losses.values.reduce((b, v, k) => v < losses.values[b] ? k : b, 0);
+  const spent = Object.entries(data.seconds), total = spent.reduce((sum, [, s]) => sum + s, 0);
+  const figures = [
+    losses.values.length && [figure(losses.values[best]), `best validation loss, at step ${count(losses.steps[best])}`],
+    data.step !== null && [count(data.step), data.maxSteps > data.step ? `steps of ${count(data.maxSteps)} so far` : "steps"],
+    data.tokens && [compact(Number(data.tokens.toPrecision(3))), "tokens seen"], total && [duration(total), "in all"],
+  ].filter(Boolean);
+  $("figures").append(...figures.map(([value, name]) => el("div", {}, el("b", {}, value), el("span", {}, name))));
+  if (!figures.length) $("figures").append(el("p", { className: "quiet" }, "Nothing has been measured yet."));
+  const most = Math.max(...Object.values(data.curves).map(c => c.of));
+  $("points").hidden = most <= data.points;
+  $("points").textContent = `Curves are drawn through ${count(data.points)} of up to ${count(most)} measured points, evenly chosen.`;
+  const setting = ([key, value]) => el("tr", {}, el("th", { scope: "row" }, bdi(key)), el("td", {}, bdi(asText(value))));
+  $("config").hidden = !data.config.length;
+  $("config").querySelector("tbody").append(...data.config.map(setting));
+  $("time").hidden = !total;
+  $("time").parentElement.hidden = !total && !data.samples.length;
+  showTime(spent, total);
+  if (data.samples.length) setUpSamples(data.samples);
+}
+
+function showTime(spent, total) {
+  const names = { train: "training", evaluate: "evaluating", attention: "looking at attention", save: "saving" };
+  spent.forEach(([kind, s], k) => {
+    const colour = `var(--time-${k})`, share = `${(100 * s / total).toFixed(1)}%`;
+    $("time-bar").append(el("span", { style: `flex: ${s / total} 0 0; background: ${colour}`, title: `${names[kind]} ${duration(s)}` }));
+    $("time-list").append(el("li", { style: `--c: ${colour}` }, names[kind], el("b", {}, duration(s)), el("i", {}, share)));
+  });
+}
+
+function setUpSamples(samples, longest = 4000) {
+  const select = $("sample-step"), at = () => Number(select.value);
+  const show = (k, whole) => {
+    const text = asText(samples[k].text), cut = !whole && text.length > longest;
+    select.value = k;
+    $("sample").textContent = cut ? `${text.slice(0, longest)}…` : text;
+    $("sample-all").hidden = !cut;
+    $("sample-all").textContent = `show all ${count(text.length)} characters`;
+    $("sample-before").disabled = k === 0;
+    $("sample-after").disabled = k === samples.length - 1;
+  };
+  $("samples").hidden = false;
+  $("samples-note").textContent = data.samplesLeftOut ? `${data.samplesLeftOut} more are in the run's samples.jsonl` : "";
+  select.append(...samples.map((s, k) => el("option", { value: k }, `after step ${count(s.step)}`)));
+  select.onchange = () => show(at());
+  $("sample-before").onclick = () => show(at() - 1);
+  $("sample-after").onclick = () => show(at() + 1);
+  $("sample-all").onclick = () => show(at(), true);
+  show(samples.length - 1);
+}
+
+// ---- attention
+
+const probe = () => data.probes[state.probe];
+const newest = () => state.step === steps.length - 1;
+const token = i => probe().tokens ? short(probe().tokens[i]) : "";
+let grid = [], tokens = [], drawMap = null, drawRows = null, current = null, rows = null;
+
+// A token, or a block of them, with its place
+function place(view, i) {
+  const words = probe().tokens, from = i * view.block, end = Math.min(from + view.block, probe().T);
+  if (view.block === 1) return words ? [bdi(token(i), "token"), el("small", {}, ` ${i}`)] : [`token ${i}`];
+  return [el("span", {}, `tokens ${from}–${end - 1}`), ...words ? [" ", bdi(short(words.slice(from, end).join(""), 18), "token")] : []];
+}
+
+// What is said of a cell: from where to where, the value, and how sure it is.
+function reading(view, i, j) {
+  const { layer, average } = state, head = average ? null : state.head, by = state.weighted && view.norms;
+  const value = reader(view, layer, head)(i, j), nodes = [el("b", {}, figure(value))];
+  if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
+  else if (view.block > 1 && by) nodes.push(" about: a block's weight × the mean length of its values");
+  else if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, layer, head, i, j))}`);
+  if (average) nodes.push(`, the mean of ${H} heads`);
+  else if (by && view.block === 1) nodes.push(` = ${figure(view.at(layer, head, i, j))} × ${figure(view.norms[(layer * H + head) * view.n + j])}`);
+  return [el("div", {}, ...place(view, i), " → ", ...place(view, j)), el("div", { className: "value" }, ...nodes)];
+}
+
+function setUpGrid() {
+  const each = H / groups, host = $("heads-grid");
+  const button = (l, h) => el("button", { type: "button", role: "radio", className: "head", "aria-label": `layer ${l}, head ${h}` },
+    el("canvas", { width: 1, height: 1 }), el("span", {}, headName(l, h)));
+  host.style.setProperty("--heads", H);
+  host.parentElement.classList.toggle("many", H > 14);
+  for (let l = 0; l < L; l++) {
+    const line = host.appendChild(el("div", { className: "layer" }, el("span", { className: "name" }, `L${l}`)));
+    for (let g = 0; g < groups; g++) {
+      const heads = Array.from({ length: each }, (_, k) => button(l, g * each + k)), name = `key/value head ${g}`;
+      grid.push(...heads);
+      const frame = { className: "group", role: "group", "aria-label": `layer ${l}, ${name}`, style: `--each: ${each}` };
+      line.append(...each === 1 ? heads : [el("div", frame, el("span", { className: "group-name" }, name), el("div", {}, ...heads))]);
+    }
+  }
+  grid.forEach((button, k) => { button.onclick = () => choose(Math.floor(k / H), k % H); });
+  roving(host, grid, H, k => choose(Math.floor(k / H), k % H), state.layer * H + state.head);
+}
+
+function choose(layer, head) {
+  Object.assign(state, { layer, head });
+  grid.forEach((button, k) => { button.tabIndex = k === layer * H + head ? 0 : -1; });
+  draw();
+}
+
+function setUpText() {
+  const host = $("text"), words = probe().tokens;
+  $("reading").hidden = !words;
+  Object.assign(state, { token: null, held: words ? Math.floor(words.length * 0.6) : null, block: null });
+  tokens = (words ?? []).map((word, i) => {
+    const pieces = visible(word).split(/([·⏎⇥␍⍽]+)/).filter(Boolean).flatMap(part =>
+      /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")] : [el("wbr"), el("i", {}, c)]) : [part]);
+    const span = el("bdi", { className: "token", role: "button", "aria-label": `token ${i}` }, ...pieces);
+    span.onpointerenter = () => light(i);
+    span.onfocus = () => light(i);
+    span.onclick = () => hold(i);
+    return span;
+  });
+  host.replaceChildren(...tokens);
+  host.onpointerleave = () => light(null);
+  roving(host, tokens, 1, () => {}, Math.max(0, tokens.length - 1));
+  const walk = host.onkeydown;
+  host.onkeydown = event => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); event.target.click(); }
+    else if (event.key === "Escape") { state.held = null; light(null); }
+    else if (event.key !== "ArrowUp" && event.key !== "ArrowDown") walk(event);
+  };
+}
+
+// Lights what token i attends to and what attends to it; null: what is held, or nothing.
+function light(i) {
+  state.token = i ?? state.held;
+  if (!tokens.length || !current) return;
+  const view = newest() && rows ? rows : current, read = reader(view, state.layer, state.average ? null : state.head), most = largest(view);
+  const at = state.token === null ? -1 : Math.floor(state.token / view.block), to = [], from = [];
+  for (let k = 0; at >= 0 && k < view.n; k++) {
+    if (k <= at) to.push([read(at, k), k]);
+    if (k >= at) from.push([read(k, at), k]);
+  }
+  // Twenty shades: what is faint alike is drawn alike, and need not be drawn again.
+  const shade = found => 4 * Math.round(20 * Math.sqrt(Math.max(0, Math.min(1, found / most || 0))));
+  tokens.forEach((span, k) => {
+    const b = Math.floor(k / view.block), kind = at < 0 || b === at ? "" : b < at ? "to" : "from";
+    const wanted = kind ? `background: color-mix(in oklab, var(--${kind}) ${shade(kind === "to" ? to[b][0] : from[b - at][0])}%, transparent)` : "";
+    if (span.shown !== wanted) span.style.cssText = span.shown = wanted;
+    if (span.lit !== (k === state.token)) span.classList.toggle("lit", span.lit = k === state.token);
+  });
+  $("lists").replaceChildren(...at < 0 ? [] : [list(view, `attends to`, "to", at, to), list(view, "is attended to by", "from", at, from)]);
+}
+
+function list(view, name, kind, at, found) {
+  const best = found.filter(([w]) => w > 0).sort((a, b) => b[0] - a[0]).slice(0, 8), top = best[0]?.[0] ?? 1;
+  const line = (w, k) => el("li", { style: `--w: ${(100 * w / top).toFixed(1)}%` }, el("span", {}, ...place(view, k)), el("b", {}, figure(w)));
+  const lines = best.map(([w, k]) => line(w, k));
+  return el("div", { className: kind }, el("h4", {}, ...place(view, at), ` ${name}`), el("ol", {}, ...lines),
+    ...found.length > best.length ? [el("p", { className: "quiet" }, `and ${count(found.length - best.length)} more`)] : []);
+}
+
+let turn = 0;
+async function show() {
+  const mine = ++turn, p = state.probe;
+  $("step").value = state.step;
+  $("step").setAttribute("aria-valuetext", `step ${count(steps[state.step] ?? 0)}`);
+  $("step-now").textContent = `step ${count(steps[state.step] ?? 0)}`;
+  if (data.probes.length) {
+    const view = await loadView(p, state.step);
+    if (mine !== turn) return;
+    [current, rows] = [view, null];
+  }
+  draw();
+  if (data.probes.length && newest() && probe().rows) {
+    await new Promise(done => setTimeout(done, 50)); // the page first
+    const found = await loadRows(p);
+    if (mine === turn) { rows = found; light(state.token); drawBlockRows(); }
+  }
+}
+
+function draw() {
+  if (current) drawAttention();
+  if (data.kind === "run" && data.scores) drawHeads();
+}
+
+function drawAttention() {
+  const { layer, head, average } = state, view = current, most = largest(view), colours = palette(), by = state.weighted && view.norms;
+  grid.forEach((button, k) => {
+    const l = Math.floor(k / H), h = k % H;
+    paint(button.firstChild, view.n, reader(view, l, h), most, colours);
+    button.classList.toggle("fine", view.n > 96);
+    button.setAttribute("aria-checked", l === layer && (average || h === head));
+  });
+  const read = reader(view, layer, average ? null : head), names = probe().tokens && view.block === 1 ? probe().tokens.map(t => short(t)) : null;
+  drawMap({
+    rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names, tell: (i, j) => reading(view, i, j),
+    level: (i, j) => j > i ? -1 : level(read(i, j) / most), enter: i => { if (view.block === 1) light(i); }, leave: () => light(null),
+    pick: i => view.block > 1 ? openRows(i) : hold(i),
+  });
+  drawBar(most, by);
+  sayWhatIsSeen(view, by);
+  light(state.token);
+  drawBlockRows();
+}
+
+function sayWhatIsSeen(view, by) {
+  const { layer, head, average } = state, { name, period, says } = probe(), step = steps[state.step];
+  $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,` : `Head ${headName()}`)
+    + (data.kind === "run" ? ` after ${count(step)} steps` : "");
+  const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
+    : `random tokens, the first ${period} of which come twice`;
+  const cell = by ? `the weight times the length of what it moves, ‖v W‖${average ? ", averaged" : ""}` : "an attention weight; a row sums to 1";
+  const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step) && scoreAt(score, layer, head) !== null)
+    .map(score => `${plain(score)} ${figure(scoreAt(score, layer, head))}`);
+  $("seen").textContent = `On ${on}. Row: the ${view.block > 1 ? "tokens that look" : "token that looks"}; column: what is looked at. `
+    + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`;
+  $("precision").textContent = `${says} ${data.thinned}`;
+}
+
+function drawBar(most, by) {
+  const context = $("bar-ramp").getContext("2d"), name = m => by ? String(Number((m * most).toPrecision(2))) : String(m).replace("0.", ".");
+  for (let i = 0; i < 256; i++) { context.fillStyle = `rgb(${rgb(i)})`; context.fillRect(i, 0, 1, 1); }
+  $("bar-name").textContent = by ? "weight × ‖v W‖" : "weight";
+  $("bar-ticks").replaceChildren(...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, name(m))));
+}
+
+function hold(i) {
+  state.held = state.held === i ? null : i;
+  light(i);
+}
+
+function openRows(block) {
+  state.block = block;
+  drawBlockRows();
+  $("rows").scrollIntoView({ block: "nearest" });
+}
+
+// The rows of the tokens of the chosen block, where they are kept.
+function drawBlockRows() {
+  const b = state.block, { block, T } = probe();
+  $("rows").hidden = b === null || block === 1;
+  if ($("rows").hidden) return;
+  const from = b * block, size = Math.min(block, T - from), kept = probe().rows;
+  $("rows-title").textContent = `The rows of tokens ${from} to ${from + size - 1}` + (!kept ? " are not kept in this page"
+    : !newest() ? ` are kept for step ${count(steps.at(-1))} only` : rows ? "" : ": unpacking…");
+  $("rows-map").hidden = !rows;
+  if (!rows) return;
+  const view = rows, read = reader(view, state.layer, state.average ? null : state.head), most = largest(view);
+  drawRows({
+    rows: size, cols: T, high: 18, rowNames: probe().tokens?.slice(from, from + size).map(t => short(t)), least: 0, start: [0, 0],
+    level: (i, j) => j > from + i ? -1 : level(read(from + i, j) / most), tell: (i, j) => reading(view, from + i, j),
+    enter: i => light(from + i), leave: () => light(null), pick: i => hold(from + i),
+  });
+}
+
+// ---- heads
+
+const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
+const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
+const scoreNames = Object.keys(data.scores ?? {});
+const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)), ...(data.births ?? []).map(b => b.score)])];
+const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
+const scoreMaps = {};
+
+// A score's row for the slider's step: that step's, or the last before it.
+function scoreRow(name) {
+  const { steps: at, values } = data.scores[name];
+  const k = at.findLastIndex(step => step <= steps[state.step]);
+  return k >= 0 ? values[k] : at.length === 1 ? values[0] : null;
+}
+const scoreAt = (name, layer, head) => scoreRow(name)?.find(([l, h]) => l === layer && h === head)?.[2] ?? null;
+
+function drawHeads() {
+  $("heads").hidden = !scoreNames.length;
+  if ($("heads").hidden) return;
+  $("scored-at").textContent = `at step ${count(steps[state.step] ?? 0)}`;
+  scoreNames.forEach(drawScore);
+  const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
+  const story = name => data.scores[name].values.map(row => row.find(([l, h]) => l === state.layer && h === state.head)?.[2] ?? null);
+  chart($("trajectory"), {
+    title: `${headName()} over the steps`, height: 240, at: steps[state.step], zero: 1,
+    series: shares.map(name => ({ name: plain(name), colour: colourOf(name), xs: data.scores[name].steps, ys: story(name) })),
+  });
+  drawBirths();
+}
+
+function drawScore(name) {
+  const { steps: at, values } = data.scores[name];
+  if (!scoreMaps[name]) {
+    const host = el("div", { className: "cells" }), caption = el("span", { className: "quiet" });
+    $("scores").append(el("figure", {}, el("figcaption", {}, el("h3", {}, plain(name)), caption), host));
+    scoreMaps[name] = Object.assign(cells(host, `${plain(name)} of every head`), { caption });
+  }
+  const table = new Map((scoreRow(name) ?? []).map(([l, h, v]) => [l * H + h, v])), value = (l, h) => table.get(l * H + h) ?? null;
+  const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1; // one scale for all steps
+  const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
+  scoreMaps[name].caption.textContent = `0 to ${most === 1 ? 1 : figure(most)}${unit}${when}`;
+  scoreMaps[name]({
+    rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
+    rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
+    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most), write: (l, h) => brief(value(l, h), most), pick: choose,
+    tell: (l, h) => [el("div", {}, `${headName(l, h)} ${plain(name)}`), el("div", { className: "value" }, el("b", {}, figure(value(l, h))))],
+  });
+}
+
+// A score in a cell: .15, 12.3
+const brief = (x, most) => most > 1 ? x.toFixed(1) : x.toFixed(2).replace("-0.00", "0.00").replace(/^(-?)0\./, "$1.");
+
+function drawBirths() {
+  $("births").hidden = !data.births.length;
+  if (!data.births.length) return;
+  const marks = [], born = kinds.filter(kind => data.births.some(b => b.score === kind));
+  const under = (svg, x, top, width) => {
+    let y = top + 12;
+    for (const kind of born) {
+      svg.append(el("svg:text", { x: 4, y: y + 4, class: "lane", style: `fill: var(--${colourOf(kind)})` }, plain(kind)));
+      y += 18;
+      const ends = [];
+      for (const birth of data.births.filter(b => b.score === kind)) {
+        const name = headName(birth.layer, birth.head), wide = 14 + 7 * name.length, at = Math.min(x(birth.step), width - wide);
+        const free = ends.findIndex(end => end < at - 6), row = free < 0 ? ends.length : free; // names do not overlap
+        const middle = y + row * 15, colour = `var(--${colourOf(kind)})`;
+        ends[row] = at + wide;
+        const says = `${plain(kind)}, born at step ${count(birth.step)}`, choice = () => choose(birth.layer, birth.head);
+        const mark = el("svg:g", { "data-birth": name, role: "button", "aria-label": `${name}: ${says}`, tabindex: -1 },
+          el("svg:line", { x1: x(birth.step), x2: x(birth.step), y1: 10, y2: middle, class: "stem", style: `stroke: ${colour}` }),
+          el("svg:circle", { cx: at, cy: middle, r: 4, style: `fill: ${colour}` }), el("svg:text", { x: at + 7, y: middle + 4 }, name));
+        mark.onpointerenter = mark.onfocus = () => {
+          const p = mark.getBoundingClientRect();
+          tell([el("b", {}, name), el("div", {}, says)], p.right, p.bottom - 12);
+        };
+        mark.onpointerleave = mark.onblur = () => tell(null);
+        mark.onclick = choice;
+        mark.addEventListener("keydown", event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choice(); } });
+        marks.push(svg.appendChild(mark));
+      }
+      y += 15 * ends.length + 8;
+    }
+    return y - top;
+  };
+  const focused = [...document.querySelectorAll("[data-birth]")].indexOf(document.activeElement);
+  chart($("births"), { title: "When heads were born", height: 200, at: steps[state.step], under, domain: data.births.map(b => b.step),
+    series: [curve("train/loss", "training loss", "soft"), curve("val/loss", "validation loss", "accent", true)] });
+  const svg = $("births").querySelector("svg"), read = svg.onkeydown;
+  roving(svg, marks, 1, () => {}, Math.max(0, focused));
+  const walk = svg.onkeydown;
+  svg.onkeydown = event => event.target === svg ? read(event) : walk(event);
+  if (focused >= 0) marks[focused].focus();
+}
+
+// ---- all together
+
+let timer = null;
+function play(on) {
+  clearInterval(timer);
+  timer = on ? setInterval(() => { if (state.step >= steps.length - 1) return play(false); state.step += 1; show(); }, 700) : null;
+  $("play").textContent = on ? "❚❚" : "▶";
+  $("play").setAttribute("aria-label", on ? "pause" : "play");
+}
+
+function setUpControls() {
+  $("step").max = Math.max(0, steps.length - 1);
+  $("steps").hidden = steps.length < 2;
+  $("step").oninput = () => { play(false); state.step = Number($("step").value); show(); };
+  $("play").onclick = () => {
+    if (timer) return play(false);
+    if (state.step >= steps.length - 1) { state.step = 0; show(); }
+    play(true);
+  };
+  $("probe").append(...data.probes.map((p, k) => el("option", { value: k }, p.label)));
+  $("probe").parentElement.hidden = data.probes.length < 2;
+  $("probe").onchange = () => { state.probe = Number($("probe").value); setUpProbe(); show(); };
+  $("raw").onchange = $("weighted").onchange = () => { state.weighted = $("weighted").checked; draw(); };
+  $("average").onchange = () => { state.average = $("average").checked; draw(); };
+  $("average").parentElement.hidden = H < 2;
+}
+
+function setUpProbe() {
+  $("weighting").hidden = probe().maps.some(([, norms]) => norms === null);
+  if ($("weighting").hidden) { state.weighted = false; $("raw").checked = true; }
+  setUpText();
+}
+
+function setUpTheme() {
+  const root = document.documentElement;
+  try {
+    const kept = localStorage.getItem("glassgpt-theme");
+    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  } catch { /* storage is not allowed here */ }
+  const redraw = () => { if (data.kind === "run") drawTraining(); draw(); };
+  $("theme").onclick = () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("glassgpt-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
+    redraw();
+  };
+  matchMedia("(prefers-color-scheme: dark)").onchange = redraw;
+  let waiting = 0;
+  onresize = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); };
+}
+
+function start() {
+  document.title = `${visible(data.title).replaceAll("·", " ")} · GlassGPT`;
+  $("title").textContent = visible(data.title).replaceAll("·", " ");
+  const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
+  const facts = L ? [some(L, "layer"), some(H, "head") + (groups < H ? ` over ${some(groups, "key/value head")}` : "")] : [];
+  if (data.probes.length) facts.push(some(data.probes[0].T, "token"));
+  if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
+  $("summary").textContent = facts.join(" · ");
+  if (!("DecompressionStream" in window)) {
+    data.probes = [];
+    $("nothing").textContent = "This browser is too old to unpack the attention maps.";
+  }
+  $("nothing").hidden = data.probes.length > 0;
+  $("looking").hidden = !data.probes.length;
+  const found = data.scores?.induction?.values.at(-1)?.reduce((best, v) => v[2] > best[2] ? v : best, [0, 0, 0]);
+  if (found) Object.assign(state, { layer: found[0], head: found[1] });
+  setUpTheme();
+  setUpControls();
+  if (data.kind === "run") { setUpTraining(); drawTraining(); }
+  if (data.probes.length) {
+    drawMap = cells($("map"), "attention map; arrow keys read its cells");
+    drawRows = cells($("rows-map"), "rows of single tokens; arrow keys read their cells");
+    setUpGrid();
+    setUpProbe();
+  }
+  show();
+}
+
+start();
