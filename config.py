@@ -229,7 +229,7 @@ class SampleConfig:
     top_p: float | None = knob(None, "keep the fewest tokens whose probabilities sum to p", gt=0, le=1)
     min_p: float | None = knob(None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
     num_samples: int = knob(1, "texts to generate", ge=1)
-    attention: str | None = knob(None, "PATH.html: write a page there that shows the attention over the prompt and the first text")
+    attention: str | None = knob(None, "PATH.html: a page of the attention over the first text")
     seed: int = knob(1337, "same seed, same text", ge=0)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster", choices=("auto", "fp32", "bf16"))

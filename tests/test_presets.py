@@ -14,7 +14,7 @@ def presets(group: str) -> list[str]:
 
 @pytest.mark.parametrize("name", presets("experiment"))
 def test_every_experiment_trains(command, test_data, name):
-    local = [] if name == "default" else [f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}"]
+    local = [] if name in ("default", "induction") else [f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}"]
     done = command("train.py", f"experiment={name}", "max_steps=3", "batch_size=4", "run_dir=run", *local, *SMALL_DATA, "optim.warmup_steps=0")
     assert done.returncode == 0, done.stderr
 

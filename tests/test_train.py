@@ -15,6 +15,7 @@ from conftest import ROOT, TINY
 from omegaconf import OmegaConf
 
 from config import knobs, read_config
+from training.record import read_rows
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +34,13 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     run, = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_default", run.name)
     assert f"python sample.py run_dir=runs/{run.name}" in done.stdout and "best validation loss" in done.stdout
-    assert {"config.yaml", "metrics.jsonl", "attention", "checkpoints"} <= {p.name for p in run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "attention", "checkpoints"} <= {p.name for p in run.iterdir()}
+    assert [sample["step"] for sample in read_rows(run / "samples.jsonl")] == [0, 5, 10]
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
     assert last["tokens"] == 10 * 4 * 32
-    assert sum(key.startswith("heads/") for key in last) == 6 * 2 * 2
+    assert sum(key.startswith("heads/") for key in last) == 7 * 2 * 2  # six scores, and at the end the importance
+    assert {"seconds/evaluate", "seconds/attention", "seconds/save"} <= last.keys()
     assert sorted(p.name for p in (run / "attention").iterdir()) == sorted(
         f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png"))
     config = read_config(run / "config.yaml")

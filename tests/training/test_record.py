@@ -84,7 +84,8 @@ def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch
 @pytest.mark.slow
 def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(command, tmp_path, text_file):
     done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=6", "eval.every=3", "attention.every=3",
-                   "attention.tokens=16", "run_dir=run", "wandb.mode=auto", env={"WANDB_MODE": None}, stdin=subprocess.DEVNULL)
+                   "attention.tokens=16", "run_dir=run", "wandb.mode=auto", "wandb.log_artifacts=true", env={"WANDB_MODE": None},
+                   stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     record, = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert f"to upload it: wandb sync run/wandb/{record.name}" in done.stdout
@@ -109,6 +110,8 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(comma
     assert (record / "files" / history[6]["attention/explorer.path"]).read_text() == (tmp_path / "run" / "report.html").read_text()
     table = json.loads((record / "files" / history[6]["heads/table.path"]).read_text())
     assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"] and "importance" in table["columns"]
+    kept = {entry["artifact"]["type"]: [file["path"] for file in entry["artifact"]["manifest"]["contents"]] for entry in back if "artifact" in entry}
+    assert "model.safetensors" in kept["model"] and kept["report"] == ["report.html"]
     configuration = next(entry["run"]["config"]["update"] for entry in back if entry["type"] == "run")
     for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml")):
         section, _, key = name.rpartition(".")
