@@ -140,9 +140,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     if config.compile:
         x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
         forward = runtime.compiled(model, x, y, config, say)
-    (run_dir / "attention").mkdir(exist_ok=True)
-    with written(run_dir / "config.yaml") as part:
+    with written(run_dir / "config.yaml") as part:  # first: what has one can be resumed
         part.write_text(config_yaml(config), encoding="utf-8")
+    (run_dir / "attention").mkdir(exist_ok=True)
 
     with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())
