@@ -175,7 +175,8 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
             setattr(getattr(config, section) if section else config, name,
                     getattr(getattr(asked, section) if section else asked, name))
     config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
-    config.run_dir, config.resume, config.eval_only = asked.run_dir, asked.resume, asked.eval_only
+    for key in ("run_dir", "resume", "eval_only", "accept_changed_data"):  # said each time
+        setattr(config, key, getattr(asked, key))
     now = {name: value for name, _, value in knobs(config)}
     changed = [f"{name}: {value} in the run, {now[name]} asked for" for name, _, value in knobs(run)
                if name.startswith(FIXED) and value != now[name]]

@@ -94,6 +94,7 @@ class DataConfig:
     source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files",
                        choices=("stdlib", "shakespeare", "text"))
     path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
+    encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
 
 
@@ -165,6 +166,7 @@ class Config:
     run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
     resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start", choices=(True, False, "auto"))
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
+    accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
     seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
@@ -172,6 +174,8 @@ class Config:
     max_steps: int = knob(1000, "optimizer steps", ge=1)
     batch_size: int = knob(32, "sequences per optimizer step", ge=1)
     accumulate: int = knob(1, "micro-steps that an optimizer step is split into, to save memory", ge=1)
+    on_nonfinite: str = knob("stop", "where a loss or a gradient is NaN or infinite: end before that update, or leave it out and go on",
+                             choices=("stop", "skip"))
     model: GPTConfig = section(lambda: GPTConfig(vocab_size=None))
     data: DataConfig = section(DataConfig)
     tokenizer: TokenizerConfig = section(TokenizerConfig)
@@ -201,6 +205,8 @@ class Config:
             raise UserError(f"data.path={self.data.path} needs a source that takes a path: add data=text")
         if self.data.source == "text" and not self.data.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
+        if not is_text_encoding(self.data.encoding):
+            raise UserError(f"data.encoding={self.data.encoding} is not an encoding of text that Python knows: utf-8, latin-1, cp1252, utf-16, …")
         if self.eval_only and self.run_dir is None:
             raise UserError("eval_only=true needs run_dir=PATH, the run to evaluate")
         if self.resume is True and self.run_dir is None:
@@ -266,6 +272,15 @@ def check_fields(node, prefix: str = "") -> None:
             limit = bound(key)
             if limit is not None and wrong(value, limit):
                 raise UserError(f"{name}={value} must be {words} {limit}")
+
+
+def is_text_encoding(name: str) -> bool:
+    """Whether bytes become text by a codec of this name."""
+    try:
+        b"".decode(name)
+    except (LookupError, ValueError):
+        return False
+    return True
 
 
 def did_you_mean(word: str, known) -> str:

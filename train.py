@@ -5,6 +5,7 @@
 """
 
 import sys
+from math import isfinite
 from pathlib import Path
 
 import hydra
@@ -42,15 +43,15 @@ def train(config: Config, resume: bool, experiment: str) -> float:
         SystemExit: 130 or 143 after a stop signal, with a checkpoint saved.
     """
     # Imported here, so that a mistyped setting or --help need not wait for torch.
-    from rich.console import Console
+    from training.record import RunFolder, Terminal, new_run_dir
 
-    from training.record import RunFolder, new_run_dir
-
-    console = Console()
+    console = Terminal()
     run_dir = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
     folder = RunFolder(run_dir, new=not resume)
     try:
         return _train(config, resume, experiment, run_dir, console)
+    except OSError as e:
+        raise UserError(f"{e.filename or run_dir} cannot be read or written: {e.strerror or e}") from e
     finally:
         folder.release()
 
@@ -64,20 +65,26 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from attention_maps.probe import make_probes
     from attention_maps.scores import births, named, score_heads
     from data.batches import Batches
+    from data.corpus import written
     from data.tokens import prepare
     from decoding import sample_text
     from model import GPT
     from report.page import write_page
     from training import checkpoint, runtime
     from training.evaluate import Validation
-    from training.optim import build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, update
+    from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, update
     from training.record import Diary, Stopwatch, best_row, print_summary, quoted, read_rows, teller
 
     say = teller(console)
     runtime.settle(config)
 
-    # The text, as tokens.
-    tokens = prepare(config.data, config.tokenizer, say)
+    # The text, as tokens: for a run that goes on, the text that it began with.
+    tokens, folder, state = prepare(config.data, config.tokenizer, say), None, {}
+    if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
+        raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
+    if resume and checkpoint.saved_steps(run_dir):
+        folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
+        tokens = checkpoint.same_text(folder, state, tokens, config, say)
     T, vocab_size = config.model.block_size, tokens.tokenizer.vocab_size
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
         if len(ids) <= T:
@@ -100,14 +107,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
 
     # Where the run stands: at its beginning, or at its last checkpoint.
     step, saved_at, seconds, metrics = 0, None, {}, {}
-    if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
-        raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
-    if resume and checkpoint.saved_steps(run_dir):
-        folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
-        if state["fingerprint"] != tokens.fingerprint:
-            raise UserError(f"the text, or how it is prepared, has changed since the run began (fingerprint {state['fingerprint'][:16]} then, "
-                            f"{tokens.fingerprint[:16]} now): restore it, or start a new run")
+    if folder:
         step, seconds, metrics = state["step"], state["seconds"], state["metrics"]
+        checkpoint.check_model(folder, config.model)
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
         if config.eval_only:
             loss, bits = validation.evaluate(model)
@@ -122,6 +124,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         checkpoint.discard_after(run_dir, step)
         saved_at = step
         say(f"going on after {step:,} steps")
+        before, now = state.get("machine", ""), runtime.rounding(config)
+        if before not in ("", now):
+            say(f"note: the last bits may differ from those of a run that was not stopped: it was saved on {before}, and this is {now}")
 
     # What runs a step: the model itself, or compiled.
     stopwatch = Stopwatch(lambda: runtime.synchronize(device), seconds)
@@ -135,32 +140,51 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     if config.compile:
         x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
         forward = runtime.compiled(model, x, y, config, say)
+    with written(run_dir / "config.yaml") as part:  # first: what has one can be resumed
+        part.write_text(config_yaml(config), encoding="utf-8")
     (run_dir / "attention").mkdir(exist_ok=True)
-    (run_dir / "config.yaml").write_text(config_yaml(config), encoding="utf-8")
 
     with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())
+        watch = Watch(model, config, *state.get("skipped", ()))
 
-        def save() -> None:
+        def save(last: bool = False) -> None:
+            """Save this step, if it is not yet; training goes on where that fails, unless this is the `last` chance."""
             nonlocal saved_at
+            if saved_at == step:
+                return
+            watch.read()
             stopwatch.switch("save")
-            checkpoint.save_checkpoint(
-                run_dir, step, model, optimizer_tensors(optimizers, model), tokens.tokenizer, config_yaml(config),
-                {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics})
-            saved_at = step
+            try:
+                checkpoint.save_checkpoint(
+                    run_dir, step, model, optimizer_tensors(optimizers, model), tokens.tokenizer, config_yaml(config),
+                    {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics,
+                     "skipped": [watch.skipped, watch.in_a_row], "machine": runtime.rounding(config)})
+                saved_at = step
+            except checkpoint.NotSaved as e:
+                if last or step == config.max_steps:
+                    raise
+                diary.say(f"{e}; training goes on")
+
+        def leave() -> None:
+            save(last=True)
+            diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={quoted(run_dir)} resume=true")
+            raise SystemExit(stop.exit_status)
 
         def look() -> tuple[dict, dict]:
             """Capture, keep, draw and score every head; the scores as metrics, and images of them. Holds no map afterwards."""
             stopwatch.switch("attention")
             snapshot, path = capture(model, probes, step), run_dir / "attention" / f"step_{step:08d}"
-            snapshot.save(path.with_suffix(".npz"))
-            for suffix in (".png", ".svg") if config.attention.svg else (".png",):
-                draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
             scores = score_heads(snapshot)
             if step == config.max_steps:
                 scores["importance"] = importance(model, *validation.excerpt(config.attention.ablation_tokens))
             images = {f"heads/{name}": table_image(table) for name, table in scores.items()}
-            return named(scores), {"attention/map": path.with_suffix(".png"), **images}
+            with diary.spared():
+                snapshot.save(path.with_suffix(".npz"))
+                for suffix in (".png", ".svg") if config.attention.svg else (".png",):
+                    draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
+                images["attention/map"] = path.with_suffix(".png")
+            return named(scores), images
 
         def due(every: int) -> bool:
             return step == config.max_steps or (every > 0 and step % every == 0)
@@ -169,50 +193,60 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             # What is due after `step` updates. A resumed run does what the stopped one did not come to record.
             if not diary.has(step):
                 row, shown = dict(metrics), {}
-                if step and saved_at != step and due(config.checkpoint.every):
+                if step and due(config.checkpoint.every):
                     save()  # first, so that nothing that only looks at the run can cost it the step
                 if due(config.eval.every):
                     stopwatch.switch("evaluate")
-                    row["val/loss"], row["val/bits_per_byte"] = validation.evaluate(model)
+                    with stop.at_once(leave):
+                        row["val/loss"], row["val/bits_per_byte"] = validation.evaluate(model)
                     if step and (best is None or row["val/loss"] < best["val/loss"]):
-                        best = {"step": step, **row}
-                        if saved_at != step:
-                            save()
-                        checkpoint.point(run_dir, "best", step)
+                        save()
+                        if saved_at == step:
+                            best = {"step": step, **row}
+                            with diary.spared():
+                                checkpoint.point(run_dir, "best", step)
                 looks = due(config.attention.every)
                 if looks:
-                    heads, shown = look()
+                    with stop.at_once(leave):
+                        heads, shown = look()
+                        text = sample_text(model, tokens.tokenizer, config.attention.sample_tokens, config.seed)
                     row |= heads
                     row |= births([*diary.rows, {"step": step, **row}])
-                    diary.sample(step, sample_text(model, tokens.tokenizer, config.attention.sample_tokens, config.seed))
+                    diary.sample(step, text)
                 if row:
                     stopwatch.switch(None)
                     diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row,
                                  **{f"seconds/{kind}": s for kind, s in stopwatch.seconds.items() if kind != "train"}}, shown)
                 if looks:
                     stopwatch.switch("attention")
-                    diary.page(write_page(run_dir), last=step == config.max_steps)
+                    with diary.spared():
+                        diary.page(write_page(run_dir), last=step == config.max_steps)
                 if saved_at == step:
                     checkpoint.prune(run_dir, config.checkpoint.keep)
             if step == config.max_steps:
                 break
             if stop.exit_status is not None:
-                if saved_at != step:
-                    save()
-                diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={quoted(run_dir)} resume=true")
-                raise SystemExit(stop.exit_status)
+                leave()
+            if stop.save_asked:
+                stop.save_asked = False
+                save()
+                diary.say(f"asked to save, and saved after {step:,} steps" if saved_at == step else "asked to save")
 
             stopwatch.switch("train")
             x, y = (torch.from_numpy(part) for part in batches.batch(step))  # (batch_size, T) each
-            loss, grad_norm = update(forward, model, optimizers, x, y, config, step)
+            loss, grad_norm, finite = update(forward, model, optimizers, x, y, config, step)
             step += 1
+            watch.note(step, finite)
             diary.advance(step)
             metrics = {}
             if due(config.log.every):
                 trained = stopwatch.read()
+                watch.read()
                 metrics = {"train/loss": loss.item(), "train/lr": config.optim.lr * lr_factor(step - 1, config),
                            "train/grad_norm": grad_norm.item(),
                            "train/tokens_per_second": (step - timed[0]) * step_tokens / (trained - timed[1])}
+                if config.on_nonfinite == "skip":
+                    metrics = {key: value for key, value in metrics.items() if isfinite(value)} | {"train/skipped": watch.skipped}
                 timed = (step, trained)
     print_summary(say, run_dir, diary.rows, stopwatch.seconds)
     return best["val/loss"] if best else float("nan")

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from attention_maps.probe import Probes
+from data.corpus import written
 from model import GPT
 
 
@@ -33,13 +34,11 @@ class Snapshot:
 
     def save(self, path: Path) -> None:
         """Write text and repeat as float16, with their tokens, to a compressed .npz that needs no pickle."""
-        part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as f:
+        with written(path) as part, part.open("wb") as f:
             np.savez_compressed(
                 f, step=self.step, text=self.text.astype(np.float16), text_tokens=np.array(self.words), text_value_norms=self.text_value_norms,
                 repeat=self.repeat.astype(np.float16), repeat_tokens=np.array(self.repeat_words), repeat_value_norms=self.repeat_value_norms,
                 repeat_periods=self.periods)
-        part.replace(path)
 
 
 def capture(model: GPT, probes: Probes, step: int) -> Snapshot:

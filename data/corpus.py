@@ -9,6 +9,7 @@ import sysconfig
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -23,10 +24,11 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of UTF-8 text, one document each, in a fixed order. Nothing is read before it is asked for."""
+    """Files of text, one document each, in a fixed order. Nothing is read before it is asked for."""
 
     name: str
     files: tuple[Path, ...]
+    encoding: str = "utf-8"
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
         """The text in pieces of bounded size, and whether each begins a document; every document has at least one.
@@ -35,11 +37,11 @@ class Corpus:
         or a digit: no splitting pattern joins across that, so that the pieces have the tokens of the whole.
 
         Raises:
-            UserError: a file cannot be read or is not UTF-8.
+            UserError: a file cannot be read or is not in the encoding.
         """
         for path in self.files:
             try:
-                with path.open(encoding="utf-8-sig", newline="") as file:
+                with path.open(encoding="utf-8-sig" if is_utf8(self.encoding) else self.encoding, newline="") as file:
                     begins, text = True, ""
                     while part := file.read(PIECE):
                         text += part
@@ -49,9 +51,10 @@ class Corpus:
                             begins, text = False, text[cut:]
                     if text or begins:
                         yield text, begins
-            except UnicodeDecodeError:
-                offset, byte = first_bad_byte(path)
-                raise UserError(f"{path} is not UTF-8 text: byte {byte:#04x} at offset {offset}; convert it to UTF-8, or leave it out") from None
+            except UnicodeError:
+                offset, byte = first_bad_byte(path, self.encoding)
+                raise UserError(f"{path} is not {'UTF-8' if is_utf8(self.encoding) else self.encoding} text: byte {byte:#04x} at offset {offset}; "
+                                "name its encoding, as in data.encoding=cp1252, convert it to UTF-8, or leave it out") from None
             except OSError as e:
                 raise UserError(f"{path} cannot be read: {e.strerror}") from None
 
@@ -64,9 +67,13 @@ def _line_begin(text: str) -> int:
     return end + 1
 
 
-def first_bad_byte(path: Path) -> tuple[int, int]:
-    """Offset and value of the first byte of a file that is not UTF-8."""
-    decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
+def is_utf8(encoding: str) -> bool:
+    return codecs.lookup(encoding).name == "utf-8"
+
+
+def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
+    """Offset and value of the first byte of a file that is not in the encoding."""
+    decoder, offset = codecs.getincrementaldecoder(encoding)(), 0
     with path.open("rb") as file:
         while True:
             part, kept = file.read(1 << 20), len(decoder.getstate()[0])
@@ -74,6 +81,8 @@ def first_bad_byte(path: Path) -> tuple[int, int]:
                 decoder.decode(part, final=not part)
             except UnicodeDecodeError as e:
                 return offset - kept + e.start, e.object[e.start]
+            except UnicodeError:  # a codec that does not say where: utf-16 without the mark it begins with
+                return offset, part[0] if part else 0
             offset += len(part)
 
 
@@ -103,7 +112,7 @@ def open_corpus(config: DataConfig, say=print) -> Corpus:
         return Corpus(f"Python {platform.python_version()} standard library", stdlib_files())
     if config.source == "shakespeare":
         return Corpus("tiny Shakespeare", (shakespeare_file(config.path, say),))
-    return Corpus(config.path, text_files(config.path, say))
+    return Corpus(config.path, text_files(config.path, say, config.encoding), config.encoding)
 
 
 def stdlib_files() -> tuple[Path, ...]:
@@ -140,17 +149,24 @@ def shakespeare_file(path: str | None, say) -> Path:
     return file
 
 
-def text_files(path: str, say) -> tuple[Path, ...]:
-    """The files of a path: a file, a folder with all below it, or a glob; hidden and binary files left out."""
+def text_files(path: str, say, encoding: str = "utf-8") -> tuple[Path, ...]:
+    """The files of a path: a file, a folder with all below it, or a glob; hidden and binary files left out.
+
+    What holds a NUL is binary, unless the encoding is one of several bytes a character, where it is nothing unusual.
+    """
+    has_nul = b"\0" in "a".encode(encoding)
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         found = (p for p in Path(path).rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
     elif os.path.exists(path) or not glob.has_magic(path):
-        return (_existing(path),)
+        file = _existing(path)
+        if not has_nul and _is_binary(file):
+            say(f"note: {file} holds NUL bytes, as text seldom does; if its encoding is UTF-16, say data.encoding=utf-16")
+        return (file,)
     else:
         found = (Path(p) for p in glob.iglob(path, recursive=True))
     files = sorted((p for p in found if p.is_file()), key=lambda p: p.as_posix())
-    text = tuple(p for p in files if not _is_binary(p))
+    text = tuple(p for p in files if has_nul or not _is_binary(p))
     if len(text) < len(files):
         say(f"left out of {path}, as binary: {', '.join(p.name for p in files if p not in set(text))}")
     if not text:
@@ -171,6 +187,22 @@ def _is_binary(path: Path) -> bool:
             return b"\0" in f.read(8192)
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
+
+
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """Where to write a file that is to be at `path` whole or not at all: beside it; at the end it is given its name.
+
+    A link at `path` is replaced, not followed.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:

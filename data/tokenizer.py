@@ -173,7 +173,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             if len(set(tokens)) < len(tokens) or not {bytes([b]) for b in range(256)} <= set(tokens):
                 raise ValueError("its tokens are not distinct, or lack a byte")
             return BPETokenizer(saved["pattern"], tokens)
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
     raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")
 

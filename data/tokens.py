@@ -1,5 +1,6 @@
 """Token files on disk: prepared once, kept under a fingerprint of all they were made from, memory-mapped."""
 
+import codecs
 import hashlib
 import json
 import shutil
@@ -11,7 +12,7 @@ import numpy as np
 from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
-from data.corpus import Corpus, cache_root, open_corpus, sha256_of
+from data.corpus import Corpus, cache_root, is_utf8, open_corpus, sha256_of
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 
 FORMAT = 1
@@ -31,6 +32,7 @@ class Tokens:
     documents: int
     characters: int
     bytes: int
+    crlf: int  # line ends of carriage return and line feed
 
     def summary(self) -> list[str]:
         """What was read and what it became, in lines of at most 80 columns."""
@@ -38,11 +40,14 @@ class Tokens:
         return [f"text     {self.name}",
                 f"         {self.documents:,} document{'s' * (self.documents > 1)}, {self.characters:,} characters",
                 f"tokens   {len(self.train):,} to train on and {len(self.val):,} to validate",
-                f"         vocabulary {self.tokenizer.vocab_size:,}, {self.bytes / tokens:.2f} bytes per token"]
+                f"         vocabulary {self.tokenizer.vocab_size:,}, {self.bytes / tokens:.2f} bytes per token",
+                *([f"         {self.crlf:,} line ends are CR LF, and are kept as they are"] if self.crlf else [])]
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print) -> Tokens:
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Tokenizer | None = None) -> Tokens:
     """The tokens of the configured text, from the cache or made now; `say` takes lines for the user.
+
+    A tokenizer `kept` from elsewhere is used in place of the one that the settings would make of this text.
 
     Raises:
         UserError: the text or the vocabulary cannot be had, or the text is empty.
@@ -50,22 +55,24 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print) -> Tokens:
     corpus = open_corpus(data, say)
     fingerprint = corpus_fingerprint(corpus, tokenizer)
     root = cache_root()
-    folder = root / fingerprint[:16]
+    key = fingerprint if kept is None else hashlib.sha256((fingerprint + json.dumps(kept.to_json())).encode()).hexdigest()
+    folder = root / key[:16]
     # Jobs that want the same text wait for the one that prepares it.
-    with FileLock(root / f"{fingerprint[:16]}.lock"):
+    with FileLock(root / f"{key[:16]}.lock"):
         try:
             return _open(folder, corpus.name)
         except FileNotFoundError:
             say(f"preparing {corpus.name} (kept in {folder})")
         except ValueError as e:
             say(f"preparing {corpus.name} again: {folder} is damaged ({e})")
-        _write(corpus, tokenizer, fingerprint, folder)
+        _write(corpus, tokenizer, fingerprint, folder, kept)
         return _open(folder, corpus.name)
 
 
 def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
-    """Hex digest of the text's bytes, the split and the tokenizer's settings: of all that tokens are made from."""
-    made_from = hashlib.sha256(json.dumps([FORMAT, TRAIN_SHARE, asdict(tokenizer)]).encode())
+    """Hex digest of the text's bytes, their encoding, the split and the tokenizer's settings: of all that tokens are made from."""
+    encoding = [] if is_utf8(corpus.encoding) else [codecs.lookup(corpus.encoding).name]
+    made_from = hashlib.sha256(json.dumps([FORMAT, TRAIN_SHARE, asdict(tokenizer), *encoding]).encode())
     for path in corpus.files:
         try:
             made_from.update(sha256_of(path).encode())
@@ -92,15 +99,16 @@ def sample(corpus: Corpus, cut: int) -> Iterator[str]:
     return (text for training, text, _ in split_texts(corpus, cut) if training and (cut <= SAMPLE or random.random() < SAMPLE / cut))
 
 
-def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path) -> None:
+def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path, kept: Tokenizer | None) -> None:
     """Prepare into a folder beside, and give it its name when all is there."""
-    documents = characters = size = 0
+    documents = characters = size = crlf = 0
     for text, begins in corpus.pieces():
+        crlf += text.count("\r\n")
         documents, characters, size = documents + begins, characters + len(text), size + len(text.encode("utf-8", "replace"))
     if not characters:
         raise UserError(f"{corpus.name} holds no text")
     cut = int(characters * TRAIN_SHARE)
-    tokenizer = build_tokenizer(config, (text for text, _ in corpus.pieces()), sample(corpus, cut))
+    tokenizer = kept or build_tokenizer(config, (text for text, _ in corpus.pieces()), sample(corpus, cut))
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a preparation that was killed
@@ -117,7 +125,7 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Pa
                 written[file] += len(ids)
         save_tokenizer(tokenizer, part / "tokenizer.json")
         meta = {"format": FORMAT, "fingerprint": fingerprint, "dtype": dtype.name, "train_tokens": written[train],
-                "val_tokens": written[val], "documents": documents, "characters": characters, "bytes": size}
+                "val_tokens": written[val], "documents": documents, "characters": characters, "bytes": size, "crlf": crlf}
         (part / "meta.json").write_text(json.dumps(meta, indent=1))
         shutil.rmtree(folder, ignore_errors=True)  # one that was damaged
         part.rename(folder)
@@ -144,6 +152,6 @@ def _open(folder: Path, name: str) -> Tokens:
                 raise ValueError(f"{path.name} has {path.stat().st_size} bytes where {count * dtype.itemsize} were written")
             arrays[split] = np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)
         return Tokens(arrays["train"], arrays["val"], load_tokenizer(folder / "tokenizer.json"), meta["fingerprint"], name,
-                      meta["documents"], meta["characters"], meta["bytes"])
-    except (OSError, KeyError, TypeError) as e:
+                      meta["documents"], meta["characters"], meta["bytes"], meta.get("crlf", 0))
+    except (OSError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ValueError(f"{type(e).__name__}: {e}") from e

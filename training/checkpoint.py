@@ -1,5 +1,6 @@
 """Checkpoints: written beside and renamed, verified by hash before a byte of them is used, never pickled."""
 
+import hashlib
 import json
 import os
 import re
@@ -11,14 +12,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from config import Config, UserError, read_config
-from data.corpus import sha256_of
+from config import Config, GPTConfig, UserError, knobs, read_config
+from data.corpus import sha256_of, written
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
+from data.tokens import Tokens, prepare
 from model import GPT
 
-FORMAT = 1
+FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
     "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json")
+SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
+
+
+class NotSaved(UserError):
+    """A checkpoint could not be written; earlier ones are as they were."""
 
 
 def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, Tensor], tokenizer: Tokenizer,
@@ -29,39 +36,42 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
     is whole.
 
     Raises:
-        OSError: it could not be written; earlier checkpoints are as they were.
+        NotSaved: it could not be written, for want of space or otherwise.
     """
     folder = run_dir / "checkpoints" / f"step_{step:08d}"
     part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}  # tied ones once, as safetensors wants them
     try:
-        # named_parameters lists tied weights once, as safetensors wants them.
-        save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, part / MODEL)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        save_file(weights, part / MODEL)
         save_file({name: t.contiguous() for name, t in optimizer.items()}, part / OPTIMIZER)
         save_tokenizer(tokenizer, part / TOKENIZER)
         (part / CONFIG).write_text(config_yaml, encoding="utf-8")
         files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
                  for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG)}
-        (part / MANIFEST).write_text(json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1))
+        (part / MANIFEST).write_text(_sealed(json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1)))
         for name in (*files, MANIFEST):
             _sync(part / name)
         _sync(part)
         shutil.rmtree(folder, ignore_errors=True)  # only ever a damaged one: a whole one is not saved again
         part.rename(folder)
         _sync(folder.parent)
-    except BaseException:
+        point(run_dir, "last", step)
+    except (OSError, SafetensorError) as e:
+        needed = sum(t.nbytes for t in (*weights.values(), *optimizer.values()))
+        why = getattr(e, "strerror", None) or str(e).rpartition("error: ")[2]
+        raise NotSaved(f"the checkpoint of step {step} could not be written ({why}): it needs {needed:,} bytes, and {_free(run_dir)} are free "
+                       f"where {run_dir} is; earlier checkpoints are as they were") from None
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise
-    point(run_dir, "last", step)
 
 
 def point(run_dir: Path, name: str, step: int) -> None:
     """Make checkpoints/`name` hold the name of a step's folder, at once and for good."""
-    part = run_dir / "checkpoints" / f".{name}.part"
-    part.write_text(f"step_{step:08d}\n")
-    _sync(part)
-    part.replace(run_dir / "checkpoints" / name)
+    with written(run_dir / "checkpoints" / name) as part:
+        part.write_text(f"step_{step:08d}\n")
+        _sync(part)
     _sync(run_dir / "checkpoints")
 
 
@@ -85,16 +95,16 @@ def prune(run_dir: Path, keep: int) -> None:
     best = pointed(run_dir, "best")
     for step in saved_steps(run_dir)[:-keep]:
         if step != best:
-            shutil.rmtree(run_dir / "checkpoints" / f"step_{step:08d}", ignore_errors=True)
-    for part in (run_dir / "checkpoints").glob(".step_*.part"):
-        shutil.rmtree(part, ignore_errors=True)
+            _remove(run_dir / "checkpoints" / f"step_{step:08d}")
+    for part in (run_dir / "checkpoints").glob(".*.part"):
+        _remove(part)
 
 
 def discard_after(run_dir: Path, step: int) -> None:
     """Remove checkpoints later than `step`, from which the run goes on: damaged ones, that it will save again."""
     for later in saved_steps(run_dir):
         if later > step:
-            shutil.rmtree(run_dir / "checkpoints" / f"step_{later:08d}")
+            _remove(run_dir / "checkpoints" / f"step_{later:08d}")
     if (pointed(run_dir, "best") or 0) > step:
         (run_dir / "checkpoints" / "best").unlink()
 
@@ -106,9 +116,14 @@ def verify(folder: Path) -> dict:
         ValueError: something is missing or differs; it is named.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']}, not {FORMAT}")
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        manifest, at = json.loads(text), text.rfind(SEAL)
+        if manifest["format"] not in (1, FORMAT):
+            raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT reads 1 to {FORMAT}")
+        if (at >= 0 or manifest["format"] > 1) and text != _sealed(text[:at] + "\n}"):
+            raise ValueError(f"{MANIFEST} is not what was written: its sha256 differs")
+        if f"step_{manifest['step']:08d}" != folder.name:
+            raise ValueError(f"it is of step {manifest['step']}")
         for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG):  # fixed names: a manifest cannot point elsewhere
             written, path = manifest["files"][name], folder / name
             if path.stat().st_size != written["bytes"]:
@@ -118,8 +133,20 @@ def verify(folder: Path) -> dict:
         return manifest
     except OSError as e:
         raise ValueError(f"{Path(e.filename or folder).name}: {e.strerror}") from e
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise ValueError(f"{MANIFEST} is damaged") from e
+
+
+def _sealed(manifest: str) -> str:
+    """The text of a JSON object with one entry more: the hash of the text."""
+    return f"{manifest[:-2]}{SEAL}{hashlib.sha256(manifest.encode()).hexdigest()}\"\n}}"
+
+
+def _free(path: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(path).free:,}"
+    except OSError:
+        return "an unknown number"
 
 
 def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tuple[Path, dict]:
@@ -131,11 +158,11 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
     steps = saved_steps(run_dir)
     if not steps:
         raise UserError(f"{run_dir} {'has no checkpoint' if run_dir.is_dir() else 'does not exist'}")
-    wanted = int(which) if str(which).isdigit() else pointed(run_dir, which)
+    wanted = int(which) if str(which).isdigit() else pointed(run_dir, which) if which == "best" else steps[-1]
     if wanted not in steps:
         if str(which).isdigit():
             raise UserError(f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}")
-        wanted = steps[-1]  # a run without an evaluation has no best, and the newest is as good a `last`
+        wanted = steps[-1]  # a run without an evaluation has no best
     for step in [wanted] + [s for s in reversed(steps) if s < wanted]:
         folder = run_dir / "checkpoints" / f"step_{step:08d}"
         try:
@@ -143,6 +170,30 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
         except ValueError as e:
             say(f"checkpoint {folder} is damaged ({e}): taking the one before it")
     raise UserError(f"no checkpoint of {run_dir} up to step {wanted} is whole: it cannot be loaded")
+
+
+def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=print) -> Tokens:
+    """The tokens that a run goes on with: of the text that it began with, by its own vocabulary.
+
+    Raises:
+        UserError: the text has changed, and config.accept_changed_data does not allow that.
+    """
+    if state["fingerprint"] != tokens.fingerprint:
+        changed = ("the text, or how it is prepared, has changed since the run began "
+                   f"(fingerprint {state['fingerprint'][:16]} then, {tokens.fingerprint[:16]} now)")
+        if not config.accept_changed_data:
+            raise UserError(f"{changed}: restore it, go on all the same with accept_changed_data=true, or start a new run")
+        say(f"note: {changed}")
+    kept = _tokenizer(folder)
+    return tokens if kept.to_json() == tokens.tokenizer.to_json() else prepare(config.data, config.tokenizer, say, kept)
+
+
+def check_model(folder: Path, model: GPTConfig) -> None:
+    """Raise `UserError` where the checkpoint is of a model with other settings; they are listed side by side."""
+    saved = {name: value for name, _, value in knobs(read_config(folder / CONFIG).model, "model.")}
+    other = [f"{name}: {saved[name]} in the checkpoint, {value} in the run" for name, _, value in knobs(model, "model.") if value != saved[name]]
+    if other:
+        raise UserError(f"{folder} is of another model ({'; '.join(other)}): restore the run's config.yaml, or start a new run")
 
 
 def load_weights(model: GPT, path: Path) -> None:
@@ -186,11 +237,22 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -
     config = read_config(folder / CONFIG)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
+    return model.eval(), _tokenizer(folder), config
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
     try:
-        tokenizer = load_tokenizer(folder / TOKENIZER)
+        return load_tokenizer(folder / TOKENIZER)
     except ValueError as e:
         raise UserError(str(e)) from None
-    return model.eval(), tokenizer, config
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, never what a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -1,19 +1,20 @@
 """Muon for the blocks' matrices, AdamW for the rest; their groups and schedules, one update, their state by name."""
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from config import Config
+from config import Config, UserError
 from training.runtime import autocast, seed_micro_step
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small singular
 # values grow quickly, at the price of ending near 1 rather than at 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+SKIPS_IN_A_ROW = 10  # steps that are not finite, one after the other, after which on_nonfinite=skip gives up
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -37,7 +38,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised (Jordan et al. 2024), with decoupled weight decay.
 
     A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal. Matrices of one shape are
-    orthogonalised in one batch.
+    orthogonalised in one batch. As with torch's fused AdamW, a step changes nothing where the tensor `found_inf`, if
+    there is one, is not 0: the device decides, and nobody waits for it.
     """
 
     def __init__(self, params, lr: float, momentum: float, weight_decay: float, dtype: torch.dtype = torch.float32):
@@ -47,6 +49,8 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
+        found_inf = getattr(self, "found_inf", None)
+        made = 1.0 if found_inf is None else 1 - found_inf  # 1 or 0
         for group in self.param_groups:
             shapes = defaultdict(list)
             for p in group["params"]:
@@ -58,10 +62,12 @@ class Muon(torch.optim.Optimizer):
                         self.state[p]["momentum"] = torch.zeros_like(p)
                 momenta = [self.state[p]["momentum"] for p in params]
                 grads = [p.grad for p in params]
+                if found_inf is not None:
+                    grads = [torch.where(found_inf > 0, momentum, grad) for momentum, grad in zip(momenta, grads)]  # of no effect below
                 torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
                 nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
-                updates = orthogonalize(torch.stack(nesterov), self.dtype)  # (matrices, rows, columns)
-                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                updates = orthogonalize(torch.stack(nesterov), self.dtype) * made  # (matrices, rows, columns)
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"] * made)
                 torch._foreach_add_(params, list(updates.unbind()), alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
 
 
@@ -114,11 +120,13 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
 
 
 def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Optimizer], x: Tensor, y: Tensor,
-           config: Config, step: int) -> tuple[Tensor, Tensor]:
+           config: Config, step: int) -> tuple[Tensor, Tensor, Tensor]:
     """One update of the model after `step` others, from a global batch x, y (batch_size, T) in host memory, in micro-steps.
 
-    `forward` is the model, or the model compiled. Returns the loss over the batch, in nats per token, and the norm of
-    the whole gradient before clipping; both stay on the device, so that nothing waits for it.
+    `forward` is the model, or the model compiled. Returns the loss over the batch, in nats per token; the norm of the whole
+    gradient before clipping; and what `Watch` takes: whether the loss, each parameter's gradient and that norm are finite,
+    (parameters + 2,). Where one is not, the weights and the optimizers' state stay as they are. All three stay on the
+    device, so that nothing waits for a GPU.
     """
     set_learning_rate(optimizers, lr_factor(step, config))
     rows = config.batch_size // config.accumulate
@@ -131,11 +139,64 @@ def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Opt
             _, micro_loss = forward(xs.to(config.device, non_blocking=True), ys.to(config.device, non_blocking=True))
         (micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / config.accumulate
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip or math.inf)
+    norms = torch.stack(torch._foreach_norm([p.grad for p in model.parameters()]))  # (parameters,)
+    grad_norm = norms.norm()
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.grad_clip or math.inf, grad_norm)
+    finite = torch.cat((loss[None], norms, grad_norm[None])).isfinite()
+    on_gpu = loss.is_cuda  # where reading `finite` would wait for the device: there the optimizers are told to do nothing
     for optimizer in optimizers:
-        optimizer.step()
+        if on_gpu:
+            optimizer.found_inf = (~finite.all()).float()
+        if on_gpu or finite.all():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return loss, grad_norm
+    return loss, grad_norm, finite
+
+
+class Watch:
+    """Reads what `update` says of each step, and stops the run, or counts the steps left out, as `on_nonfinite` says.
+
+    A GPU is asked for a step's flags when it has been given the next step, so that it never stands still; `read` asks for all.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, skipped: int = 0, in_a_row: int = 0):
+        """Go on with the counts of a run that is resumed: steps left out so far, and just before."""
+        self.skipped, self.in_a_row = skipped, in_a_row
+        self._stops_at = 1 if config.on_nonfinite == "stop" else SKIPS_IN_A_ROW
+        self._names = [name for name, _ in model.named_parameters()]
+        self._noted = deque()
+
+    def note(self, step: int, finite: Tensor) -> None:
+        """Take what the update that ends step `step` returned.
+
+        Raises:
+            UserError: that step or the one before was left out, and it is time to stop; it is named, and what was not finite.
+        """
+        event = None
+        if finite.is_cuda:
+            finite, event = finite.to("cpu", non_blocking=True), torch.cuda.Event()
+            event.record()
+        self._noted.append((step, finite, event))
+        self.read(but=int(event is not None))
+
+    def read(self, but: int = 0) -> None:
+        """Read all that was noted, but the newest so many; raises as `note`."""
+        while len(self._noted) > but:
+            step, finite, event = self._noted.popleft()
+            if event is not None:
+                event.synchronize()
+            loss, *gradients, _ = finite.tolist()
+            if finite.all():
+                self.in_a_row = 0
+                continue
+            self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
+            if self.in_a_row >= self._stops_at:
+                wrong = [self._names[i] for i, fine in enumerate(gradients) if not fine]
+                what = ["the loss"] * (not loss) + [f"the gradient of {wrong[0]}" + f" (and {len(wrong) - 1} more)" * (len(wrong) > 1)] * bool(wrong)
+                again = (f", and so were the {self.in_a_row - 1} before it" if self._stops_at > 1 else "")
+                raise UserError(f"step {step}: {' and '.join(what) or 'the norm of the gradient'} is not a finite number, so that update was left out"
+                                f"{again}; the checkpoints are as they were: go on from the last one with resume=true and a lower optim.lr"
+                                + (", or with on_nonfinite=skip" if self._stops_at == 1 else ""))
 
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:

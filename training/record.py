@@ -1,15 +1,17 @@
 """The run's diary: its folder and lock, metrics.jsonl, W&B, the progress bar."""
 
+import errno
 import json
 import netrc
 import os
 import shlex
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from config import Config, UserError
+from data.corpus import written
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 MOST_HEAD_METRICS = 200  # names of heads that W&B is given; a larger model's are summed up by layer
@@ -37,7 +40,11 @@ class RunFolder:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if new and any(p.name != ".lock" for p in path.iterdir()):
+            with tempfile.TemporaryFile(dir=path):  # a run that goes on finds its lock there, though nothing new can be made
+                pass
+            if (path / ".lock").is_symlink():  # locking empties what the link leads to
+                raise UserError(f"run_dir={path} has a link for its .lock: remove it")
+            if new and any(p.name not in (".lock", ".config.yaml.part") for p in path.iterdir()):
                 raise UserError(f"run_dir={path} is not empty: choose another folder, or continue the run in it with resume=true")
             self._lock = FileLock(path / ".lock")
             self._lock.acquire(timeout=0)
@@ -72,9 +79,23 @@ def new_run_dir(experiment: str) -> Path:
     raise UserError(f"there are a thousand runs named {base}: give run_dir=PATH")
 
 
+class Terminal(Console):
+    """A console that falls silent where what it writes to is gone: `python train.py | head` trains to its end."""
+
+    def on_broken_pipe(self) -> None:
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 def teller(console: Console) -> Callable[[str], None]:
     """What prints a line for the user as it is: nothing in it is markup, and nothing that is to be copied is broken."""
-    return partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    def say(line: str) -> None:
+        try:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the disk of the log is full, or the terminal is gone
+            console.on_broken_pipe()
+
+    return say
 
 
 class Diary:
@@ -87,7 +108,9 @@ class Diary:
         self.rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step] if step else []
         known = {row["step"] for row in self.rows}
         samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] in known]
-        self._file, self._samples = (started(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples)))
+        self._lost = False  # whether something could not be written
+        self._files = {name: started(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples))}
+        self._written = {METRICS: self.rows, SAMPLES: samples}
         self._wandb = start_wandb(config, run_dir, experiment, self.say)
         self._pages = 0
         self._latest: dict[str, str] = {}
@@ -104,8 +127,11 @@ class Diary:
     def __exit__(self, kind, *_):
         if self._bar:
             self._bar.stop()
-        self._file.close()
-        self._samples.close()
+        for name in (METRICS, SAMPLES):
+            with self.spared():
+                if self._files[name] is None:  # perhaps there is room again
+                    self._files[name] = started(self.run_dir / name, self._written[name])
+                self._files[name].close()
         self._to_wandb(lambda run: run.finish(exit_code=0 if kind is None else 1))
 
     def has(self, step: int) -> bool:
@@ -117,16 +143,33 @@ class Diary:
 
     def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step: `row` with step, tokens, train_seconds and metrics; images go to W&B under their keys."""
-        self.rows.append(row)
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        self._put(METRICS, row)
         self._to_wandb(lambda run: run.log({**few_heads(row), **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
         self._show(row)
 
     def sample(self, step: int, text: str) -> None:
         """Keep a text that the model wrote after `step` updates."""
-        self._samples.write(json.dumps({"step": step, "text": text}) + "\n")
-        self._samples.flush()
+        self._put(SAMPLES, {"step": step, "text": text})
+
+    def _put(self, name: str, row: dict) -> None:
+        """Add a line to a file; where that fails, the whole file is written again with the next line, so that none is lost or cut."""
+        rows, file, line = self._written[name], self._files[name], (json.dumps(row) + "\n").encode()
+        rows.append(row)
+        with self.spared():
+            self._files[name] = None
+            if file is not None and file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run_dir / name))
+            self._files[name] = file or started(self.run_dir / name, rows)
+
+    @contextmanager
+    def spared(self):
+        """What is written here may fail, as on a full disk, and training goes on; that is said once."""
+        try:
+            yield
+        except OSError as e:
+            if not self._lost:
+                self.say(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): training goes on, its record may lack something")
+            self._lost = True
 
     def page(self, path: Path, last: bool) -> None:
         """Give the run's page to W&B: at its first, second, fourth … writing, since each holds all before it, and at its last."""
@@ -178,11 +221,10 @@ class Diary:
 
 
 def started(path: Path, rows: list[dict]):
-    """A file of JSON lines opened to go on after these rows; half a line, or what is later, is gone."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    part.replace(path)
-    return path.open("a", encoding="utf-8")
+    """A file of JSON lines opened to go on after these rows, as bytes and unbuffered; half a line, or what is later, is gone."""
+    with written(path) as part:
+        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path.open("ab", buffering=0)
 
 
 def head_table(row: dict) -> dict[str, dict[str, float]]:
@@ -293,7 +335,8 @@ def start_wandb(config: Config, run_dir: Path, experiment: str, say):
                 if attempt == "offline":
                     raise
                 say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
-        id_file.write_text(run.id)
+        with written(id_file) as part:
+            part.write_text(run.id)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
     except Exception as e:

@@ -5,7 +5,7 @@ import platform
 import shutil
 import signal
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -140,24 +140,49 @@ def describe(device: str) -> str:
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
+def rounding(config: Config) -> str:
+    """What the last bits of a result depend on besides the seed, in words."""
+    return f"{describe(config.device)}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {config.precision}"
+
+
 class StopSignal:
     """Notes Ctrl-C and SIGTERM instead of dying of them, so that the loop can save first. A second Ctrl-C ends at once.
 
-    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143.
+    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143. `save_asked` becomes true with
+    SIGUSR1, by which Slurm and others warn: save now, and go on.
     """
 
     def __init__(self):
-        self.exit_status = None
+        self.exit_status, self.save_asked, self._leave = None, False, None
 
     def __enter__(self):
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]  # Windows lacks the last
+        self._before = {s: signal.signal(s, self._note) for s in numbers}
         return self
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def at_once(self, leave: Callable[[], None]):
+        """While this lasts a signal to stop calls `leave`, which saves and raises SystemExit, amid whatever is going on.
+
+        For what only looks at the run: it may take minutes, and can be done again.
+        """
+        self._leave = leave
+        try:
+            yield
+        finally:
+            self._leave = None
+
     def _note(self, number, frame):
+        if number == getattr(signal, "SIGUSR1", None):
+            self.save_asked = True
+            return
         if number == signal.SIGINT and self.exit_status is not None:
             os._exit(130)
         self.exit_status = 128 + number
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()

@@ -101,7 +101,8 @@ def test_an_update_is_that_of_the_mean_gradient_clipped_however_it_is_split(name
         loss = model(x, y)[1]
         grads = torch.autograd.grad(loss, list(model.parameters()))
         results.append((update(model, model, optimizers, x, y, config, step=0), [p.detach().clone() for p in model.parameters()]))
-        (measured, norm), _ = results[-1]
+        (measured, norm, finite), _ = results[-1]
+        assert finite.all() and len(finite) == len(grads) + 2
         assert measured.item() == pytest.approx(loss.item(), abs=1e-6)
         assert norm.item() == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in grads)), rel=1e-4)
         assert all(g["lr"] == pytest.approx(g["peak_lr"] / 10) for o in optimizers for g in o.param_groups)

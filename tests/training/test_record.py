@@ -39,7 +39,7 @@ def test_a_file_of_rows_is_started_again_with_what_is_to_be_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "text": "\u00e9"}\n{"st')
     with started(path, read_rows(path)) as file:
-        file.write('{"step": 3}\n')
+        file.write(b'{"step": 3}\n')
     assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 

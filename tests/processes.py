@@ -1,0 +1,153 @@
+"""Runs as processes of their own, to be killed, starved and asked things; and what they left, compared."""
+
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra._internal.hydra  # these are imported for the processes, which would each spend a second on it
+import numpy as np
+import torch._dynamo  # what an optimizer imports at its first step
+from conftest import ROOT, TINY
+from safetensors.numpy import load_file
+
+import attention_maps.ablation
+import attention_maps.picture
+import report.page
+import train  # noqa: F401
+from data.tokenizer import train_bpe  # noqa: F401
+
+CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
+KILL = 9
+
+
+class Process:
+    """`python SCRIPT ARGV` in a folder, as a fork of this process: it has all imported, and so starts at once.
+
+    `fault` is called in it before the script begins: where the product is made to fail, it is patched there, from outside.
+    """
+
+    def __init__(self, folder: Path, *argv: str, script: str = "train.py", fault: Callable[[], None] = lambda: None, stdout: int | None = None):
+        self.out, self.err = folder / "out.txt", folder / "err.txt"
+        self.status = None
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(folder, script, argv, fault, stdout)
+
+    def _run(self, folder, script, argv, fault, stdout):
+        status = 1
+        try:
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(os.open(self.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if stdout is None else stdout, 1)
+            os.dup2(os.open(self.err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
+            fault()
+            sys.argv = [str(ROOT / script), *argv]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            status = 0
+        except SystemExit as e:
+            status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            try:
+                sys.stdout.flush()
+            finally:
+                os._exit(status)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 60) -> int:
+        """Its exit status, or less than 0 where a signal ended it."""
+        end = time.monotonic() + timeout
+        while not self.ended():
+            if time.monotonic() > end:
+                self.signal(signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise AssertionError(f"still running after {timeout} s: {self.said()}")
+            time.sleep(0.005)
+        return self.status
+
+    def ended(self) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
+
+    def wait_for(self, path: Path, timeout: float = 30) -> None:
+        """Wait until it has made a file."""
+        end = time.monotonic() + timeout
+        while not path.exists():
+            assert not self.ended(), self.said()
+            assert time.monotonic() < end, f"{path} does not come: {self.said()}"
+            time.sleep(0.002)
+
+    def said(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in (self.out, self.err) if path.exists())
+
+
+def tiny(text_file: Path, *more: str) -> list[str]:
+    """A run with dropout, of 12 steps, that evaluates and saves every 4 and captures every 6."""
+    return [*TINY, "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=12", "model.dropout=0.2", "eval.every=4", "attention.every=6",
+            "attention.tokens=16", "attention.sample_tokens=8", "checkpoint.every=4", *more]
+
+
+def finished(folder: Path, *argv: str, status: int = 0, **more) -> str:
+    """Run it to its end, and give what it said."""
+    process = Process(folder, *argv, **more)
+    assert process.wait() == status, process.said()
+    assert "Traceback" not in process.said()
+    return process.said()
+
+
+def at_call(owner, name: str, call: int, do: Callable[[], None], when: Callable[..., bool] = lambda *args: True) -> Callable[[], None]:
+    """A fault: at the n-th call of owner.name that `when` is for, `do` something first."""
+    def fault():
+        calls, original = iter(range(1, 10 ** 9)), getattr(owner, name)
+
+        def patched(*args, **more):
+            if when(*args) and next(calls) == call:
+                do()
+            return original(*args, **more)
+
+        setattr(owner, name, patched)
+
+    return fault
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), KILL)
+
+
+def rows(run: str | Path) -> list[dict]:
+    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(run) -> list[dict]:
+    return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows(run)]
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    a, b = load_file(one), load_file(other)
+    return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
+
+
+def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
+    """The logged numbers, the texts, the snapshots, the weights and the optimizers' state are the same, to the bit."""
+    assert timeless(one) == timeless(other)
+    assert Path(one, "samples.jsonl").read_text() == Path(other, "samples.jsonl").read_text()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert same_tensors(*(Path(run, "checkpoints", f"step_{step:08d}", name) for run in (one, other)))
+    snapshots = sorted(p.name for p in Path(one, "attention").glob("*.npz"))
+    assert snapshots == sorted(p.name for p in Path(other, "attention").glob("*.npz"))
+    for name in snapshots:
+        a, b = (np.load(Path(run, "attention", name)) for run in (one, other))
+        assert all(np.array_equal(a[key], b[key]) for key in a.files)
