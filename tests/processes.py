@@ -1,5 +1,6 @@
 """Runs as processes of their own, to be killed, starved and asked things; and what they left, compared."""
 
+import ctypes
 import json
 import os
 import runpy
@@ -125,6 +126,13 @@ def at_call(owner, name: str, call: int, do: Callable[[], None], when: Callable[
 
 def kill_me() -> None:
     os.kill(os.getpid(), KILL)
+
+
+def without_rights() -> None:
+    """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
+    if os.geteuid() == 0:
+        version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        assert ctypes.CDLL(None).capset(version, none) == 0
 
 
 def rows(run: str | Path) -> list[dict]:
