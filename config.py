@@ -275,9 +275,9 @@ def check_fields(node, prefix: str = "") -> None:
 
 
 def is_text_encoding(name: str) -> bool:
-    """Whether bytes become text by a codec of this name."""
+    """Whether text becomes bytes by a codec of this name."""
     try:
-        b"".decode(name)
+        "a".encode(name)
     except (LookupError, ValueError):
         return False
     return True

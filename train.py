@@ -106,7 +106,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
-    step, saved_at, seconds, metrics = 0, None, {}, {}
+    step, saved_at, tried_at, seconds, metrics = 0, None, None, {}, {}
     if folder:
         step, seconds, metrics = state["step"], state["seconds"], state["metrics"]
         checkpoint.check_model(folder, config.model)
@@ -150,9 +150,10 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
 
         def save(last: bool = False) -> None:
             """Save this step, if it is not yet; training goes on where that fails, unless this is the `last` chance."""
-            nonlocal saved_at
-            if saved_at == step:
+            nonlocal saved_at, tried_at
+            if saved_at == step or (tried_at == step and not last):
                 return
+            tried_at = step
             watch.read()
             stopwatch.switch("save")
             try:

@@ -59,6 +59,17 @@ def train_here():
     return run
 
 
+@pytest.fixture(scope="session")
+def whole(text_file, tmp_path_factory) -> Path:
+    """`processes.tiny`, run to its end without a fault, with a checkpoint of each step."""
+    from processes import finished
+    from processes import tiny as settings
+
+    folder = tmp_path_factory.mktemp("whole")
+    finished(folder, *settings(text_file, "checkpoint.every=1", "checkpoint.keep=99"))
+    return folder / "run"
+
+
 @pytest.fixture
 def command(tmp_path):
     """Run `python SCRIPT ARGS` as a user would, in a folder of its own: command("train.py", "max_steps=3", env=…, input=…)."""

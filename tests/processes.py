@@ -1,5 +1,6 @@
 """Runs as processes of their own, to be killed, starved and asked things; and what they left, compared."""
 
+import ctypes
 import json
 import os
 import runpy
@@ -10,15 +11,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import hydra._internal.hydra  # these are imported for the processes, which would each spend a second on it
+import hydra._internal.hydra  # noqa: F401  these are imported for the processes, which would each spend a second on it
 import numpy as np
-import torch._dynamo  # what an optimizer imports at its first step
+import torch._dynamo  # noqa: F401  what an optimizer imports at its first step
 from conftest import ROOT, TINY
 from safetensors.numpy import load_file
 
 import attention_maps.ablation
-import attention_maps.picture
-import report.page
+import attention_maps.picture  # noqa: F401
+import report.page  # noqa: F401
 import train  # noqa: F401
 from data.tokenizer import train_bpe  # noqa: F401
 
@@ -47,7 +48,7 @@ class Process:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(os.open(self.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if stdout is None else stdout, 1)
             os.dup2(os.open(self.err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
             fault()
             sys.argv = [str(ROOT / script), *argv]
             runpy.run_path(sys.argv[0], run_name="__main__")
@@ -125,6 +126,13 @@ def at_call(owner, name: str, call: int, do: Callable[[], None], when: Callable[
 
 def kill_me() -> None:
     os.kill(os.getpid(), KILL)
+
+
+def without_rights() -> None:
+    """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
+    if os.geteuid() == 0:
+        version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        assert ctypes.CDLL(None).capset(version, none) == 0
 
 
 def rows(run: str | Path) -> list[dict]:

@@ -59,8 +59,9 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
         _sync(folder.parent)
         point(run_dir, "last", step)
     except (OSError, SafetensorError) as e:
+        shutil.rmtree(part, ignore_errors=True)  # what is free counts without it
         needed = sum(t.nbytes for t in (*weights.values(), *optimizer.values()))
-        why = getattr(e, "strerror", None) or str(e).rpartition("error: ")[2]
+        why = getattr(e, "strerror", None) or re.sub(r"^.*error: | \(os error \d+\)$", "", str(e))
         raise NotSaved(f"the checkpoint of step {step} could not be written ({why}): it needs {needed:,} bytes, and {_free(run_dir)} are free "
                        f"where {run_dir} is; earlier checkpoints are as they were") from None
     finally:

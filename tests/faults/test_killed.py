@@ -25,14 +25,6 @@ def killed_and_resumed(folder: Path, argv: list[str], steps: list[int]) -> None:
     finished(folder, *argv, "resume=auto")
 
 
-@pytest.fixture(scope="module")
-def whole(text_file, tmp_path_factory) -> Path:
-    """The run that was not killed."""
-    folder = tmp_path_factory.mktemp("whole")
-    finished(folder, *tiny(text_file))
-    return folder / "run"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("accumulate=2", "optim=muon")], ids=["adamw", "muon accumulate"])
 def test_killed_at_random_steps_it_ends_at_the_bits_of_the_run_that_was_not(tmp_path, text_file, more):
@@ -114,7 +106,7 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
                 saving = False
 
             for path, name in SAVING:
-                module, _, attribute = path.partition(".Path")
+                module = path.partition(".Path")[0]
                 owner = importlib.import_module(module) if not path.endswith("Path") else Path
                 setattr(owner, name, counted(getattr(owner, name)))
             checkpoint.save_checkpoint = second

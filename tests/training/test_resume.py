@@ -1,37 +1,13 @@
 """A run that is stopped and continued ends at the same bits as one that was not."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from processes import assert_same_run, rows, same_tensors
 
 from config import Config, UserError
-
-
-def rows(run: str | Path) -> list[dict]:
-    return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(run) -> list[dict]:
-    clocks = ("train_seconds", "train/tokens_per_second", "seconds/")
-    return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in rows(run)]
-
-
-def assert_same_run(one: str, other: str, step: int = 12):
-    assert timeless(one) == timeless(other)
-    assert Path(one, "samples.jsonl").read_text() == Path(other, "samples.jsonl").read_text()
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        a, b = (load_file(Path(run, "checkpoints", f"step_{step:08d}", name)) for run in (one, other))
-        assert a.keys() == b.keys()
-        assert all(np.array_equal(a[key], b[key]) for key in a)
-    snapshots = sorted(p.name for p in Path(one, "attention").glob("*.npz"))
-    assert snapshots == sorted(p.name for p in Path(other, "attention").glob("*.npz"))
-    for name in snapshots:
-        a, b = (np.load(Path(run, "attention", name)) for run in (one, other))
-        assert all(np.array_equal(a[key], b[key]) for key in a.files)
 
 
 class Stopped(Exception):
@@ -80,8 +56,7 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
                         attention=replace(tiny.attention, every=attention), checkpoint=replace(tiny.checkpoint, every=save))
         train_here(other)
         assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
-        a, b = (load_file(Path(run, "checkpoints", "step_00000012", "model.safetensors")) for run in (tiny.run_dir, other.run_dir))
-        assert all(np.array_equal(a[key], b[key]) for key in a)
+        assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors") for run in (tiny.run_dir, other.run_dir)))
 
 
 def test_accumulation_changes_the_loss_by_rounding_only(tiny: Config, train_here, tmp_path):

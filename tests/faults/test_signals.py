@@ -1,0 +1,96 @@
+"""Signals: SIGTERM and Ctrl-C save and leave within seconds, whatever is going on; twice Ctrl-C leaves at once; SIGUSR1 saves and goes on."""
+
+import os
+import signal
+import time
+
+import pytest
+from processes import Process, assert_same_run, at_call, finished, same_tensors, tiny
+
+import attention_maps.capture
+import attention_maps.picture
+import data.tokens
+import decoding
+import training.checkpoint
+import training.evaluate
+import training.optim
+from training.checkpoint import find_checkpoint
+
+pytestmark = pytest.mark.slow
+
+
+def signals(*numbers: int, then: float = 0.0):
+    """What sends this process signals, and then hangs for some seconds."""
+    def do():
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        time.sleep(then)
+
+    return do
+
+
+# Where it happens, the step that is saved, and how long whatever is going on would take.
+MOMENTS = {
+    "in a step": (training.optim, "seed_micro_step", 6, 6, 0),
+    "in an evaluation": (training.evaluate, "autocast", 2, 4, 40),
+    "in a capture": (attention_maps.capture, "maps", 4, 6, 40),
+    "in a drawing": (attention_maps.picture, "printable", 20, 6, 40),
+    "in a saving": (training.checkpoint, "save_tokenizer", 1, 4, 0),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(tmp_path, text_file, whole, moment):
+    owner, name, call, step, seconds = MOMENTS[moment]
+    began = time.monotonic()
+    process = Process(tmp_path, *tiny(text_file), fault=at_call(owner, name, call, signals(signal.SIGTERM, then=seconds)))
+    assert process.wait() == 143, process.said()
+    assert time.monotonic() - began < 10
+    assert "resume=true" in process.said() and "Traceback" not in process.said()
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == step
+    finished(tmp_path, *tiny(text_file, "resume=true"))
+    assert_same_run(whole, tmp_path / "run")
+
+
+@pytest.mark.parametrize("argv", [(), ("checkpoint.every=0",)], ids=["with a checkpoint", "without"])
+def test_sigterm_in_the_last_evaluation_leaves_what_is_missing_to_the_resumed_run(tmp_path, text_file, whole, argv):
+    fault = at_call(training.evaluate, "autocast", 4, signals(signal.SIGTERM, then=40))
+    process = Process(tmp_path, *tiny(text_file, *argv), fault=fault)
+    assert process.wait() == 143, process.said()
+    finished(tmp_path, *tiny(text_file, *argv, "resume=true"))
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_ctrl_c_once_saves_and_twice_leaves_at_once(tmp_path, text_file):
+    once = Process(tmp_path, *tiny(text_file, "run_dir=once"), fault=at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGINT)))
+    assert once.wait() == 130
+    assert find_checkpoint(tmp_path / "once", "last")[1]["step"] == 6
+    began = time.monotonic()
+    twice = Process(tmp_path, *tiny(text_file, "run_dir=twice"),
+                    fault=at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGINT, signal.SIGINT, then=40)))
+    assert twice.wait() == 130 and time.monotonic() - began < 10
+    assert find_checkpoint(tmp_path / "twice", "last")[1]["step"] == 4
+    assert "Traceback" not in twice.said() + once.said()
+
+
+def test_ctrl_c_while_the_text_is_prepared_leaves_without_a_traceback(tmp_path, text_file):
+    process = Process(tmp_path, *tiny(text_file), fault=at_call(data.tokens, "corpus_fingerprint", 1, signals(signal.SIGINT)))
+    assert process.wait() == 130 and "Traceback" not in process.said()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("moment", ["in a step", "in an evaluation", "in a saving"])
+def test_sigusr1_saves_and_the_run_goes_on(tmp_path, text_file, whole, moment):
+    owner, name, call, step, _ = MOMENTS[moment]
+    process = Process(tmp_path, *tiny(text_file, "checkpoint.keep=99"), fault=at_call(owner, name, call, signals(signal.SIGUSR1)))
+    assert process.wait() == 0, process.said()
+    assert f"saved after {step} steps" in process.said()
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert same_tensors(*(run / "checkpoints" / f"step_{step:08d}" / file for run in (whole, tmp_path / "run")))
+    assert_same_run(whole, tmp_path / "run")
+
+
+def test_sigterm_in_a_sample_of_the_model_is_not_held_up(tmp_path, text_file):
+    fault = at_call(decoding, "sample_text", 2, signals(signal.SIGTERM, then=40))
+    process, began = Process(tmp_path, *tiny(text_file), fault=fault), time.monotonic()
+    assert process.wait() == 143 and time.monotonic() - began < 10
