@@ -95,6 +95,7 @@ class DataConfig:
                        choices=("stdlib", "shakespeare", "text"))
     path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
     encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
+    field: str = knob("text", "of each line of a .jsonl file, the field that holds a document")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
 
 

@@ -1,13 +1,17 @@
-"""Where text comes from: Python's standard library, tiny Shakespeare, or your own files."""
+"""Where text comes from: Python's standard library, tiny Shakespeare, or your own files, plain, .gz or .jsonl."""
 
 import codecs
 import glob
+import gzip
 import hashlib
+import io
+import json
 import os
 import platform
 import sysconfig
 import tempfile
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,34 +33,65 @@ class Corpus:
     name: str
     files: tuple[Path, ...]
     encoding: str = "utf-8"
+    field: str = "text"  # of a .jsonl
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
         """The text in pieces of bounded size, and whether each begins a document; every document has at least one.
 
-        Line ends are as they are; a byte-order mark is dropped. A document is cut before a line that begins with a letter
-        or a digit: no splitting pattern joins across that, so that the pieces have the tokens of the whole.
+        A file is a document, or each line of a .jsonl; those that end in .gz are unpacked. Line ends are as they are; a
+        byte-order mark is dropped. A file is cut before a line that begins with a letter or a digit: no splitting pattern
+        joins across that, so that the pieces have the tokens of the whole.
 
         Raises:
-            UserError: a file cannot be read or is not in the encoding.
+            UserError: a file cannot be read, is not in the encoding, or lacks the field in a line.
         """
         for path in self.files:
             try:
-                with path.open(encoding="utf-8-sig" if is_utf8(self.encoding) else self.encoding, newline="") as file:
-                    begins, text = True, ""
-                    while part := file.read(PIECE):
-                        text += part
-                        cut = len(text) if len(text) >= 8 * PIECE else _line_begin(text)  # a line without end is cut anywhere
-                        if cut:
-                            yield text[:cut], begins
-                            begins, text = False, text[cut:]
-                    if text or begins:
-                        yield text, begins
+                encoding = "utf-8-sig" if is_utf8(self.encoding) else self.encoding
+                with unpacked(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as file:
+                    yield from _records(file, path, self.field) if is_jsonl(path) else _pieces(file)
             except UnicodeError:
                 offset, byte = first_bad_byte(path, self.encoding)
                 raise UserError(f"{path} is not {'UTF-8' if is_utf8(self.encoding) else self.encoding} text: byte {byte:#04x} at offset {offset}; "
                                 "name its encoding, as in data.encoding=cp1252, convert it to UTF-8, or leave it out") from None
-            except OSError as e:
-                raise UserError(f"{path} cannot be read: {e.strerror}") from None
+            except (OSError, EOFError, zlib.error) as e:
+                raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _pieces(file: io.TextIOBase) -> Iterator[tuple[str, bool]]:
+    begins, text = True, ""
+    while part := file.read(PIECE):
+        text += part
+        cut = len(text) if len(text) >= 8 * PIECE else _line_begin(text)  # a line without end is cut anywhere
+        if cut:
+            yield text[:cut], begins
+            begins, text = False, text[cut:]
+    if text or begins:
+        yield text, begins
+
+
+def _records(file: io.TextIOBase, path: Path, field: str) -> Iterator[tuple[str, bool]]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError):
+            raise UserError(f"{path} is not JSON in line {number}: each line is to be an object with the text in a field") from None
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            there = ", ".join(key for key, value in record.items() if isinstance(value, str)) if isinstance(record, dict) else "no object"
+            raise UserError(f"{path} has no text in the field {field} of line {number} (texts there: {there or 'none'}): "
+                            "name another with data.field=NAME")
+        yield record[field], True
+
+
+def is_jsonl(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def unpacked(path: Path) -> io.BufferedIOBase:
+    """The bytes of a file, or of what a .gz holds."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _line_begin(text: str) -> int:
@@ -74,7 +109,7 @@ def is_utf8(encoding: str) -> bool:
 def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
     """Offset and value of the first byte of a file that is not in the encoding."""
     decoder, offset = codecs.getincrementaldecoder(encoding)(), 0
-    with path.open("rb") as file:
+    with unpacked(path) as file:
         while True:
             part, kept = file.read(1 << 20), len(decoder.getstate()[0])
             try:
@@ -112,7 +147,7 @@ def open_corpus(config: DataConfig, say=print) -> Corpus:
         return Corpus(f"Python {platform.python_version()} standard library", stdlib_files())
     if config.source == "shakespeare":
         return Corpus("tiny Shakespeare", (shakespeare_file(config.path, say),))
-    return Corpus(config.path, text_files(config.path, say, config.encoding), config.encoding)
+    return Corpus(config.path, text_files(config.path, say, config.encoding), config.encoding, config.field)
 
 
 def stdlib_files() -> tuple[Path, ...]:
@@ -183,10 +218,10 @@ def _existing(path: str) -> Path:
 
 def _is_binary(path: Path) -> bool:
     try:
-        with path.open("rb") as f:
+        with unpacked(path) as f:
             return b"\0" in f.read(8192)
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    except (OSError, EOFError, zlib.error) as e:
+        raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
 
 @contextmanager

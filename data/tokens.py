@@ -3,8 +3,11 @@
 import codecs
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,11 +15,12 @@ import numpy as np
 from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
-from data.corpus import Corpus, cache_root, is_utf8, open_corpus, sha256_of
+from data.corpus import Corpus, cache_root, is_jsonl, is_utf8, open_corpus, sha256_of
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 
 FORMAT = 1
 TRAIN_SHARE = 0.9
+Progress = Callable[[str, int, int | None], None]  # takes what is being done, how far it is, and of how much
 SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
 
 
@@ -44,7 +48,7 @@ class Tokens:
                 *([f"         {self.crlf:,} line ends are CR LF, and are kept as they are"] if self.crlf else [])]
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Tokenizer | None = None) -> Tokens:
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Tokenizer | None = None, progress: Progress | None = None) -> Tokens:
     """The tokens of the configured text, from the cache or made now; `say` takes lines for the user.
 
     A tokenizer `kept` from elsewhere is used in place of the one that the settings would make of this text.
@@ -65,14 +69,15 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Token
             say(f"preparing {corpus.name} (kept in {folder})")
         except ValueError as e:
             say(f"preparing {corpus.name} again: {folder} is damaged ({e})")
-        _write(corpus, tokenizer, fingerprint, folder, kept)
+        _write(corpus, tokenizer, fingerprint, folder, kept, progress or (lambda stage, done, total: None))
         return _open(folder, corpus.name)
 
 
 def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
     """Hex digest of the text's bytes, their encoding, the split and the tokenizer's settings: of all that tokens are made from."""
-    encoding = [] if is_utf8(corpus.encoding) else [codecs.lookup(corpus.encoding).name]
-    made_from = hashlib.sha256(json.dumps([FORMAT, TRAIN_SHARE, asdict(tokenizer), *encoding]).encode())
+    read_as = [] if is_utf8(corpus.encoding) else [codecs.lookup(corpus.encoding).name]
+    read_as += [corpus.field] if any(map(is_jsonl, corpus.files)) else []
+    made_from = hashlib.sha256(json.dumps([FORMAT, TRAIN_SHARE, asdict(tokenizer), *read_as]).encode())
     for path in corpus.files:
         try:
             made_from.update(sha256_of(path).encode())
@@ -99,15 +104,33 @@ def sample(corpus: Corpus, cut: int) -> Iterator[str]:
     return (text for training, text, _ in split_texts(corpus, cut) if training and (cut <= SAMPLE or random.random() < SAMPLE / cut))
 
 
-def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path, kept: Tokenizer | None) -> None:
+def encoded(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]]) -> Iterator[tuple[bool, np.ndarray, bool, int]]:
+    """The parts in their order with their ids in place of their text, and its length: encoded on all cores, a few ahead."""
+    cores, ahead = os.cpu_count() or 1, deque()
+    with ThreadPoolExecutor(cores) as pool:  # the encoders let go of Python's lock
+        try:
+            for is_train, text, begins in parts:
+                ahead.append((is_train, pool.submit(tokenizer.encode_array, text), begins, len(text)))
+                if len(ahead) > 2 * cores:
+                    is_train, ids, begins, length = ahead.popleft()
+                    yield is_train, ids.result(), begins, length
+            for is_train, ids, begins, length in ahead:
+                yield is_train, ids.result(), begins, length
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path, kept: Tokenizer | None, progress: Progress) -> None:
     """Prepare into a folder beside, and give it its name when all is there."""
-    documents = characters = size = crlf = 0
+    documents = characters = size = crlf = done = 0
     for text, begins in corpus.pieces():
         crlf += text.count("\r\n")
         documents, characters, size = documents + begins, characters + len(text), size + len(text.encode("utf-8", "replace"))
+        progress("reading", characters, None)
     if not characters:
         raise UserError(f"{corpus.name} holds no text")
     cut = int(characters * TRAIN_SHARE)
+    progress("vocabulary", 0, None)
     tokenizer = kept or build_tokenizer(config, (text for text, _ in corpus.pieces()), sample(corpus, cut))
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     part = folder.with_name(f".{folder.name}.part")
@@ -116,13 +139,14 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Pa
     try:
         with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
             written = {train: 0, val: 0}
-            for is_train, text, begins in split_texts(corpus, cut):
-                ids = tokenizer.encode_array(text).astype(dtype)
+            for is_train, ids, begins, length in encoded(tokenizer, split_texts(corpus, cut)):
+                ids, done = ids.astype(dtype), done + length
                 file = train if is_train else val
                 if begins and written[file] and tokenizer.end_of_text is not None:
                     ids = np.concatenate((np.array([tokenizer.end_of_text], dtype=dtype), ids))
                 file.write(ids.tobytes())
                 written[file] += len(ids)
+                progress("tokens", done, characters)
         save_tokenizer(tokenizer, part / "tokenizer.json")
         meta = {"format": FORMAT, "fingerprint": fingerprint, "dtype": dtype.name, "train_tokens": written[train],
                 "val_tokens": written[val], "documents": documents, "characters": characters, "bytes": size, "crlf": crlf}

@@ -1,5 +1,6 @@
 """Where text comes from: what is found, in which order, and what is said when it cannot be had."""
 
+import gzip
 import hashlib
 import os
 import socket
@@ -374,3 +375,39 @@ def test_a_bad_byte_far_into_a_file_is_found_at_its_offset(tmp_path):
     (tmp_path / "a.txt").write_bytes(good + "漢".encode()[:2])
     with pytest.raises(UserError, match=f"byte 0xe6 at offset {len(good)};"):
         documents(text_corpus(tmp_path))
+
+
+# --- packed files and lines of JSON ----------------------------------------------------------------------------------
+
+
+def test_packed_and_plain_files_and_lines_of_json_are_documents_beside_each_other(tmp_path):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\ufeffone é\n".encode()))
+    (tmp_path / "b.jsonl").write_text('{"text": "two", "id": 1}\n\n{"id": 2, "text": "thr\\nee \\u00e9"}\n')
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "four"}'))
+    (tmp_path / "d.bin.gz").write_bytes(gzip.compress(b"x\0y"))
+    said = []
+    assert documents(text_corpus(tmp_path, said.append)) == ["one é\n", "two", "thr\nee é", "four"]
+    assert said == [f"left out of {tmp_path}, as binary: d.bin.gz"]
+
+
+def test_another_field_of_the_lines_is_taken_by_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "one", "text": "no"}\n')
+    corpus = open_corpus(DataConfig(source="text", path=str(tmp_path / "a.jsonl"), field="body"), silent)
+    assert documents(corpus) == ["one"]
+
+
+@pytest.mark.parametrize(("line", "why"), [("{", "not JSON in line 2"), ("[1]", r"field text of line 2 \(texts there: no object\)"),
+                                           ('{"body": "x", "n": 1}', r"line 2 \(texts there: body\): name another with data.field="),
+                                           ('{"text": null}', r"texts there: none")])
+def test_a_line_without_its_text_is_named(tmp_path, line, why):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' + line + "\n")
+    with pytest.raises(UserError, match=why):
+        documents(text_corpus(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no gzip", lambda data: data[:12] + bytes(8) + data[20:]])
+def test_a_damaged_gzip_is_named(tmp_path, damage):
+    (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"some text " * 9000)))
+    with pytest.raises(UserError, match=r"a\.gz cannot be read: .+"):
+        documents(text_corpus(tmp_path / "a.gz"))
+

@@ -336,3 +336,31 @@ def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
     assert out[0].splitlines()[-1] == out[1].splitlines()[-1]
     assert len(prepared(cache)) == 1
     assert time.perf_counter() - began < 30
+
+
+def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(write, monkeypatch):
+    text = "".join(f"def name_{n}(x):\n    return {n} * x  # {'é' * (n % 5)}\n\n" for n in range(400))
+    whole = prepare(write(text, "text/a.txt"), SMALL_BPE, quiet)
+    monkeypatch.setattr(data.corpus, "PIECE", 300)
+    monkeypatch.setenv("GLASSGPT_CACHE", str(Path(os.environ["GLASSGPT_CACHE"]).with_name("other")))
+    pieces = prepare(write(text, "text/a.txt"), SMALL_BPE, quiet)
+    assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.val, pieces.val)
+
+
+def test_progress_is_told_up_to_the_end(write):
+    told = []
+    prepare(write(PROSE), CHAR, quiet, progress=lambda *args: told.append(args))
+    assert {stage for stage, _, _ in told} == {"reading", "vocabulary", "tokens"}
+    assert told[-1] == ("tokens", len(PROSE), len(PROSE))
+
+
+def test_text_is_prepared_without_training(tmp_path, write, cache):
+    source = write(PROSE)
+    run = [sys.executable, "-m", "data.prepare", "data=text", "tokenizer=char"]
+    env = {**os.environ, "GLASSGPT_CACHE": str(cache)}
+    done = subprocess.run([*run, f"data.path={source.path}"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "tokens" in done.stdout and len(list(cache.glob("*/train.bin"))) == 1
+    done = subprocess.run([*run, "data.path=nowhere"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "error: data.path=nowhere does not exist: give the path of a text file\n"
+
