@@ -25,7 +25,7 @@ FLAGS = {"-m": (), "--multirun": (), "--resolve": (), "--hydra-help": (), "--cfg
 CHOICES = re.compile(r"""(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\([^)]*\)|[^,])+""")
 HYDRA_SYNTAX = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:choice|glob)\(.*\)""")
 # A run that continues keeps these; anything else may be changed on the way.
-FIXED = ("model.", "tokenizer.", "seed", "batch_size", "optim.name")
+FIXED = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 SETTLED = ("device", "precision", "compile")
 
 
@@ -152,6 +152,8 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
         UserError: a setting is wrong, or the run cannot be continued with it.
     """
     asked: Config = OmegaConf.to_object(cfg)
+    if asked.init_from is not None:
+        adopt(asked, overrides)
     if not (asked.resume or asked.eval_only) or asked.run_dir is None:
         asked.check()
         return asked, False
@@ -185,6 +187,19 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
                         "leave them as they are, or start a new run")
     config.check()
     return config, True
+
+
+def adopt(asked: Config, overrides: list[str]) -> None:
+    """Give a run that starts from a trained model that model's settings and its tokenizer's.
+
+    Raises:
+        UserError: there is no such run, or other settings for them are typed.
+    """
+    source = read_config(Path(asked.init_from) / "config.yaml")
+    for typed in overrides:
+        if typed.partition("=")[0].partition(".")[0] in ("model", "tokenizer") and not typed.startswith("model.dropout="):
+            raise UserError(f"{typed} does not go with init_from={asked.init_from}, which brings its model and its tokenizer: leave it out")
+    asked.model, asked.tokenizer = replace(source.model, dropout=asked.model.dropout), source.tokenizer
 
 
 def train_help() -> str:

@@ -166,6 +166,7 @@ class Config:
 
     run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
     resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start", choices=(True, False, "auto"))
+    init_from: str | None = knob(None, "folder of a run whose best model, with its tokenizer, training starts from, on new text")
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
     seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0)

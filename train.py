@@ -73,17 +73,24 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from training import checkpoint, runtime
     from training.evaluate import Validation
     from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, update
-    from training.record import Diary, Stopwatch, best_row, print_summary, quoted, read_rows, teller
+    from training.record import Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller
 
     say = teller(console)
     runtime.settle(config)
 
-    # The text, as tokens: for a run that goes on, the text that it began with.
-    tokens, folder, state = prepare(config.data, config.tokenizer, say), None, {}
+    # What the run starts from: nothing, its own last checkpoint, or another run's model.
+    folder, state, trained, tokenizer = None, {}, None, None
     if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
     if resume and checkpoint.saved_steps(run_dir):
         folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
+        tokenizer = checkpoint.tokenizer_of(folder) if config.init_from else None
+    elif config.init_from:
+        trained, tokenizer, _ = checkpoint.load_run(config.init_from, "best", say)
+
+    # The text, as tokens: for a run that goes on, the text that it began with.
+    tokens = prepare(config.data, config.tokenizer, say, tokenizer)
+    if folder:
         tokens = checkpoint.same_text(folder, state, tokens, config, say)
     T, vocab_size = config.model.block_size, tokens.tokenizer.vocab_size
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
@@ -100,6 +107,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
+    if trained:
+        model.load_state_dict(trained.state_dict())
     optimizers = build_optimizers(model, config)
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
     validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision)
@@ -135,7 +144,10 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     if config.compile == "auto":
         config.compile, why = runtime.compile_pays(device, model.flops_per_token() * step_tokens * (config.max_steps - step))
     say(f"model    {model.num_parameters():,} parameters")
-    say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {config.max_steps * step_tokens / len(tokens.train):.1f} epochs")
+    epochs = config.max_steps * step_tokens / len(tokens.train)
+    say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:.1f} epochs")
+    for line in proportions(model.num_parameters(), len(tokens.train), epochs):
+        say(line)
     say(f"machine  {runtime.describe(device)}, {config.precision}, {'compiled' if config.compile else 'eager'}{why}")
     if config.compile:
         x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
@@ -249,7 +261,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 if config.on_nonfinite == "skip":
                     metrics = {key: value for key, value in metrics.items() if isfinite(value)} | {"train/skipped": watch.skipped}
                 timed = (step, trained)
-    print_summary(say, run_dir, diary.rows, stopwatch.seconds)
+    print_summary(say, run_dir, diary.rows, stopwatch.seconds, validation.xz())
     return best["val/loss"] if best else float("nan")
 
 

@@ -185,7 +185,7 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
         if not config.accept_changed_data:
             raise UserError(f"{changed}: restore it, go on all the same with accept_changed_data=true, or start a new run")
         say(f"note: {changed}")
-    kept = _tokenizer(folder)
+    kept = tokenizer_of(folder)
     return tokens if kept.to_json() == tokens.tokenizer.to_json() else prepare(config.data, config.tokenizer, say, kept)
 
 
@@ -238,10 +238,11 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -
     config = read_config(folder / CONFIG)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
-    return model.eval(), _tokenizer(folder), config
+    return model.eval(), tokenizer_of(folder), config
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint."""
     try:
         return load_tokenizer(folder / TOKENIZER)
     except ValueError as e:

@@ -1,5 +1,6 @@
 """Validation: the whole split, always the same way, leaving the model and the random state as they were."""
 
+import lzma
 import math
 
 import numpy as np
@@ -25,8 +26,8 @@ class Validation:
         # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB at most where one fits.
         self.rows = max(1, min(8192, LOGITS // tokenizer.vocab_size) // block_size)
         self.device, self.precision = device, precision
-        lengths = np.array([len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)])
-        self.bytes = int(lengths[tokens[1:]].sum())  # of the text that is predicted
+        self._token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.bytes = int(np.array([len(b) for b in self._token_bytes])[tokens[1:]].sum())  # of the text that is predicted
 
     @torch.no_grad()
     def evaluate(self, model: GPT) -> tuple[float, float]:
@@ -41,6 +42,11 @@ class Validation:
             nats, count = nats + loss.item() * predicted, count + predicted
         model.train(training)
         return nats / count, nats / math.log(2) / self.bytes
+
+    def xz(self) -> float:
+        """Bits per byte that `xz -9` needs for the text that is predicted: a model that needs more has learned little."""
+        text = b"".join(self._token_bytes[id] for id in self.targets.flatten().tolist() if id >= 0)
+        return 8 * len(lzma.compress(text, preset=9)) / max(1, len(text))
 
     def excerpt(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Inputs and targets of whole windows of about so many tokens, on the device, and how many go through the model at once."""

@@ -24,6 +24,7 @@ from data.corpus import written
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 MOST_HEAD_METRICS = 200  # names of heads that W&B is given; a larger model's are summed up by layer
+MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
 WANDB_START, WANDB_FINISH = 20, 30  # seconds that W&B is waited for, at most
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
@@ -352,12 +353,22 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], seconds: dict[str, float]) -> None:
-    """Where the run is, how good it became, what its heads do, where the time went, what to do next."""
+def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
+    """What is to be said of a run whose model, text and length do not fit each other."""
+    said = []
+    if epochs > MANY_EPOCHS:
+        said.append(f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by heart: give more text or fewer max_steps")
+    if parameters > MANY_PARAMETERS * tokens:
+        said.append(f"note     {parameters / tokens:,.0f} parameters for each token of text: a smaller model would be as good, and faster")
+    return said
+
+
+def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], seconds: dict[str, float], xz: float) -> None:
+    """Where the run is, how good it became (beside the bits per byte of `xz -9`), what its heads do, where the time went, what to do next."""
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte"),
-                  ("", f"after {best['step']:,} steps")]
+                  ("", f"after {best['step']:,} steps; xz -9 needs {xz:.4f} bits per byte")]
     for score in ("previous_token", "duplicate_token", "induction", "sink"):
         heads = {key.rpartition("/")[2]: value for key, value in rows[-1].items() if key.startswith(f"heads/{score}/")}
         if heads:

@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY
 
 from config import Config, UserError, WandbConfig, knobs, read_config
-from training.record import MOST_HEAD_METRICS, RunFolder, Stopwatch, few_heads, head_table, new_run_dir, read_rows, started, wandb_mode
+from training.record import MOST_HEAD_METRICS, RunFolder, Stopwatch, few_heads, head_table, new_run_dir, proportions, read_rows, started, wandb_mode
 
 
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):
@@ -126,3 +126,10 @@ def test_online_without_a_network_the_record_is_kept_offline(command, tmp_path, 
     assert done.returncode == 0, done.stderr
     assert "did not start online" in done.stdout and time.monotonic() - began < 90
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+
+
+def test_a_run_out_of_proportion_to_its_text_is_told_so():
+    assert proportions(parameters=1_000_000, tokens=1_000_000, epochs=3.0) == []
+    assert "seen 50 times" in proportions(1000, 1000, 50.0)[0]
+    assert "100 parameters for each token" in proportions(100_000, 1000, 1.0)[0]
+
