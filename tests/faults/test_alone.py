@@ -13,7 +13,7 @@ from processes import finished, rows, tiny, without_rights
 from config import SampleConfig, UserError
 from sample import read_prompt, sample
 
-NOTHING = {"PATH": "/nowhere", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None,
+NOTHING = {"PATH": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None,
            "CXX": None, "TERM": None, "XDG_CACHE_HOME": None, "XDG_CONFIG_HOME": None, "MPLCONFIGDIR": None, "TMPDIR": None}
 
 
