@@ -168,7 +168,7 @@ def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: in
         logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
     if top_p is not None and top_p < 1:
         ordered, index = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        enough = ordered.cumsum(dim=-1) - ordered >= top_p  # the sum before a token already reaches top_p
+        enough = ordered.cumsum(dim=-1) - ordered >= max(top_p, torch.finfo(torch.float32).tiny)  # the sum before a token already reaches top_p
         logits = logits.masked_fill(torch.zeros_like(enough).scatter(-1, index, enough), -math.inf)
     probabilities = logits.softmax(dim=-1)
     if min_p is not None:

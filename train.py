@@ -155,6 +155,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     with written(run_dir / "config.yaml") as part:  # first: what has one can be resumed
         part.write_text(config_yaml(config), encoding="utf-8")
     (run_dir / "attention").mkdir(exist_ok=True)
+    stopwatch.switch(None)  # W&B takes its time to start
 
     with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())

@@ -266,15 +266,23 @@ def test_the_help_of_sample_lists_every_setting():
 # --- as a user runs it ---------------------------------------------------------------------------------------------
 
 
-def run(folder, script, *argv):
-    env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache")}
+@pytest.fixture(scope="module")
+def no_torch(tmp_path_factory):
+    """A folder before all others on Python's path, whose torch cannot be imported."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "torch.py").write_text("raise SystemExit('torch was imported')")
+    return str(folder)
+
+
+def run(folder, script, *argv, path=""):
+    env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache"), "PYTHONPATH": path}
     return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=folder, env=env, capture_output=True, text=True, timeout=120,
                           stdin=subprocess.DEVNULL)
 
 
-def one_sentence(folder, script, *argv):
-    """What a mistaken command says: one line on stderr, with status 1, and no file made."""
-    done = run(folder, script, *argv)
+def one_sentence(folder, script, *argv, path):
+    """What a mistaken command says: one line on stderr, with status 1, no file made, and torch not imported."""
+    done = run(folder, script, *argv, path=path)
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
     assert (done.returncode, done.stdout) == (1, "")
@@ -306,12 +314,27 @@ BAD = [
     (["--config-name=nope"], "nope"),
     (["--batch_size=32"], "batch_size=32"),
     (["--cfg", "nope"], "nope"),
+    (["modle=small"], "did you mean model"),
+    (["~max_steps"], "max_steps"),
+    (["optim.warmup_steps=5000"], "is not shorter than the run's"),
+    (["precision=fp16"], "precision=fp16 is not one of"),
+    (["accumulate=5"], "does not divide batch_size"),
+    (["model.n_kv_head=3"], "does not divide model.n_head"),
+    (["data=text", "data.path=x", "data.encoding=utf-9"], "data.encoding=utf-9 is not an encoding"),
+    (["on_nonfinite=ignore"], "on_nonfinite=ignore is not one of stop, skip"),
 ]
 
 
 @pytest.mark.parametrize("argv, fragment", BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
-def test_a_mistaken_command_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path):
-    assert fragment in one_sentence(tmp_path, "train.py", *argv)
+def test_a_mistaken_command_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path, no_torch):
+    assert fragment in one_sentence(tmp_path, "train.py", *argv, path=no_torch)
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path):
+    done = run(tmp_path, "train.py", "device=cuda:99", "run_dir=run")
+    assert done.returncode == 1 and done.stderr.startswith("error: device=cuda:99 is not available here") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -325,8 +348,8 @@ def test_a_text_that_is_not_there_is_one_sentence_and_leaves_no_run(tmp_path):
 @pytest.mark.parametrize("argv, fragment", [(["temprature=1"], "did you mean temperature"), (["top_p=2"], "top_p=2.0 must be at most 1"),
                                             ([], "runs/"), (["top_k=1.5"], "top_k"), (["prompt_file=none.txt"], "none.txt"), (["seed=???"], "seed")],
                          ids=lambda v: " ".join(v) if isinstance(v, list) else "")
-def test_a_mistaken_sample_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path):
-    assert fragment in one_sentence(tmp_path, "sample.py", *argv)
+def test_a_mistaken_sample_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path, no_torch):
+    assert fragment in one_sentence(tmp_path, "sample.py", *argv, path=no_torch)
 
 
 @pytest.mark.parametrize("script, flag", [("train.py", "--help"), ("train.py", "-h"), ("sample.py", "--help")])

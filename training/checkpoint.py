@@ -42,7 +42,7 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
     part = folder.with_name(f".{folder.name}.part")
     weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}  # tied ones once, as safetensors wants them
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
         part.mkdir(parents=True)
         save_file(weights, part / MODEL)
         save_file({name: t.contiguous() for name, t in optimizer.items()}, part / OPTIMIZER)
@@ -54,7 +54,7 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
         for name in (*files, MANIFEST):
             _sync(part / name)
         _sync(part)
-        shutil.rmtree(folder, ignore_errors=True)  # only ever a damaged one: a whole one is not saved again
+        _remove(folder)  # only ever a damaged one: a whole one is not saved again
         part.rename(folder)
         _sync(folder.parent)
         point(run_dir, "last", step)
