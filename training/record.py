@@ -1,16 +1,13 @@
-"""The run's diary: its folder and lock, metrics.jsonl, W&B, the progress bar."""
+"""The run's diary: its folder and lock, metrics.jsonl, samples.jsonl, the progress bar, the summary."""
 
 import errno
 import json
-import netrc
 import os
 import shlex
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -21,11 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from config import Config, UserError
 from data.corpus import written
+from training.wandb_record import WandbRecord
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
-MOST_HEAD_METRICS = 200  # names of heads that W&B is given; a larger model's are summed up by layer
 MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
-WANDB_START, WANDB_FINISH = 20, 30  # seconds that W&B is waited for, at most
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
 
@@ -112,8 +108,7 @@ class Diary:
         self._lost = False  # whether something could not be written
         self._files = {name: started(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples))}
         self._written = {METRICS: self.rows, SAMPLES: samples}
-        self._wandb = start_wandb(config, run_dir, experiment, self.say)
-        self._pages = 0
+        self._wandb = WandbRecord(config, run_dir, experiment, self.say)
         self._latest: dict[str, str] = {}
         self._bar = None
 
@@ -133,7 +128,7 @@ class Diary:
                 if self._files[name] is None:  # perhaps there is room again
                     self._files[name] = started(self.run_dir / name, self._written[name])
                 self._files[name].close()
-        self._to_wandb(lambda run: run.finish(exit_code=0 if kind is None else 1))
+        self._wandb.finish(failed=kind is not None)
 
     def has(self, step: int) -> bool:
         return bool(self.rows) and self.rows[-1]["step"] == step
@@ -145,7 +140,7 @@ class Diary:
     def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step: `row` with step, tokens, train_seconds and metrics; images go to W&B under their keys."""
         self._put(METRICS, row)
-        self._to_wandb(lambda run: run.log({**few_heads(row), **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
+        self._wandb.log(row, images)
         self._show(row)
 
     def sample(self, step: int, text: str) -> None:
@@ -173,33 +168,10 @@ class Diary:
             self._lost = True
 
     def page(self, path: Path, last: bool) -> None:
-        """Give the run's page to W&B: at its first, second, fourth … writing, since each holds all before it, and at its last."""
-        self._pages += 1
-        if last or self._pages & (self._pages - 1) == 0:
-            self._to_wandb(lambda run: run.log({"step": self.rows[-1]["step"], "attention/explorer": _html(path)}))
+        """Give the run's page, and at the last of them what is only known at the end, to W&B."""
+        self._wandb.page(path, self.rows[-1], last)
         if last:
-            self._to_wandb(self._conclude)
-
-    def _conclude(self, run) -> None:
-        """What is only known at the end: births, every head's scores as a table, artifacts."""
-        import wandb
-
-        row = self.rows[-1]
-        run.summary.update({key: value for key, value in row.items() if key.startswith("births/")})
-        heads = head_table(row)
-        if heads:
-            scores = sorted({score for table in heads.values() for score in table})
-            run.log({"step": row["step"], "heads/table": wandb.Table(
-                columns=["head", *scores], data=[[head, *(table.get(score) for score in scores)] for head, table in heads.items()])})
-        if self.config.wandb.log_artifacts:
-            for kind, path in (("model", self.run_dir / "checkpoints"), ("report", self.run_dir / "report.html")):
-                artifact = wandb.Artifact(f"{run.id}-{kind}", type=kind)
-                if path.is_dir():
-                    best = best_row(self.rows) or row
-                    artifact.add_dir(str(path / f"step_{best['step']:08d}"))
-                else:
-                    artifact.add_file(str(path))
-                run.log_artifact(artifact)
+            self._wandb.conclude(self.rows[-1], (best_row(self.rows) or self.rows[-1])["step"])
 
     def _show(self, row: dict) -> None:
         shown = {name: form.format(row[key]) for name, (key, form) in SHOWN.items() if key in row}
@@ -211,59 +183,11 @@ class Diary:
         if shown and (not self._bar or "val" in shown):
             self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  " + "  ".join(f"{name} {value}" for name, value in shown.items()))
 
-    def _to_wandb(self, call) -> None:
-        if self._wandb is None:
-            return
-        try:
-            call(self._wandb)
-        except Exception as e:  # whatever W&B raises, training goes on: metrics.jsonl is the record
-            self.say(f"W&B stopped recording ({_brief(e)}); metrics.jsonl goes on")
-            self._wandb = None
-
-
 def started(path: Path, rows: list[dict]):
     """A file of JSON lines opened to go on after these rows, as bytes and unbuffered; half a line, or what is later, is gone."""
     with written(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path.open("ab", buffering=0)
-
-
-def head_table(row: dict) -> dict[str, dict[str, float]]:
-    """A row's scores by head: L0H0 → {score: value}."""
-    heads = defaultdict(dict)
-    for key, value in row.items():
-        if key.startswith("heads/"):
-            _, score, head = key.split("/")
-            heads[head][score] = value
-    return dict(heads)
-
-
-def few_heads(row: dict) -> dict:
-    """The row, with each layer's largest and mean score in place of each head's where those would be too many names."""
-    heads = {key: value for key, value in row.items() if key.startswith("heads/")}
-    if len(heads) <= MOST_HEAD_METRICS:
-        return row
-    layers = defaultdict(list)
-    for key, value in heads.items():
-        layers[key.rpartition("H")[0]].append(value)
-    few = {key: value for key, value in row.items() if not key.startswith(("heads/", "births/"))}
-    for key, values in layers.items():
-        few |= {f"{key}/max": max(values), f"{key}/mean": sum(values) / len(values)}
-    return few
-
-
-def _image(key: str, image: Path | np.ndarray, step: int):
-    import wandb
-
-    if isinstance(image, Path):
-        return wandb.Image(str(image), caption=f"every head's attention weights after {step} steps; row: the token that looks, column: where to")
-    return wandb.Image(image, caption=f"{key.rpartition('/')[2].replace('_', ' ')} after {step} steps; row: layer, column: head, both from 0")
-
-
-def _html(path: Path):
-    import wandb
-
-    return wandb.Html(path.read_text(encoding="utf-8"), inject=False)
 
 
 def read_rows(path: Path) -> list[dict]:
@@ -283,69 +207,6 @@ def read_rows(path: Path) -> list[dict]:
 def best_row(rows: list[dict]) -> dict | None:
     """The row with the lowest validation loss of a trained model, the first of equals."""
     return min((row for row in rows if row["step"] and "val/loss" in row), key=lambda row: row["val/loss"], default=None)
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else type(error).__name__
-
-
-def wandb_mode(config: Config) -> str:
-    """online, offline or disabled: `wandb.mode` where it says so, else WANDB_MODE, else whether a key is set."""
-    if config.wandb.mode != "auto":
-        return config.wandb.mode
-    asked = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
-    return asked if asked in ("online", "offline", "disabled") else "online" if has_wandb_key() else "offline"
-
-
-def has_wandb_key() -> bool:
-    """Whether a W&B key is set, in the environment or by `wandb login`."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].split("/")[0].split(":")[0]
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def start_wandb(config: Config, run_dir: Path, experiment: str, say):
-    """A W&B run, or None. Never raises and never asks: where online does not start in time, the record is kept offline."""
-    mode = wandb_mode(config)
-    if mode == "disabled":
-        return None
-    if mode == "online" and not has_wandb_key():
-        say("W&B: no key is set (wandb login), so the record is kept offline")
-        mode = "offline"
-    import wandb  # a third of a second: only where it is used
-
-    id_file = run_dir / "wandb" / "glassgpt-run-id"
-    known = id_file.read_text().strip() if id_file.exists() else None
-    try:
-        (run_dir / "wandb").mkdir(exist_ok=True)
-        for attempt in (mode, "offline"):
-            try:
-                run = wandb.init(
-                    project=config.wandb.project, entity=config.wandb.entity, group=config.wandb.group,
-                    name=config.wandb.name or run_dir.name, dir=str(run_dir), mode=attempt, id=known,
-                    resume="allow" if known and attempt == "online" else None,
-                    config={**asdict(config), "experiment": experiment},
-                    settings=wandb.Settings(silent=True, console="off", init_timeout=WANDB_START, login_timeout=WANDB_START,
-                                            finish_timeout=WANDB_FINISH))
-                break
-            except Exception as e:
-                if attempt == "offline":
-                    raise
-                say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
-        with written(id_file) as part:
-            part.write_text(run.id)
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
-    except Exception as e:
-        say(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
-        return None
-    if attempt == "offline":
-        say(f"W&B      recorded offline; to upload it: wandb sync {quoted(run_dir / 'wandb' / Path(run.dir).parent.name)}")
-    return run
 
 
 def quoted(path: Path) -> str:

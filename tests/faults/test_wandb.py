@@ -10,7 +10,7 @@ import pytest
 from processes import Process, at_call, rows, tiny
 
 import training.optim
-import training.record
+import training.wandb_record
 
 pytestmark = pytest.mark.slow
 BUCKET = {"id": "b", "name": "r", "displayName": "r", "config": "{}", "summaryMetrics": "{}", "sweepName": None, "historyLineCount": 0,
@@ -66,7 +66,7 @@ def trained(tmp_path, text_file, monkeypatch, server, *more, fault=lambda: None)
         monkeypatch.setenv(name, value)
 
     def impatient():
-        training.record.WANDB_START = training.record.WANDB_FINISH = 4
+        training.wandb_record.START = training.wandb_record.FINISH = 4
         fault()
 
     process, began = Process(tmp_path, *tiny(text_file, "wandb.mode=online", *more), fault=impatient), time.monotonic()

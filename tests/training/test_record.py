@@ -7,7 +7,8 @@ import pytest
 from conftest import TINY
 
 from config import Config, UserError, WandbConfig, knobs, read_config
-from training.record import MOST_HEAD_METRICS, RunFolder, Stopwatch, few_heads, head_table, new_run_dir, proportions, read_rows, started, wandb_mode
+from training.record import RunFolder, Stopwatch, new_run_dir, proportions, read_rows, started
+from training.wandb_record import MOST_HEAD_METRICS, few_heads, head_table, wandb_mode
 
 
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):

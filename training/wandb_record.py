@@ -1,0 +1,170 @@
+"""A run's record in Weights & Biases, online or offline."""
+
+import netrc
+import os
+import shlex
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from config import Config
+from data.corpus import written
+
+MOST_HEAD_METRICS = 200  # names of heads; a larger model's are summed up by layer
+START, FINISH = 20, 30  # seconds that W&B is waited for, at most
+
+
+class WandbRecord:
+    """The record of a run. Whatever W&B raises is said once, and training goes on without it."""
+
+    def __init__(self, config: Config, run_dir: Path, experiment: str, say: Callable[[str], None]):
+        self.config, self.run_dir, self.say = config, run_dir, say
+        self._run = start(config, run_dir, experiment, say)
+        self._pages = 0
+
+    def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
+        """Record a step's metrics, and images under their keys."""
+        self._do(lambda run: run.log({**few_heads(row), **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
+
+    def page(self, path: Path, row: dict, last: bool) -> None:
+        """Record the run's page: at its first, second, fourth … writing, since each holds all before it, and at its last."""
+        self._pages += 1
+        if last or self._pages & (self._pages - 1) == 0:
+            self._do(lambda run: run.log({"step": row["step"], "attention/explorer": _html(path)}))
+
+    def conclude(self, row: dict, best_step: int) -> None:
+        """Record what is only known at the end, from the last row: births, every head's scores as a table, artifacts where asked for."""
+        self._do(lambda run: self._conclude(run, row, best_step))
+
+    def _conclude(self, run, row: dict, best_step: int) -> None:
+        import wandb
+
+        run.summary.update({key: value for key, value in row.items() if key.startswith("births/")})
+        heads = head_table(row)
+        if heads:
+            scores = sorted({score for table in heads.values() for score in table})
+            run.log({"step": row["step"], "heads/table": wandb.Table(
+                columns=["head", *scores], data=[[head, *(table.get(score) for score in scores)] for head, table in heads.items()])})
+        if self.config.wandb.log_artifacts:
+            model = wandb.Artifact(f"{run.id}-model", type="model")
+            model.add_dir(str(self.run_dir / "checkpoints" / f"step_{best_step:08d}"))
+            report = wandb.Artifact(f"{run.id}-report", type="report")
+            report.add_file(str(self.run_dir / "report.html"))
+            for artifact in (model, report):
+                run.log_artifact(artifact)
+
+    def finish(self, failed: bool) -> None:
+        self._do(lambda run: run.finish(exit_code=int(failed)))
+
+    def _do(self, call: Callable) -> None:
+        if self._run is None:
+            return
+        try:
+            call(self._run)
+        except Exception as e:  # whatever W&B raises, training goes on: metrics.jsonl is the record
+            self.say(f"W&B stopped recording ({_brief(e)}); metrics.jsonl goes on")
+            self._run = None
+
+
+def head_table(row: dict) -> dict[str, dict[str, float]]:
+    """A row's scores by head: L0H0 → {score: value}."""
+    heads = defaultdict(dict)
+    for key, value in row.items():
+        if key.startswith("heads/"):
+            _, score, head = key.split("/")
+            heads[head][score] = value
+    return dict(heads)
+
+
+def few_heads(row: dict) -> dict:
+    """The row, with each layer's largest and mean score in place of each head's where those would be too many names."""
+    heads = {key: value for key, value in row.items() if key.startswith("heads/")}
+    if len(heads) <= MOST_HEAD_METRICS:
+        return row
+    layers = defaultdict(list)
+    for key, value in heads.items():
+        layers[key.rpartition("H")[0]].append(value)
+    few = {key: value for key, value in row.items() if not key.startswith(("heads/", "births/"))}
+    for key, values in layers.items():
+        few |= {f"{key}/max": max(values), f"{key}/mean": sum(values) / len(values)}
+    return few
+
+
+def _image(key: str, image: Path | np.ndarray, step: int):
+    import wandb
+
+    if isinstance(image, Path):
+        return wandb.Image(str(image), caption=f"every head's attention weights after {step} steps; row: the token that looks, column: where to")
+    return wandb.Image(image, caption=f"{key.rpartition('/')[2].replace('_', ' ')} after {step} steps; row: layer, column: head, both from 0")
+
+
+def _html(path: Path):
+    import wandb
+
+    return wandb.Html(path.read_text(encoding="utf-8"), inject=False)
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else type(error).__name__
+
+
+def wandb_mode(config: Config) -> str:
+    """online, offline or disabled: `wandb.mode` where it says so, else WANDB_MODE, else whether a key is set."""
+    if config.wandb.mode != "auto":
+        return config.wandb.mode
+    asked = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
+    return asked if asked in ("online", "offline", "disabled") else "online" if has_wandb_key() else "offline"
+
+
+def has_wandb_key() -> bool:
+    """Whether a W&B key is set, in the environment or by `wandb login`."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].split("/")[0].split(":")[0]
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def start(config: Config, run_dir: Path, experiment: str, say):
+    """A W&B run, or None. Never raises and never asks: where online does not start in time, the record is kept offline."""
+    mode = wandb_mode(config)
+    if mode == "disabled":
+        return None
+    if mode == "online" and not has_wandb_key():
+        say("W&B: no key is set (wandb login), so the record is kept offline")
+        mode = "offline"
+    import wandb  # a third of a second: only where it is used
+
+    id_file = run_dir / "wandb" / "glassgpt-run-id"
+    known = id_file.read_text().strip() if id_file.exists() else None
+    try:
+        (run_dir / "wandb").mkdir(exist_ok=True)
+        for attempt in (mode, "offline"):
+            try:
+                run = wandb.init(
+                    project=config.wandb.project, entity=config.wandb.entity, group=config.wandb.group,
+                    name=config.wandb.name or run_dir.name, dir=str(run_dir), mode=attempt, id=known,
+                    resume="allow" if known and attempt == "online" else None,
+                    config={**asdict(config), "experiment": experiment},
+                    settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,
+                                            finish_timeout=FINISH))
+                break
+            except Exception as e:
+                if attempt == "offline":
+                    raise
+                say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
+        with written(id_file) as part:
+            part.write_text(run.id)
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+    except Exception as e:
+        say(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
+        return None
+    if attempt == "offline":
+        say(f"W&B      recorded offline; to upload it: wandb sync {shlex.quote(str(run_dir / 'wandb' / Path(run.dir).parent.name))}")
+    return run
