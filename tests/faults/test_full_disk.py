@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of 430 kB in memory: it holds one checkpoint of the tiny run, and half of a second."""
+    """A disk of 560 kB in memory: it holds the pages and pictures of the tiny run, one checkpoint, and a part of a second."""
     path = tmp_path / "run"
     path.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=430k", "none", path], capture_output=True).returncode:
+    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=560k", "none", path], capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
