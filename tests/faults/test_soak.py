@@ -41,11 +41,12 @@ def test_over_ten_thousand_steps_memory_open_files_and_the_folder_stay_flat(tmp_
     process = Process(tmp_path, *argv, fault=fault)
     assert process.wait(3000) == 0, process.said()
     memory, files = np.array([line.split() for line in log.read_text().splitlines()], int).T
-    assert memory[-1] < 1.1 * memory[3] and len(set(files[1:])) == 1, (memory, files)
+    half = len(memory) // 2  # by then Matplotlib has as many figures as it keeps until they are collected: some 10 MB each, ten of them
+    assert memory[-1] < 1.02 * memory[half] and len(set(files[1:])) == 1, (memory.tolist(), files.tolist())
     assert len(saved_steps(tmp_path / "run")) <= 3
     size = sum(p.stat().st_size for p in (tmp_path / "run").rglob("*") if p.is_file() and p.parent.name != "attention")
     assert size < 2_000_000 and not list((tmp_path / "run").rglob(".*.part"))
-    print(f"memory {memory[3]:,} kB after 2,000 steps and {memory[-1]:,} kB at the end; {files[-1]} files open; folder {size:,} bytes")
+    print(f"memory {memory[half]:,} kB halfway and {memory[-1]:,} kB at the end; {files[-1]} files open; folder {size:,} bytes")
 
 
 def interleaved(tmp_path, text_file, seed: int, length: int) -> None:
