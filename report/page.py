@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from data.corpus import written
 from report.encode import PROBES, Embedded, Probe, Shot, embed
 from training.record import read_rows
 
@@ -61,12 +62,10 @@ def write(path: Path, content: dict, shots: list[Shot]) -> Path:
     room = BUDGET - len(head) - len(foot) - len(safe_json(content)) - 100_000  # what says how the maps are kept, and their tokens
     blobs: list[str] = []
     text = safe_json({**content, **attention(embed(shots, room), blobs)})
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8", newline="\n") as f:
+    with written(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
         f.write(f'{head}<script type="application/json" id="data">{text}</script>\n')
         f.writelines(f'<script type="text/plain" class="blob">{blob}</script>\n' for blob in blobs)
         f.write(foot)
-    part.replace(path)
     return path
 
 
