@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import runpy
+import shutil
 import signal
 import sys
 import time
@@ -161,3 +162,13 @@ def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
     for name in snapshots:
         a, b = (np.load(Path(run, "attention", name)) for run in (one, other))
         assert all(np.array_equal(a[key], b[key]) for key in a.files)
+
+
+def after_8_steps(whole: Path, copy: Path) -> Path:
+    """A copy of a run that has a checkpoint of each step, left with those of steps 4 and 8."""
+    shutil.copytree(whole, copy)
+    for folder in (copy / "checkpoints").glob("step_*"):
+        if folder.name not in ("step_00000004", "step_00000008"):
+            shutil.rmtree(folder)
+    return copy
+

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from processes import Process, assert_same_run, at_call, finished, tiny
+from processes import Process, after_8_steps, assert_same_run, at_call, finished, tiny
 
 import attention_maps.capture
 import decoding
@@ -20,11 +20,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config
 @pytest.fixture
 def run(whole, tmp_path) -> Path:
     """A copy of the whole run, as it was after 8 steps, with the checkpoints of steps 4 and 8."""
-    shutil.copytree(whole, tmp_path / "run")
-    for step in saved_steps(whole):
-        if step not in (4, 8):
-            shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-    return tmp_path / "run"
+    return after_8_steps(whole, tmp_path / "run")
 
 
 @pytest.mark.slow

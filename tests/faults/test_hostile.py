@@ -5,17 +5,16 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 import struct
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from processes import assert_same_run, finished, tiny
+from processes import after_8_steps, assert_same_run, finished, tiny
 
 from config import DataConfig, TokenizerConfig, UserError
 from data.tokens import prepare
-from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run, saved_steps
+from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run
 
 # --- the code -------------------------------------------------------------------------------------------------------
 
@@ -54,11 +53,7 @@ class Canary:
 @pytest.fixture
 def run(whole, tmp_path) -> Path:
     """A copy of the whole run with the checkpoints of steps 4 and 8."""
-    shutil.copytree(whole, tmp_path / "run")
-    for step in saved_steps(whole):
-        if step not in (4, 8):
-            shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
-    return tmp_path / "run"
+    return after_8_steps(whole, tmp_path / "run")
 
 
 def forge(folder: Path, **changes) -> None:
