@@ -79,14 +79,14 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     runtime.settle(config)
 
     # What the run starts from: nothing, its own last checkpoint, or another run's model.
-    folder, state, trained, tokenizer = None, {}, None, None
+    folder, state, trained = None, {}, None
     if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
     if resume and checkpoint.saved_steps(run_dir):
         folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
-        tokenizer = checkpoint.tokenizer_of(folder) if config.init_from else None
     elif config.init_from:
-        trained, tokenizer, _ = checkpoint.load_run(config.init_from, "best", say)
+        trained, _ = checkpoint.find_checkpoint(Path(config.init_from), "best", say)
+    tokenizer = checkpoint.tokenizer_of(folder or trained) if config.init_from else None
 
     # The text, as tokens: for a run that goes on, the text that it began with.
     tokens = prepare(config.data, config.tokenizer, say, tokenizer)
@@ -108,7 +108,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
     if trained:
-        model.load_state_dict(trained.state_dict())
+        checkpoint.load_weights(model, trained / checkpoint.MODEL)
     optimizers = build_optimizers(model, config)
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
     validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision)

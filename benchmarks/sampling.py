@@ -80,6 +80,7 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     """One sequence's next token after `context` others, with a cache of n_kv_head key/value heads."""
     import torch
 
+    from decoding import Decoder
     from model import GPT, GPTConfig
     from training.runtime import for_sampling, synchronize
 
@@ -89,17 +90,17 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     cache = model.make_cache(1)
     cache.keys.normal_()
     cache.values.normal_()
-    token = torch.zeros(1, 1, dtype=torch.long, device=device)
+    decoder, token = Decoder(model, cache), torch.zeros(1, dtype=torch.long, device=device)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step() -> None:
         cache.length = context - 1
-        model(token, cache=cache)
+        decoder.step(token)
 
     return {"tokens_per_second": 1 / seconds_per(step, seconds, lambda: synchronize(device)), "cache_bytes": cache.nbytes}
 
 
-def read_rate(device: str) -> float:
+def read_rate(device: str) -> dict:
     """Bytes per second at which a matrix–vector product reads its matrix, larger than any cache: the better of two precisions."""
     import torch
     import torch.nn.functional as F
@@ -111,11 +112,7 @@ def read_rate(device: str) -> float:
         weights = torch.randn(8192, 8192, device=device).to(dtype)
         x = torch.randn(1, 8192, device=device).to(dtype)
         rates.append(weights.nbytes / seconds_per(lambda x=x, w=weights: F.linear(x, w), 1.0, lambda: synchronize(device)))
-    return max(rates)
-
-
-def measured_rate(device: str) -> dict:
-    return {"bytes_per_second": read_rate(device)}
+    return {"bytes_per_second": max(rates)}
 
 
 def main(argv: list[str]) -> dict:
@@ -135,7 +132,7 @@ def main(argv: list[str]) -> dict:
             progress.advance(task)
             return measured
 
-        rate = result["bytes_per_second"] = measure("memory", measured_rate, device)["bytes_per_second"]
+        rate = result["bytes_per_second"] = measure("memory", read_rate, device)["bytes_per_second"]
         for size in sizes:
             for batch in batches:
                 args = (size, batch, given["tokens"], given["rounds"], device)

@@ -17,6 +17,14 @@ TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=
         "tokenizer=char", "log.every=1", "compile=false", "precision=fp32"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    """What soaks is slow too: `-m "not slow"` stands in place of the default choice, which leaves soaks out."""
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment(tmp_path_factory):
     """A cache of prepared tokens for this session, and W&B only where a test asks for it."""
