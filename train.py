@@ -4,6 +4,7 @@
     python train.py --help                what can be set
 """
 
+import gc
 import sys
 from math import isfinite
 from pathlib import Path
@@ -160,6 +161,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())
         watch = Watch(model, config, *state.get("skipped", ()))
+        gc.freeze()  # what the imports made is not searched again at every collection
 
         def save(last: bool = False) -> None:
             """Save this step, if it is not yet; training goes on where that fails, unless this is the `last` chance."""
@@ -198,6 +200,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 for suffix in (".png", ".svg") if config.attention.svg else (".png",):
                     draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
                 images["attention/map"] = path.with_suffix(".png")
+            gc.collect()  # a figure's parts refer to each other: ten figures, of 5 to 10 MB each, would wait to be collected
             return named(scores), images
 
         def due(every: int) -> bool:
