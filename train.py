@@ -97,7 +97,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
         if len(ids) <= T:
             raise UserError(f"the {split} split has {len(ids)} tokens, too few for model.block_size={T}: "
-                            "give more text, or lower model.block_size")
+                            f"give more text, lower model.block_size{'' if config.tokenizer.name == 'char' else ', or take tokenizer=char'}")
     if config.model.vocab_size not in (None, vocab_size):
         raise UserError(f"model.vocab_size={config.model.vocab_size} is not the tokenizer's {vocab_size}: leave it out")
     config.model.vocab_size = vocab_size
