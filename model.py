@@ -371,7 +371,7 @@ class GPT(nn.Module):
 
     def generate(self, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, seed: int | None = None,
-                 stop_token: int | None = None) -> Tensor:
+                 stop_token: int | None = None, repetition_penalty: float = 1.0) -> Tensor:
         """Continue tokens (B, T) by up to max_new_tokens each: (B, T + new).
 
         Args:
@@ -379,10 +379,15 @@ class GPT(nn.Module):
             top_k, top_p, min_p: see `decoding.next_token_probabilities`.
             seed: same seed, same tokens (row r draws from seed + r); None draws from torch's own state.
             stop_token: a sequence that produced it is filled up with it, and all end when all have.
+            repetition_penalty: see `decoding.penalise_repetition`; of the tokens given and made.
         """
         from decoding import stream  # which stands on this module
 
-        new = list(stream(self, tokens, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop_token))
+        seeds = None if seed is None else [seed + row for row in range(len(tokens))]
+        new = list(stream(self, tokens, max_new_tokens, seeds, stop_token, repetition_penalty=repetition_penalty,
+                          temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+        if stop_token is not None:
+            new = [token.masked_fill(token < 0, stop_token) for token in new]
         return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
 
 

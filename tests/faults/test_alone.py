@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from processes import finished, rows, tiny, without_rights
 
 from config import SampleConfig, UserError
-from sample import read_prompt, sample
+from sample import read_prompts, sample
 
 NOTHING = {"PATH": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None,
            "CXX": None, "TERM": None, "XDG_CACHE_HOME": None, "XDG_CONFIG_HOME": None, "MPLCONFIGDIR": None, "TMPDIR": None}
@@ -75,7 +75,7 @@ def test_any_bytes_as_a_prompt_are_a_text_or_a_sentence(tmp_path_factory, conten
     path = tmp_path_factory.mktemp("prompt") / "prompt.txt"
     path.write_bytes(content)
     try:
-        assert isinstance(read_prompt(SampleConfig(prompt_file=str(path))), str)
+        assert len(read_prompts(SampleConfig(prompt_file=str(path)))) == 1
     except UserError as e:
         assert "is not UTF-8 text: byte 0x" in str(e)
 
