@@ -108,10 +108,13 @@ def converse(config: SampleConfig, model, tokenizer, run_dir: Path) -> None:
             prompt = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
             seed, current = seed + config.num_samples, seed
             write_texts(config, model, tokenizer, [prompt], current)
+            if sys.stdin.isatty():
+                note("")
         except KeyboardInterrupt:
             print(flush=True)
         except EOFError:
-            note("" if sys.stdin.isatty() else "end of the prompts")
+            if sys.stdin.isatty():
+                note("")
             return
         except (UserError, UnicodeDecodeError) as e:
             note(f"error: {e}")

@@ -33,7 +33,8 @@ def surprise(model: GPT, tokens: Tensor) -> Iterator[Tensor]:
     padded = F.pad(tokens, (0, (windows - 1) * stride + block - N))
     inputs, targets = padded[:-1].unfold(0, block, stride), padded[1:].unfold(0, block, stride)  # (windows, block)
     rows = max(1, LOGITS // (model.config.vocab_size * stride))
-    pieces = [(inputs[:1], targets[:1])] + [(x, y[:, -stride:]) for x, y in zip(inputs[1:].split(rows), targets[1:].split(rows))]
+    pieces = [(inputs[:1], targets[:1])]
+    pieces += [(inputs[row:row + rows], targets[row:row + rows, -stride:]) for row in range(1, windows, rows)]
     for x, y in pieces:
         logits = model.head(model.norm(model.hidden(x)[:, -y.shape[1]:]))  # (B, predicted, V)
         nats = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="none")[:N]
@@ -57,7 +58,7 @@ def show_score(model: GPT, tokenizer: Tokenizer, text: str, as_json: bool = Fals
     scored, total = iter(ids), 0.0
     for piece in surprise(model, tokens):
         view = Text()
-        for id, nats in zip(scored, piece.tolist()):
+        for nats, id in zip(piece.tolist(), scored):  # in this order, so that the end of a piece takes no token
             total += nats
             spelling = tokenizer.token_bytes(id)
             if as_json:
