@@ -102,7 +102,7 @@ def stream(model: GPT, prompts: Tensor | Sequence[Tensor], max_new_tokens: int, 
         seeds: of each sequence; None draws from torch's own state.
         stop_token: ends a sequence that produces it.
         ended: (B,) booleans; a sequence that the caller marks there gets no more tokens.
-        cache: one to use, with room for block_size tokens; what it holds is forgotten.
+        cache: one to use, with room for block_size tokens or for all there will be; what it holds is forgotten.
         choice: see `next_token_probabilities`.
     """
     lengths = [len(prompt) for prompt in prompts]
@@ -120,7 +120,7 @@ def stream(model: GPT, prompts: Tensor | Sequence[Tensor], max_new_tokens: int, 
         for row, prompt in enumerate(prompts):
             seen[row, prompt] = True
     if cache is None:
-        cache = model.make_cache(rows)
+        cache = model.make_cache(rows, min(block, max(lengths) + max_new_tokens))
     cache.length = 0
     noise = Noise(rows, seeds, model.config.vocab_size, device)
     start, window = 0, padded[:, :0]  # the tokens from `start` on

@@ -360,14 +360,14 @@ class GPT(nn.Module):
         """
         return torch.stack([a.weights(x, rotary).float() for a, x, rotary in self.attention_inputs(tokens)])
 
-    def make_cache(self, batch_size: int) -> KVCache:
-        """An empty cache for block_size tokens of so many sequences, where the weights are and as fine, on a CPU float32 at least.
+    def make_cache(self, batch_size: int, length: int | None = None) -> KVCache:
+        """An empty cache for `length` tokens (block_size when None) of so many sequences, where the weights are and as fine.
 
-        A CPU attends in float32 several times faster than in bf16 (LOG.md).
+        On a CPU it is float32 at least: a CPU attends in float32 several times faster than in bf16 (LOG.md).
         """
         weight = self.head.weight
         dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
-        return KVCache(self.config, batch_size, device=weight.device, dtype=dtype)
+        return KVCache(self.config, batch_size, length, device=weight.device, dtype=dtype)
 
     def generate(self, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, seed: int | None = None,

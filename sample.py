@@ -64,8 +64,9 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
         stream.flush()
 
     texts = [Text(tokenizer, prompt, seed + n, config.stop) for prompt in prompts for n in range(config.num_samples)]
-    rows = min(len(texts), ROWS, max(1, CACHE_BYTES // model.make_cache(1).nbytes))
-    cache, seconds = model.make_cache(rows), 0.0
+    room = min(model.config.block_size, max(len(text.prompt_tokens) for text in texts) + config.max_new_tokens)
+    rows = min(len(texts), ROWS, max(1, CACHE_BYTES // model.make_cache(1, room).nbytes))
+    cache, seconds = model.make_cache(rows, room), 0.0
     for number, text in enumerate(texts):
         if number % rows == 0:
             batch = texts[number:number + rows]

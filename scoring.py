@@ -17,7 +17,7 @@ from model import GPT
 
 LOGITS = 1 << 24  # made at once, at most: 64 MB
 # From so many bits on, a token has this colour; below the first it has none.
-LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"), (10, "white on #d70000"))
+LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"), (10, "#ffffff on #d70000"))
 
 
 @torch.inference_mode()
@@ -28,18 +28,20 @@ def surprise(model: GPT, tokens: Tensor) -> Iterator[Tensor]:
     start a quarter of it apart, of which the first predicts all its tokens and the others the last quarter.
     """
     N, block = len(tokens) - 1, model.config.block_size
-    stride = max(1, block // 4)
-    windows = 1 + math.ceil(max(0, N - block) / stride)
-    padded = F.pad(tokens, (0, (windows - 1) * stride + block - N))
-    inputs, targets = padded[:-1].unfold(0, block, stride), padded[1:].unfold(0, block, stride)  # (windows, block)
-    rows = max(1, LOGITS // (model.config.vocab_size * stride))
+    stride, width = max(1, block // 4), min(block, N)
+    windows = 1 + math.ceil((N - width) / stride)
+    padded = F.pad(tokens, (0, (windows - 1) * stride + width - N))
+    inputs, targets = padded[:-1].unfold(0, width, stride), padded[1:].unfold(0, width, stride)  # (windows, width)
+    most = max(1, LOGITS // model.config.vocab_size)  # positions
+    rows = max(1, most // stride)
     pieces = [(inputs[:1], targets[:1])]
     pieces += [(inputs[row:row + rows], targets[row:row + rows, -stride:]) for row in range(1, windows, rows)]
     for x, y in pieces:
-        logits = model.head(model.norm(model.hidden(x)[:, -y.shape[1]:]))  # (B, predicted, V)
-        nats = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="none")[:N]
-        N -= len(nats)
-        yield nats
+        hidden = model.norm(model.hidden(x)[:, -y.shape[1]:]).flatten(0, 1)  # (predicted, C)
+        for h, target in zip(hidden.split(most), y.flatten().split(most)):
+            nats = F.cross_entropy(model.head(h).float(), target, reduction="none")[:N]
+            N -= len(nats)
+            yield nats
 
 
 def show_score(model: GPT, tokenizer: Tokenizer, text: str, as_json: bool = False) -> None:
