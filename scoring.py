@@ -15,7 +15,7 @@ from data.tokenizer import Tokenizer, first_token
 from decoding import printable
 from model import GPT
 
-LOGITS = 1 << 24  # made at once, at most: 64 MB
+TOKENS, LOGITS = 8192, 1 << 24  # that go through the model at once, and 64 MB made at once, at most
 # From so many bits on, a token has this colour; below the first it has none.
 LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"), (10, "#ffffff on #d70000"))
 
@@ -33,7 +33,7 @@ def surprise(model: GPT, tokens: Tensor) -> Iterator[Tensor]:
     padded = F.pad(tokens, (0, (windows - 1) * stride + width - N))
     inputs, targets = padded[:-1].unfold(0, width, stride), padded[1:].unfold(0, width, stride)  # (windows, width)
     most = max(1, LOGITS // model.config.vocab_size)  # positions
-    rows = max(1, most // stride)
+    rows = max(1, TOKENS // width)
     pieces = [(inputs[:1], targets[:1])]
     pieces += [(inputs[row:row + rows], targets[row:row + rows, -stride:]) for row in range(1, windows, rows)]
     for x, y in pieces:
