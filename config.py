@@ -239,7 +239,7 @@ class SampleConfig:
     top_k: int | None = knob(None, "keep the k likeliest tokens", ge=1)
     top_p: float | None = knob(None, "keep the fewest tokens whose probabilities sum to p", gt=0, le=1)
     min_p: float | None = knob(None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
-    repetition_penalty: float = knob(1.0, "above 1 makes tokens that the text has less likely (CTRL)", gt=0)
+    repetition_penalty: float = knob(1.0, "above 1 makes tokens that the text has less likely (CTRL)", ge=0.01, le=100)
     stop: list[str] = knob(list, "end before this string, \\n: a line end; may be given again")
     num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
     json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")

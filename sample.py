@@ -28,8 +28,8 @@ def sample(config: SampleConfig) -> None:
     """
     prompts = read_prompts(config)
     run_dir = Path(config.run_dir) if config.run_dir else newest_run()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # an output that is not UTF-8 gets what it can show
+    with suppress(AttributeError):  # a notebook's
+        sys.stdout.reconfigure(errors="replace")  # one that is not UTF-8 gets what it can show
 
     from training.checkpoint import load_run  # torch, now that all that is quickly checked is right
     from training.runtime import for_sampling, pick_device
@@ -43,14 +43,14 @@ def sample(config: SampleConfig) -> None:
     elif config.interactive:
         converse(config, model, tokenizer, run_dir)
     else:
-        note(f"{write_texts(config, model, tokenizer, prompts, config.seed)}; {run_dir}")
+        note(f"{run_dir}: {write_texts(config, model, tokenizer, prompts, config.seed)}")
 
 
 def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed: int) -> str:
     """Write config.num_samples texts for each prompt to stdout. They are made together and shown one after the other, each as it grows.
 
     Returns:
-        How fast they were made, in words.
+        How fast they were made, and with how large a cache, in two lines.
 
     Raises:
         UserError: a prompt cannot be encoded.
@@ -92,8 +92,9 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
             tokens = (text.prompt_tokens + text.tokens)[-model.config.block_size:]
             write_attention(model, tokenizer, tokens, Path(config.attention).expanduser())
     made = sum(len(text.tokens) for text in texts)
-    return (f"{made} tokens in {seconds:.2f} s: {made / seconds:,.0f} tokens per second; KV cache {cache.nbytes:,} bytes "
-            f"({rows} at once, {model.config.kv_heads} key/value heads for {model.config.n_head} query heads, {cache.capacity} tokens)")
+    return (f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
+            f"KV cache {cache.nbytes:,} bytes: {rows} at once, {cache.capacity} tokens, "
+            f"{model.config.kv_heads} key/value heads for {model.config.n_head} query heads")
 
 
 def converse(config: SampleConfig, model, tokenizer, run_dir: Path) -> None:

@@ -60,6 +60,19 @@ def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, 
     assert torch.equal(torch.stack(streamed, dim=1), expected[:, prompt:])
 
 
+@few
+@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30), seed=seeds)
+def test_drawn_text_with_the_cache_is_that_without_also_past_the_block(config, block, prompt, new, seed):
+    config.block_size = block
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(1, prompt, seed=seed)
+    got, noise = model.generate(tokens, new, temperature=1.2, top_p=0.9, seed=seed), Noise(1, [seed], 23, torch.device("cpu"))
+    with torch.no_grad():
+        for T in range(prompt, prompt + new):
+            probabilities = next_token_probabilities(model(tokens[:, window_start(T, block):])[0][:, -1].float(), 1.2, top_p=0.9)
+            tokens = torch.cat((tokens, draw(probabilities, noise.at(T))[:, None]), dim=1)
+    assert torch.equal(got, tokens)
+
+
 def reference_probabilities(logits, temperature, top_k, top_p, min_p):
     """The definitions, one after another, in plain Python on {token: probability}."""
     def normalised(kept):

@@ -82,7 +82,7 @@ def test_half_a_character_is_never_written(command, run):
     (["score=/dev/null"], "score=/dev/null is empty"),
     (["stop="], "stop= is empty"),
     (["stop=a\\q"], "a backslash that means nothing"),
-    (["repetition_penalty=0"], "repetition_penalty=0.0 must be above 0"),
+    (["repetition_penalty=0"], "repetition_penalty=0.0 must be at least 0.01"),
 ])
 def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
     done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args else []), *args, input=b"\xff\xfe",
@@ -266,6 +266,14 @@ def test_ctrl_c_ends_a_text_which_stays_and_not_the_conversation(run):
     terminal.type("\x04")
     terminal.until()
     assert terminal.status() == 0
+
+
+def test_ctrl_c_ends_the_program_where_there_is_no_conversation(run):
+    terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=1000000000")
+    assert terminal.until("the glass")
+    terminal.type("\x03")
+    assert "Traceback" not in terminal.until()
+    assert terminal.status() == 130
 
 
 def test_without_a_terminal_each_line_is_a_prompt(command, run):
