@@ -7,6 +7,7 @@
 import json
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def sample(config: SampleConfig) -> None:
 
 
 def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed: int) -> str:
-    """Write config.num_samples texts for each prompt to stdout. They are made together and shown one after the other, each as it grows.
+    """Write config.num_samples texts for each prompt to stdout: made together, shown one after the other.
 
     Returns:
         How fast they were made, and with how large a cache, in two lines.
@@ -55,18 +56,18 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
     Raises:
         UserError: a prompt cannot be encoded.
     """
-    from decoding import Text, printable, write
+    from decoding import Text, write
 
-    terminal, both = sys.stdout.isatty(), sys.stdout.isatty() and sys.stderr.isatty()
-
-    def put(text: str, stream=sys.stdout) -> None:
-        stream.write(printable(text) if terminal else text)
-        stream.flush()
-
-    texts = [Text(tokenizer, prompt, seed + n, config.stop) for prompt in prompts for n in range(config.num_samples)]
+    texts = []
+    for number, prompt in enumerate(prompts, 1):
+        try:
+            texts += [Text(tokenizer, prompt, seed + n, config.stop) for n in range(config.num_samples)]
+        except UserError as e:
+            raise UserError(f"prompt {number} of {len(prompts)}: {e}" if len(prompts) > 1 else str(e)) from None
     room = min(model.config.block_size, max(len(text.prompt_tokens) for text in texts) + config.max_new_tokens)
     rows = min(len(texts), ROWS, max(1, CACHE_BYTES // model.make_cache(1, room).nbytes))
-    cache, seconds = model.make_cache(rows, room), 0.0
+    cache = model.make_cache(rows, room)
+    began = time.perf_counter()
     for number, text in enumerate(texts):
         if number % rows == 0:
             batch = texts[number:number + rows]
@@ -74,27 +75,38 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
                           top_k=config.top_k, top_p=config.top_p, min_p=config.min_p, repetition_penalty=config.repetition_penalty)
         if len(texts) > 1 and not config.json:
             note(f"--- text {number + 1} of {len(texts)}")
-        if both and not config.json:
-            put(text.prompt, sys.stderr)
-        shown = 0
-        while True:
-            if not config.json:
-                put(text.text[shown:])
-                shown = len(text.text)
-            if text.ended is not None:
-                break
-            began = time.perf_counter()
-            next(steps)
-            seconds += time.perf_counter() - began
-        put((json.dumps({"prompt": text.prompt, "text": text.text, "tokens": len(text.tokens), "ended": text.ended, "seed": text.seed},
-                        ensure_ascii=False) if config.json else "") + "\n")
-        if config.attention is not None and number == 0:
-            tokens = (text.prompt_tokens + text.tokens)[-model.config.block_size:]
-            write_attention(model, tokenizer, tokens, Path(config.attention).expanduser())
-    made = sum(len(text.tokens) for text in texts)
+        show(text, steps, config.json)
+    seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
+    if config.attention is not None:
+        tokens = (texts[0].prompt_tokens + texts[0].tokens)[-model.config.block_size:]
+        write_attention(model, tokenizer, tokens, Path(config.attention).expanduser())
     return (f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
             f"KV cache {cache.nbytes:,} bytes: {rows} at once, {cache.capacity} tokens, "
             f"{model.config.kv_heads} key/value heads for {model.config.n_head} query heads")
+
+
+def show(text, steps: Iterator, as_json: bool) -> None:
+    """Write a text to stdout as the steps make it, or as a JSON object when it has ended; its prompt too where a person reads both streams."""
+    from decoding import printable
+
+    def put(new: str, stream=sys.stdout) -> None:
+        stream.write(printable(new) if stream.isatty() else new)
+        stream.flush()
+
+    if as_json:
+        while text.ended is None:
+            next(steps)
+        put(json.dumps({"prompt": text.prompt, "text": text.text, "tokens": len(text.tokens), "ended": text.ended, "seed": text.seed},
+                       ensure_ascii=False) + "\n")
+        return
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        put(text.prompt, sys.stderr)
+    put(text.text)  # what the steps for the texts before it have made of it
+    while text.ended is None:
+        shown = len(text.text)
+        next(steps)
+        put(text.text[shown:])
+    put("\n")
 
 
 def converse(config: SampleConfig, model, tokenizer, run_dir: Path) -> None:
@@ -102,20 +114,20 @@ def converse(config: SampleConfig, model, tokenizer, run_dir: Path) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  the arrow keys and a history, where the platform has them
     note(f"{run_dir}: type the beginning of a text; Ctrl-C ends a text, Ctrl-D the program")
-    seed = config.seed
+    person, seed = sys.stdin.isatty(), config.seed
     while True:
         try:
-            if sys.stdin.isatty() and not sys.stdout.isatty():
+            if person and not sys.stdout.isatty():
                 print("> ", end="", file=sys.stderr, flush=True)
-            prompt = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
+            prompt = input("> " if person and sys.stdout.isatty() else "")
             seed, current = seed + config.num_samples, seed
             write_texts(config, model, tokenizer, [prompt], current)
-            if sys.stdin.isatty():
+            if person:
                 note("")
         except KeyboardInterrupt:
             print(flush=True)
         except EOFError:
-            if sys.stdin.isatty():
+            if person:
                 note("")
             return
         except (UserError, UnicodeDecodeError) as e:

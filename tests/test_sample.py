@@ -180,6 +180,11 @@ def test_a_line_without_a_prompt_is_named(tmp_path, run, line):
         sample(SampleConfig(run_dir=str(run / "bpe"), prompts=str(tmp_path / "p.jsonl")))
 
 
+def test_a_prompt_of_many_that_cannot_be_encoded_is_named(tmp_path, run):
+    with pytest.raises(UserError, match=r"^prompt 2 of 3: the character 'G' at position 4"):
+        sample(SampleConfig(run_dir=str(run / "char"), prompts=write_prompts(tmp_path / "p.jsonl", ["a", "the G", "b"])))
+
+
 def test_a_file_without_prompts_is_refused(tmp_path, run):
     (tmp_path / "p.jsonl").write_text("\n")
     with pytest.raises(UserError, match="has no line"):
