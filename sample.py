@@ -155,6 +155,8 @@ def read_prompts(config: SampleConfig) -> list[str]:
     Raises:
         UserError: one cannot be read.
     """
+    if sys.stdin is None and (config.interactive or "-" in (config.prompt, config.prompts, config.score)):
+        raise UserError("stdin is closed, so that nothing can be read from it: give the text in a file")
     if config.score is not None:
         text = read(config.score, "score=")
         if not text:
@@ -189,7 +191,7 @@ def read(path: str, setting: str) -> str:
     except UnicodeDecodeError as e:
         raise UserError(f"{setting}{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {e.start}") from None
     except OSError as e:
-        raise UserError(f"{setting}{path} cannot be read: {e.strerror}") from None
+        raise UserError(f"{setting}{path} cannot be read: {e.strerror or e}") from None
 
 
 def newest_run() -> Path:

@@ -11,6 +11,7 @@ import time
 import pytest
 from conftest import ROOT, TINY
 
+import cli
 from config import SampleConfig, UserError
 from sample import sample
 
@@ -279,6 +280,13 @@ def test_ctrl_c_ends_the_program_where_there_is_no_conversation(run):
     terminal.type("\x03")
     assert "Traceback" not in terminal.until()
     assert terminal.status() == 130
+
+
+@pytest.mark.parametrize("setting", ["prompt=-", "prompts=-", "score=-", "interactive=true"])
+def test_a_closed_stdin_is_said_where_it_would_be_read(run, monkeypatch, setting):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="stdin is closed"):
+        sample(cli.sample_config([f"run_dir={run / 'char'}", setting]))
 
 
 def test_without_a_terminal_each_line_is_a_prompt(command, run):

@@ -64,7 +64,7 @@ def test_values_out_of_bounds_are_a_sentence_that_names_them(argv):
 
 
 @settings(deadline=None, max_examples=60)
-@given(prompt=st.text(max_size=80))
+@given(prompt=st.text(max_size=80).filter(lambda text: text != "-"))  # which is stdin
 def test_any_prompt_gives_a_text_or_names_the_character(whole, prompt):
     try:
         sample(SampleConfig(run_dir=str(whole), max_new_tokens=1, prompt=prompt))
