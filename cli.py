@@ -262,7 +262,9 @@ def sample_config(argv: list[str]) -> SampleConfig:
             raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
         if key not in known:
             raise UserError(f"{key} is not a setting of sample.py{did_you_mean(key, known)}; python sample.py --help lists them")
-        if value == "null" and "None" in str(known[key].type):
+        if key == "stop":
+            texts[key] = [*texts.get(key, []), unescape(value)]
+        elif value == "null" and "None" in str(known[key].type):
             values[key] = None
         elif "str" in str(known[key].type):
             texts[key] = value  # as it was typed: nothing reads a meaning into it
@@ -273,6 +275,18 @@ def sample_config(argv: list[str]) -> SampleConfig:
     return config
 
 
+def unescape(stop: str) -> str:
+    """A stop string as it is meant: a shell makes line ends hard to type.
+
+    Raises:
+        UserError: a backslash stands before anything else than n, t or a backslash.
+    """
+    wrong = re.search(r"\\(?![nt\\])", re.sub(r"\\\\", "", stop))
+    if wrong:
+        raise UserError(f"stop={stop} has a backslash that means nothing: write \\n for a line end, \\t for a tab, \\\\ for a backslash")
+    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), stop)
+
+
 def sample_help() -> str:
     """The text of `python sample.py --help`."""
     return "\n".join(["""Generate text from a trained run: the text on stdout, everything else on stderr.
@@ -280,5 +294,8 @@ def sample_help() -> str:
   python sample.py                             from the newest run
   python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
   echo "import os" | python sample.py prompt=-
+  python sample.py prompts=many.jsonl num_samples=4 json=true
+  python sample.py interactive=true stop="\\n\\n"
+  python sample.py score=FILE                  how surprised the model is by it
 
 Settings (KEY=VALUE), with their defaults:"""] + _knob_lines(SampleConfig()))

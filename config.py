@@ -23,10 +23,10 @@ def knob(default, help, *, choices=None, ge=None, gt=None, le=None, lt=None):
     """A configuration field: its default, one line of help, and the values that it takes.
 
     `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most, below); None is always
-    allowed where the type is optional.
+    allowed where the type is optional. A default that can change is given as what makes it.
     """
-    return field(default=default, metadata={"help": help, "choices": choices,
-                                            "ge": ge, "gt": gt, "le": le, "lt": lt})
+    return field(**{"default_factory" if callable(default) else "default": default},
+                 metadata={"help": help, "choices": choices, "ge": ge, "gt": gt, "le": le, "lt": lt})
 
 
 def section(make):
@@ -248,12 +248,18 @@ class SampleConfig:
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - reads it from stdin; null: the start of a text")
     prompt_file: str | None = knob(None, "file with the text to continue")
+    prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} on each line')
+    interactive: bool = knob(False, "ask for prompts; Ctrl-C ends a text, Ctrl-D the program")
+    score: str | None = knob(None, "FILE: its loss, and its text coloured by surprise; - is stdin")
     max_new_tokens: int = knob(500, "tokens to generate", ge=1)
     temperature: float = knob(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
     top_k: int | None = knob(None, "keep the k likeliest tokens", ge=1)
     top_p: float | None = knob(None, "keep the fewest tokens whose probabilities sum to p", gt=0, le=1)
     min_p: float | None = knob(None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
-    num_samples: int = knob(1, "texts to generate", ge=1)
+    repetition_penalty: float = knob(1.0, "above 1 makes tokens that the text has less likely (CTRL)", ge=0.01, le=100)
+    stop: list[str] = knob(list, "end before this string, \\n: a line end; may be given again")
+    num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
+    json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
     attention: str | None = knob(None, "PATH.html: a page of the attention over the first text")
     seed: int = knob(1337, "same seed, same text", ge=0)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
@@ -261,8 +267,12 @@ class SampleConfig:
 
     def check(self) -> None:
         check_fields(self)
-        if self.prompt is not None and self.prompt_file is not None:
-            raise UserError("prompt= and prompt_file= are both given: leave one out")
+        sources = ("prompt", "prompt_file", "prompts", "interactive", "score")
+        given = [name + "=" for name in sources if getattr(self, name) not in (None, False)]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)} are both given: leave one out")
+        if "" in self.stop:
+            raise UserError("stop= is empty, which no text can end before: leave it out")
         if self.attention is not None and not self.attention.endswith(".html"):
             raise UserError(f"attention={self.attention} is a page and needs a name that ends in .html")
         if self.attention is not None and not Path(self.attention).expanduser().parent.is_dir():

@@ -1,15 +1,20 @@
-"""Text out of a model, token by token: the cached step, what is removed from the choice, and the draw."""
+"""Text out of a model, token by token: the cached step, what is removed from the choice, the draw, and what of the text is certain."""
 
+import codecs
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from data.tokenizer import first_token
+from data.tokenizer import Tokenizer, first_token
 from model import GPT, KVCache, activate, rotate
+
+CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\t\n"} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class Decoder:
@@ -80,58 +85,151 @@ def norm(module: nn.Module) -> partial:
     return partial(F.layer_norm, normalized_shape=module.normalized_shape, weight=module.weight, bias=module.bias, eps=module.eps)
 
 
-def stream(model: GPT, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
-           top_p: float | None = None, min_p: float | None = None, seed: int | None = None,
-           stop_token: int | None = None, cache: KVCache | None = None) -> Iterator[Tensor]:
-    """Yield the next token (B,) of each sequence of tokens (B, T), T at least 1, until the text ends.
+def stream(model: GPT, prompts: Tensor | Sequence[Tensor], max_new_tokens: int, seeds: Sequence[int] | None = None,
+           stop_token: int | None = None, ended: Tensor | None = None, cache: KVCache | None = None,
+           repetition_penalty: float = 1.0, **choice) -> Iterator[Tensor]:
+    """Yield the next token (B,) of each sequence, step by step, -1 for one that gets none, until all have ended.
 
-    A token is predicted from those since `window_start`. While that start stays, each step feeds one
-    token to the cache; when it moves, positions count from the new start and the cache is filled
-    again, so that a cached and a full computation see the same tokens at the same positions.
+    A token is predicted from those since `window_start`. While that start stays, each step feeds one token to the cache;
+    when it moves, positions count from the new start and the cache is filled again, so that a cached and a full
+    computation see the same tokens at the same positions.
 
-    Args: as `GPT.generate`, and a cache to use, with room for block_size tokens; what it holds is forgotten.
+    Prompts of different lengths stand at the same positions in one batch: as many tokens as all prompts have are read
+    at once, and from there the longer ones take their next token from themselves. So each gets what it would get alone.
+
+    Args:
+        prompts: tokens (B, T), or B prompts (T_b,), each of at least one token.
+        seeds: of each sequence; None draws from torch's own state.
+        stop_token: ends a sequence that produces it.
+        ended: (B,) booleans; a sequence that the caller marks there gets no more tokens.
+        cache: one to use, with room for block_size tokens or for all there will be; what it holds is forgotten.
+        choice: see `next_token_probabilities`.
     """
-    if tokens.shape[1] == 0:
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) == 0:
         raise ValueError("generation starts from at least one token")
-    rows, block = len(tokens), model.config.block_size
+    device, rows, block = prompts[0].device, len(prompts), model.config.block_size
+    padded = pad_sequence(list(prompts), batch_first=True)  # (B, longest)
+    first = torch.tensor(lengths, device=device)
+    may_end = stop_token is not None or ended is not None
+    if ended is None:
+        ended = torch.zeros(rows, dtype=torch.bool, device=device)
+    seen = None
+    if repetition_penalty != 1:
+        seen = torch.zeros(rows, model.config.vocab_size, dtype=torch.bool, device=device)
+        for row, prompt in enumerate(prompts):
+            seen[row, prompt] = True
     if cache is None:
-        cache = model.make_cache(rows)
+        cache = model.make_cache(rows, min(block, max(lengths) + max_new_tokens))
     cache.length = 0
-    heights = random_heights(rows, seed, tokens.device)
-    ended = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
-    start = window_start(tokens.shape[1], block)
-    fresh = tokens[:, start:]  # the tokens that the cache has not seen
+    noise = Noise(rows, seeds, model.config.vocab_size, device)
+    start, window = 0, padded[:, :0]  # the tokens from `start` on
     training = model.training
     model.eval()
     try:
         with torch.inference_mode():
             decoder = Decoder(model, cache)
-        for _ in range(max_new_tokens):
-            with torch.inference_mode():
-                logits = decoder.fill(fresh)  # (B, V)
-                token = draw(next_token_probabilities(logits.float(), temperature, top_k, top_p, min_p), next(heights))
-            token = token.clone()  # an ordinary tensor again
-            if stop_token is not None:
-                token = token.masked_fill(ended, stop_token)
-                ended = ended | (token == stop_token)
-            yield token
-            if stop_token is not None and ended.all():
+        while True:
+            T = start + window.shape[1]
+            over = ended.tolist() if may_end else [False] * rows
+            live = [length for length, done in zip(lengths, over) if not done and max(0, T - length) < max_new_tokens]
+            if not live:
                 return
-            tokens = torch.cat((tokens, token[:, None]), dim=1)
-            moved = window_start(tokens.shape[1], block)
-            if moved == start:
-                fresh = token[:, None]
-            else:
-                start, cache.length, fresh = moved, 0, tokens[:, moved:]
+            if min(live) > T:  # all that are left know their next tokens
+                window = torch.cat((window, padded[:, T:min(live)]), dim=1)
+                T = min(live)
+            moved = window_start(T, block)
+            if moved != start:
+                start, window, cache.length = moved, window[:, moved - start:], 0
+            with torch.inference_mode():
+                logits = decoder.fill(window[:, cache.length:]).float()  # (B, V)
+                if seen is not None:
+                    logits = penalise_repetition(logits, seen, repetition_penalty)
+                token = draw(next_token_probabilities(logits, **choice), noise.at(T))
+            token = token.clone()  # an ordinary tensor again
+            new = token.masked_fill(ended | (first > T) | (first + max_new_tokens <= T), -1)
+            if stop_token is not None:
+                ended |= new == stop_token
+            yield new
+            if padded.shape[1] > T:
+                token = torch.where(first > T, padded[:, T], token)
+            window = torch.cat((window, token[:, None]), dim=1)
+            if seen is not None:
+                seen.scatter_(1, token[:, None], True)
     finally:
         model.train(training)
 
 
-def sample_text(model: GPT, tokenizer, max_new_tokens: int, seed: int, temperature: float = 0.8) -> str:
+class Text:
+    """A text that grows by tokens: `text` holds whole characters only, and nothing that may yet become a stop string.
+
+    `ended` says why there is no more: "stop" (a stop string, which is left out; of several the first to be complete),
+    "end_of_text", "length"; None while there may be.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: str = "", seed: int = 0, stop: Sequence[str] = ()):
+        """A text after a prompt; after none, one that begins as `first_token` does.
+
+        Raises:
+            UserError: the prompt cannot be encoded.
+        """
+        self.prompt, self.seed = prompt, seed
+        self.prompt_tokens = tokenizer.encode(prompt) or [first_token(tokenizer)]
+        self.tokens: list[int] = []
+        self.text, self.ended = "", None
+        self._tokenizer, self._stop, self._held = tokenizer, stop, ""
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a token may end within a character
+
+    def add(self, token: int) -> None:
+        """Take the next token."""
+        self.tokens.append(token)
+        if token == self._tokenizer.end_of_text:
+            self.end("end_of_text")
+            return
+        self._held += self._characters.decode(self._tokenizer.token_bytes(token))
+        found = [(self._held.index(stop) + len(stop), self._held.index(stop)) for stop in self._stop if stop in self._held]
+        if found:
+            self.text, self._held, self.ended = self.text + self._held[:min(found)[1]], "", "stop"
+            return
+        perhaps = max((n for stop in self._stop for n in range(1, len(stop)) if self._held.endswith(stop[:n])), default=0)
+        certain = len(self._held) - perhaps
+        self.text, self._held = self.text + self._held[:certain], self._held[certain:]
+
+    def end(self, why: str) -> None:
+        """There is no more: what was held back belongs to the text."""
+        self.text, self._held, self.ended = self.text + self._held + self._characters.decode(b"", final=True), "", why
+
+
+def printable(text: str) -> str:
+    """The text with its control characters, but for tabs and line ends, as signs: a terminal shows and does not obey them."""
+    return text.translate(CONTROLS)
+
+
+def write(model: GPT, texts: Sequence[Text], max_new_tokens: int, cache: KVCache | None = None, **choice) -> Iterator[None]:
+    """Continue the texts in one batch, a token each between two yields, until all have ended.
+
+    Args: as `stream`.
+    """
+    device = model.head.weight.device
+    ended = torch.zeros(len(texts), dtype=torch.bool, device=device)
+    prompts = [torch.tensor(text.prompt_tokens, device=device) for text in texts]
+    for tokens in stream(model, prompts, max_new_tokens, [text.seed for text in texts], ended=ended, cache=cache, **choice):
+        for row, (text, token) in enumerate(zip(texts, tokens.tolist())):
+            if token >= 0:
+                text.add(token)
+                if text.ended is None and len(text.tokens) == max_new_tokens:
+                    text.end("length")
+                if text.ended is not None:
+                    ended[row] = True
+        yield
+
+
+def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int, temperature: float = 0.8) -> str:
     """A text as the model begins one, always the same for the same weights and seed."""
-    start = torch.tensor([[first_token(tokenizer)]], device=model.head.weight.device)
-    ids = [int(token) for token in stream(model, start, max_new_tokens, temperature, seed=seed, stop_token=tokenizer.end_of_text)]
-    return tokenizer.decode(id for id in ids if id != tokenizer.end_of_text)
+    text = Text(tokenizer, seed=seed)
+    for _ in write(model, [text], max_new_tokens, temperature=temperature):
+        pass
+    return text.text
 
 
 def window_start(length: int, block_size: int) -> int:
@@ -178,17 +276,45 @@ def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: in
     return probabilities
 
 
-def random_heights(rows: int, seed: int | None, device: torch.device) -> Iterator[Tensor]:
-    """Endless random numbers (rows,) in (0, 1]: each row's are its own, whatever number of rows is beside it."""
-    generators = [None if seed is None else torch.Generator(device).manual_seed(seed + row) for row in range(rows)]
-    while True:  # some at a time, so that a token does not wait for a call per row
-        yield from 1 - torch.stack([torch.rand(64, generator=g, device=device) for g in generators], dim=1)
+def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Logits (B, V) with those of the tokens seen, (B, V), divided by the penalty where positive, else multiplied (Keskar et al. 2019)."""
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def draw(probabilities: Tensor, heights: Tensor) -> Tensor:
-    """A token (B,) for each row of probabilities (B, V): where their running sum reaches a height (B,) in (0, 1].
+class Noise:
+    """Exponential random numbers for every token of the vocabulary, a function of the sequence's seed and the position.
 
-    `torch.multinomial` makes a random number for every token of the vocabulary, which takes twenty times as long at GPT-2's.
+    Whatever the batch, the cache, or how much of the text was a prompt.
     """
-    sums = probabilities.cumsum(dim=-1)
-    return torch.searchsorted(sums, heights[:, None] * sums[:, -1:]).squeeze(1)
+
+    def __init__(self, rows: int, seeds: Sequence[int] | None, vocab_size: int, device: torch.device):
+        """Without seeds they come from torch's own random state."""
+        self.rows, self.seeds, self.vocab_size, self.device = rows, seeds, vocab_size, device
+        self.together = max(1, (1 << 14) // vocab_size)  # positions that share a call
+        self._generator, self._block, self._made = torch.Generator(device), -1, None
+
+    def at(self, position: int) -> Tensor:
+        """(B, V), each from the exponential distribution of mean 1, and above 0."""
+        if self.seeds is None:
+            return self._exponential(torch.rand(self.rows, self.vocab_size, device=self.device))
+        block, place = divmod(position, self.together)
+        if block != self._block:
+            self._block, self._made = block, self._exponential(torch.stack([self._uniform(seed, block) for seed in self.seeds], dim=1))
+        return self._made[place]
+
+    def _uniform(self, seed: int, block: int) -> Tensor:
+        self._generator.manual_seed(int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0] >> 1))
+        return torch.rand(self.together, self.vocab_size, generator=self._generator, device=self.device)
+
+    def _exponential(self, uniform: Tensor) -> Tensor:
+        return 2 ** -25 - torch.log1p(-uniform)  # a uniform float32 is a multiple of 2⁻²⁴, 0 included
+
+
+def draw(probabilities: Tensor, noise: Tensor) -> Tensor:
+    """A token (B,) for each row of probabilities (B, V), given exponential noise (B, V).
+
+    Of clocks that ring after noise / probability, each rings first as often as its probability. Where rounding differs, as between
+    batches of different sizes, the choice changes only if the first two are as close as that; a running sum compared
+    with one random number has a border that rounding can cross at every token.
+    """
+    return (probabilities / noise).argmax(dim=-1)

@@ -360,18 +360,18 @@ class GPT(nn.Module):
         """
         return torch.stack([a.weights(x, rotary).float() for a, x, rotary in self.attention_inputs(tokens)])
 
-    def make_cache(self, batch_size: int) -> KVCache:
-        """An empty cache for block_size tokens of so many sequences, where the weights are and as fine, on a CPU float32 at least.
+    def make_cache(self, batch_size: int, length: int | None = None) -> KVCache:
+        """An empty cache for `length` tokens (block_size when None) of so many sequences, where the weights are and as fine.
 
-        A CPU attends in float32 several times faster than in bf16 (LOG.md).
+        On a CPU it is float32 at least: a CPU attends in float32 several times faster than in bf16 (LOG.md).
         """
         weight = self.head.weight
         dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
-        return KVCache(self.config, batch_size, device=weight.device, dtype=dtype)
+        return KVCache(self.config, batch_size, length, device=weight.device, dtype=dtype)
 
     def generate(self, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
                  top_p: float | None = None, min_p: float | None = None, seed: int | None = None,
-                 stop_token: int | None = None) -> Tensor:
+                 stop_token: int | None = None, repetition_penalty: float = 1.0) -> Tensor:
         """Continue tokens (B, T) by up to max_new_tokens each: (B, T + new).
 
         Args:
@@ -379,10 +379,15 @@ class GPT(nn.Module):
             top_k, top_p, min_p: see `decoding.next_token_probabilities`.
             seed: same seed, same tokens (row r draws from seed + r); None draws from torch's own state.
             stop_token: a sequence that produced it is filled up with it, and all end when all have.
+            repetition_penalty: see `decoding.penalise_repetition`; of the tokens given and made.
         """
         from decoding import stream  # which stands on this module
 
-        new = list(stream(self, tokens, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop_token))
+        seeds = None if seed is None else [seed + row for row in range(len(tokens))]
+        new = list(stream(self, tokens, max_new_tokens, seeds, stop_token, repetition_penalty=repetition_penalty,
+                          temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+        if stop_token is not None:
+            new = [token.masked_fill(token < 0, stop_token) for token in new]
         return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
 
 

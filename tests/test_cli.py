@@ -240,6 +240,25 @@ def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize("typed, meant", [(r"\n\n", "\n\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), (r"\\\n", "\\\n"), ("\n", "\n"), ("é", "é"),
+                                          ("null", "null"), ("[a]", "[a]"), ("=", "=")])
+def test_a_stop_string_is_what_is_meant_by_what_is_typed(typed, meant):
+    assert cli.sample_config([f"stop={typed}", "stop=second", r"stop=\t"]).stop == [meant, "second", "\t"]
+    assert cli.sample_config([]).stop == []
+
+
+@many
+@given(text=typed.filter(bool))
+def test_any_stop_string_can_be_typed(text):
+    assert cli.sample_config(["stop=" + text.replace("\\", "\\\\")]).stop == [text]
+
+
+@pytest.mark.parametrize("typed", ["\\", r"a\q", "\\\\\\", r"\x41"])
+def test_a_backslash_in_a_stop_string_that_means_nothing_is_refused(typed):
+    with pytest.raises(UserError, match="has a backslash that means nothing: write"):
+        cli.sample_config([f"stop={typed}"])
+
+
 # --- the help ------------------------------------------------------------------------------------------------------
 
 

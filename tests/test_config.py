@@ -165,6 +165,10 @@ SAMPLE_WRONG = [
     ({"checkpoint": "-1"}, "checkpoint=-1 is not best, last or a step's number"),
     ({"checkpoint": "²"}, "checkpoint=² is not best, last or a step's number"),
     ({"prompt": "a", "prompt_file": "b"}, "prompt= and prompt_file= are both given"),
+    ({"prompt": "", "prompts": "b"}, "prompt= and prompts= are both given"),
+    ({"interactive": True, "score": "b"}, "interactive= and score= are both given"),
+    ({"repetition_penalty": 0.001}, "repetition_penalty=0.001 must be at least 0.01"),
+    ({"stop": ["a", ""]}, "stop= is empty"),
 ]
 
 

@@ -1,5 +1,7 @@
 import math
+import unicodedata
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,19 @@ from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
 from data.tokenizer import CharTokenizer, train_bpe
-from decoding import Decoder, draw, next_token_probabilities, random_heights, sample_text, stream, window_start
+from decoding import (
+    Decoder,
+    Noise,
+    Text,
+    draw,
+    next_token_probabilities,
+    penalise_repetition,
+    printable,
+    sample_text,
+    stream,
+    window_start,
+    write,
+)
 from model import GPT, GPTConfig, KVCache
 
 
@@ -44,6 +58,19 @@ def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, 
     assert cache.keys.dtype == torch.float64
     streamed = list(stream(model, tokens, new, temperature=0, cache=cache))
     assert torch.equal(torch.stack(streamed, dim=1), expected[:, prompt:])
+
+
+@few
+@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30), seed=seeds)
+def test_drawn_text_with_the_cache_is_that_without_also_past_the_block(config, block, prompt, new, seed):
+    config.block_size = block
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(1, prompt, seed=seed)
+    got, noise = model.generate(tokens, new, temperature=1.2, top_p=0.9, seed=seed), Noise(1, [seed], 23, torch.device("cpu"))
+    with torch.no_grad():
+        for T in range(prompt, prompt + new):
+            probabilities = next_token_probabilities(model(tokens[:, window_start(T, block):])[0][:, -1].float(), 1.2, top_p=0.9)
+            tokens = torch.cat((tokens, draw(probabilities, noise.at(T))[:, None]), dim=1)
+    assert torch.equal(got, tokens)
 
 
 def reference_probabilities(logits, temperature, top_k, top_p, min_p):
@@ -235,21 +262,221 @@ def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float
     assert torch.allclose(torch.stack(logits, dim=1).float().softmax(-1), exact[:, 19:], atol=2e-3)
 
 
-@given(weights=st.lists(st.sampled_from([0.0, 1.0, 2.0, 5.0]), min_size=1, max_size=12).filter(any),
-       height=st.floats(0, 1, exclude_min=True, width=32))
-def test_a_token_is_drawn_where_the_running_sum_reaches_the_height_and_never_one_without_a_chance(weights, height):
+@given(weights=st.lists(st.sampled_from([0.0, 1e-30, 1.0, 2.0, 5.0]), min_size=1, max_size=12).filter(lambda w: sum(w) >= 1), seed=seeds)
+def test_a_token_without_a_chance_is_never_drawn(weights, seed):
     p = torch.tensor([weights]) / sum(weights)
-    token = int(draw(p, torch.tensor([height])))
-    assert p[0, token] > 0
-    before, upto = float(p[0, :token].sum()), float(p[0, :token + 1].sum())
-    assert before - 1e-6 <= height <= upto + 1e-6
+    assert p[0, int(draw(p, Noise(1, [seed], len(weights), torch.device("cpu")).at(3)))] >= 0.01
 
 
-def test_heights_are_above_0_at_most_1_and_do_not_depend_on_the_rows_beside():
-    three, one = random_heights(3, 7, torch.device("cpu")), random_heights(1, 9, torch.device("cpu"))
-    drawn = torch.stack([next(three) for _ in range(200)])
-    assert (drawn > 0).all() and (drawn <= 1).all()
-    assert torch.equal(drawn[:, 2], torch.cat([next(one) for _ in range(200)]))
+def test_the_race_that_draws_is_won_as_often_as_a_token_is_likely():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    drawn = draw(p.expand(20_000, -1), Noise(20_000, None, 5, torch.device("cpu")).at(0))
+    often = torch.bincount(drawn, minlength=5) / 20_000
+    assert ((often - p).abs() <= 4 * (p * (1 - p) / 20_000).sqrt()).all()
+    noise = Noise(1, [5], 5, torch.device("cpu"))
+    often = torch.bincount(torch.cat([draw(p[None], noise.at(t)) for t in range(20_000)]), minlength=5) / 20_000
+    assert ((often - p).abs() <= 4 * (p * (1 - p) / 20_000).sqrt()).all()
+
+
+@few
+@given(vocab_size=st.sampled_from([1, 7, 1000, 20_000]), seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
+       positions=st.lists(st.integers(0, 3000), min_size=1, max_size=5))
+def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds, positions):
+    noise = Noise(len(seeds), seeds, vocab_size, torch.device("cpu"))
+    for position in positions:
+        made = noise.at(position)
+        assert made.shape == (len(seeds), vocab_size) and (made > 0).all() and torch.isfinite(made).all()
+        for row, seed in enumerate(seeds):
+            assert torch.equal(made[row:row + 1], Noise(1, [seed], vocab_size, torch.device("cpu")).at(position))
+    assert vocab_size < 1000 or not torch.equal(noise.at(0), noise.at(1))
+
+
+# --- prompts of different lengths in one batch ---------------------------------------------------------------------
+
+
+def alone(model, prompt, new, seed, **choice):
+    return [int(token) for token in stream(model, prompt[None], new, [seed], **choice)]
+
+
+@few
+@given(config=configs, block=st.integers(1, 16), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), new=st.integers(1, 30),
+       temperature=st.sampled_from([0.0, 1.0]), penalty=st.sampled_from([1.0, 1.3]), stop_token=st.none() | st.integers(0, 22), seed=seeds)
+def test_a_prompt_gets_in_a_batch_of_any_lengths_what_it_gets_alone(config, block, lengths, new, temperature, penalty, stop_token, seed):
+    config.block_size = block
+    model = lively(GPT(config).double(), seed)
+    prompts = [random_tokens(length, seed=seed + length) for length in lengths]
+    choice = {"temperature": temperature, "repetition_penalty": penalty, "stop_token": stop_token}
+    got = [[] for _ in prompts]
+    for tokens in stream(model, prompts, new, [seed + 7 * row for row in range(len(prompts))], **choice):
+        assert (tokens >= 0).any() or len(set(lengths)) > 1
+        for row, token in enumerate(tokens.tolist()):
+            if token >= 0:
+                got[row].append(token)
+    assert got == [alone(model, prompt, new, seed + 7 * row, **choice) for row, prompt in enumerate(prompts)]
+
+
+def test_in_float32_too_a_text_is_the_same_alone_and_in_a_batch_of_any_lengths():
+    torch.manual_seed(0)
+    model = lively(GPT(small(vocab_size=300, n_embd=64, block_size=64, position="rope")))
+    prompts = [torch.randint(300, (length,)) for length in (1, 90, 5, 30)]
+    together = torch.stack(list(stream(model, prompts, 100, [1, 2, 3, 4])), dim=1)
+    for row, prompt in enumerate(prompts):
+        assert together[row][together[row] >= 0].tolist() == alone(model, prompt, 100, row + 1)
+
+
+def test_a_longer_prompt_is_read_at_once_when_only_it_is_left(monkeypatch):
+    model, fills = lively(GPT(small(block_size=64))), []
+    fill = Decoder.fill
+    monkeypatch.setattr(Decoder, "fill", lambda self, tokens: fills.append(tokens.shape[1]) or fill(self, tokens))
+    list(stream(model, [random_tokens(2), random_tokens(50)], 3))
+    assert fills == [2, 1, 1, 50 - 4, 1, 1]
+
+
+def test_a_text_that_goes_on_from_where_it_was_cut_is_the_text_that_was_not():
+    model, prompt = lively(GPT(small()).double()), random_tokens(3)
+    whole = alone(model, prompt, 30, 5)
+    for cut in (1, 13, 29):
+        assert alone(model, torch.cat((prompt, torch.tensor(whole[:cut]))), 30 - cut, 5) == whole[cut:]
+
+
+def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
+    model, ended = lively(GPT(small()).double()), torch.zeros(3, dtype=torch.bool)
+    prompts = random_tokens(3, 4)
+    got = []
+    for tokens in stream(model, prompts, 10, [1, 2, 3], ended=ended):
+        got.append(tokens.tolist())
+        ended[1] = True
+        ended[2] = len(got) >= 4
+    free = [alone(model, prompt, 10, 1 + row) for row, prompt in enumerate(prompts)]
+    assert [row[0] for row in got] == free[0]
+    assert [row[1] for row in got] == [free[1][0]] + [-1] * 9
+    assert [row[2] for row in got] == free[2][:4] + [-1] * 6
+
+
+# --- the definitions of others -------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=seeds, rows=st.integers(1, 3), vocab_size=st.integers(2, 60), temperature=st.floats(0.2, 3), top_k=st.none() | st.integers(1, 70),
+       top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9), penalty=st.sampled_from([1.0, 0.7, 1.2, 3.0]))
+def test_the_choice_is_that_of_transformers_processors(seed, rows, vocab_size, temperature, top_k, top_p, min_p, penalty):
+    from transformers import generation as hf
+
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(rows, vocab_size, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(vocab_size, (rows, 10), generator=generator)
+    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(penalty), hf.TemperatureLogitsWarper(temperature)])
+    theirs += [hf.TopKLogitsWarper(top_k)] if top_k else []
+    theirs += [hf.TopPLogitsWarper(top_p)] if top_p else []
+    theirs += [hf.MinPLogitsWarper(min_p)] if min_p else []
+    seen = torch.zeros(rows, vocab_size, dtype=torch.bool).scatter(1, tokens, True)
+    ours = next_token_probabilities(penalise_repetition(logits, seen, penalty), temperature, top_k, top_p, min_p)
+    torch.testing.assert_close(ours, theirs(tokens, logits).softmax(dim=-1), atol=1e-12, rtol=1e-9)
+
+
+def test_repeated_tokens_are_penalised_as_defined_and_others_are_not():
+    logits, seen = torch.tensor([[2.0, -2.0, 1.0, 0.0]]), torch.tensor([[True, True, False, True]])
+    assert penalise_repetition(logits, seen, 4.0).tolist() == [[0.5, -8.0, 1.0, 0.0]]
+
+
+@few
+@given(prompt=st.integers(1, 30), new=st.integers(1, 25), seed=seeds)
+def test_greedy_text_with_a_penalty_is_that_of_transformers_processor_over_prompt_and_text(prompt, new, seed):
+    from transformers.generation import RepetitionPenaltyLogitsProcessor
+
+    model, tokens = lively(GPT(small()).double(), seed), random_tokens(2, prompt, seed=seed)
+    got = model.generate(tokens, new, temperature=0, repetition_penalty=1.5)
+    for _ in range(new):
+        with torch.no_grad():
+            logits = model(tokens[:, window_start(tokens.shape[1], 16):])[0][:, -1]
+        tokens = torch.cat((tokens, RepetitionPenaltyLogitsProcessor(1.5)(tokens, logits).argmax(-1, keepdim=True)), dim=1)
+    assert torch.equal(got, tokens)
+
+
+# --- text: whole characters, stop strings --------------------------------------------------------------------------
+
+BYTES = train_bpe(["é日😀"], 257)  # a token for each byte
+
+
+def grown(text, ids):
+    """What is certain after each token; the text is given its tokens until it ends."""
+    certain = []
+    for id in ids:
+        text.add(id)
+        certain.append(text.text)
+        if text.ended:
+            break
+    return certain
+
+
+def ended_by_definition(whole, stops):
+    """The text before the first stop string that its characters, one after the other, complete."""
+    for n in range(1, len(whole) + 1):
+        complete = [stop for stop in stops if whole[:n].endswith(stop)]
+        if complete:
+            return whole[:n - max(map(len, complete))], "stop"
+    return whole, "length"
+
+
+@settings(deadline=None, max_examples=300)
+@given(whole=st.text("ab\né😀", max_size=20), stops=st.lists(st.text("ab\né😀", min_size=1, max_size=4), max_size=3), data=st.data())
+def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(whole, stops, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole.encode())), max_size=6)))
+    pieces = [whole.encode()[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole.encode())])]
+    tokenizer = SimpleNamespace(encode=lambda text: [0], end_of_text=None, token_bytes=pieces.__getitem__)
+    text = Text(tokenizer, stop=stops)
+    certain = grown(text, range(len(pieces)))
+    if text.ended is None:
+        text.end("length")
+    expected, why = ended_by_definition(whole, stops)
+    assert (text.text, text.ended) == (expected, why)
+    for before, after in zip(certain, [*certain[1:], text.text]):
+        assert after.startswith(before)
+
+
+def test_what_may_become_a_stop_string_is_held_back_and_given_when_it_does_not():
+    text = Text(BYTES, stop=["\n\nend"])
+    assert grown(text, BYTES.encode("a\n\nen\n\nen")) == ["a"] * 5 + ["a\n\nen"] * 4
+    text.end("length")
+    assert text.text == "a\n\nen\n\nen"
+
+
+def test_half_a_character_is_held_back_and_at_the_end_shown_as_one_that_is_not_whole():
+    text = Text(BYTES)
+    assert grown(text, list(BYTES.encode("é日"))[:-1]) == ["", "é", "é", "é"]
+    text.end("length")
+    assert text.text == "é\ufffd"
+
+
+def test_the_end_of_text_token_ends_a_text_and_gives_what_was_held_back():
+    text = Text(BYTES, stop=["ab"])
+    assert grown(text, [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]) == ["x", "x", "xa"]
+    assert text.ended == "end_of_text" and len(text.tokens) == 3
+
+
+def test_texts_written_together_are_those_written_alone_and_end_each_for_its_own_reason():
+    model = lively(GPT(small(vocab_size=257, block_size=32)).double())
+    tokenizer = train_bpe([""], 257)
+
+    def made(*texts):
+        for _ in write(model, texts, 40):
+            pass
+        return [(text.text, text.tokens, text.ended) for text in texts]
+
+    free, *_ = made(Text(tokenizer, seed=1))
+    stop = free[0][3:5]
+    kinds = [("", 1, [stop]), ("", 1, []), ("a longer prompt", 2, []), ("b", 3, ["never"])]
+    together = made(*(Text(tokenizer, prompt, seed, stop) for prompt, seed, stop in kinds))
+    assert together == [made(Text(tokenizer, prompt, seed, stop))[0] for prompt, seed, stop in kinds]
+    assert together[0] == (free[0][:free[0].index(stop)], together[0][1], "stop") and together[1] == free
+    assert {ended for _, _, ended in together} <= {"stop", "length", "end_of_text"}
+
+
+@given(text=st.text() | st.text(st.characters(categories=["Cc"])))
+def test_what_a_terminal_is_shown_holds_no_character_that_drives_it(text):
+    shown = printable(text)
+    assert not any(unicodedata.category(c) == "Cc" and c not in "\t\n" for c in shown)
+    assert len(shown) == len(text) and all(a == b for a, b in zip(text, shown) if unicodedata.category(a) != "Cc")
 
 
 @pytest.mark.parametrize("tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"), train_bpe(["one two one two"], 270)])

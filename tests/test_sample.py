@@ -1,12 +1,19 @@
 """sample.py as a user runs it."""
 
+import json
+import os
+import pty
+import select
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, TINY
 
-from config import UserError
+import cli
+from config import SampleConfig, UserError
+from sample import sample
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +52,7 @@ def test_the_prompt_is_read_from_the_command_line_a_file_or_stdin(command, run, 
 def test_several_samples_and_prompts_longer_than_the_context_work(command, run):
     done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=" + "the glass model " * 30, "num_samples=3", "max_new_tokens=50")
     assert done.returncode == 0, done.stderr
-    assert "sample 3 of 3" in done.stderr
+    assert "text 3 of 3" in done.stderr
 
 
 @pytest.mark.parametrize("prompt", ["", "Hello, world", "it's [a] {b} (1) ~/x = é", "${HOME}", "<|endoftext|>", "日本"])
@@ -70,6 +77,13 @@ def test_half_a_character_is_never_written(command, run):
     (["max_new_tokens=many"], "max_new_tokens"),
     (["device=tpu"], "device=tpu"),
     (["run_dir=nowhere"], "does not exist"),
+    (["prompts=-"], "prompts=- is not UTF-8 text: byte 0xff at offset 0"),
+    (["prompt=a", "interactive=true"], "prompt= and interactive= are both given"),
+    (["score=none.txt"], "score=none.txt cannot be read"),
+    (["score=/dev/null"], "score=/dev/null is empty"),
+    (["stop="], "stop= is empty"),
+    (["stop=a\\q"], "a backslash that means nothing"),
+    (["repetition_penalty=0"], "repetition_penalty=0.0 must be at least 0.01"),
 ])
 def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
     done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args else []), *args, input=b"\xff\xfe",
@@ -99,3 +113,192 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(com
     done = command("sample.py", f"run_dir={run / 'char'}", f"attention={path}")
     assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr and not done.stdout
 
+
+
+# --- several texts, several prompts --------------------------------------------------------------------------------
+
+
+def said(capsys, run, *, kind="bpe", **settings):
+    """What sample() writes to stdout, in this process."""
+    capsys.readouterr()
+    sample(SampleConfig(run_dir=str(run / kind), max_new_tokens=40, precision="fp32", **settings))
+    return capsys.readouterr().out
+
+
+def objects(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def write_prompts(path, prompts):
+    path.write_text("".join(json.dumps({"prompt": prompt, "from": "a test"}) + "\n\n" for prompt in prompts), encoding="utf-8")
+    return str(path)
+
+
+PROMPTS = ["the glass", "", "every token before it and " * 4, "é", "a\nb"]
+
+
+def test_texts_made_together_are_those_made_alone(capsys, run, tmp_path):
+    together = objects(said(capsys, run, prompts=write_prompts(tmp_path / "p.jsonl", PROMPTS), num_samples=2, json=True))
+    assert [(t["prompt"], t["seed"]) for t in together] == [(prompt, 1337 + n) for prompt in PROMPTS for n in range(2)]
+    for text in together:
+        (alone,) = objects(said(capsys, run, prompt=text["prompt"], seed=text["seed"], json=True))
+        assert alone == text
+        assert said(capsys, run, prompt=text["prompt"], seed=text["seed"]) == text["text"] + "\n"
+
+
+def test_more_texts_than_fit_at_once_are_the_same_texts(capsys, run, tmp_path, monkeypatch):
+    settings = {"prompts": write_prompts(tmp_path / "p.jsonl", PROMPTS), "num_samples": 2, "json": True}
+    together = said(capsys, run, **settings)
+    for name in ("ROWS", "CACHE_BYTES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"sample.{name}", {"ROWS": 3, "CACHE_BYTES": 1}[name])
+            assert said(capsys, run, **settings) == together
+
+
+def test_the_texts_of_a_script_are_json_lines_with_why_each_ended(capsys, run):
+    free = objects(said(capsys, run, num_samples=3, json=True, temperature=1.0))
+    assert all(text["ended"] in ("length", "end_of_text") and text["tokens"] <= 40 for text in free)
+    stop = free[1]["text"][5:8]
+    texts = objects(said(capsys, run, num_samples=3, json=True, temperature=1.0, stop=["never seen", stop]))
+    assert texts[1]["text"] == free[1]["text"][:free[1]["text"].index(stop)] and texts[1]["ended"] == "stop"
+    for text, before in zip(texts, free):
+        assert stop not in text["text"] and before["text"].startswith(text["text"])
+
+
+def test_prompts_and_texts_go_through_pipes_as_json_lines(command, run):
+    lines = "".join(json.dumps({"prompt": prompt}) + "\r\n" for prompt in PROMPTS)
+    first = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "json=true", "max_new_tokens=5", input=lines)
+    again = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "json=true", "max_new_tokens=5", input=first.stdout)
+    assert first.returncode == 0 and first.stdout == again.stdout and len(objects(first.stdout)) == 5
+    plain = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "max_new_tokens=5", input=lines)
+    assert plain.stdout == "".join(text["text"] + "\n" for text in objects(first.stdout)) and "text 5 of 5" in plain.stderr
+
+
+@pytest.mark.parametrize("line", ["the glass", "[]", "{}", '"a"', '{"prompt": 3}', '{"prompt": null}', "null", "[" * 100_000, '{"prompt": "a"'])
+def test_a_line_without_a_prompt_is_named(tmp_path, run, line):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + line)
+    with pytest.raises(UserError, match=r"p\.jsonl has no prompt in line 2: each is a JSON object"):
+        sample(SampleConfig(run_dir=str(run / "bpe"), prompts=str(tmp_path / "p.jsonl")))
+
+
+def test_a_prompt_of_many_that_cannot_be_encoded_is_named(tmp_path, run):
+    with pytest.raises(UserError, match=r"^prompt 2 of 3: the character 'G' at position 4"):
+        sample(SampleConfig(run_dir=str(run / "char"), prompts=write_prompts(tmp_path / "p.jsonl", ["a", "the G", "b"])))
+
+
+def test_a_file_without_prompts_is_refused(tmp_path, run):
+    (tmp_path / "p.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="has no line"):
+        sample(SampleConfig(run_dir=str(run / "bpe"), prompts=str(tmp_path / "p.jsonl")))
+
+
+def test_a_repetition_penalty_makes_text_repeat_less(capsys, run):
+    free, fined = (said(capsys, run, kind="char", temperature=0.0, repetition_penalty=penalty) for penalty in (1.0, 5.0))
+    assert len(set(fined)) > len(set(free))
+
+
+def test_an_output_that_is_not_utf8_gets_what_it_can_show(command, run):
+    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5", "max_new_tokens=100", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "?" in done.stdout and done.stdout.isascii()
+
+
+def test_a_score_is_a_line_in_a_pipe_and_json_lines_on_request(command, run, tmp_path):
+    (tmp_path / "text.txt").write_text("the glass model é—λ\n" * 5, encoding="utf-8")
+    line = command("sample.py", f"run_dir={run / 'bpe'}", "score=text.txt")
+    *tokens, total = objects(command("sample.py", f"run_dir={run / 'bpe'}", "score=-", "json=true", input="the glass model é—λ\n" * 5).stdout)
+    assert total["tokens"] == len(tokens) and total["bytes"] == 24 * 5
+    assert sum(token["nats"] for token in tokens) / len(tokens) == pytest.approx(total["loss"], abs=1e-5)
+    assert line.stdout == f"{len(tokens)} tokens, 120 bytes: loss {total['loss']:.4f} nats per token, {total['bits_per_byte']:.4f} bits per byte\n"
+
+
+# --- a conversation, in a terminal ---------------------------------------------------------------------------------
+
+
+class Terminal:
+    """sample.py with a real terminal of 80 columns around it."""
+
+    def __init__(self, *argv: str):
+        self.out, (self.pid, self.fd) = "", pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, str(ROOT / "sample.py"), *argv], os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"})
+
+    def type(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    def until(self, *endings: str, timeout: float = 60) -> str:
+        """What it has shown since the last call, once that ends as expected, or once the program has ended."""
+        shown, end = b"", time.monotonic() + timeout
+        while not (endings and shown.decode(errors="replace").endswith(endings)):
+            assert time.monotonic() < end, shown
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    read = os.read(self.fd, 65536)
+                except OSError:  # so says Linux where the other end is closed
+                    read = b""
+                if not read:
+                    break
+                shown += read
+        return shown.decode().replace("\r\n", "\n")
+
+    def status(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_a_conversation_asks_for_prompts_until_ctrl_d(run):
+    terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=20")
+    assert "Ctrl-D" in terminal.until("> ")
+    terminal.type("the glass\n")
+    first = terminal.until("\n> ").removeprefix("the glass\n")  # as it was typed
+    assert first.startswith("the glass") and len(first) >= len("the glass") + 20
+    terminal.type("the G\n")
+    assert "error: the character 'G' at position 4" in terminal.until("\n> ")
+    terminal.type("\x1b[A\x1b[A\n")  # up, up: the history
+    second = terminal.until("\n> ")
+    assert second.rpartition("the glass")[2] != first.rpartition("the glass")[2]  # the seed after the last
+    terminal.type("\x03")
+    terminal.until("\n> ")
+    terminal.type("\x04")
+    terminal.until()
+    assert terminal.status() == 0
+
+
+def test_ctrl_c_ends_a_text_which_stays_and_not_the_conversation(run):
+    terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=1000000000")
+    terminal.until("> ")
+    terminal.type("the glass\n")
+    time.sleep(1)
+    terminal.type("\x03")
+    assert len(terminal.until("\n> ")) > 50
+    terminal.type("\x04")
+    terminal.until()
+    assert terminal.status() == 0
+
+
+def test_ctrl_c_ends_the_program_where_there_is_no_conversation(run):
+    terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=1000000000")
+    assert terminal.until("the glass")
+    terminal.type("\x03")
+    assert "Traceback" not in terminal.until()
+    assert terminal.status() == 130
+
+
+@pytest.mark.parametrize("setting", ["prompt=-", "prompts=-", "score=-", "interactive=true"])
+def test_a_closed_stdin_is_said_where_it_would_be_read(run, monkeypatch, setting):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="stdin is closed"):
+        sample(cli.sample_config([f"run_dir={run / 'char'}", setting]))
+
+
+def test_without_a_terminal_each_line_is_a_prompt(command, run):
+    done = command("sample.py", f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=5", "json=true", input="the\nglass\n")
+    assert done.returncode == 0 and [(text["prompt"], text["seed"]) for text in objects(done.stdout)] == [("the", 1337), ("glass", 1338)]
+
+
+def test_in_a_terminal_prompt_and_text_read_as_one_and_a_score_is_coloured(run, tmp_path):
+    terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0", "max_new_tokens=20")
+    shown = terminal.until()
+    assert terminal.status() == 0 and shown.startswith("the glass") and "KV cache" in shown
+    (tmp_path / "text.txt").write_text("the glass\nlass the")
+    terminal = Terminal(f"run_dir={run / 'char'}", f"score={tmp_path / 'text.txt'}")
+    shown = terminal.until()
+    assert terminal.status() == 0 and "\x1b[" in shown and "bits per token" in shown and "bits per byte" in shown

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from processes import finished, rows, tiny, without_rights
 
 from config import SampleConfig, UserError
-from sample import read_prompt, sample
+from sample import read_prompts, sample
 
 NOTHING = {"PATH": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None,
            "CXX": None, "TERM": None, "XDG_CACHE_HOME": None, "XDG_CONFIG_HOME": None, "MPLCONFIGDIR": None, "TMPDIR": None}
@@ -43,7 +43,8 @@ def test_with_no_stdout_and_no_stderr_a_run_finishes(tmp_path, text_file):
 @pytest.mark.parametrize("more", [
     {"temperature": 0.0}, {"temperature": 1e-30}, {"temperature": 1e30}, {"temperature": 5e-324}, {"temperature": 1.7e308}, {"top_k": 10 ** 18},
     {"top_k": 1}, {"top_p": 1e-300}, {"top_p": 1.0}, {"min_p": 0.0}, {"min_p": 1.0}, {"seed": 2 ** 63}, {"prompt": ""},
-    {"prompt": "the glass " * 500}, {"temperature": 1e30, "top_k": 3, "top_p": 0.5, "min_p": 0.5}], ids=str)
+    {"prompt": "the glass " * 500}, {"repetition_penalty": 0.01}, {"repetition_penalty": 100.0},
+    {"temperature": 1e30, "top_k": 3, "top_p": 0.5, "min_p": 0.5}], ids=str)
 def test_whatever_is_allowed_gives_a_text(whole, capsys, more):
     sample(SampleConfig(**{"run_dir": str(whole), "max_new_tokens": 4, "checkpoint": "last", **more}))
     assert len(capsys.readouterr().out) == 5
@@ -51,7 +52,9 @@ def test_whatever_is_allowed_gives_a_text(whole, capsys, more):
 
 @pytest.mark.parametrize("argv", [["temperature=-1"], ["temperature=nan"], ["temperature=inf"], ["top_k=0"], ["top_k=-5"], ["top_p=0"],
                                   ["top_p=1.01"], ["min_p=-0.1"], ["max_new_tokens=0"], ["max_new_tokens=-3"], ["max_new_tokens=1e9"],
-                                  ["num_samples=0"], ["seed=-1"], ["prompt=a", "prompt_file=b"], ["checkpoint=-1"], ["top_k=many"]], ids=" ".join)
+                                  ["num_samples=0"], ["seed=-1"], ["prompt=a", "prompt_file=b"], ["checkpoint=-1"], ["top_k=many"],
+                                  ["repetition_penalty=0"], ["repetition_penalty=inf"], ["stop="], ["stop=\\x"],
+                                  ["score=a", "prompts=b"]], ids=" ".join)
 def test_values_out_of_bounds_are_a_sentence_that_names_them(argv):
     import cli
 
@@ -61,7 +64,7 @@ def test_values_out_of_bounds_are_a_sentence_that_names_them(argv):
 
 
 @settings(deadline=None, max_examples=60)
-@given(prompt=st.text(max_size=80))
+@given(prompt=st.text(max_size=80).filter(lambda text: text != "-"))  # which is stdin
 def test_any_prompt_gives_a_text_or_names_the_character(whole, prompt):
     try:
         sample(SampleConfig(run_dir=str(whole), max_new_tokens=1, prompt=prompt))
@@ -75,7 +78,7 @@ def test_any_bytes_as_a_prompt_are_a_text_or_a_sentence(tmp_path_factory, conten
     path = tmp_path_factory.mktemp("prompt") / "prompt.txt"
     path.write_bytes(content)
     try:
-        assert isinstance(read_prompt(SampleConfig(prompt_file=str(path))), str)
+        assert len(read_prompts(SampleConfig(prompt_file=str(path)))) == 1
     except UserError as e:
         assert "is not UTF-8 text: byte 0x" in str(e)
 

@@ -29,7 +29,8 @@ def test_the_code_loads_no_pickle_and_evaluates_nothing():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                allowed = called == "np.load" and not any(k.arg == "allow_pickle" for k in node.keywords)
+                allowed = ((called == "np.load" and not any(k.arg == "allow_pickle" for k in node.keywords))
+                           or (called == "input" and path.name == "sample.py"))  # which reads a line, on request
                 if called in FORBIDDEN_NAMES | FORBIDDEN_CALLS and not allowed:
                     found.append(f"{path}:{node.lineno} {called}")
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []

@@ -1,0 +1,113 @@
+"""What a text's score is, and how it looks."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import configs, few, lively, random_tokens, seeds, small
+
+import scoring
+from data.tokenizer import CharTokenizer, first_token, train_bpe
+from decoding import window_start
+from model import GPT
+from scoring import show_score, surprise
+from training.evaluate import Validation
+
+BYTES = train_bpe([""], 257)  # a token for each byte
+TEXT = "a line\nsigns: é日😀\n"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def model_of_bytes(**changes):
+    return lively(GPT(small(vocab_size=257, **changes)))
+
+
+@few
+@given(config=configs, block=st.integers(1, 16), count=st.integers(2, 80), at_once=st.sampled_from([1, 23 * 8, 1 << 24]),
+       rows=st.integers(1, 3), seed=seeds)
+def test_a_token_is_as_surprising_as_it_is_to_the_model_that_generates(config, block, count, at_once, rows, seed):
+    config.block_size = block
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(count, seed=seed)
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
+        expected = [-model(tokens[None, window_start(n, block):n])[0][0, -1].log_softmax(-1)[tokens[n]] for n in range(1, count)]
+        patched.setattr(scoring, "LOGITS", at_once)
+        patched.setattr(scoring, "TOKENS", rows * block)
+        got = torch.cat(list(surprise(model, tokens)))
+    torch.testing.assert_close(got, torch.stack(expected).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_within_one_block_the_loss_is_that_of_validation():
+    model = model_of_bytes(block_size=64)
+    ids = [first_token(BYTES), *BYTES.encode(TEXT)]
+    loss, bits_per_byte = Validation(torch.tensor(ids).numpy(), BYTES, 64, "cpu", "fp32").evaluate(model)
+    nats = torch.cat(list(surprise(model, torch.tensor(ids))))
+    assert nats.mean().item() == pytest.approx(loss, abs=1e-6)
+    assert nats.sum().item() / math.log(2) / len(TEXT.encode()) == pytest.approx(bits_per_byte, abs=1e-6)
+
+
+def shown(capsys, monkeypatch, *, text=TEXT, tokenizer=BYTES, as_json=False, **env):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    show_score(lively(GPT(small(vocab_size=tokenizer.vocab_size))), tokenizer, text, as_json)
+    return capsys.readouterr().out
+
+
+def test_in_a_terminal_all_of_the_text_is_shown_in_colour_with_a_legend(capsys, monkeypatch):
+    out = shown(capsys, monkeypatch, FORCE_COLOR="1", COLORTERM="truecolor")
+    plain = ANSI.sub("", out)
+    assert plain.replace("↵", "").startswith(TEXT)
+    assert "bits per token   1 to 3    3 to 6    6 to 10    10 and more" in plain
+    assert "48;2;255;" in out and plain.splitlines()[-1].startswith(f"{len(TEXT.encode())} tokens, {len(TEXT.encode())} bytes: loss")
+    assert all(len(line) <= 80 for line in plain.splitlines())
+
+
+def test_a_character_of_several_tokens_has_the_surprise_of_all_of_them(capsys, monkeypatch):
+    bits = []
+    monkeypatch.setattr(scoring, "add_coloured", lambda view, text, b: bits.append((text, b)))
+    out = shown(capsys, monkeypatch, text="aé日", FORCE_COLOR="1")
+    nats = [json.loads(line).get("nats") for line in shown(capsys, monkeypatch, text="aé日", as_json=True).splitlines()]
+    expected = [nats[0], sum(nats[1:3]), sum(nats[3:6])]
+    assert [text for text, _ in bits] == ["a", "é", "日"] and out
+    assert [b for _, b in bits] == pytest.approx([x / math.log(2) for x in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, {"TERM": "dumb"}, {"FORCE_COLOR": "1", "TERM": "dumb"}], ids=str)
+def test_without_colours_there_is_the_line_of_figures_alone(capsys, monkeypatch, env):
+    out = shown(capsys, monkeypatch, **env)
+    assert "\x1b" not in out and out.count("\n") == 1 and "bits per byte" in out
+
+
+def test_what_would_drive_a_terminal_is_shown_as_a_sign(capsys, monkeypatch):
+    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m\r\x08 [bold]x[/bold] \x7f"
+    out = ANSI.sub("", shown(capsys, monkeypatch, text=hostile, FORCE_COLOR="1"))
+    assert out.startswith("␛]0;title␇␛[2J\ufffd31m␍␈ [bold]x[/bold] ␡\n")
+
+
+@given(text=st.text(min_size=1, max_size=60), colour=st.booleans())
+@few
+def test_any_text_is_scored(text, colour):
+    import io
+    from contextlib import redirect_stdout
+
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(out):
+        patched.setenv("FORCE_COLOR" if colour else "NO_COLOR", "1")
+        show_score(model_of_bytes(), BYTES, text)
+    figures = out.getvalue().splitlines()[-1]
+    assert figures.startswith(f"{len(text.encode())} tokens, {len(text.encode())} bytes")
+
+
+def test_a_text_by_characters_is_scored_from_the_line_end_that_it_would_begin_with(capsys, monkeypatch):
+    tokenizer = CharTokenizer("ab\n")
+    *tokens, total = (json.loads(line) for line in shown(capsys, monkeypatch, text="ab", tokenizer=tokenizer, as_json=True).splitlines())
+    model = lively(GPT(small(vocab_size=3)))
+    with torch.no_grad():
+        expected = -model(torch.tensor([[0, 1]]))[0].log_softmax(-1)[0, [0, 1], [1, 2]]
+    assert [token["nats"] for token in tokens] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert [token["token"] for token in tokens] == ["a", "b"] and total["tokens"] == total["bytes"] == 2
