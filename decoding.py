@@ -89,7 +89,7 @@ def stream(model: GPT, tokens: Tensor, max_new_tokens: int, temperature: float =
     token to the cache; when it moves, positions count from the new start and the cache is filled
     again, so that a cached and a full computation see the same tokens at the same positions.
 
-    Args: as `GPT.generate`, and a cache to use, with room for block_size tokens; what it holds is forgotten.
+    Args: as `GPT.generate`, and a cache to use, with room for block_size tokens or for all there will be; what it holds is forgotten.
     """
     if tokens.shape[1] == 0:
         raise ValueError("generation starts from at least one token")

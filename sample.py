@@ -24,23 +24,21 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or the prompt cannot be read or encoded.
     """
     prompt = read_prompt(config)
-    run_dir = Path(config.run_dir) if config.run_dir else newest_run()
+    run_dir = Path(config.run_dir or config.init_from or newest_run())
 
     import torch  # now that all that is quickly checked is right
 
-    from data.tokenizer import first_token
+    from data.tokenizer import prompt_ids
     from decoding import stream
-    from training.checkpoint import load_run
+    from training.checkpoint import load_model
     from training.runtime import for_sampling, pick_device, synchronize
 
-    model, tokenizer, _ = load_run(run_dir, config.checkpoint, say=note)
+    model, tokenizer = load_model(run_dir, config.checkpoint, say=note)
     device = pick_device(config.device)
     for_sampling(model, device, config.precision)
-    ids = tokenizer.encode(prompt) if prompt else []
-    if not ids:
-        ids = [first_token(tokenizer)]
+    ids = prompt_ids(tokenizer, prompt)
     tokens = torch.tensor([ids], device=device)  # (1, T)
-    cache = model.make_cache(1)
+    cache = model.make_cache(1, min(model.config.block_size, len(ids) + config.max_new_tokens))
     made, seconds = 0, 0.0  # of all texts
     for number in range(config.num_samples):
         if config.num_samples > 1:

@@ -5,11 +5,15 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import tiktoken
 
 from config import TokenizerConfig, UserError
+
+if TYPE_CHECKING:
+    from data.hf_tokenizer import HFTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 1024
@@ -21,7 +25,8 @@ PATTERN = r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+"
 class CharTokenizer:
     """One token for each character of an alphabet, in the order of the code points. No end-of-text token."""
 
-    end_of_text = None
+    end_of_text = begin_of_text = None
+    special: dict[int, str] = {}  # noqa: RUF012  names of the tokens that stand for no text
 
     def __init__(self, alphabet: str):
         self.alphabet = "".join(sorted(set(alphabet)))
@@ -63,10 +68,13 @@ class BPETokenizer:
     Text never produces the end-of-text token: its name in a text is encoded as ordinary characters.
     """
 
+    begin_of_text = None  # texts are kept apart, and begun, by end-of-text
+
     def __init__(self, pattern: str, tokens: list[bytes]):
         """`tokens` in the order of their ids, which is the order of the merges; end-of-text comes after them."""
         self.pattern, self._tokens = pattern, tokens
         self.end_of_text = len(tokens)
+        self.special = {self.end_of_text: END_OF_TEXT}
         self.vocab_size = len(tokens) + 1
         self._encoding = tiktoken.Encoding("glassgpt", pat_str=pattern, special_tokens={END_OF_TEXT: self.end_of_text},
                                            mergeable_ranks={token: rank for rank, token in enumerate(tokens)})
@@ -89,7 +97,7 @@ class BPETokenizer:
                 "tokens": [base64.b64encode(token).decode() for token in self._tokens]}
 
 
-Tokenizer = CharTokenizer | BPETokenizer
+Tokenizer = Union[CharTokenizer, BPETokenizer, "HFTokenizer"]
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
@@ -106,13 +114,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trained.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False))
-    spelled = _bytes_of_characters()
+    spelled = byte_spelling()
     by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
     tokens = [bytes(spelled[c] for c in token) for token, _ in by_id]
     return BPETokenizer(PATTERN, tokens)
 
 
-def _bytes_of_characters() -> dict[str, int]:
+def byte_spelling() -> dict[str, int]:
     """Which byte each character of the byte-level spelling stands for.
 
     Printable Latin-1 stands for itself; the other bytes, in their order, for the characters from 256 on
@@ -173,6 +181,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
             if len(set(tokens)) < len(tokens) or not {bytes([b]) for b in range(256)} <= set(tokens):
                 raise ValueError("its tokens are not distinct, or lack a byte")
             return BPETokenizer(saved["pattern"], tokens)
+        if saved["kind"] == "hf":
+            from data.hf_tokenizer import HFTokenizer  # which stands on this module
+
+            return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
     raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")
@@ -180,6 +192,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def first_token(tokenizer: Tokenizer) -> int:
     """What a text without a prompt starts from: as a new document does, or a new line, or with the alphabet's first character."""
-    if tokenizer.end_of_text is not None:
-        return tokenizer.end_of_text
+    for id in (tokenizer.begin_of_text, tokenizer.end_of_text):
+        if id is not None:
+            return id
     return tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])[0]
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """What a model continues: the prompt's ids, after the token that its tokenizer begins every text with, where it has one."""
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        return [first_token(tokenizer)]
+    return ids if tokenizer.begin_of_text is None else [tokenizer.begin_of_text, *ids]

@@ -142,8 +142,9 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Pa
             for is_train, ids, begins, length in encoded(tokenizer, split_texts(corpus, cut)):
                 ids, done = ids.astype(dtype), done + length
                 file = train if is_train else val
-                if begins and written[file] and tokenizer.end_of_text is not None:
-                    ids = np.concatenate((np.array([tokenizer.end_of_text], dtype=dtype), ids))
+                if begins and written[file]:
+                    between = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
+                    ids = np.concatenate((np.array(between, dtype=dtype), ids))
                 file.write(ids.tobytes())
                 written[file] += len(ids)
                 progress("tokens", done, characters)

@@ -453,13 +453,13 @@ def test_a_key_changes_nothing_before_itself_in_the_written_out_formula():
 @given(m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 300), dim=st.sampled_from([2, 6, 16]), seed=seeds)
 def test_rotary_products_depend_on_the_relative_position_only(m, n, shift, dim, seed):
     torch.manual_seed(seed)
-    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(), rotary_table(501, dim, 10000.0)
+    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(), rotary_table(501, small(head_dim=dim))
     near, far = ((rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum() for a, b in ((m, n), (m + shift, n + shift)))
     close(near, far, atol=1e-3, rtol=0)
 
 
 def test_rotary_positions_turn_pairs_by_geometric_frequencies():
-    table = rotary_table(9, 8, 100.0)
+    table = rotary_table(9, small(head_dim=8, rope_theta=100.0))
     for t in range(9):
         for i in range(4):
             angle = t * 100.0 ** (-2 * i / 8)
@@ -471,7 +471,7 @@ def test_rotary_positions_turn_pairs_by_geometric_frequencies():
 
 
 def test_a_rotary_layer_gives_the_same_wherever_its_text_stands():
-    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(100, 4, 10000.0)
+    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(100, small(head_dim=4))
     x = torch.randn(2, 9, 16)
     close(layer(x, table[:, 80:89]), layer(x, table[:, :9]), atol=1e-4, rtol=0)
     assert not torch.allclose(layer(x, table[:, :9] * 0 + table[:, :1]), layer(x, table[:, :9]), atol=1e-2)
