@@ -87,12 +87,13 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
     Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where `rope_trained` is given, the more the
     fewer turns they make in so many tokens (Llama 3.1).
     """
-    c = config
-    frequencies = c.rope_theta ** (-torch.arange(0, c.key_dim, 2, dtype=torch.float32) / c.key_dim)  # (d_k/2)
+    c, exponents = config, torch.arange(0, config.key_dim, 2, dtype=torch.float32) / config.key_dim  # (d_k/2)
+    frequencies = c.rope_theta ** -exponents
     if c.rope_factor != 1:
-        turns = frequencies * ((c.rope_trained or 0) / (2 * math.pi))
+        frequencies = 1 / c.rope_theta ** exponents  # rounded as where such models were trained: far tokens turn by much of a last bit
+        turns = (c.rope_trained or 0) / (2 * math.pi / frequencies)
         kept = ((turns - c.rope_low) / (c.rope_high - c.rope_low)).clamp(0, 1)
-        frequencies = frequencies * kept + frequencies / c.rope_factor * (1 - kept)
+        frequencies = (1 - kept) * frequencies / c.rope_factor + kept * frequencies
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (T, d_k/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))

@@ -31,13 +31,13 @@ class HFTokenizer:
             self._library.no_truncation()
             self._library.no_padding()
             self._library.encode_special_tokens = True
-            whole = self._library.encode("\n")
             self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
             self.special = {id: token.content for id, token in self._library.get_added_tokens_decoder().items() if token.special}
+            whole = self._library.encode(next(token for id, token in self._vocabulary.items() if id not in self.special))
+        except StopIteration:
+            raise ValueError("its vocabulary is empty") from None
         except Exception as e:  # the library has no other class for its errors
             raise ValueError(str(e).strip().splitlines()[0][:200]) from None
-        if not self._vocabulary:
-            raise ValueError("its vocabulary is empty")
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
