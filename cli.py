@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config import Config, SampleConfig, TokenizerConfig, UserError, did_you_mean, escaped, knobs, read_config
+from config import Config, SampleConfig, TokenizerConfig, UserError, did_you_mean, escaped, is_hf, knobs, read_config
 
 CONFIGS = Path(__file__).parent / "configs"
 # Hydra's options that go with train.py, and the words that follow them (None: any).
@@ -195,16 +195,16 @@ def adopt(asked: Config, overrides: list[str]) -> None:
     Raises:
         UserError: there is no such run, or other settings for them are typed.
     """
-    folder, free = Path(asked.init_from), ("model.dropout=",)
-    if (folder / "config.json").is_file():
-        from interop import is_hf, model_config  # which takes torch
-    if (folder / "config.json").is_file() and is_hf(folder):
-        model, tokenizer, free = model_config(folder), TokenizerConfig(name="hf"), ("model.dropout=", "model.block_size=")
+    folder = Path(asked.init_from)
+    if is_hf(folder):
+        from interop import model_config  # which imports torch
+
+        model, tokenizer = model_config(folder), TokenizerConfig(name="hf")
     else:
         source = read_config(folder / "config.yaml")
         model, tokenizer = source.model, source.tokenizer
     for typed in overrides:
-        if typed.partition("=")[0].partition(".")[0] in ("model", "tokenizer") and not typed.startswith(free):
+        if typed.partition("=")[0].partition(".")[0] in ("model", "tokenizer") and not typed.startswith(("model.dropout=", "model.block_size=")):
             raise UserError(f"{typed} does not go with init_from={asked.init_from}, which brings its model and its tokenizer: leave it out")
         if typed.startswith("model.block_size="):
             if asked.model.block_size > model.block_size:

@@ -211,11 +211,11 @@ class Config:
         if self.warmup_steps >= min(self.decay_steps, self.max_steps):
             raise UserError(f"optim.warmup_steps={self.warmup_steps} is not shorter than the run's "
                             f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
+        if self.tokenizer.name == "hf" and self.init_from is None:
+            raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
         if self.tokenizer.vocab_size is not None and self.tokenizer.name != "bpe":
             raise UserError(f"tokenizer.vocab_size={self.tokenizer.vocab_size} is for tokenizer=bpe; "
                             f"tokenizer={self.tokenizer.name} has its own vocabulary: leave it out")
-        if self.tokenizer.name == "hf" and self.init_from is None:
-            raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
         if self.data.source == "stdlib" and self.data.path is not None:
             raise UserError(f"data.path={self.data.path} needs a source that takes a path: add data=text")
         if self.data.source == "text" and not self.data.path:
@@ -331,6 +331,11 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as e:
         raise UserError(f"{path} does not fit this version of GlassGPT: {str(e).splitlines()[0]}") from None
+
+
+def is_hf(folder: Path) -> bool:
+    """Whether a folder is in Hugging Face's format, by what it holds: a config.json, where a run has a config.yaml."""
+    return (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
 
 
 def config_yaml(config: Config) -> str:

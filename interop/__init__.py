@@ -39,11 +39,6 @@ LAYERS = {"gpt2": "transformer.h", "llama": "model.layers"}
 DERIVED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")  # what older versions kept beside the weights
 
 
-def is_hf(folder: Path) -> bool:
-    """Whether a folder is in Hugging Face's format, by what it holds; a run's folder has a config.yaml."""
-    return (folder / CONFIG).is_file() and not (folder / "config.yaml").is_file()
-
-
 def load_hf(path: str | os.PathLike) -> GPT:
     """The model in a folder of Hugging Face's format, in evaluation mode, on the CPU, in float32.
 
@@ -198,7 +193,7 @@ def model_config(folder: Path) -> GPTConfig:
     """
     settings = read_json(folder / CONFIG)
     try:
-        read = {"gpt2": _from_gpt2, "llama": _from_llama, "qwen2": _from_llama}.get(settings.get("model_type"))
+        read = {"gpt2": _from_gpt2, "llama": _from_llama, "qwen2": _from_llama}.get(str(settings.get("model_type")))
         if read is None:
             raise UserError(f"its model_type is {_shown(settings.get('model_type'))}; what can be read is gpt2, llama and qwen2")
         if settings.get("quantization_config") is not None:
@@ -317,6 +312,7 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
         files |= {CONFIG: json.dumps(settings, indent=1)} | ({CARD: card} if card else {})
         for name, text in files.items():
             (part / name).write_text(text, encoding="utf-8")
+        shutil.copymode(part / CONFIG, part / WEIGHTS)  # which the library makes readable to its owner alone
         if folder.exists():
             folder.rmdir()
         part.rename(folder)

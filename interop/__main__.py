@@ -76,7 +76,7 @@ Trained by
 
 with this configuration:
 
-{textwrap.indent(config_yaml(replace(run, run_dir=None)), "    ")}"""
+{textwrap.indent(config_yaml(replace(run, run_dir=None, resume=False)), "    ")}"""
 
 
 def training_command(run: Config) -> str:
@@ -84,9 +84,11 @@ def training_command(run: Config) -> str:
     with hydra.initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
         default = {name: value for name, _, value in knobs(OmegaConf.to_object(hydra.compose("config")))}
     said_otherwise = ("run_dir", "resume", "eval_only", "accept_changed_data", "model.vocab_size")
-    brought = ("model.", "tokenizer.") if run.init_from else ()
-    typed = [f"{name}={json.dumps(value) if not isinstance(value, str) else value}" for name, _, value in knobs(run)
-             if value != default[name] and name not in said_otherwise and not name.startswith(brought)]
+    typed = {name: value for name, _, value in knobs(run) if value != default[name] and name not in said_otherwise}
+    if run.init_from:  # which brings the rest
+        typed = {name: value for name, value in typed.items() if not name.startswith(("model.", "tokenizer."))}
+        typed |= {"model.block_size": run.model.block_size, "model.dropout": run.model.dropout}
+    typed = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in typed.items()]
     return shlex.join(["python", "train.py", *typed])
 
 

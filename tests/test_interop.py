@@ -2,25 +2,35 @@
 
 import json
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import lively, random_tokens, seeds
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 
+import cli
 from config import GPTConfig, UserError
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import CharTokenizer, first_token, gpt2, load_tokenizer, prompt_ids, save_tokenizer, train_bpe
 from decoding import stream
 from interop import Checkpoint, load_hf, save_hf
+from interop.__main__ import ExportConfig, export
 from model import GPT
+from training.checkpoint import load_run
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -340,3 +350,252 @@ def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypat
         assert oracle(text, split_special_tokens=True).input_ids == ours.encode(text)
 
     check()
+
+
+# --- what is not as it should be -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory, tokenizers_of_theirs) -> dict[str, Path]:
+    """A folder of each family with its weights and its tokenizer; `shards`: a llama's weights in several files."""
+    root, made = tmp_path_factory.mktemp("good"), {}
+    shape = {"vocab_size": 420, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+    made["gpt2"] = theirs(transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **shape))
+    made["llama"] = theirs(transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                                    num_key_value_heads=2, max_position_embeddings=64, **shape))
+    for name, model in made.items():
+        shutil.copytree(tokenizers_of_theirs[name], root / name)
+        folder_of(model, root / name)
+    folder_of(made["llama"], root / "shards", max_shard_size="10KB")
+    return {path.name: path for path in root.iterdir()}
+
+
+def settings_changed(**changes):
+    def change(folder):
+        kept = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({key: value for key, value in kept.items() if value != "absent"}))
+
+    return change
+
+
+def tensors_changed(change):
+    def changed(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return changed
+
+
+def index_changed(change):
+    def changed(folder):
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        index["weight_map"] = change(index["weight_map"])
+        path.write_text(json.dumps(index))
+
+    return changed
+
+
+def replaced(name, do):
+    def replace_it(folder):
+        (folder / name).unlink()
+        do(folder / name)
+
+    return replace_it
+
+
+WTE, DOWN, SAFE = "transformer.wte.weight", "model.layers.1.mlp.down_proj.weight", "model.safetensors"
+
+
+@pytest.mark.parametrize("family, damage, why", [
+    ("gpt2", settings_changed(n_layer=10**9), "too few for the 1000000000 layers"),
+    ("gpt2", settings_changed(n_layer=10**40), "n_layer is 1000"),
+    ("gpt2", settings_changed(vocab_size=10**9), "vocab_size=1000000000|\\[1000000000, 32\\]"),
+    ("gpt2", settings_changed(n_head="2"), 'n_head is "2"'),
+    ("gpt2", settings_changed(n_head=True), "n_head is true"),
+    ("gpt2", settings_changed(n_embd="absent"), "n_embd is missing"),
+    ("gpt2", settings_changed(n_embd=-32), "n_embd is -32"),
+    ("gpt2", settings_changed(n_head=3), "not a multiple"),
+    ("gpt2", settings_changed(layer_norm_epsilon=float("nan")), "layer_norm_epsilon is NaN"),
+    ("gpt2", settings_changed(n_positions=10**15), "n_positions is 1000000000000000"),
+    ("gpt2", settings_changed(model_type="bert"), "is \"bert\""),
+    ("gpt2", settings_changed(model_type=["gpt2"]), "model_type"),
+    ("gpt2", settings_changed(activation_function="gelu"), "\"gelu\""),
+    ("gpt2", settings_changed(scale_attn_by_inverse_layer_idx=True), "inverse"),
+    ("gpt2", settings_changed(tie_word_embeddings="yes"), "true or false"),
+    ("gpt2", settings_changed(quantization_config={"bits": 4}), "quantised"),
+    ("gpt2", settings_changed(n_embd=16), "does not hold the model"),
+    ("llama", settings_changed(rope_parameters={"rope_type": "yarn", "factor": 2.0}), "\"yarn\""),
+    ("llama", settings_changed(rope_parameters=[1]), "not an object"),
+    ("llama", settings_changed(rope_parameters={"rope_type": "linear"}), "factor is missing"),
+    ("llama", settings_changed(rope_parameters={"rope_type": "linear", "factor": 10**400}), "factor is 1000"),
+    ("llama", settings_changed(rope_parameters={"rope_type": ["linear"]}), "rope_type"),
+    ("llama", settings_changed(mlp_bias=True), "mlp_bias"),
+    ("llama", settings_changed(num_key_value_heads=3), "does not divide"),
+    ("llama", settings_changed(head_dim=7), "even head size"),
+    ("llama", settings_changed(max_position_embeddings=10**9), "max_position_embeddings"),
+    ("llama", settings_changed(hidden_act="gelu"), "hidden_act"),
+    ("gpt2", replaced("config.json", lambda p: p.write_text("[" * 100_000)), "cannot be read as JSON"),
+    ("gpt2", replaced("config.json", lambda p: p.write_text("[1]")), "holds no object"),
+    ("gpt2", replaced("config.json", lambda p: p.write_bytes(b"\xff\xfe")), "cannot be read as JSON"),
+    ("gpt2", replaced("config.json", lambda p: p.write_text('{"n_embd": ' + "9" * 5000 + "}")), "cannot be read as JSON"),
+    ("gpt2", tensors_changed(lambda t: t.pop(WTE)), "missing"),
+    ("gpt2", tensors_changed(lambda t: t.update(extra=torch.zeros(2))), "absent by config.json"),
+    ("gpt2", tensors_changed(lambda t: t.update({WTE: t[WTE].T.contiguous()})), "\\[32, 420\\] in the file"),
+    ("gpt2", tensors_changed(lambda t: t.update({WTE: t[WTE].to(torch.int8)})), "in I8"),
+    ("gpt2", tensors_changed(lambda t: t.update({"wte.weight": t[WTE].clone()})), "twice"),
+    ("gpt2", tensors_changed(lambda t: t.update({"lm_head.weight": t[WTE] + 1})), "differs from the embedding"),
+    ("llama", settings_changed(tie_word_embeddings=True), "differs from the embedding"),
+    ("llama", tensors_changed(lambda t: t.update({DOWN: t[DOWN][:, 1:].contiguous()})), "down_proj.weight: \\[32, 47\\]"),
+    ("gpt2", replaced(SAFE, lambda p: p.write_bytes(b"")), "cannot be read as safetensors"),
+    ("gpt2", replaced(SAFE, lambda p: p.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")), "cannot be read as safetensors"),
+    ("gpt2", replaced(SAFE, lambda p: p.symlink_to("nowhere")), "holds no model.safetensors"),
+    ("gpt2", replaced(SAFE, lambda p: p.with_name("pytorch_model.bin").write_bytes(b"\x80\x04.")), "a pickle, which may run code .*save_pretrained"),
+    ("gpt2", replaced(SAFE, lambda p: os.mkfifo(p)), "holds no model.safetensors"),
+    ("shards", index_changed(lambda m: m | {DOWN: "../../secret.safetensors"}), "names ../../secret.safetensors"),
+    ("shards", index_changed(lambda m: m | {DOWN: "/etc/passwd"}), "names /etc/passwd"),
+    ("shards", index_changed(lambda m: [1]), "names no file"),
+    ("shards", index_changed(lambda m: {DOWN: 3}), "names 3"),
+    ("shards", index_changed(lambda m: {}), "names no file"),
+    ("shards", index_changed(lambda m: m | {DOWN: "model-9.safetensors"}), "there is no such file"),
+    ("shards", lambda folder: next(folder.glob("*1-of*")).write_bytes(b"cut"), "cannot be read as safetensors")])
+def test_damage_and_malice_are_a_sentence(family, damage, why, good, tmp_path):
+    folder = shutil.copytree(good[family], tmp_path / "hf")
+    damage(folder)
+    with pytest.raises(UserError, match=why) as error:
+        load_hf(folder)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("damage, why", [
+    (lambda path: path.unlink(), "has no tokenizer.json.*save_pretrained"), (lambda path: path.write_text("{}"), "no tokenizer that can be read"),
+    (lambda path: path.write_text("["), "cannot be read as JSON"),
+    (lambda path: path.write_text(path.read_text().replace("0", "-1")), "no tokenizer|JSON"),
+    (lambda path: path.write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}})), "vocabulary is empty"),
+    (lambda path: path.write_text(path.read_text().replace('"vocab": {', '"vocab": {"zzz": 99999,', 1)), "of 100,000 tokens, more than its model's 420")])
+def test_a_tokenizer_that_is_none_is_a_sentence(damage, why, good, tmp_path):
+    folder = shutil.copytree(good["gpt2"], tmp_path / "hf")
+    damage(folder / "tokenizer.json")
+    with pytest.raises(UserError, match=why) as error:
+        Checkpoint(folder).tokenizer()
+    assert "\n" not in str(error.value)
+
+
+def test_links_as_the_hub_keeps_them_are_followed(good, tmp_path):
+    (tmp_path / "snapshot").mkdir()
+    for path in good["gpt2"].iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    assert load_hf(tmp_path / "snapshot").config == load_hf(good["gpt2"]).config
+    assert Checkpoint(tmp_path / "snapshot").tokenizer().encode(WORDS)
+
+
+def test_only_a_new_or_empty_folder_is_written_and_whole_or_not_at_all(small_model, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name, why in (("full", "not an empty folder"), ("full/mine.txt", "not a folder"), ("link", "not a folder"), ("no/such", "does not exist")):
+        with pytest.raises(UserError, match=why):
+            save_hf(small_model, tmp_path / name)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["full", "link", "mine.txt"]
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UserError, match="No space left"):
+        save_hf(small_model, tmp_path / "new")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["full", "link", "mine.txt"]
+    monkeypatch.undo()
+    (tmp_path / "empty").mkdir()
+    save_hf(small_model, tmp_path / "empty")
+    assert sorted(p.name for p in (tmp_path / "empty").iterdir()) == ["config.json", "model.safetensors"]
+
+
+# --- as a user runs it ---------------------------------------------------------------------------------------------
+
+
+def run_export(*args):
+    return subprocess.run([sys.executable, "-m", "interop", *map(str, args)], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_of_others_writes_text_and_shows_its_attention(family, good, command, tmp_path):
+    done = command("sample.py", f"init_from={good[family]}", "prompt=the glass", "max_new_tokens=8", "temperature=0", "precision=fp32",
+                   "attention=page.html")
+    assert done.returncode == 0, done.stderr
+    tokenizer = transformers.AutoTokenizer.from_pretrained(good[family])
+    model = transformers.AutoModelForCausalLM.from_pretrained(good[family])
+    ids = tokenizer("the glass", return_tensors="pt")
+    greedy = model.generate(**ids, max_new_tokens=8, do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)[0, ids.input_ids.shape[1]:]
+    ours = read_tokenizer(good[family], {})
+    assert done.stdout == b"".join(ours.token_bytes(int(id)) for id in greedy).decode(errors="replace") + "\n"
+    page = (tmp_path / "page.html").read_text()
+    assert "<html" in page and "http://" not in page.replace("http://www.w3.org", "")
+    assert ("&lt;s&gt;" in page or "<s>" in page or "\\u003cs" in page) == (family == "llama")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, command, text_file, tmp_path):
+    shutil.copytree(good[family], tmp_path / "hf")
+    settings = ["data=text", f"data.path={text_file}", "run_dir=run", "max_steps=4", "eval.every=2", "checkpoint.every=2", "attention.every=0",
+                "batch_size=4", "model.block_size=32", "optim.warmup_steps=0", "compile=false", "precision=fp32", "optim=adamw"]
+    done = command("train.py", "init_from=hf", *settings)
+    assert done.returncode == 0, done.stderr
+    for shapes, why in ((["model.n_layer=3"], "model.n_layer=3 does not go with init_from=hf"), (["model.block_size=65"], "more than the 64")):
+        done = command("train.py", "init_from=hf", *settings, "run_dir=other", *shapes)
+        assert done.returncode == 1 and why in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "other").exists()
+    shutil.rmtree(tmp_path / "hf")  # the run has all that it needs
+    done = command("train.py", "run_dir=run", "resume=true", "max_steps=6")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 6 and rows[-1]["val/loss"] < rows[0]["val/loss"]
+
+    ours, tokenizer, config = load_run(tmp_path / "run", "best")
+    assert config.tokenizer.name == "hf" and config.model.block_size == 32 and config.model.vocab_size == 420 > tokenizer.vocab_size
+    done = run_export(f"run_dir={tmp_path / 'run'}", f"to={tmp_path / 'out'}")
+    assert done.returncode == 0, done.stderr
+    model, oracle = (kind.from_pretrained(tmp_path / "out") for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer))
+    ids = oracle(WORDS, return_tensors="pt").input_ids
+    assert ids[0].tolist() == prompt_ids(tokenizer, WORDS) and difference(model, ours, ids) < 1e-5
+    assert oracle.eos_token_id == tokenizer.end_of_text == model.config.eos_token_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["tokenizer=char", "model=nanogpt_cpu"], ["tokenizer=bpe", "tokenizer.vocab_size=300", "model=llama_small"]],
+                         ids=["gpt2", "llama"])
+def test_a_run_of_ours_is_exported_with_its_card(more, command, text_file, tmp_path):
+    done = command("train.py", *more, "model.n_layer=1", "model.block_size=32", "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=2",
+                   "batch_size=4", "attention.every=0", "compile=false", "precision=fp32")
+    assert done.returncode == 0, done.stderr
+    done = run_export(f"run_dir={tmp_path / 'run'}", f"to={tmp_path / 'out'}")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    ours, tokenizer, config = load_run(tmp_path / "run", "best")
+    model, oracle = (kind.from_pretrained(tmp_path / "out") for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer))
+    text = text_file.read_text(encoding="utf-8")[:200]
+    ids = oracle(text, return_tensors="pt").input_ids[:, :32]
+    assert ids[0].tolist() == tokenizer.encode(text)[:32] and difference(model, ours, ids) < 1e-5
+
+    card = (tmp_path / "out" / "README.md").read_text()
+    row = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert f"| {row['val/loss']:.4f} |" in card and "fingerprint" in card
+    line = next(line for line in card.splitlines() if "python train.py" in line)
+    with hydra.initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
+        again = OmegaConf.to_object(hydra.compose("config", overrides=cli.check_arguments(shlex.split(line)[2:])))
+    again.run_dir, again.model.vocab_size = config.run_dir, config.model.vocab_size
+    assert again == config
+
+    done = run_export(f"run_dir={tmp_path / 'run'}", f"to={tmp_path / 'out'}")
+    assert done.returncode == 1 and "not an empty folder" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_what_export_cannot_do_is_a_sentence(whole, tmp_path):
+    for args, why in (([f"to={tmp_path / 'out'}"], "run_dir= is missing"), ([f"run_dir={whole}"], "to= is missing"), (["dir=x"], "dir is not a setting")):
+        with pytest.raises(UserError, match=why):
+            cli.read_settings(args, ExportConfig, "python -m interop")
+    with pytest.raises(UserError, match="nowhere does not exist"):
+        export(ExportConfig("nowhere", str(tmp_path / "out")))
+    done = run_export(f"run_dir={whole}", f"to={tmp_path / 'out'}")
+    assert done.returncode == 1 and "no counterpart" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "out").exists() and "to=" in run_export("--help").stdout
+    with pytest.raises(UserError, match="both given"):
+        cli.sample_config(["init_from=a", "run_dir=b"])

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from config import Config, GPTConfig, UserError, knobs, read_config
+from config import Config, GPTConfig, UserError, is_hf, knobs, read_config
 from data.corpus import sha256_of, written
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
-from interop import Checkpoint, is_hf
+from interop import Checkpoint
 from model import GPT
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
@@ -200,12 +200,14 @@ def check_model(folder: Path, model: GPTConfig) -> None:
 
 
 def load_weights(model: GPT, path: Path) -> None:
-    """Copy the weights at path into the model.
+    """Copy the weights at path into the model; of a longer position embedding, its beginning.
 
     Raises:
         UserError: they are another model's: the names or shapes that differ are said.
     """
     tensors = load_tensors(path)
+    if "position_embedding.weight" in tensors:
+        tensors["position_embedding.weight"] = tensors["position_embedding.weight"][:model.config.block_size]
     params = dict(model.named_parameters())
     wrong = [f"{name}: {list(tensors[name].shape) if name in tensors else 'missing'} in the file, "
              f"{list(params[name].shape) if name in params else 'absent'} in the model"
