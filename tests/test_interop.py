@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import lively, random_tokens, seeds
 from omegaconf import OmegaConf
+from processes import finished
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
@@ -473,7 +474,7 @@ def test_damage_and_malice_are_a_sentence(family, damage, why, good, tmp_path):
     (lambda path: path.write_text("["), "cannot be read as JSON"),
     (lambda path: path.write_text(path.read_text().replace("0", "-1")), "no tokenizer|JSON"),
     (lambda path: path.write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}})), "vocabulary is empty"),
-    (lambda path: path.write_text(path.read_text().replace('"vocab": {', '"vocab": {"zzz": 99999,', 1)), "of 100,000 tokens, more than its model's 420")])
+    (lambda path: path.write_text(path.read_text().replace('"vocab": {', '"vocab": {"zz": 99999,', 1)), "100,000 tokens, more than its model's 420")])
 def test_a_tokenizer_that_is_none_is_a_sentence(damage, why, good, tmp_path):
     folder = shutil.copytree(good["gpt2"], tmp_path / "hf")
     damage(folder / "tokenizer.json")
@@ -511,22 +512,20 @@ def test_only_a_new_or_empty_folder_is_written_and_whole_or_not_at_all(small_mod
 # --- as a user runs it ---------------------------------------------------------------------------------------------
 
 
-def run_export(*args):
-    return subprocess.run([sys.executable, "-m", "interop", *map(str, args)], cwd=ROOT, capture_output=True, text=True)
+EXPORT = "interop/__main__.py"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_model_of_others_writes_text_and_shows_its_attention(family, good, command, tmp_path):
-    done = command("sample.py", f"init_from={good[family]}", "prompt=the glass", "max_new_tokens=8", "temperature=0", "precision=fp32",
-                   "attention=page.html")
-    assert done.returncode == 0, done.stderr
+def test_a_model_of_others_writes_text_and_shows_its_attention(family, good, tmp_path):
+    finished(tmp_path, f"init_from={good[family]}", "prompt=the glass", "max_new_tokens=8", "temperature=0", "precision=fp32", "attention=page.html",
+             script="sample.py")
     tokenizer = transformers.AutoTokenizer.from_pretrained(good[family])
     model = transformers.AutoModelForCausalLM.from_pretrained(good[family])
     ids = tokenizer("the glass", return_tensors="pt")
     greedy = model.generate(**ids, max_new_tokens=8, do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)[0, ids.input_ids.shape[1]:]
     ours = read_tokenizer(good[family], {})
-    assert done.stdout == b"".join(ours.token_bytes(int(id)) for id in greedy).decode(errors="replace") + "\n"
+    assert (tmp_path / "out.txt").read_text() == b"".join(ours.token_bytes(int(id)) for id in greedy).decode(errors="replace") + "\n"
     page = (tmp_path / "page.html").read_text()
     assert "<html" in page and "http://" not in page.replace("http://www.w3.org", "")
     assert ("&lt;s&gt;" in page or "<s>" in page or "\\u003cs" in page) == (family == "llama")
@@ -534,25 +533,22 @@ def test_a_model_of_others_writes_text_and_shows_its_attention(family, good, com
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, command, text_file, tmp_path):
+def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text_file, tmp_path):
     shutil.copytree(good[family], tmp_path / "hf")
     settings = ["data=text", f"data.path={text_file}", "run_dir=run", "max_steps=4", "eval.every=2", "checkpoint.every=2", "attention.every=0",
                 "batch_size=4", "model.block_size=32", "optim.warmup_steps=0", "compile=false", "precision=fp32", "optim=adamw"]
-    done = command("train.py", "init_from=hf", *settings)
-    assert done.returncode == 0, done.stderr
+    finished(tmp_path, "init_from=hf", *settings)
     for shapes, why in ((["model.n_layer=3"], "model.n_layer=3 does not go with init_from=hf"), (["model.block_size=65"], "more than the 64")):
-        done = command("train.py", "init_from=hf", *settings, "run_dir=other", *shapes)
-        assert done.returncode == 1 and why in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "other").exists()
+        said = finished(tmp_path, "init_from=hf", *settings, "run_dir=other", *shapes, status=1)
+        assert why in said and said.count("\n") == 1 and not (tmp_path / "other").exists()
     shutil.rmtree(tmp_path / "hf")  # the run has all that it needs
-    done = command("train.py", "run_dir=run", "resume=true", "max_steps=6")
-    assert done.returncode == 0, done.stderr
+    finished(tmp_path, "run_dir=run", "resume=true", "max_steps=6")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == 6 and rows[-1]["val/loss"] < rows[0]["val/loss"]
 
     ours, tokenizer, config = load_run(tmp_path / "run", "best")
     assert config.tokenizer.name == "hf" and config.model.block_size == 32 and config.model.vocab_size == 420 > tokenizer.vocab_size
-    done = run_export(f"run_dir={tmp_path / 'run'}", f"to={tmp_path / 'out'}")
-    assert done.returncode == 0, done.stderr
+    finished(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     model, oracle = (kind.from_pretrained(tmp_path / "out") for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer))
     ids = oracle(WORDS, return_tensors="pt").input_ids
     assert ids[0].tolist() == prompt_ids(tokenizer, WORDS) and difference(model, ours, ids) < 1e-5
@@ -562,12 +558,10 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, comm
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["tokenizer=char", "model=nanogpt_cpu"], ["tokenizer=bpe", "tokenizer.vocab_size=300", "model=llama_small"]],
                          ids=["gpt2", "llama"])
-def test_a_run_of_ours_is_exported_with_its_card(more, command, text_file, tmp_path):
-    done = command("train.py", *more, "model.n_layer=1", "model.block_size=32", "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=2",
-                   "batch_size=4", "attention.every=0", "compile=false", "precision=fp32")
-    assert done.returncode == 0, done.stderr
-    done = run_export(f"run_dir={tmp_path / 'run'}", f"to={tmp_path / 'out'}")
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+def test_a_run_of_ours_is_exported_with_its_card(more, text_file, tmp_path):
+    finished(tmp_path, *more, "model.n_layer=1", "model.block_size=32", "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=2",
+             "batch_size=4", "attention.every=0", "compile=false", "precision=fp32")
+    finished(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     ours, tokenizer, config = load_run(tmp_path / "run", "best")
     model, oracle = (kind.from_pretrained(tmp_path / "out") for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer))
     text = text_file.read_text(encoding="utf-8")[:200]
@@ -583,19 +577,19 @@ def test_a_run_of_ours_is_exported_with_its_card(more, command, text_file, tmp_p
     again.run_dir, again.model.vocab_size = config.run_dir, config.model.vocab_size
     assert again == config
 
-    done = run_export(f"run_dir={tmp_path / 'run'}", f"to={tmp_path / 'out'}")
-    assert done.returncode == 1 and "not an empty folder" in done.stderr and done.stderr.count("\n") == 1
+    said = finished(tmp_path, "run_dir=run", "to=out", script=EXPORT, status=1)
+    assert "not an empty folder" in said and said.count("\n") == 1
 
 
 @pytest.mark.slow
 def test_what_export_cannot_do_is_a_sentence(whole, tmp_path):
-    for args, why in (([f"to={tmp_path / 'out'}"], "run_dir= is missing"), ([f"run_dir={whole}"], "to= is missing"), (["dir=x"], "dir is not a setting")):
+    for args, why in ((["to=out"], "run_dir= is missing"), ([f"run_dir={whole}"], "to= is missing"), (["dir=x"], "dir is not a setting")):
         with pytest.raises(UserError, match=why):
             cli.read_settings(args, ExportConfig, "python -m interop")
     with pytest.raises(UserError, match="nowhere does not exist"):
         export(ExportConfig("nowhere", str(tmp_path / "out")))
-    done = run_export(f"run_dir={whole}", f"to={tmp_path / 'out'}")
+    done = subprocess.run([sys.executable, "-m", "interop", f"run_dir={whole}", f"to={tmp_path / 'out'}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "no counterpart" in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    assert not (tmp_path / "out").exists() and "to=" in run_export("--help").stdout
+    assert not (tmp_path / "out").exists() and "to=" in finished(tmp_path, "--help", script=EXPORT)
     with pytest.raises(UserError, match="both given"):
         cli.sample_config(["init_from=a", "run_dir=b"])
