@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -26,18 +27,17 @@ class HFTokenizer:
         Raises:
             ValueError: it describes no tokenizer.
         """
-        try:
+        with told():
             self._library = Library.from_str(description)
             self._library.no_truncation()
             self._library.no_padding()
             self._library.encode_special_tokens = True
             self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
             self.special = {id: token.content for id, token in self._library.get_added_tokens_decoder().items() if token.special}
-            whole = self._library.encode(next(token for id, token in self._vocabulary.items() if id not in self.special))
-        except StopIteration:
-            raise ValueError("its vocabulary is empty") from None
-        except Exception as e:  # the library has no other class for its errors
-            raise ValueError(str(e).strip().splitlines()[0][:200]) from None
+            words = [token for id, token in self._vocabulary.items() if id not in self.special]
+            if not words:
+                raise ValueError("its vocabulary is empty")
+            whole = self._library.encode(words[0])
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
@@ -50,9 +50,10 @@ class HFTokenizer:
             UserError: the tokenizer does not know a character.
         """
         try:
-            return self._library.encode(text, add_special_tokens=False).ids
-        except Exception as e:
-            raise UserError(f"this model's tokenizer cannot encode {text[:20]!r}: {str(e).splitlines()[0]}") from None
+            with told():
+                return self._library.encode(text, add_special_tokens=False).ids
+        except ValueError as e:
+            raise UserError(f"this model's tokenizer cannot encode {text[:20]!r}: {e}") from None
 
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), dtype=np.int64)
@@ -107,19 +108,29 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
         else:
             raise UserError(f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers installed, "
                             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') makes one of other tokenizer files")
-        library = Library.from_str(description)
-        library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in named.values()
-                                    if isinstance(name, str) and library.token_to_id(name) is not None])
+        with told():
+            library = Library.from_str(description)
+            library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in named.values()
+                                        if isinstance(name, str) and library.token_to_id(name) is not None])
         end = config.get("eos_token_id")
         if isinstance(named.get("eos_token"), str):
             end = library.token_to_id(named["eos_token"])
         elif isinstance(end, list) and end:
             end = end[0]
         return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
-    except UserError:
+    except ValueError as e:
+        raise UserError(f"{folder} holds no tokenizer that can be read: {e}") from None
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Make a ValueError of one line of whatever the library raises: plain exceptions, and where it panics not even those."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
         raise
-    except Exception as e:
-        raise UserError(f"{folder} holds no tokenizer that can be read: {str(e).strip().splitlines()[0][:200]}") from None
+    except BaseException as e:
+        raise ValueError((str(e).strip().splitlines() or [type(e).__name__])[0][:200]) from None
 
 
 def read_json(path: Path) -> dict:
@@ -141,7 +152,8 @@ def read_json(path: Path) -> dict:
 
 def _gpt2_files(folder: Path) -> str:
     """A tokenizer.json of GPT-2's own two files."""
-    library = Library(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    with told():
+        library = Library(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     return library.to_str()
 
