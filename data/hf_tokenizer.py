@@ -130,7 +130,7 @@ def told() -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:
-        raise ValueError((str(e).strip().splitlines() or [type(e).__name__])[0][:200]) from None
+        raise ValueError("".join(c if c.isprintable() else " " for c in f"{e}" or type(e).__name__)[:200]) from None
 
 
 def read_json(path: Path) -> dict:
@@ -180,21 +180,27 @@ def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
 
 
 def _byte_level(tokenizer: BPETokenizer) -> Library:
-    spelling = {byte: c for c, byte in byte_spelling().items()}
-    tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size) if id not in tokenizer.special]
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    spelled = ["".join(spelling[b] for b in token) for token in tokens]
-    merges = [tuple(spelled[ranks[part]] for part in pair) for token in tokens if len(pair := last_pair(token, ranks)) == 2]
-    library = Library(models.BPE({token: id for id, token in enumerate(spelled)}, merges, ignore_merges=True))
-    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(tokenizer.pattern), "isolated"),
-                                                     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    character = {byte: c for c, byte in byte_spelling().items()}
+    ids = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size) if id not in tokenizer.special}
+    spelled = {token: "".join(character[b] for b in token) for token in ids}
+    merges = [tuple(map(spelled.get, pair)) for token in ids if len(pair := last_pair(token, ids)) == 2]
+    vocabulary = {spelled[token]: id for token, id in ids.items()} | {name: id for id, name in tokenizer.special.items()}
+    library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
+    pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)  # {1,3}+ is possessive to tiktoken; there it would repeat the repetition
+    try:
+        with told():
+            split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    except ValueError as e:
+        raise UserError(f"this tokenizer's splitting pattern is none to transformers ({e}), so it cannot be exported") from None
+    library.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in tokenizer.special.values()])
     library.encode_special_tokens = True
-    for token in tokens:  # the two engines of regular expressions are not the same
+    for token in ids:  # the two engines of regular expressions are not the same
         text = token.decode(errors="replace") + " 12345 'sX\n\n  \t" + token.decode(errors="replace")
         if library.encode(text).ids != tokenizer.encode(text):
-            raise UserError(f"this tokenizer's splitting pattern means something else to transformers, which makes other tokens of {text!r}")
+            raise UserError("this tokenizer's splitting pattern means something else to transformers, "
+                            f"which makes other tokens of {text!r}, so it cannot be exported")
     library.encode_special_tokens = False
     return library
 

@@ -20,6 +20,7 @@ from data.tokens import prepare
 def main(cfg) -> None:
     from rich.console import Console
 
+    from training.checkpoint import starting_point
     from training.record import teller
 
     console = Console()
@@ -27,7 +28,8 @@ def main(cfg) -> None:
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
         with shown(console) as progress:
-            tokens = prepare(config.data, config.tokenizer, say, progress=progress)
+            kept = starting_point(Path(config.init_from), say)[0] if config.init_from else None
+            tokens = prepare(config.data, config.tokenizer, say, kept, progress)
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
     for line in tokens.summary():

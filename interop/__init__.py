@@ -151,7 +151,8 @@ def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str,
         files = sorted(set(map(str, where.values()))) if isinstance(where, dict) else []
         outside = [name for name in files if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]
         if outside or not files:
-            raise UserError(f"{folder / INDEX} names {outside[0] if outside else 'no file'}, where a .safetensors file beside it was expected")
+            name = ascii(outside[0])[:60] if outside else "no file"
+            raise UserError(f"{folder / INDEX} names {name}, where a .safetensors file beside it was expected")
     else:
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         if pickles:
@@ -170,6 +171,8 @@ def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str,
                     tensor = stored if stored.startswith((prefix, "lm_head.")) else prefix + stored  # GPT-2's own files lack it
                     if DERIVED.search(tensor):
                         continue
+                    if not re.fullmatch(r"[\w.]+", stored):
+                        raise UserError(f"{path} holds a tensor named {stored[:60]!r}, which is none of a model's")
                     if tensor in shapes:
                         raise UserError(f"{folder} holds the tensor {stored} twice")
                     kept = file.get_slice(stored)

@@ -26,7 +26,7 @@ from tokenizers import models as kinds
 import cli
 from config import GPTConfig, UserError
 from data.hf_tokenizer import read_tokenizer
-from data.tokenizer import CharTokenizer, first_token, gpt2, load_tokenizer, prompt_ids, save_tokenizer, train_bpe
+from data.tokenizer import BPETokenizer, CharTokenizer, first_token, gpt2, load_tokenizer, prompt_ids, save_tokenizer, train_bpe
 from decoding import stream
 from interop import Checkpoint, load_hf, save_hf
 from interop.__main__ import ExportConfig, export
@@ -291,14 +291,24 @@ def small_model():
     return lively(GPT(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16)))
 
 
+@pytest.mark.parametrize("pattern", [r"[\s\S]+?$", r"(?s:.)+"])  # $ is the end of a line there; (?s:) is nothing
+def test_a_pattern_that_means_something_else_there_is_refused(pattern, small_model, tmp_path):
+    tokens = [bytes([byte]) for byte in range(256)] + [b"\n\n"]
+    with pytest.raises(UserError, match="splitting pattern"):
+        save_hf(small_model, tmp_path / "hf", BPETokenizer(pattern, tokens))
+    assert not list(tmp_path.iterdir())
+
+
 def exported(tokenizer, folder, model):
     save_hf(model, folder, tokenizer)
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("position", ["learned", "rope"])
-def test_a_bpe_tokenizer_of_ours_gives_the_same_ids_there(position, tmp_path):
+@pytest.mark.parametrize("position, pattern", [("learned", None), ("rope", r"\p{N}{1,3}+|\s++$| ?\p{L}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s")])
+def test_a_bpe_tokenizer_of_ours_gives_the_same_ids_there(position, pattern, tmp_path):
     ours = train_bpe([TEXT], 400)
+    if pattern:
+        ours = BPETokenizer(pattern, [ours.token_bytes(id) for id in range(ours.end_of_text)])
     shape = {"vocab_size": ours.vocab_size, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 16}
     oracle = exported(ours, tmp_path / "hf", GPT(GPTConfig(**shape, **(LLAMA if position == "rope" else {}))))
     back = Checkpoint(tmp_path / "hf").tokenizer()
@@ -336,6 +346,7 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
     check()
 
 
+@pytest.mark.slow
 def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
     ours = gpt2()
@@ -446,6 +457,7 @@ WTE, DOWN, SAFE = "transformer.wte.weight", "model.layers.1.mlp.down_proj.weight
     ("gpt2", tensors_changed(lambda t: t.update({WTE: t[WTE].T.contiguous()})), "\\[32, 420\\] in the file"),
     ("gpt2", tensors_changed(lambda t: t.update({WTE: t[WTE].to(torch.int8)})), "in I8"),
     ("gpt2", tensors_changed(lambda t: t.update({"wte.weight": t[WTE].clone()})), "twice"),
+    ("gpt2", tensors_changed(lambda t: t.update({"a\nb": torch.zeros(2)})), "named 'a"),
     ("gpt2", tensors_changed(lambda t: t.update({"lm_head.weight": t[WTE] + 1})), "differs from the embedding"),
     ("llama", settings_changed(tie_word_embeddings=True), "differs from the embedding"),
     ("llama", tensors_changed(lambda t: t.update({DOWN: t[DOWN][:, 1:].contiguous()})), "down_proj.weight: \\[32, 47\\]"),
@@ -454,10 +466,10 @@ WTE, DOWN, SAFE = "transformer.wte.weight", "model.layers.1.mlp.down_proj.weight
     ("gpt2", replaced(SAFE, lambda p: p.symlink_to("nowhere")), "holds no model.safetensors"),
     ("gpt2", replaced(SAFE, lambda p: p.with_name("pytorch_model.bin").write_bytes(b"\x80\x04.")), "a pickle, which may run code .*save_pretrained"),
     ("gpt2", replaced(SAFE, lambda p: os.mkfifo(p)), "holds no model.safetensors"),
-    ("shards", index_changed(lambda m: m | {DOWN: "../../secret.safetensors"}), "names ../../secret.safetensors"),
-    ("shards", index_changed(lambda m: m | {DOWN: "/etc/passwd"}), "names /etc/passwd"),
+    ("shards", index_changed(lambda m: m | {DOWN: "../../secret.safetensors"}), "names '../../secret.safetensors'"),
+    ("shards", index_changed(lambda m: m | {DOWN: "/etc/passwd"}), "names '/etc/passwd'"),
     ("shards", index_changed(lambda m: [1]), "names no file"),
-    ("shards", index_changed(lambda m: {DOWN: 3}), "names 3"),
+    ("shards", index_changed(lambda m: {DOWN: 3}), "names '3'"),
     ("shards", index_changed(lambda m: {}), "names no file"),
     ("shards", index_changed(lambda m: m | {DOWN: "model-9.safetensors"}), "there is no such file"),
     ("shards", lambda folder: next(folder.glob("*1-of*")).write_bytes(b"cut"), "cannot be read as safetensors")])
