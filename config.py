@@ -102,19 +102,24 @@ class GPTConfig:
 
 @dataclass
 class DataConfig:
-    source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files",
-                       choices=("stdlib", "shakespeare", "text"))
+    source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files, the Hugging Face hub",
+                       choices=("stdlib", "shakespeare", "text", "hf"))
     path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
+    name: str | None = knob(None, "for data=hf the dataset on the hub, or a folder of its files")
+    subset: str | None = knob(None, "for data=hf the configuration of a dataset that has several")
+    split: str = knob("train", "for data=hf the split to take, of which a part validates")
     encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
-    field: str = knob("text", "of each line of a .jsonl file, the field that holds a document")
+    field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the field that holds a document")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
 
 
 @dataclass
 class TokenizerConfig:
-    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, GPT-2's, or the one that init_from brings",
-                     choices=("char", "bpe", "gpt2", "hf"))
+    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
+                            "(char | bpe | gpt2 | cl100k_base | … | hf)")
     vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257)
+    pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
+                        choices=("code", "gpt2"))
 
 
 @dataclass
@@ -213,11 +218,23 @@ class Config:
                             f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
-        if self.tokenizer.vocab_size is not None and self.tokenizer.name != "bpe":
-            raise UserError(f"tokenizer.vocab_size={self.tokenizer.vocab_size} is for tokenizer=bpe; "
-                            f"tokenizer={self.tokenizer.name} has its own vocabulary: leave it out")
-        if self.data.source == "stdlib" and self.data.path is not None:
+        if self.tokenizer.name not in ("char", "bpe", "gpt2", "hf"):
+            from tiktoken import list_encoding_names  # it takes a while, and is seldom needed
+
+            known = ["char", "bpe", *list_encoding_names()]
+            if self.tokenizer.name not in known:
+                raise UserError(f"tokenizer.name={self.tokenizer.name} is not one of {', '.join(known)}{did_you_mean(self.tokenizer.name, known)}")
+        for key, neutral in (("vocab_size", None), ("pattern", "code")):
+            if getattr(self.tokenizer, key) != neutral and self.tokenizer.name != "bpe":
+                raise UserError(f"tokenizer.{key}={getattr(self.tokenizer, key)} is for tokenizer=bpe; "
+                                f"tokenizer={self.tokenizer.name} has its own vocabulary: leave it out")
+        if self.data.source in ("stdlib", "hf") and self.data.path is not None:
             raise UserError(f"data.path={self.data.path} needs a source that takes a path: add data=text")
+        if self.data.source == "hf" and not self.data.name:
+            raise UserError("data=hf needs data.name=DATASET: a name on the Hugging Face hub, such as roneneldan/TinyStories, or a folder of files")
+        if self.data.source != "hf" and (self.data.name or self.data.subset):
+            key, value = ("name", self.data.name) if self.data.name else ("subset", self.data.subset)
+            raise UserError(f"data.{key}={value} is for data=hf: add that, or leave it out")
         if self.data.source == "text" and not self.data.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if not is_text_encoding(self.data.encoding):

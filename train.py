@@ -4,6 +4,7 @@
     python train.py --help                what can be set
 """
 
+import gc
 import sys
 from math import isfinite
 from pathlib import Path
@@ -97,7 +98,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
         if len(ids) <= T:
             raise UserError(f"the {split} split has {len(ids)} tokens, too few for model.block_size={T}: "
-                            "give more text, or lower model.block_size")
+                            f"give more text, lower model.block_size{', or take tokenizer=char' if config.tokenizer.name not in ('char', 'hf') else ''}")
     padded = bool(config.init_from) and (config.model.vocab_size or 0) > vocab_size  # a model of others may have ids to spare
     if config.model.vocab_size not in (None, vocab_size) and not padded:
         raise UserError(f"model.vocab_size={config.model.vocab_size} is not the tokenizer's {vocab_size}: leave it out")
@@ -162,6 +163,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())
         watch = Watch(model, config, *state.get("skipped", ()))
+        gc.freeze()  # what the imports made is not searched again at every collection
 
         def save(last: bool = False) -> None:
             """Save this step, if it is not yet; training goes on where that fails, unless this is the `last` chance."""
@@ -200,6 +202,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 for suffix in (".png", ".svg") if config.attention.svg else (".png",):
                     draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
                 images["attention/map"] = path.with_suffix(".png")
+            gc.collect()  # a figure's parts refer to each other: ten figures, of 5 to 10 MB each, would wait to be collected
             return named(scores), images
 
         def due(every: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where text comes from: Python's standard library, tiny Shakespeare, or your own files, plain, .gz or .jsonl."""
+"""Where text comes from: Python's standard library, tiny Shakespeare, the Hugging Face hub, or your own files, plain, .gz or .jsonl."""
 
 import codecs
 import glob
@@ -10,6 +10,7 @@ import os
 import platform
 import sysconfig
 import tempfile
+import time
 import urllib.request
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from config import DataConfig, UserError
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+STALLED, PATIENCE = 20, 300  # seconds that a server may say nothing, and may take in all
 PIECE = 1 << 20  # characters read at a time
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -35,12 +37,16 @@ class Corpus:
     encoding: str = "utf-8"
     field: str = "text"  # of a .jsonl
 
+    def size(self) -> int | None:
+        """Bytes of the text, about; None where files have to be read to know."""
+        return None if any(path.suffix == ".gz" or is_jsonl(path) for path in self.files) else sum(path.stat().st_size for path in self.files)
+
     def pieces(self) -> Iterator[tuple[str, bool]]:
         """The text in pieces of bounded size, and whether each begins a document; every document has at least one.
 
         A file is a document, or each line of a .jsonl; those that end in .gz are unpacked. Line ends are as they are; a
-        byte-order mark is dropped. A file is cut before a line that begins with a letter or a digit: no splitting pattern
-        joins across that, so that the pieces have the tokens of the whole.
+        byte-order mark is dropped. A file is cut before a line that begins with a letter or a digit and follows one that ends
+        with neither white space nor nothing: no splitting pattern joins across that, so that the pieces have the tokens of the whole.
 
         Raises:
             UserError: a file cannot be read, is not in the encoding, or lacks the field in a line.
@@ -95,11 +101,11 @@ def unpacked(path: Path) -> io.BufferedIOBase:
 
 
 def _line_begin(text: str) -> int:
-    """Where the last line of the text that begins with a letter or a digit begins; 0 where there is none but the first."""
+    """Where the last line begins that a text may be cut before, as `Corpus.pieces` does; 0 where there is none but the first."""
     end = text.rfind("\n", 0, len(text) - 1)
-    while end >= 0 and not text[end + 1].isalnum():
+    while end > 0 and (not text[end + 1].isalnum() or text[end - 1].isspace()):
         end = text.rfind("\n", 0, end)
-    return end + 1
+    return end + 1 if end > 0 else 0
 
 
 def is_utf8(encoding: str) -> bool:
@@ -147,6 +153,10 @@ def open_corpus(config: DataConfig, say=print) -> Corpus:
         return Corpus(f"Python {platform.python_version()} standard library", stdlib_files())
     if config.source == "shakespeare":
         return Corpus("tiny Shakespeare", (shakespeare_file(config.path, say),))
+    if config.source == "hf":
+        from data.hub import hub_files
+
+        return Corpus(config.name, hub_files(config, cache_root(), say))
     return Corpus(config.path, text_files(config.path, say, config.encoding), config.encoding, config.field)
 
 
@@ -171,8 +181,12 @@ def shakespeare_file(path: str | None, say) -> Path:
         return file
     by_hand = f"fetch {SHAKESPEARE_URL} by hand and give it as data.path=FILE"
     try:
-        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=20) as answer:
-            text = answer.read(4_000_000)
+        text, ends = b"", time.monotonic() + PATIENCE
+        with urllib.request.urlopen(SHAKESPEARE_URL, timeout=STALLED) as answer:
+            while len(text) < 4_000_000 and (part := answer.read1(1 << 16)):
+                text += part
+                if time.monotonic() > ends:
+                    raise TimeoutError(f"{len(text):,} bytes came in {PATIENCE} s")
     except (OSError, HTTPException) as e:
         raise UserError(f"tiny Shakespeare could not be fetched ({str(getattr(e, 'reason', e)).strip()}): {by_hand}") from None
     digest = hashlib.sha256(text).hexdigest()

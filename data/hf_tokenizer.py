@@ -181,7 +181,7 @@ def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
 
 def _byte_level(tokenizer: BPETokenizer) -> Library:
     character = {byte: c for c, byte in byte_spelling().items()}
-    ids = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size) if id not in tokenizer.special}
+    ids = {token: id for id in range(tokenizer.vocab_size) if id not in tokenizer.special and (token := tokenizer.token_bytes(id))}
     spelled = {token: "".join(character[b] for b in token) for token in ids}
     merges = [tuple(map(spelled.get, pair)) for token in ids if len(pair := last_pair(token, ids)) == 2]
     vocabulary = {spelled[token]: id for token, id in ids.items()} | {name: id for id, name in tokenizer.special.items()}

@@ -38,7 +38,7 @@ def main(cfg) -> None:
 
 @contextmanager
 def shown(console) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar in a terminal, of characters with the time left, as `prepare` takes it; None elsewhere."""
+    """A progress bar in a terminal, of bytes with the time left, as `prepare` takes it; None elsewhere."""
     if not console.is_terminal:
         yield None
         return

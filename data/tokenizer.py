@@ -1,4 +1,4 @@
-"""Text to token ids and back: characters, BPE trained on your corpus, GPT-2's, behind one small interface."""
+"""Text to token ids and back: characters, BPE trained on your corpus, tiktoken's vocabularies, behind one small interface."""
 
 import base64
 import json
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import tiktoken
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from config import TokenizerConfig, UserError
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 1024
-# Where BPE may not merge across: words with the space before them and snake_case whole, numbers of up to
-# three digits, runs of signs, line ends with the indentation that follows, other white space.
-PATTERN = r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+"
+PATTERNS = {  # how text is split before BPE, which never merges across a split
+    # Words with the space before them and snake_case whole, numbers of up to three digits, runs of signs, line ends
+    # with the indentation that follows, other white space.
+    "code": r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+",
+    "gpt2": r50k_pat_str,
+}
 
 
 class CharTokenizer:
@@ -70,14 +74,17 @@ class BPETokenizer:
 
     begin_of_text = None  # texts are kept apart, and begun, by end-of-text
 
-    def __init__(self, pattern: str, tokens: list[bytes]):
-        """`tokens` in the order of their ids, which is the order of the merges; end-of-text comes after them."""
+    def __init__(self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None):
+        """`tokens` in the order of their ids, which is the order of the merges; None for an id that no text has.
+
+        End-of-text comes after them, or is one of the ids that no text has.
+        """
         self.pattern, self._tokens = pattern, tokens
-        self.end_of_text = len(tokens)
+        self.end_of_text = len(tokens) if end_of_text is None else end_of_text
         self.special = {self.end_of_text: END_OF_TEXT}
-        self.vocab_size = len(tokens) + 1
+        self.vocab_size = max(len(tokens), self.end_of_text + 1)
         self._encoding = tiktoken.Encoding("glassgpt", pat_str=pattern, special_tokens={END_OF_TEXT: self.end_of_text},
-                                           mergeable_ranks={token: rank for rank, token in enumerate(tokens)})
+                                           mergeable_ranks={token: rank for rank, token in enumerate(tokens) if token is not None})
 
     def encode_array(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=())  # as encode_ordinary, without a list
@@ -86,38 +93,42 @@ class BPETokenizer:
         return self._encoding.encode_ordinary(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._encoding.decode(list(ids))
+        return self._encoding.decode([id for id in ids if id == self.end_of_text or self.token_bytes(id)])
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes that a token stands for: none for end-of-text, and perhaps part of a character."""
-        return b"" if id == self.end_of_text else self._tokens[id]
+        return (self._tokens[id] or b"") if id < len(self._tokens) else b""
 
     def to_json(self) -> dict:
-        return {"kind": "bpe", "pattern": self.pattern,
-                "tokens": [base64.b64encode(token).decode() for token in self._tokens]}
+        return {"kind": "bpe", "pattern": self.pattern, "end_of_text": self.end_of_text,
+                "tokens": [token and base64.b64encode(token).decode() for token in self._tokens]}
 
 
 Tokenizer = Union[CharTokenizer, BPETokenizer, "HFTokenizer"]
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pattern: str = PATTERNS["code"]) -> BPETokenizer:
     """Train a byte-level BPE vocabulary (Sennrich et al. 2016) of vocab_size tokens, end-of-text included.
 
     A text with too few pairs to merge gives a smaller vocabulary.
     """
+    trained = learn(texts, vocab_size, pattern)
+    spelled = byte_spelling()
+    by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+    return BPETokenizer(pattern, [bytes(spelled[c] for c in token) for token, _ in by_id])
+
+
+def learn(texts: Iterable[str], vocab_size: int, pattern: str):
+    """A vocabulary, less end-of-text, as a `tokenizers.Tokenizer`."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trained.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False))
-    spelled = byte_spelling()
-    by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
-    tokens = [bytes(spelled[c] for c in token) for token, _ in by_id]
-    return BPETokenizer(PATTERN, tokens)
+        vocab_size=vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    return trained
 
 
 def byte_spelling() -> dict[str, int]:
@@ -131,19 +142,22 @@ def byte_spelling() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-def gpt2() -> BPETokenizer:
-    """GPT-2's vocabulary of 50,257, which tiktoken fetches once and keeps.
+def of_tiktoken(name: str) -> BPETokenizer:
+    """A vocabulary that tiktoken knows by name, which it fetches once and keeps: GPT-2's 50,257 tokens, cl100k_base, …
+
+    Of its special tokens only end-of-text is taken.
 
     Raises:
         UserError: it is not kept here and cannot be fetched.
     """
     try:
-        encoding = tiktoken.get_encoding("gpt2")
+        encoding = tiktoken.get_encoding(name)
     except OSError as e:  # requests' errors are OSErrors
-        raise UserError("the GPT-2 vocabulary could not be fetched (no network?): set TIKTOKEN_CACHE_DIR to a folder "
+        raise UserError(f"the vocabulary {name} could not be fetched (no network?): set TIKTOKEN_CACHE_DIR to a folder "
                         f"where tiktoken has kept it, now {os.environ.get('TIKTOKEN_CACHE_DIR') or 'not set'}; "
                         f"{type(e).__name__}") from None
-    return BPETokenizer(encoding._pat_str, sorted(encoding._mergeable_ranks, key=encoding._mergeable_ranks.get))
+    by_id = {id: token for token, id in encoding._mergeable_ranks.items()}
+    return BPETokenizer(encoding._pat_str, [by_id.get(id) for id in range(max(by_id) + 1)], encoding._special_tokens.get(END_OF_TEXT))
 
 
 def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str], train_texts: Iterable[str]) -> Tokenizer:
@@ -158,8 +172,8 @@ def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str], train_tex
             alphabet.update(text)
         return CharTokenizer("".join(alphabet))
     if config.name == "bpe":
-        return train_bpe(train_texts, config.vocab_size or DEFAULT_VOCAB_SIZE)
-    return gpt2()
+        return train_bpe(train_texts, config.vocab_size or DEFAULT_VOCAB_SIZE, PATTERNS[config.pattern])
+    return of_tiktoken(config.name)
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
@@ -177,10 +191,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
         if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
             return CharTokenizer(saved["alphabet"])
         if saved["kind"] == "bpe":
-            tokens = [base64.b64decode(token, validate=True) for token in saved["tokens"]]
-            if len(set(tokens)) < len(tokens) or not {bytes([b]) for b in range(256)} <= set(tokens):
+            tokens = [None if token is None else base64.b64decode(token, validate=True) for token in saved["tokens"]]
+            some, end = [token for token in tokens if token is not None], saved.get("end_of_text", len(tokens))
+            if len(set(some)) < len(some) or not {bytes([b]) for b in range(256)} <= set(some):
                 raise ValueError("its tokens are not distinct, or lack a byte")
-            return BPETokenizer(saved["pattern"], tokens)
+            if not 0 <= end < len(tokens) + 4096 or (end < len(tokens) and tokens[end] is not None):
+                raise ValueError("its end-of-text token has the id of another, or none that fits")
+            return BPETokenizer(saved["pattern"], tokens, end)
         if saved["kind"] == "hf":
             from data.hf_tokenizer import HFTokenizer  # which stands on this module
 

@@ -26,7 +26,7 @@ from tokenizers import models as kinds
 import cli
 from config import GPTConfig, UserError
 from data.hf_tokenizer import read_tokenizer
-from data.tokenizer import BPETokenizer, CharTokenizer, first_token, gpt2, load_tokenizer, prompt_ids, save_tokenizer, train_bpe
+from data.tokenizer import BPETokenizer, CharTokenizer, first_token, load_tokenizer, of_tiktoken, prompt_ids, save_tokenizer, train_bpe
 from decoding import stream
 from interop import Checkpoint, load_hf, save_hf
 from interop.__main__ import ExportConfig, export
@@ -349,7 +349,7 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
 @pytest.mark.slow
 def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
-    ours = gpt2()
+    ours = of_tiktoken("gpt2")
     oracle = exported(ours, tmp_path / "hf", GPT(GPTConfig(vocab_size=50304, block_size=16, n_layer=1, n_head=1, n_embd=8)))
     merges = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["model"]["merges"]
     assert len(merges) == 50_000 and merges[0] == ["Ġ", "t"]

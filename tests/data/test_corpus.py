@@ -6,6 +6,8 @@ import os
 import socket
 import sysconfig
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -251,16 +253,23 @@ def server(cache, monkeypatch):
             if self.server.raw is not None:
                 self.wfile.write(self.server.raw)
                 return
-            self.send_response(self.server.status)
-            self.send_header("Content-Length", str(self.server.length or len(self.server.body)))
+            elsewhere = self.server.elsewhere is not None and self.path != self.server.elsewhere
+            self.send_response(302 if elsewhere else self.server.status)
+            if elsewhere:
+                self.send_header("Location", self.server.elsewhere)
+            self.send_header("Content-Length", str(0 if elsewhere else self.server.length or len(self.server.body)))
             self.end_headers()
-            self.wfile.write(self.server.body)
+            for byte in b"" if elsewhere else self.server.body:
+                with suppress(OSError):  # who asked has gone
+                    self.wfile.write(bytes([byte]))
+                time.sleep(self.server.pause)
 
         def log_message(self, *args):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         server.status, server.body, server.length, server.raw, server.asked = 200, b"First Citizen:\n", None, None, 0
+        server.elsewhere, server.pause = None, 0
         monkeypatch.setattr(data.corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
         monkeypatch.setattr(data.corpus, "SHAKESPEARE_SHA256", hashlib.sha256(server.body).hexdigest())
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -308,6 +317,33 @@ def test_a_page_that_is_not_found_is_told(server, cache):
     assert "Not Found" in refused_fetch(cache)
 
 
+def test_a_server_that_sends_the_reader_elsewhere_is_followed(server, cache):
+    server.elsewhere = "/there.txt"
+    assert documents(shakespeare(None)) == ["First Citizen:\n"] and server.asked == 2
+
+
+def test_a_server_that_sends_the_reader_to_a_file_of_this_machine_is_not_followed(server, cache, tmp_path):
+    server.elsewhere = (tmp_path / "secret").as_uri()
+    assert "not allowed" in refused_fetch(cache)
+
+
+def test_a_server_that_says_nothing_for_long_is_told(server, cache, monkeypatch):
+    monkeypatch.setattr(data.corpus, "STALLED", 0.2)
+    server.pause = 0.6
+    assert "timed out" in refused_fetch(cache)
+
+
+def test_a_server_that_says_a_little_at_a_time_without_end_is_told(server, cache, monkeypatch):
+    monkeypatch.setattr(data.corpus, "PATIENCE", 0.3)
+    server.pause = 0.1
+    assert "bytes came in 0.3 s" in refused_fetch(cache)
+
+
+def test_a_slow_server_is_waited_for(server, cache):
+    server.pause = 0.05
+    assert documents(shakespeare(None)) == ["First Citizen:\n"]
+
+
 def test_a_server_that_speaks_no_http_is_told(server, cache):
     server.raw = b"SSH-2.0-OpenSSH_9.6\r\n"
     assert "could not be fetched" in refused_fetch(cache)
@@ -350,7 +386,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_variable(tmp_path, mon
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a_letter(tmp_path, monkeypatch, size):
     monkeypatch.setattr(data.corpus, "PIECE", size)
-    text = "\ufeffif x:\r\n\n\n    é = 1\n\n\n# note\nélan 漢字\n漢字\n" * 20
+    text = "\ufeffif x:\r\n\n\n    é = 1\n\n\n# note\nélan 漢字\n漢字\n\nafter a gap\n" * 20
     (tmp_path / "a.txt").write_bytes(text.encode())
     (tmp_path / "b.txt").write_bytes(b"")
     corpus = text_corpus(tmp_path)
@@ -358,7 +394,7 @@ def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a
     pieces = [piece for piece, _ in corpus.pieces()]
     assert len(pieces) > 10
     if size > 1:  # else the pieces are so small that lines do not fit into eight of them
-        assert all(before.endswith("\n") and (not after or after[0].isalnum()) for before, after in pairwise(pieces))
+        assert all(before.endswith("\n") and not before[-2].isspace() and (not after or after[0].isalnum()) for before, after in pairwise(pieces))
 
 
 def test_a_text_of_one_long_line_is_cut_all_the_same(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -13,7 +14,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config import TokenizerConfig, UserError
-from data.tokenizer import END_OF_TEXT, PATTERN, BPETokenizer, CharTokenizer, build_tokenizer, gpt2, load_tokenizer, save_tokenizer, train_bpe
+from data.corpus import stdlib_files
+from data.tokenizer import (
+    END_OF_TEXT,
+    PATTERNS,
+    BPETokenizer,
+    CharTokenizer,
+    build_tokenizer,
+    learn,
+    load_tokenizer,
+    of_tiktoken,
+    save_tokenizer,
+    train_bpe,
+)
 
 TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
 TIKTOKEN_CACHE = Path(TEST_DATA or "", "tiktoken_cache")
@@ -97,6 +110,60 @@ def test_training_twice_on_the_same_text_gives_the_same_vocabulary():
     assert train_bpe([SAMPLE * 3], 300).to_json() == train_bpe([SAMPLE * 3], 300).to_json()
 
 
+# --- trained by one library, run by another --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=sorted(PATTERNS))
+def both(request):
+    """The same vocabulary in tokenizers, which trained it, and in tiktoken: what encodes a text there, and ours."""
+    texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:40]] + [SAMPLE * 3, "größer, größte; 漢字と漢字か\n" * 5]
+    learned = learn(texts, 3000, PATTERNS[request.param])
+    return lambda text: learned.encode(text).ids, train_bpe(texts, 3000, PATTERNS[request.param])
+
+
+def test_a_large_text_has_the_ids_that_the_library_which_trained_the_vocabulary_gives_it(both):
+    theirs, ours = both
+    for path in stdlib_files()[::12]:
+        text = path.read_text(encoding="utf-8")
+        assert ours.encode(text) == theirs(text), path
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=texts | st.text("aáé\u0301 \n\t\r_-#1٣ßǆ漢👩\u200d\u00a0\u2028\x85\x1c"))
+@example(text=SAMPLE)
+def test_any_unicode_has_the_ids_that_the_library_which_trained_the_vocabulary_gives_it(both, text):
+    theirs, ours = both
+    assert ours.encode(text) == theirs(text)
+
+
+def test_gpt2s_pattern_splits_as_gpt2_does():
+    trained = train_bpe(["snake_case snake_case it's it's  two"] * 3, 400, PATTERNS["gpt2"])
+    assert [trained.token_bytes(id) for id in trained.encode("snake_case it's")] == [b"snake", b"_", b"case", b" it", b"'s"]
+    ours = train_bpe(["snake_case snake_case"] * 3, 400)
+    assert [ours.token_bytes(id) for id in ours.encode("snake_case")] == [b"snake_case"]
+
+
+@pytest.mark.slow
+def test_a_vocabulary_past_65536_is_learned_and_gives_text_back():
+    letters = random.Random(0)
+    words = " ".join("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(60_000)) * 2
+    trained = train_bpe([words], 70_000)
+    assert trained.vocab_size == 70_000 and trained.decode(trained.encode(words[:5000])) == words[:5000]
+    assert max(trained.encode_array(words)) > 65_536
+
+
+def test_ids_that_no_text_has_are_left_free():
+    """As in some of tiktoken's vocabularies, where end-of-text stands among the others, or after a gap."""
+    bytes_ = [bytes([b]) for b in range(256)]
+    for tokens, end in (([*bytes_, None, b"ab"], 256), ([*bytes_, b"ab"], 300)):
+        tokenizer = BPETokenizer(PATTERNS["code"], tokens, end)
+        ab = tokens.index(b"ab")
+        assert tokenizer.encode("cab") == [99, ab] and tokenizer.decode([99, ab]) == "cab"
+        assert (tokenizer.end_of_text, tokenizer.vocab_size) == (end, max(end + 1, ab + 1))
+        assert b"".join(map(tokenizer.token_bytes, range(tokenizer.vocab_size))) == b"".join(bytes_) + b"ab"
+        assert tokenizer.decode(range(97, tokenizer.vocab_size)).count(END_OF_TEXT) == 1
+
+
 def test_the_end_of_text_token_stands_for_no_bytes():
     assert TRAINED.token_bytes(TRAINED.end_of_text) == b""
 
@@ -154,7 +221,8 @@ def test_an_empty_text_has_no_tokens():
 # --- on disk -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED, CharTokenizer(SAMPLE + "\0\u2028\"\\")], ids=["bytes", "trained", "char"])
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED, BPETokenizer(PATTERNS["gpt2"], [bytes([b]) for b in range(256)] + [None, b"de"], 256),
+                                       CharTokenizer(SAMPLE + "\0\u2028\"\\")], ids=["bytes", "trained", "gap", "char"])
 def test_a_kept_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
@@ -220,7 +288,7 @@ def gpt2_cache(monkeypatch):
 
 @needs_gpt2
 def test_gpt2_is_tiktokens_own_encoding(gpt2_cache, tmp_path):
-    ours, theirs = gpt2(), tiktoken.get_encoding("gpt2")
+    ours, theirs = of_tiktoken("gpt2"), tiktoken.get_encoding("gpt2")
     assert ours.vocab_size == theirs.n_vocab == 50257
     assert ours.end_of_text == theirs.eot_token == 50256
     for text in (SAMPLE, SAMPLE * 20, Path(__file__).read_text(encoding="utf-8"), f"a{END_OF_TEXT}", ""):
@@ -247,7 +315,7 @@ def test_gpt2_without_a_network_names_the_folder_to_set(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     began = time.perf_counter()
     with pytest.raises(UserError, match="set TIKTOKEN_CACHE_DIR") as error:
-        gpt2()
+        of_tiktoken("gpt2")
     assert str(tmp_path / "empty") in str(error.value)
     assert "\n" not in str(error.value)
     assert time.perf_counter() - began < 10
@@ -276,11 +344,11 @@ def test_bpe_has_1024_tokens_where_nothing_is_said():
 @given(text=texts)
 @example(text=SAMPLE)
 def test_the_pattern_leaves_no_character_out(text):
-    pieces = tiktoken.Encoding("bytes", pat_str=PATTERN, special_tokens={}, mergeable_ranks={bytes([b]): b for b in range(256)})
+    pieces = tiktoken.Encoding("bytes", pat_str=PATTERNS["code"], special_tokens={}, mergeable_ranks={bytes([b]): b for b in range(256)})
     assert bytes(pieces.encode_ordinary(text)) == text.encode()
 
 
 def test_a_bpe_tokenizer_merges_in_the_order_of_its_tokens():
     bytes_ = [bytes([b]) for b in range(256)]
-    assert BPETokenizer(PATTERN, [*bytes_, b"bc", b"ab"]).encode("abc") == [97, 256]
-    assert BPETokenizer(PATTERN, [*bytes_, b"ab", b"bc"]).encode("abc") == [256, 99]
+    assert BPETokenizer(PATTERNS["code"], [*bytes_, b"bc", b"ab"]).encode("abc") == [97, 256]
+    assert BPETokenizer(PATTERNS["code"], [*bytes_, b"ab", b"bc"]).encode("abc") == [256, 99]

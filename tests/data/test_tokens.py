@@ -1,10 +1,13 @@
 """Token files: prepared once, never stale, never half there."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +138,65 @@ def test_the_pieces_of_the_split_are_the_documents_in_order(texts, cut, tmp_path
     assert sum(begins for *_, begins in pieces) == sum(map(bool, texts))
 
 
+# --- the split of many documents -----------------------------------------------------------------------------------
+
+
+def numbered(count: int) -> list[str]:
+    return [f"document {n:03} says {n * n}\n" for n in range(count)]
+
+
+@pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
+def test_of_every_ten_documents_one_validates_whole_and_always_the_same(config, folder, monkeypatch, cache):
+    texts = numbered(125)
+    source = folder(*texts)
+    tokens = prepare(source, config, quiet)
+    sides = [[int(n) for n in re.findall(r"document (\d+)", side)] for side in text_of(tokens)]
+    assert sorted(sides[0] + sides[1]) == list(range(125)) and all(side == sorted(side) for side in sides)
+    assert [n // 10 for n in sides[1]][:12] == list(range(12))
+    for side, part in zip(sides, text_of(tokens)):
+        assert part.replace("<|endoftext|>", "") == "".join(texts[n] for n in side)
+        assert part.count("<|endoftext|>") == (0 if config is CHAR else len(side) - 1)
+    assert len({n % 10 for n in sides[1]}) > 3  # drawn, not every tenth
+    assert tokens.val_documents == len(sides[1]) and f"{len(sides[1])} of them" in tokens.summary()[2]
+    monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))
+    assert text_of(prepare(source, config, quiet)) == text_of(tokens)
+
+
+def test_few_documents_are_split_by_position(folder):
+    texts = numbered(99)
+    tokens = prepare(folder(*texts), CHAR, quiet)
+    assert tokens.val_documents is None and "".join(text_of(tokens)) == "".join(texts)
+
+
+def test_one_long_document_among_short_ones_is_split_by_position(folder):
+    texts = [*numbered(150), "long " * 1000]
+    tokens = prepare(folder(*texts), CHAR, quiet)
+    assert tokens.val_documents is None and "".join(text_of(tokens)) == "".join(texts)
+
+
+def test_the_lines_of_a_jsonl_are_documents_to_split(write):
+    tokens = prepare(write("".join(json.dumps({"text": text}) + "\n" for text in numbered(100)), "text/a.jsonl"), CHAR, quiet)
+    assert (tokens.documents, tokens.val_documents) == (100, 10)
+
+
+# --- what training never sees ----------------------------------------------------------------------------------------
+
+
+def test_symbols_that_only_the_validation_split_has_are_tokens_and_are_reported(write):
+    tokens = prepare(write("ab" * 90 + "abéab☃é" * 3 + "a" * 1), CHAR, quiet)
+    assert text_of(tokens)[1].count("é") > 0
+    assert tokens.tokenizer.decode(tokens.unseen) == "é☃"
+    shown = "\n".join(tokens.summary())
+    assert f"{tokens.unseen_share:.2%} of the validation text is tokens that training never sees: 'é' '☃'" in shown
+    val = tokens.val.tolist()
+    assert tokens.unseen_share == sum(id in tokens.unseen for id in val) / len(val)
+
+
+def test_nothing_is_reported_where_training_sees_all(write):
+    tokens = prepare(write("ab" * 100), CHAR, quiet)
+    assert tokens.unseen == () and tokens.unseen_share == 0 and len(tokens.summary()) == 5
+
+
 # --- on disk -------------------------------------------------------------------------------------------------------
 
 
@@ -162,10 +224,11 @@ def test_the_arrays_are_memory_maps_that_cannot_be_written(write):
 
 def test_the_summary_names_the_text_and_counts_it(write):
     tokens = prepare(write(PROSE), CHAR, quiet)
-    name, text, split, vocabulary = tokens.summary()
+    name, text, split, size, vocabulary = tokens.summary()
     assert name.endswith("a.txt")
     assert "1 document, 1,040 characters" in text
-    assert "936 to train on and 104 to validate" in split
+    assert "the last tenth of the characters" in split
+    assert "936 to train on and 104 to validate" in size
     assert "1.00 bytes per token" in vocabulary
 
 
@@ -338,20 +401,34 @@ def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
     assert time.perf_counter() - began < 30
 
 
-def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(write, monkeypatch):
-    text = "".join(f"def name_{n}(x):\n    return {n} * x  # {'é' * (n % 5)}\n\n" for n in range(400))
-    whole = prepare(write(text, "text/a.txt"), SMALL_BPE, quiet)
+@pytest.mark.parametrize("pattern", ["code", "gpt2"])
+def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(pattern, write, monkeypatch):
+    text = "".join(f"def name_{n}(x):\n    return {n} * x  # {'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n" for n in range(400))
+    config = replace(SMALL_BPE, pattern=pattern)
+    whole = prepare(write(text, "text/a.txt"), config, quiet)
     monkeypatch.setattr(data.corpus, "PIECE", 300)
     monkeypatch.setenv("GLASSGPT_CACHE", str(Path(os.environ["GLASSGPT_CACHE"]).with_name("other")))
-    pieces = prepare(write(text, "text/a.txt"), SMALL_BPE, quiet)
+    pieces = prepare(write(text, "text/a.txt"), config, quiet)
     assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.val, pieces.val)
 
 
 def test_progress_is_told_up_to_the_end(write):
     told = []
-    prepare(write(PROSE), CHAR, quiet, progress=lambda *args: told.append(args))
+    prepare(write(PROSE + "é"), CHAR, quiet, progress=lambda *args: told.append(args))
     assert {stage for stage, _, _ in told} == {"reading", "vocabulary", "tokens"}
-    assert told[-1] == ("tokens", len(PROSE), len(PROSE))
+    size = len((PROSE + "é").encode())
+    assert ("reading", size, size) in told and told[-1] == ("tokens", size, size)  # in bytes
+
+
+def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path, write, cache):
+    source = write(PROSE * 10_000)  # 10 MB
+    process = subprocess.Popen([sys.executable, "-m", "data.prepare", "data=text", f"data.path={source.path}", "tokenizer.vocab_size=257"], cwd=ROOT,
+                               env={**os.environ, "GLASSGPT_CACHE": str(cache)}, stderr=subprocess.PIPE, text=True)
+    while not list(cache.glob(".*.part/train.bin")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(60), process.stderr.read()) == (130, "")
+    assert not list(cache.glob(".*.part")) and not prepared(cache)
 
 
 def test_text_is_prepared_without_training(tmp_path, write, cache):

@@ -1,5 +1,7 @@
 """Text: what changed is refused with both fingerprints, or gone on with; bad text is told in a sentence, odd text is read."""
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -169,3 +171,22 @@ def test_a_gigabyte_of_text_is_prepared_in_memory_that_does_not_grow_with_it(tmp
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.txt")], cwd=ROOT, capture_output=True, text=True, env=os.environ)
     count, kilobytes = map(int, done.stdout.splitlines()[-1].split())
     assert count == (tmp_path / "a.txt").stat().st_size and kilobytes < 800_000
+
+
+@pytest.mark.slow
+def test_a_strangers_folder_goes_from_its_path_to_a_sample(tmp_path, command):
+    """Mixed kinds, encodings of line ends, an empty and a hidden file, a picture, a packed one, a name to trip over."""
+    folder = tmp_path / "my notes (1), it's"
+    (folder / "deep" / ".hidden").mkdir(parents=True)
+    for name, text in {"a.md": "# Glass\n\nÀ propos: 漢字 and 👩‍👩‍👧.\n" * 60, "deep/b.TXT": "one\r\ntwo\r\n" * 80, "empty": "",
+                       "deep/.hidden/c": "never read",
+                       "d.jsonl": "".join(json.dumps({"text": f"entry {n}", "id": n}) + "\n" for n in range(120)), "no newline": "x" * 3000}.items():
+        (folder / name).write_bytes(text.encode())
+    (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\0\0")
+    (folder / "old.txt.gz").write_bytes(gzip.compress("packed — text\n".encode() * 90))
+    small = ["model.n_layer=1", "model.n_embd=16", "model.block_size=16", "batch_size=2", "max_steps=2", "compile=false"]
+    done = command("train.py", "data=text", f"data.path={folder}", "run_dir=run", *small)
+    assert done.returncode == 0, done.stderr
+    assert "125 documents" in done.stdout and "photo.jpg" in done.stdout and "160 line ends are CR LF" in done.stdout
+    sample = command("sample.py", "run_dir=run", "prompt=À propos", "max_new_tokens=8")
+    assert sample.returncode == 0 and sample.stdout, sample.stderr
