@@ -98,7 +98,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
         if len(ids) <= T:
             raise UserError(f"the {split} split has {len(ids)} tokens, too few for model.block_size={T}: "
-                            f"give more text, lower model.block_size{', or take tokenizer=char' if config.tokenizer.name not in ('char', 'hf') else ''}")
+                            "give more text, lower model.block_size"
+                            + ", or take tokenizer=char" * (config.tokenizer.name != "char" and not config.init_from))
     padded = bool(config.init_from) and (config.model.vocab_size or 0) > vocab_size  # a model of others may have ids to spare
     if config.model.vocab_size not in (None, vocab_size) and not padded:
         raise UserError(f"model.vocab_size={config.model.vocab_size} is not the tokenizer's {vocab_size}: leave it out")

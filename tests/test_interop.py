@@ -31,7 +31,7 @@ from decoding import stream
 from interop import Checkpoint, load_hf, save_hf
 from interop.__main__ import ExportConfig, export
 from model import GPT
-from training.checkpoint import load_run
+from training.checkpoint import load_run, load_weights
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -148,6 +148,20 @@ def test_the_names_of_the_first_gpt2_files_are_read(tmp_path):
     tensors["lm_head.weight"] = tensors["wte.weight"].clone()
     save_file(tensors, folder / "model.safetensors")
     assert difference(model, load_hf(folder), random_tokens(1, 16)) < 1e-5
+
+
+def test_a_shorter_context_takes_the_first_positions(tmp_path):
+    config = transformers.GPT2Config(vocab_size=30, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = theirs(config)
+    folder = folder_of(model, tmp_path / "hf")
+    tokens = random_tokens(1, 6)
+    short = GPT(replace(load_hf(folder).config, block_size=6)).eval()
+    Checkpoint(folder).copy_to(short)
+    assert difference(model, short, tokens) < 1e-5
+    save_file({name: p.detach() for name, p in load_hf(folder).named_parameters()}, tmp_path / "run.safetensors")  # as a run keeps them
+    again = GPT(short.config).eval()
+    load_weights(again, tmp_path / "run.safetensors")
+    assert torch.equal(again(tokens)[0], short(tokens)[0])
 
 
 # --- our models ----------------------------------------------------------------------------------------------------
@@ -549,7 +563,8 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text
     shutil.copytree(good[family], tmp_path / "hf")
     settings = ["data=text", f"data.path={text_file}", "run_dir=run", "max_steps=4", "eval.every=2", "checkpoint.every=2", "attention.every=0",
                 "batch_size=4", "model.block_size=32", "optim.warmup_steps=0", "compile=false", "precision=fp32", "optim=adamw"]
-    finished(tmp_path, "init_from=hf", *settings)
+    finished(tmp_path, "init_from=hf", *settings[:2], script="data/prepare.py")
+    assert "preparing" not in finished(tmp_path, "init_from=hf", *settings)  # its tokens are there
     for shapes, why in ((["model.n_layer=3"], "model.n_layer=3 does not go with init_from=hf"), (["model.block_size=65"], "more than the 64")):
         said = finished(tmp_path, "init_from=hf", *settings, "run_dir=other", *shapes, status=1)
         assert why in said and said.count("\n") == 1 and not (tmp_path / "other").exists()
