@@ -38,10 +38,22 @@ def preset(name, **changes):
 
 # --- by hand: the same layers from their formulas, head by head and row by row --------------------------------------
 
-def rotate_by_hand(x, theta):
+def frequency_by_hand(c, i):
+    """Radians that pair i turns by from one token to the next."""
+    f = c.rope_theta ** (-2 * i / c.key_dim)
+    turns = (c.rope_trained or 0) * f / (2 * math.pi)
+    if turns >= c.rope_high:
+        return f
+    if turns <= c.rope_low:
+        return f / c.rope_factor
+    share = (turns - c.rope_low) / (c.rope_high - c.rope_low)
+    return share * f + (1 - share) * f / c.rope_factor
+
+
+def rotate_by_hand(x, c):
     """Positions as complex rotations (RoFormer); x (B, T, d)."""
     T, d = x.shape[-2:]
-    angles = torch.arange(T)[:, None] * torch.tensor([theta ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
+    angles = torch.arange(T)[:, None] * torch.tensor([frequency_by_hand(c, i) for i in range(d // 2)], dtype=torch.float64)
     z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles).to(x.to(torch.complex64).dtype)
     return torch.cat((z.real, z.imag), dim=-1).to(x.dtype)
 
@@ -59,7 +71,7 @@ def attention_by_hand(a, x):
         if c.qk_norm:
             q, k = (y / y.square().mean(dim=-1, keepdim=True).sqrt() for y in (q, k))
         if c.position == "rope":
-            q, k = rotate_by_hand(q, c.rope_theta), rotate_by_hand(k, c.rope_theta)
+            q, k = rotate_by_hand(q, c), rotate_by_hand(k, c)
         rows = []
         for t in range(T):  # a query sees the keys up to its own: nothing is masked, the rest is not there
             scores = (k[:, :t + 1] @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
@@ -466,7 +478,7 @@ def test_rotary_positions_turn_pairs_by_geometric_frequencies():
             close(table[:, t, i], torch.tensor([math.cos(angle), -math.sin(angle)]))
             close(table[:, t, i + 4], torch.tensor([math.cos(angle), math.sin(angle)]))
     x = torch.randn(2, 3, 9, 8)
-    close(rotate(x, table), rotate_by_hand(x, 100.0))
+    close(rotate(x, table), rotate_by_hand(x, small(head_dim=8, rope_theta=100.0)))
     close(rotate(x, table).norm(dim=-1), x.norm(dim=-1))
 
 
