@@ -34,10 +34,10 @@ class HFTokenizer:
             self._library.encode_special_tokens = True
             self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
             self.special = {id: token.content for id, token in self._library.get_added_tokens_decoder().items() if token.special}
-            words = [token for id, token in self._vocabulary.items() if id not in self.special]
-            if not words:
+            ordinary = self._vocabulary.keys() - self.special.keys()
+            if not ordinary:
                 raise ValueError("its vocabulary is empty")
-            whole = self._library.encode(words[0])
+            whole = self._library.encode(self._vocabulary[min(ordinary)])
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None

@@ -156,7 +156,7 @@ def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str,
     else:
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         if pickles:
-            raise UserError(f"{folder} holds {pickles[0]}, a pickle, which may run code and is not read: convert it where transformers is installed, "
+            raise UserError(f"{folder} holds {pickles[0]!r}, a pickle, which may run code and is not read: convert it with transformers, "
                             f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}')")
         raise UserError(f"{folder} holds no {WEIGHTS}, nor {INDEX}")
     shapes, places = {}, {}

@@ -378,6 +378,16 @@ def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypat
     check()
 
 
+def test_what_ends_a_text_is_special_whatever_the_file_calls_it(tokenizers_of_theirs, tmp_path):
+    folder = shutil.copytree(tokenizers_of_theirs["llama"], tmp_path / "hf")
+    kept = json.loads((folder / "tokenizer.json").read_text())
+    for token in kept["added_tokens"]:
+        token["special"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(kept))
+    ours = read_tokenizer(folder, {})
+    assert ours.end_of_text not in ours.encode("a </s> b") and ours.special[ours.end_of_text] == "</s>" and ours.token_bytes(ours.end_of_text) == b""
+
+
 # --- what is not as it should be -----------------------------------------------------------------------------------
 
 
