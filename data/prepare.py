@@ -20,15 +20,18 @@ from data.tokens import prepare
 def main(cfg) -> None:
     from rich.console import Console
 
-    from training.checkpoint import starting_point
     from training.record import teller
 
     console = Console()
     say = teller(console)
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
+        kept = None
+        if config.init_from:
+            from training.checkpoint import starting_point
+
+            kept, _ = starting_point(Path(config.init_from), say)
         with shown(console) as progress:
-            kept = starting_point(Path(config.init_from), say)[0] if config.init_from else None
             tokens = prepare(config.data, config.tokenizer, say, kept, progress)
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
