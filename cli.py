@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config import Config, SampleConfig, UserError, did_you_mean, escaped, knobs, read_config
+from config import Config, SampleConfig, TokenizerConfig, UserError, did_you_mean, escaped, is_hf, knobs, read_config
 
 CONFIGS = Path(__file__).parent / "configs"
 # Hydra's options that go with train.py, and the words that follow them (None: any).
@@ -195,11 +195,22 @@ def adopt(asked: Config, overrides: list[str]) -> None:
     Raises:
         UserError: there is no such run, or other settings for them are typed.
     """
-    source = read_config(Path(asked.init_from) / "config.yaml")
+    folder = Path(asked.init_from)
+    if is_hf(folder):
+        from interop import model_config  # which imports torch
+
+        model, tokenizer = model_config(folder), TokenizerConfig(name="hf")
+    else:
+        source = read_config(folder / "config.yaml")
+        model, tokenizer = source.model, source.tokenizer
     for typed in overrides:
-        if typed.partition("=")[0].partition(".")[0] in ("model", "tokenizer") and not typed.startswith("model.dropout="):
+        if typed.partition("=")[0].partition(".")[0] in ("model", "tokenizer") and not typed.startswith(("model.dropout=", "model.block_size=")):
             raise UserError(f"{typed} does not go with init_from={asked.init_from}, which brings its model and its tokenizer: leave it out")
-    asked.model, asked.tokenizer = replace(source.model, dropout=asked.model.dropout), source.tokenizer
+        if typed.startswith("model.block_size="):
+            if asked.model.block_size > model.block_size:
+                raise UserError(f"{typed} is more than the {model.block_size} of init_from={asked.init_from}: lower it, or leave it out")
+            model = replace(model, block_size=asked.model.block_size)
+    asked.model, asked.tokenizer = replace(model, dropout=asked.model.dropout), tokenizer
 
 
 def train_help() -> str:
@@ -248,20 +259,24 @@ def _shown(value) -> str:
 
 
 def sample_config(argv: list[str]) -> SampleConfig:
-    """The checked settings of sample.py.
+    return read_settings(argv, SampleConfig, "python sample.py")
+
+
+def read_settings(argv: list[str], kind: type, command: str):
+    """The checked settings of a command, as the dataclass `kind`.
 
     Raises:
         UserError: an argument names no setting, or its value is wrong.
     """
-    known = {f.name: f for f in fields(SampleConfig)}
-    values, texts = OmegaConf.structured(SampleConfig), {}
+    known = {f.name: f for f in fields(kind)}
+    values, texts = OmegaConf.structured(kind), {}
     for arg in argv:
         key, equals, value = arg.partition("=")
         if not equals:
-            hint = did_you_mean(arg.lstrip("-"), known) or "; a prompt is prompt=TEXT"
+            hint = did_you_mean(arg.lstrip("-"), known) or ("; a prompt is prompt=TEXT" if "prompt" in known else "")
             raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
         if key not in known:
-            raise UserError(f"{key} is not a setting of sample.py{did_you_mean(key, known)}; python sample.py --help lists them")
+            raise UserError(f"{key} is not a setting of {command.split()[-1]}{did_you_mean(key, known)}; {command} --help lists them")
         if key == "stop":
             texts[key] = [*texts.get(key, []), unescape(value)]
         elif value == "null" and "None" in str(known[key].type):
@@ -270,7 +285,7 @@ def sample_config(argv: list[str]) -> SampleConfig:
             texts[key] = value  # as it was typed: nothing reads a meaning into it
         else:
             values[key] = value
-    config: SampleConfig = replace(OmegaConf.to_object(values), **texts)
+    config = replace(OmegaConf.to_object(values), **texts)
     config.check()
     return config
 
@@ -289,7 +304,7 @@ def unescape(stop: str) -> str:
 
 def sample_help() -> str:
     """The text of `python sample.py --help`."""
-    return "\n".join(["""Generate text from a trained run: the text on stdout, everything else on stderr.
+    return settings_help("""Generate text from a trained run: the text on stdout, everything else on stderr.
 
   python sample.py                             from the newest run
   python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
@@ -297,5 +312,8 @@ def sample_help() -> str:
   python sample.py prompts=many.jsonl num_samples=4 json=true
   python sample.py interactive=true stop="\\n\\n"
   python sample.py score=FILE                  how surprised the model is by it
+  python sample.py init_from=FOLDER            a model of Hugging Face's format""", SampleConfig)
 
-Settings (KEY=VALUE), with their defaults:"""] + _knob_lines(SampleConfig()))
+
+def settings_help(text: str, kind: type) -> str:
+    return "\n".join([text, "\nSettings (KEY=VALUE), with their defaults:", *_knob_lines(kind())])

@@ -53,8 +53,13 @@ class GPTConfig:
     norm_embedding: bool = knob(False, "RMS-normalise the embeddings before the first block")
     position: str = knob("learned", "positions: an embedding, or rotary on queries and keys", choices=("learned", "rope"))
     rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
+    rope_factor: float = knob(1.0, "by which rotary wavelengths are stretched, for more tokens than they were trained on", ge=1)
+    rope_trained: int | None = knob(None, "context they were trained on, of which Llama 3 spares the short ones; null: all are stretched", ge=1)
+    rope_low: float = knob(1.0, "wavelengths that turn less often in rope_trained tokens are stretched whole", gt=0)
+    rope_high: float = knob(4.0, "wavelengths that turn more often in rope_trained tokens are left as they are", gt=0)
     qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
-    bias: bool = knob(False, "biases in linear layers and LayerNorms")
+    bias: bool | str = knob(False, "biases: in linear layers and LayerNorms, in attention's layers alone, or on queries, keys and values alone",
+                            choices=(True, False, "attention", "qkv"))
     dropout: float = knob(0.0, "share of activations and attention weights dropped in training", ge=0, lt=1)
     tie_embeddings: bool = knob(True, "the output layer is the token embedding, transposed")
 
@@ -75,9 +80,15 @@ class GPTConfig:
     def hidden_dim(self) -> int:
         return self.mlp_hidden or (-(-self.n_embd // 3) * 8 if self.mlp == "swiglu" else 4 * self.n_embd)
 
+    def biased(self, part: str) -> bool:
+        """Whether a part has biases: qkv, output (of attention), mlp or norm."""
+        return self.bias is True or part in {"attention": ("qkv", "output"), "qkv": ("qkv",)}.get(self.bias, ())
+
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self, "model.")
+        if self.rope_low >= self.rope_high:
+            raise UserError(f"model.rope_low={self.rope_low} must be below model.rope_high={self.rope_high}")
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head={self.n_head}: "
                             "change one, or set model.head_dim")
@@ -104,8 +115,8 @@ class DataConfig:
 
 @dataclass
 class TokenizerConfig:
-    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, or a vocabulary of tiktoken's "
-                            "(char | bpe | gpt2 | cl100k_base | …)")
+    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
+                            "(char | bpe | gpt2 | cl100k_base | … | hf)")
     vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
                         choices=("code", "gpt2"))
@@ -171,7 +182,7 @@ class Config:
 
     run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
     resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start", choices=(True, False, "auto"))
-    init_from: str | None = knob(None, "folder of a run whose best model, with its tokenizer, training starts from, on new text")
+    init_from: str | None = knob(None, "folder of a run, or of Hugging Face weights, whose model and tokenizer training starts from, on new text")
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
     seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0)
@@ -205,7 +216,9 @@ class Config:
         if self.warmup_steps >= min(self.decay_steps, self.max_steps):
             raise UserError(f"optim.warmup_steps={self.warmup_steps} is not shorter than the run's "
                             f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
-        if self.tokenizer.name not in ("char", "bpe", "gpt2"):
+        if self.tokenizer.name == "hf" and self.init_from is None:
+            raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
+        if self.tokenizer.name not in ("char", "bpe", "gpt2", "hf"):
             from tiktoken import list_encoding_names  # it takes a while, and is seldom needed
 
             known = ["char", "bpe", *list_encoding_names()]
@@ -245,6 +258,7 @@ class SampleConfig:
     """What `sample.py` takes."""
 
     run_dir: str | None = knob(None, "folder of a run; null: the newest in runs/")
+    init_from: str | None = knob(None, "in place of run_dir: folder of Hugging Face weights (or of a run)")
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - reads it from stdin; null: the start of a text")
     prompt_file: str | None = knob(None, "file with the text to continue")
@@ -267,6 +281,8 @@ class SampleConfig:
 
     def check(self) -> None:
         check_fields(self)
+        if self.run_dir is not None and self.init_from is not None:
+            raise UserError("run_dir= and init_from= are both given: leave one out")
         sources = ("prompt", "prompt_file", "prompts", "interactive", "score")
         given = [name + "=" for name in sources if getattr(self, name) not in (None, False)]
         if len(given) > 1:
@@ -342,6 +358,11 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as e:
         raise UserError(f"{path} does not fit this version of GlassGPT: {str(e).splitlines()[0]}") from None
+
+
+def is_hf(folder: Path) -> bool:
+    """Whether a folder is in Hugging Face's format, by what it holds: a config.json, where a run has a config.yaml."""
+    return (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
 
 
 def config_yaml(config: Config) -> str:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from data.tokenizer import Tokenizer, first_token
+from data.tokenizer import Tokenizer, prompt_ids
 from model import GPT, KVCache, activate, rotate
 
 CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\t\n"} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -168,13 +168,13 @@ class Text:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: str = "", seed: int = 0, stop: Sequence[str] = ()):
-        """A text after a prompt; after none, one that begins as `first_token` does.
+        """A text after a prompt; after none, one that begins as `prompt_ids` does.
 
         Raises:
             UserError: the prompt cannot be encoded.
         """
         self.prompt, self.seed = prompt, seed
-        self.prompt_tokens = tokenizer.encode(prompt) or [first_token(tokenizer)]
+        self.prompt_tokens = prompt_ids(tokenizer, prompt)
         self.tokens: list[int] = []
         self.text, self.ended = "", None
         self._tokenizer, self._stop, self._held = tokenizer, stop, ""

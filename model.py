@@ -80,12 +80,20 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
     return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
-def rotary_table(length: int, dim: int, theta: float) -> Tensor:
-    """cos and signed sin of every position's angles, (2, length, dim) float32 (Su et al. 2021, RoFormer).
+def rotary_table(length: int, config: GPTConfig) -> Tensor:
+    """cos and signed sin of every position's angles, (2, length, d_k) float32 (Su et al. 2021, RoFormer).
 
-    Both halves of a row hold the same dim/2 angles, the first half of the sines negated: what `rotate` multiplies by.
+    Both halves of a row hold the same d_k/2 angles, the first half of the sines negated: what `rotate` multiplies by.
+    Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where `rope_trained` is given, the more the
+    fewer turns they make in so many tokens (Llama 3.1).
     """
-    frequencies = theta ** (-torch.arange(0, dim, 2, dtype=torch.float32) / dim)  # (d_k/2)
+    c, exponents = config, torch.arange(0, config.key_dim, 2, dtype=torch.float32) / config.key_dim  # (d_k/2)
+    frequencies = c.rope_theta ** -exponents
+    if c.rope_factor != 1:
+        frequencies = 1 / c.rope_theta ** exponents  # rounded as where such models were trained: far tokens turn by much of a last bit
+        turns = (c.rope_trained or 0) / (2 * math.pi / frequencies)
+        kept = ((turns - c.rope_low) / (c.rope_high - c.rope_low)).clamp(0, 1)
+        frequencies = (1 - kept) * frequencies / c.rope_factor + kept * frequencies
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (T, d_k/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
@@ -140,10 +148,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         H, G, d_k, d_v, C = config.n_head, config.kv_heads, config.key_dim, config.value_dim, config.n_embd
         self.config = config
-        self.W_Q = nn.Linear(C, H * d_k, bias=config.bias)
-        self.W_K = nn.Linear(C, G * d_k, bias=config.bias)
-        self.W_V = nn.Linear(C, G * d_v, bias=config.bias)
-        self.W_O = nn.Linear(H * d_v, C, bias=config.bias)
+        self.W_Q = nn.Linear(C, H * d_k, bias=config.biased("qkv"))
+        self.W_K = nn.Linear(C, G * d_k, bias=config.biased("qkv"))
+        self.W_V = nn.Linear(C, G * d_v, bias=config.biased("qkv"))
+        self.W_O = nn.Linear(H * d_v, C, bias=config.biased("output"))
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v) of x (B, T, C)."""
@@ -155,7 +163,7 @@ class SelfAttention(nn.Module):
             q, k = F.rms_norm(q, (c.key_dim,)), F.rms_norm(k, (c.key_dim,))
         if c.position == "rope":
             if rotary is None:  # used on its own, outside a GPT
-                rotary = rotary_table(T, c.key_dim, c.rope_theta).to(x.device)
+                rotary = rotary_table(T, c).to(x.device)
             q, k = rotate(q, rotary), rotate(k, rotary)
         return q, k, v
 
@@ -218,10 +226,10 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.W_in = nn.Linear(config.n_embd, config.hidden_dim, bias=config.bias)
+        self.W_in = nn.Linear(config.n_embd, config.hidden_dim, bias=config.biased("mlp"))
         if config.mlp == "swiglu":
-            self.W_gate = nn.Linear(config.n_embd, config.hidden_dim, bias=config.bias)
-        self.W_out = nn.Linear(config.hidden_dim, config.n_embd, bias=config.bias)
+            self.W_gate = nn.Linear(config.n_embd, config.hidden_dim, bias=config.biased("mlp"))
+        self.W_out = nn.Linear(config.hidden_dim, config.n_embd, bias=config.biased("mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.W_gate(x) if self.config.mlp == "swiglu" else None
@@ -232,7 +240,7 @@ class MLP(nn.Module):
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
-    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.biased("norm"))
 
 
 class Block(nn.Module):
@@ -271,7 +279,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
-        rotary = rotary_table(config.block_size, config.key_dim, config.rope_theta) if config.position == "rope" else None
+        rotary = rotary_table(config.block_size, config) if config.position == "rope" else None
         self.register_buffer("rotary", rotary, persistent=False)  # (2, T, d_k)
         init_weights(self)
 

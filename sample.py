@@ -28,23 +28,23 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or what it shall continue or score cannot be read or encoded.
     """
     prompts = read_prompts(config)
-    run_dir = Path(config.run_dir) if config.run_dir else newest_run()
+    folder = Path(config.run_dir or config.init_from or newest_run())
     with suppress(AttributeError):  # a notebook's
         sys.stdout.reconfigure(errors="replace")  # one that is not UTF-8 gets what it can show
 
-    from training.checkpoint import load_run  # torch, now that all that is quickly checked is right
+    from training.checkpoint import load_model  # torch, now that all that is quickly checked is right
     from training.runtime import for_sampling, pick_device
 
-    model, tokenizer, _ = load_run(run_dir, config.checkpoint, say=note)
+    model, tokenizer = load_model(folder, config.checkpoint, say=note)
     for_sampling(model, pick_device(config.device), config.precision)
     if config.score is not None:
         from scoring import show_score
 
         show_score(model, tokenizer, prompts[0], config.json)
     elif config.interactive:
-        converse(config, model, tokenizer, run_dir)
+        converse(config, model, tokenizer, folder)
     else:
-        note(f"{run_dir}: {write_texts(config, model, tokenizer, prompts, config.seed)}")
+        note(f"{folder}: {write_texts(config, model, tokenizer, prompts, config.seed)}")
 
 
 def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed: int) -> str:
@@ -109,11 +109,11 @@ def show(text, steps: Iterator, as_json: bool) -> None:
     put("\n")
 
 
-def converse(config: SampleConfig, model, tokenizer, run_dir: Path) -> None:
+def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
     """Ask for a prompt, continue it, ask again: Ctrl-C ends a text, Ctrl-D the program. Each text has the seed after the last one's."""
     with suppress(ImportError):
         import readline  # noqa: F401  the arrow keys and a history, where the platform has them
-    note(f"{run_dir}: type the beginning of a text; Ctrl-C ends a text, Ctrl-D the program")
+    note(f"{folder}: type the beginning of a text; Ctrl-C ends a text, Ctrl-D the program")
     person, seed = sys.stdin.isatty(), config.seed
     while True:
         try:

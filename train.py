@@ -80,14 +80,15 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     runtime.settle(config)
 
     # What the run starts from: nothing, its own last checkpoint, or another run's model.
-    folder, state, trained = None, {}, None
+    folder, state, tokenizer, begin = None, {}, None, None
     if resume and not checkpoint.saved_steps(run_dir) and config.resume != "auto":
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: start it again with resume=auto")
     if resume and checkpoint.saved_steps(run_dir):
         folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
     elif config.init_from:
-        trained, _ = checkpoint.find_checkpoint(Path(config.init_from), "best", say)
-    tokenizer = checkpoint.tokenizer_of(folder or trained) if config.init_from else None
+        tokenizer, begin = checkpoint.starting_point(Path(config.init_from), say)
+    if folder and config.init_from:
+        tokenizer = checkpoint.tokenizer_of(folder)
 
     # The text, as tokens: for a run that goes on, the text that it began with.
     tokens = prepare(config.data, config.tokenizer, say, tokenizer)
@@ -97,10 +98,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
         if len(ids) <= T:
             raise UserError(f"the {split} split has {len(ids)} tokens, too few for model.block_size={T}: "
-                            f"give more text, lower model.block_size{'' if config.tokenizer.name == 'char' else ', or take tokenizer=char'}")
-    if config.model.vocab_size not in (None, vocab_size):
+                            "give more text, lower model.block_size"
+                            + ", or take tokenizer=char" * (config.tokenizer.name != "char" and not config.init_from))
+    padded = bool(config.init_from) and (config.model.vocab_size or 0) > vocab_size  # a model of others may have ids to spare
+    if config.model.vocab_size not in (None, vocab_size) and not padded:
         raise UserError(f"model.vocab_size={config.model.vocab_size} is not the tokenizer's {vocab_size}: leave it out")
-    config.model.vocab_size = vocab_size
+    config.model.vocab_size = config.model.vocab_size or vocab_size
     for line in tokens.summary():
         say(line)
 
@@ -108,8 +111,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
-    if trained:
-        checkpoint.load_weights(model, trained / checkpoint.MODEL)
+    if begin:
+        begin(model)
     optimizers = build_optimizers(model, config)
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
     validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision)

@@ -33,7 +33,7 @@ def make_probes(val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int) -
     text = np.asarray(val[start:start + length], dtype=np.int64)
 
     random = np.random.default_rng(seed)
-    ids = np.delete(np.arange(tokenizer.vocab_size), [] if tokenizer.end_of_text is None else tokenizer.end_of_text)
+    ids = np.setdiff1d(np.arange(tokenizer.vocab_size), list(tokenizer.special))
     size = min(length, len(ids))  # so that no token comes twice but by repetition
     rows = [random.choice(ids, size, replace=False) for _ in range(2 * PERIODS)]
     repeat, control = np.array(rows[:PERIODS]), np.array(rows[PERIODS:])
@@ -51,4 +51,4 @@ def words(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
 
 def word(tokenizer: Tokenizer, id: int) -> str:
     """A token as text; bytes that are no whole character show as the replacement character."""
-    return tokenizer.token_bytes(int(id)).decode("utf-8", errors="replace") or "<|endoftext|>"
+    return tokenizer.token_bytes(int(id)).decode("utf-8", errors="replace") or tokenizer.special.get(int(id), f"<{id}>")

@@ -26,8 +26,13 @@ def main(cfg) -> None:
     say = teller(console)
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
+        kept = None
+        if config.init_from:
+            from training.checkpoint import starting_point
+
+            kept, _ = starting_point(Path(config.init_from), say)
         with shown(console) as progress:
-            tokens = prepare(config.data, config.tokenizer, say, progress=progress)
+            tokens = prepare(config.data, config.tokenizer, say, kept, progress)
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
     for line in tokens.summary():

@@ -5,12 +5,16 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from config import TokenizerConfig, UserError
+
+if TYPE_CHECKING:
+    from data.hf_tokenizer import HFTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 1024
@@ -25,7 +29,8 @@ PATTERNS = {  # how text is split before BPE, which never merges across a split
 class CharTokenizer:
     """One token for each character of an alphabet, in the order of the code points. No end-of-text token."""
 
-    end_of_text = None
+    end_of_text = begin_of_text = None
+    special: dict[int, str] = {}  # noqa: RUF012  names of the tokens that stand for no text
 
     def __init__(self, alphabet: str):
         self.alphabet = "".join(sorted(set(alphabet)))
@@ -67,6 +72,8 @@ class BPETokenizer:
     Text never produces the end-of-text token: its name in a text is encoded as ordinary characters.
     """
 
+    begin_of_text = None  # texts are kept apart, and begun, by end-of-text
+
     def __init__(self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None):
         """`tokens` in the order of their ids, which is the order of the merges; None for an id that no text has.
 
@@ -74,6 +81,7 @@ class BPETokenizer:
         """
         self.pattern, self._tokens = pattern, tokens
         self.end_of_text = len(tokens) if end_of_text is None else end_of_text
+        self.special = {self.end_of_text: END_OF_TEXT}
         self.vocab_size = max(len(tokens), self.end_of_text + 1)
         self._encoding = tiktoken.Encoding("glassgpt", pat_str=pattern, special_tokens={END_OF_TEXT: self.end_of_text},
                                            mergeable_ranks={token: rank for rank, token in enumerate(tokens) if token is not None})
@@ -96,7 +104,7 @@ class BPETokenizer:
                 "tokens": [token and base64.b64encode(token).decode() for token in self._tokens]}
 
 
-Tokenizer = CharTokenizer | BPETokenizer
+Tokenizer = Union[CharTokenizer, BPETokenizer, "HFTokenizer"]
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: str = PATTERNS["code"]) -> BPETokenizer:
@@ -105,7 +113,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: str = PATTERNS["co
     A text with too few pairs to merge gives a smaller vocabulary.
     """
     trained = learn(texts, vocab_size, pattern)
-    spelled = _bytes_of_characters()
+    spelled = byte_spelling()
     by_id = sorted(trained.get_vocab().items(), key=lambda item: item[1])
     return BPETokenizer(pattern, [bytes(spelled[c] for c in token) for token, _ in by_id])
 
@@ -123,7 +131,7 @@ def learn(texts: Iterable[str], vocab_size: int, pattern: str):
     return trained
 
 
-def _bytes_of_characters() -> dict[str, int]:
+def byte_spelling() -> dict[str, int]:
     """Which byte each character of the byte-level spelling stands for.
 
     Printable Latin-1 stands for itself; the other bytes, in their order, for the characters from 256 on
@@ -190,6 +198,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
             if not 0 <= end < len(tokens) + 4096 or (end < len(tokens) and tokens[end] is not None):
                 raise ValueError("its end-of-text token has the id of another, or none that fits")
             return BPETokenizer(saved["pattern"], tokens, end)
+        if saved["kind"] == "hf":
+            from data.hf_tokenizer import HFTokenizer  # which stands on this module
+
+            return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
     raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")
@@ -197,6 +209,15 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 def first_token(tokenizer: Tokenizer) -> int:
     """What a text without a prompt starts from: as a new document does, or a new line, or with the alphabet's first character."""
-    if tokenizer.end_of_text is not None:
-        return tokenizer.end_of_text
+    for id in (tokenizer.begin_of_text, tokenizer.end_of_text):
+        if id is not None:
+            return id
     return tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])[0]
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """What a model continues: the prompt's ids, after the token that its tokenizer begins every text with, where it has one."""
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        return [first_token(tokenizer)]
+    return ids if tokenizer.begin_of_text is None else [tokenizer.begin_of_text, *ids]

@@ -168,8 +168,9 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Pa
             val_documents, some = 0, {train: False, val: False}
             for is_train, ids, begins, length in encoded(tokenizer, split_texts(corpus, cut)):
                 done, file = done + length, train if is_train else val
-                if begins and some[file] and tokenizer.end_of_text is not None:
-                    ids = np.concatenate(([tokenizer.end_of_text], ids))
+                if begins and some[file]:
+                    between = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
+                    ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
                 file.write(ids.astype(dtype).tobytes())
                 count[file] += np.bincount(ids, minlength=tokenizer.vocab_size)
                 some[file] |= len(ids) > 0

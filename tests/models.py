@@ -16,7 +16,8 @@ configs = st.builds(
     n_kv_head=st.sampled_from([None, 1, 2, 4]), n_embd=st.just(16), head_dim=st.sampled_from([None, 6]),
     value_head_dim=st.sampled_from([None, 3]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
     norm=st.sampled_from(["layernorm", "rmsnorm"]), position=st.sampled_from(["learned", "rope"]),
-    rope_theta=st.sampled_from([100.0, 10000.0]), qk_norm=st.booleans(), bias=st.booleans(), tie_embeddings=st.booleans())
+    rope_theta=st.sampled_from([100.0, 10000.0]), rope_factor=st.sampled_from([1.0, 4.0]), rope_trained=st.sampled_from([None, 8]),
+    qk_norm=st.booleans(), bias=st.sampled_from([False, True, "attention", "qkv"]), tie_embeddings=st.booleans())
 seeds = st.integers(0, 2**31)
 
 

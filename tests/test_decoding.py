@@ -423,7 +423,7 @@ def ended_by_definition(whole, stops):
 def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(whole, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole.encode())), max_size=6)))
     pieces = [whole.encode()[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole.encode())])]
-    tokenizer = SimpleNamespace(encode=lambda text: [0], end_of_text=None, token_bytes=pieces.__getitem__)
+    tokenizer = SimpleNamespace(encode=lambda text: [0], begin_of_text=None, end_of_text=None, token_bytes=pieces.__getitem__)
     text = Text(tokenizer, stop=stops)
     certain = grown(text, range(len(pieces)))
     if text.ended is None:

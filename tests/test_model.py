@@ -38,10 +38,22 @@ def preset(name, **changes):
 
 # --- by hand: the same layers from their formulas, head by head and row by row --------------------------------------
 
-def rotate_by_hand(x, theta):
+def frequency_by_hand(c, i):
+    """Radians that pair i turns by from one token to the next."""
+    f = c.rope_theta ** (-2 * i / c.key_dim)
+    turns = (c.rope_trained or 0) * f / (2 * math.pi)
+    if turns >= c.rope_high:
+        return f
+    if turns <= c.rope_low:
+        return f / c.rope_factor
+    share = (turns - c.rope_low) / (c.rope_high - c.rope_low)
+    return share * f + (1 - share) * f / c.rope_factor
+
+
+def rotate_by_hand(x, c):
     """Positions as complex rotations (RoFormer); x (B, T, d)."""
     T, d = x.shape[-2:]
-    angles = torch.arange(T)[:, None] * torch.tensor([theta ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float64)
+    angles = torch.arange(T)[:, None] * torch.tensor([frequency_by_hand(c, i) for i in range(d // 2)], dtype=torch.float64)
     z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles).to(x.to(torch.complex64).dtype)
     return torch.cat((z.real, z.imag), dim=-1).to(x.dtype)
 
@@ -59,7 +71,7 @@ def attention_by_hand(a, x):
         if c.qk_norm:
             q, k = (y / y.square().mean(dim=-1, keepdim=True).sqrt() for y in (q, k))
         if c.position == "rope":
-            q, k = rotate_by_hand(q, c.rope_theta), rotate_by_hand(k, c.rope_theta)
+            q, k = rotate_by_hand(q, c), rotate_by_hand(k, c)
         rows = []
         for t in range(T):  # a query sees the keys up to its own: nothing is masked, the rest is not there
             scores = (k[:, :t + 1] @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
@@ -453,25 +465,25 @@ def test_a_key_changes_nothing_before_itself_in_the_written_out_formula():
 @given(m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 300), dim=st.sampled_from([2, 6, 16]), seed=seeds)
 def test_rotary_products_depend_on_the_relative_position_only(m, n, shift, dim, seed):
     torch.manual_seed(seed)
-    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(), rotary_table(501, dim, 10000.0)
+    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(), rotary_table(501, small(head_dim=dim))
     near, far = ((rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum() for a, b in ((m, n), (m + shift, n + shift)))
     close(near, far, atol=1e-3, rtol=0)
 
 
 def test_rotary_positions_turn_pairs_by_geometric_frequencies():
-    table = rotary_table(9, 8, 100.0)
+    table = rotary_table(9, small(head_dim=8, rope_theta=100.0))
     for t in range(9):
         for i in range(4):
             angle = t * 100.0 ** (-2 * i / 8)
             close(table[:, t, i], torch.tensor([math.cos(angle), -math.sin(angle)]))
             close(table[:, t, i + 4], torch.tensor([math.cos(angle), math.sin(angle)]))
     x = torch.randn(2, 3, 9, 8)
-    close(rotate(x, table), rotate_by_hand(x, 100.0))
+    close(rotate(x, table), rotate_by_hand(x, small(head_dim=8, rope_theta=100.0)))
     close(rotate(x, table).norm(dim=-1), x.norm(dim=-1))
 
 
 def test_a_rotary_layer_gives_the_same_wherever_its_text_stands():
-    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(100, 4, 10000.0)
+    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(100, small(head_dim=4))
     x = torch.randn(2, 9, 16)
     close(layer(x, table[:, 80:89]), layer(x, table[:, :9]), atol=1e-4, rtol=0)
     assert not torch.allclose(layer(x, table[:, :9] * 0 + table[:, :1]), layer(x, table[:, :9]), atol=1e-2)

@@ -1,0 +1,110 @@
+"""`python -m interop run_dir=RUN to=FOLDER`: a run's model as a folder of Hugging Face's format, with its tokenizer and a card."""
+
+import json
+import shlex
+import sys
+import textwrap
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import hydra
+from omegaconf import OmegaConf
+
+import cli
+from config import Config, UserError, check_fields, config_yaml, knob, knobs
+from interop import save_hf
+
+
+@dataclass
+class ExportConfig:
+    """What `python -m interop` takes."""
+
+    run_dir: str | None = knob(None, "folder of the run")
+    to: str | None = knob(None, "folder to write, new or empty")
+    checkpoint: str = knob("best", "best, last, or a step's number")
+
+    def check(self) -> None:
+        check_fields(self)
+        for key in ("run_dir", "to"):
+            if getattr(self, key) is None:
+                raise UserError(f"{key}= is missing: python -m interop run_dir=RUN to=FOLDER")
+
+
+def export(config: ExportConfig) -> None:
+    """Write a run's model, its tokenizer and a card as a folder of Hugging Face's format."""
+    from training.checkpoint import find_checkpoint, load_run
+    from training.record import read_rows
+
+    run_dir, to = Path(config.run_dir), Path(config.to).expanduser()
+    _, manifest = find_checkpoint(run_dir, config.checkpoint, note)
+    model, tokenizer, run = load_run(run_dir, str(manifest["step"]), note)
+    losses = next((row for row in read_rows(run_dir / "metrics.jsonl") if row["step"] == manifest["step"]), {})
+    save_hf(model, to, tokenizer, model_card(run, model.num_parameters(), manifest, losses))
+    note(f"wrote {to}: {model.num_parameters():,} parameters after {manifest['step']:,} steps")
+
+
+def model_card(run: Config, parameters: int, manifest: dict, losses: dict) -> str:
+    """The README.md of an exported model: what it is, what it reached, what it was trained on, and by which command."""
+    measured = {"validation loss, nats per token": "val/loss", "validation, bits per byte": "val/bits_per_byte",
+                "training loss, nats per token": "train/loss"}
+    table = [f"| {words} | {losses[key]:.4f} |" for words, key in measured.items() if key in losses]
+    # The last two blocks are indented, not fenced: no path or name in them can end one.
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [glassgpt]
+---
+
+# A model trained with GlassGPT
+
+{parameters:,} parameters, a context of {run.model.block_size:,} tokens.
+
+| | |
+|---|---|
+{chr(10).join(table)}
+| steps | {manifest["step"]:,} |
+| fingerprint of the text | `{manifest["fingerprint"]}` |
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = (kind.from_pretrained("FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
+```
+
+Trained by
+
+{textwrap.indent(training_command(run), "    ")}
+
+with this configuration:
+
+{textwrap.indent(config_yaml(replace(run, run_dir=None, resume=False)), "    ")}"""
+
+
+def training_command(run: Config) -> str:
+    """The `python train.py …` that has the settings of a run."""
+    with hydra.initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
+        default = {name: value for name, _, value in knobs(OmegaConf.to_object(hydra.compose("config")))}
+    said_otherwise = ("run_dir", "resume", "eval_only", "accept_changed_data", "model.vocab_size")
+    typed = {name: value for name, _, value in knobs(run) if value != default[name] and name not in said_otherwise}
+    if run.init_from:  # which brings the rest
+        typed = {name: value for name, value in typed.items() if not name.startswith(("model.", "tokenizer."))}
+        typed |= {"model.block_size": run.model.block_size, "model.dropout": run.model.dropout}
+    typed = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in typed.items()]
+    return shlex.join(["python", "train.py", *typed])
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def main() -> None:
+    export(cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop"))
+
+
+def help() -> str:
+    return cli.settings_help("""Write a run's model for transformers, and what loads its format: vLLM, llama.cpp.
+
+  python -m interop run_dir=runs/X to=exported""", ExportConfig)
+
+
+if __name__ == "__main__":
+    cli.start(main, help)
