@@ -33,7 +33,7 @@ def follow() -> None:
             _follow(team)
     except UserError as e:
         if not isinstance(e, Lost) or e.first_left == team.rank:
-            print(f"error: process {team.rank}: {e}", file=sys.stderr)
+            print(f"error: {f'process {team.rank}: ' * (not isinstance(e, Lost))}{e}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -69,6 +69,7 @@ def _follow(team: Team) -> None:
         elif order == "gather":
             team.gather(optimizer_tensors(optimizers, model))
     if number:
+        team.stop.exit_status = number  # torchrun, which sees some end before others, signals those
         raise SystemExit(number)
 
 

@@ -149,8 +149,8 @@ def rounding(config: Config, processes: int = 1) -> str:
 class StopSignal:
     """Notes Ctrl-C and SIGTERM instead of dying of them, so that the loop can save first. A second Ctrl-C ends at once.
 
-    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143. `save_asked` becomes true with
-    SIGUSR1, by which Slurm and others warn: save now, and go on.
+    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143, and what comes later is only noted, until
+    the process ends. `save_asked` becomes true with SIGUSR1, by which Slurm and others warn: save now, and go on.
     """
 
     def __init__(self):
@@ -162,7 +162,7 @@ class StopSignal:
         return self
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
+        for number, handler in self._before.items() if self.exit_status is None else ():
             signal.signal(number, handler)
 
     @contextmanager
