@@ -243,18 +243,19 @@ class Team:
 
     def _lost(self, error: RuntimeError) -> Lost:
         """Which process has ended, and what it said of the reason, if it could; those that are left call the roll."""
-        gone, why = [], ""
+        left, why = {self.rank}, ""
         try:
             self._store.set(f"left/{self.rank}", "")
             time.sleep(ROLL_CALL)
-            gone = [rank for rank in range(self.size) if not self._store.check([f"left/{rank}"])]
-            why = "; ".join(self._store.get(f"ended/{rank}").decode() for rank in gone if self._store.check([f"ended/{rank}"]))
-        except RuntimeError:
-            why = "and so has torchrun"
-        who = f"process {' or '.join(map(str, gone))}" if gone else f"the connection to another process ({str(error).splitlines()[0]})"
-        lost = Lost(f"{who} of {self.size} has ended{f' ({why})' if why else ''}, and the run with it; the checkpoints are as they were: "
+            left = {rank for rank in range(self.size) if self._store.check([f"left/{rank}"])}
+            why = "; ".join(self._store.get(key).decode() for key in (f"ended/{rank}" for rank in range(self.size)) if self._store.check([key]))
+            gone = " or ".join(map(str, sorted(set(range(self.size)) - left)))
+        except RuntimeError:  # what kept the store has ended
+            gone = "0"
+        who = f"process {gone} of {self.size}" if gone else f"the connection to another process ({str(error).splitlines()[0]})"
+        lost = Lost(f"{who} has ended{f' ({why})' if why else ''}, and the run with it; the checkpoints are as they were: "
                     "go on from the last one with resume=true; torchrun's report says more")
-        lost.first_left = min(set(range(self.size)) - set(gone), default=0)  # who is to say it
+        lost.said = self.rank != (0 if 0 in left or why else min(left))  # by the first; where it was killed, by the first of those left
         return lost
 
 

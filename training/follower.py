@@ -32,7 +32,7 @@ def follow() -> None:
         with team, team.stop:
             _follow(team)
     except UserError as e:
-        if not isinstance(e, Lost) or e.first_left == team.rank:
+        if not getattr(e, "said", False):
             print(f"error: {f'process {team.rank}: ' * (not isinstance(e, Lost))}{e}", file=sys.stderr)
         sys.exit(1)
 
