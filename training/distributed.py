@@ -41,6 +41,10 @@ def join(config: Config | None = None) -> "Team":
         return Team()
     if config:
         check(config, size)
+    # The first step of an optimizer imports this, which from then on holds the process group that there is: its threads would
+    # outlive `destroy_process_group`, and now and then crash the process as it ends (torch 2.13).
+    import torch._dynamo
+
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
     store, backend = meeting(store, rank, size), "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
