@@ -46,7 +46,7 @@ def join(config: Config | None = None) -> "Team":
     import torch._dynamo
 
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-    store, backend = meeting(store, rank, size), "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
+    store, backend = meeting(store, rank, size), "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return Team(rank, size, store)
 

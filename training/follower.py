@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from config import UserError, config_from
+from config import Config, UserError, config_from
 from data.batches import Batches
 from data.tokenizer import tokenizer_from
 from data.tokens import Tokens, prepare
@@ -45,7 +45,7 @@ def _follow(team: Team) -> None:
             told = json.loads(team.tell())
             config = config_from(told["config"])
             team.settle(config)
-            tokens = same_tokens(team, config, told)
+            tokens = same_tokens(config, told)
             torch.manual_seed(config.seed)
             model = GPT(config.model).to(config.device)
             optimizers = build_optimizers(model, config, team.divide(shares(model, config, team.size)))
@@ -77,7 +77,7 @@ def _leave() -> None:
     raise _Leave
 
 
-def same_tokens(team: Team, config, told: dict) -> Tokens:
+def same_tokens(config: Config, told: dict) -> Tokens:
     """The tokens that the first process has, from the cache here or made now.
 
     Raises:

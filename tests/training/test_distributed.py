@@ -17,9 +17,12 @@ from processes import assert_same_run, finished, rows, tiny
 from safetensors.numpy import load_file
 
 from config import Config, GPTConfig, OptimConfig, UserError
+from data.tokenizer import CharTokenizer
+from data.tokens import prepare
 from model import GPT
 from training.checkpoint import find_checkpoint
 from training.distributed import Team, check
+from training.follower import same_tokens
 from training.optim import build_optimizers, shares
 
 SCRIPT = f"""
@@ -301,3 +304,13 @@ def test_what_does_not_go_with_so_many_processes_is_refused(monkeypatch):
     check(Config(run_dir="x", resume="auto"), 2)
     with pytest.raises(UserError, match="resume=auto"):
         check(Config(run_dir="x"), 2)
+
+
+def test_a_follower_has_the_text_and_the_vocabulary_of_the_first(tiny):
+    tokens = prepare(tiny.data, tiny.tokenizer, lambda line: None)
+    told = {"tokenizer": tokens.tokenizer.to_json(), "fingerprint": tokens.fingerprint}
+    assert np.array_equal(same_tokens(tiny, told).train, tokens.train)
+    kept = CharTokenizer(tokens.tokenizer.alphabet + "¡")
+    assert same_tokens(tiny, {**told, "tokenizer": kept.to_json()}).tokenizer.alphabet == kept.alphabet
+    with pytest.raises(UserError, match="another than that of process 0"):
+        same_tokens(tiny, {**told, "fingerprint": "0" * 64})
