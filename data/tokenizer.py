@@ -187,24 +187,32 @@ def load_tokenizer(path: Path) -> Tokenizer:
         ValueError: the file does not hold a tokenizer.
     """
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
-            return CharTokenizer(saved["alphabet"])
-        if saved["kind"] == "bpe":
-            tokens = [None if token is None else base64.b64decode(token, validate=True) for token in saved["tokens"]]
-            some, end = [token for token in tokens if token is not None], saved.get("end_of_text", len(tokens))
-            if len(set(some)) < len(some) or not {bytes([b]) for b in range(256)} <= set(some):
-                raise ValueError("its tokens are not distinct, or lack a byte")
-            if not 0 <= end < len(tokens) + 4096 or (end < len(tokens) and tokens[end] is not None):
-                raise ValueError("its end-of-text token has the id of another, or none that fits")
-            return BPETokenizer(saved["pattern"], tokens, end)
-        if saved["kind"] == "hf":
-            from data.hf_tokenizer import HFTokenizer  # which stands on this module
-
-            return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
+        return tokenizer_from(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
-    raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")
+
+
+def tokenizer_from(saved: dict) -> Tokenizer:
+    """The tokenizer whose `to_json` was saved.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not one.
+    """
+    if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
+        return CharTokenizer(saved["alphabet"])
+    if saved["kind"] == "bpe":
+        tokens = [None if token is None else base64.b64decode(token, validate=True) for token in saved["tokens"]]
+        some, end = [token for token in tokens if token is not None], saved.get("end_of_text", len(tokens))
+        if len(set(some)) < len(some) or not {bytes([b]) for b in range(256)} <= set(some):
+            raise ValueError("its tokens are not distinct, or lack a byte")
+        if not 0 <= end < len(tokens) + 4096 or (end < len(tokens) and tokens[end] is not None):
+            raise ValueError("its end-of-text token has the id of another, or none that fits")
+        return BPETokenizer(saved["pattern"], tokens, end)
+    if saved["kind"] == "hf":
+        from data.hf_tokenizer import HFTokenizer  # which stands on this module
+
+        return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
+    raise ValueError(f"its kind is {saved['kind']!r}")
 
 
 def first_token(tokenizer: Tokenizer) -> int:
