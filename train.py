@@ -43,6 +43,11 @@ def train(config: Config, resume: bool, experiment: str) -> float:
         SystemExit: 130 or 143 after a stop signal, with a checkpoint saved.
     """
     # Imported here, so that a mistyped setting or --help need not wait for torch.
+    if config.dry_run is not False:
+        from training.plan import print_plan
+
+        print_plan(config, experiment)
+        return float("nan")
     from training.record import RunFolder, Terminal, new_run_dir
 
     console = Terminal()
