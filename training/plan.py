@@ -1,7 +1,7 @@
 """A run on paper: parameters, memory by kind, operations and time of a configuration. Reads no data, and holds none of the memory.
 
 A whole step, the one that trains, is run on tensors that have a shape and no contents, and what each operation would allocate
-is counted. What a kernel takes within itself is not seen; LOG.md has how far real steps were from the count.
+is counted. What a kernel takes within itself is not seen; docs/scaling.md has how far real steps were from the count.
 """
 
 import os
@@ -158,17 +158,16 @@ def measure(config: Config, rows: int) -> Memory:
         optimizers = build_optimizers(model, config)
         tokens = torch.zeros(shape, dtype=torch.int64)
         with counter:
-            for _ in range(min(2, config.accumulate)):  # in the second the gradients of the first are there
+            for micro_step in range(min(2, config.accumulate)):  # in the second the gradients of the first are there
                 with autocast("cpu", config.precision):
                     logits, loss = model(tokens, tokens)
-                activations, recomputed = counter.now[0], counter.recomputed()
+                if micro_step == 0:
+                    activations, recomputed = counter.now[0], counter.recomputed()
                 loss.backward()
             step, counter.most = counter.most, [0, 0]
             for optimizer in optimizers:
                 optimizer.step()
     gradients = sum(p.grad.nbytes for p in model.parameters())
-    if config.accumulate > 1:
-        activations -= gradients
     weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     state = sum(t.nbytes for optimizer in optimizers for tensors in optimizer.state.values() for t in tensors.values())
     update = sum(counter.most) - sum(counter.now)

@@ -70,7 +70,12 @@ def test_memory_goes_with_the_micro_batch():
     one, two = plan.measure(run_of(model), 4), plan.measure(run_of(model), 8)
     assert two.activations == pytest.approx(2 * one.activations, rel=0.02) and two.logits == pytest.approx(2 * one.logits, rel=0.02)
     assert (two.weights, two.gradients, two.optimizer) == (one.weights, one.gradients, one.optimizer)
-    split = plan.measure(run_of(model, batch_size=8, accumulate=2), 4)  # the gradients stay over the second micro-step
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_gradients_stay_while_the_next_micro_step_runs(compile):
+    model = GPTConfig(300, block_size=128, n_layer=3, n_head=4, n_embd=64)
+    one, split = (plan.measure(run_of(model, compile=compile, precision="bf16", batch_size=8, accumulate=n), 4) for n in (1, 2))
     assert split.activations == one.activations and one.at_once < split.at_once <= one.at_once + one.gradients
 
 
