@@ -99,7 +99,7 @@ def test_a_real_step_takes_about_what_the_plan_says(settings):
     done = subprocess.run([sys.executable, __file__, *map(str, settings)], capture_output=True, text=True, check=True,
                           env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
     planned, real = map(float, done.stdout.split())
-    assert 0.8 < real / planned < 1.35, (planned, real)
+    assert 0.9 < real / planned < 1.5, (planned, real)  # glibc gives back little of what comes and goes
 
 
 def real_step(precision: str, optim: str, accumulate: str) -> None:
