@@ -57,8 +57,14 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
 
 
 def fail(error: UserError | str) -> None:
-    print(f"error: {error}", file=sys.stderr)
+    if rank() == 0:  # of all the processes that meet with the same mistake
+        print(f"error: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def rank() -> int:
+    """This process's number among those that torchrun started; 0 where it did not."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 def sentence(error: Exception) -> str:
@@ -115,6 +121,8 @@ def check_arguments(argv: list[str]) -> list[str]:
         elif not sweep and "," in value:
             raise UserError(f"{arg} gives several values: add -m to run a sweep over them")
         checked.append(f"{key}={value}")
+    if sweep and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError("a sweep does not go with torchrun, whose processes train one run: start it by python train.py -m, or each job by torchrun")
     if sweep and any(arg.startswith("run_dir=") for arg in checked):
         raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
     if sweep and any(arg.startswith("dry_run=") for arg in checked):
@@ -179,7 +187,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
             setattr(getattr(config, section) if section else config, name,
                     getattr(getattr(asked, section) if section else asked, name))
     config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
-    for key in ("run_dir", "resume", "eval_only", "dry_run", "accept_changed_data"):  # said each time
+    for key in ("run_dir", "resume", "eval_only", "dry_run", "accept_changed_data", "distributed"):  # said each time
         setattr(config, key, getattr(asked, key))
     now = {name: value for name, _, value in knobs(config)}
     changed = [f"{name}: {value} in the run, {now[name]} asked for" for name, _, value in knobs(run)

@@ -174,9 +174,10 @@ class Config:
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
     compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run of this length", choices=(True, False, "auto"))
+    distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; none: by this process alone", choices=("auto", "none"))
     max_steps: int = knob(1000, "optimizer steps", ge=1)
-    batch_size: int = knob(32, "sequences per optimizer step", ge=1)
-    accumulate: int = knob(1, "micro-steps that an optimizer step is split into, to save memory", ge=1)
+    batch_size: int = knob(32, "sequences per optimizer step, over all processes and micro-steps", ge=1)
+    accumulate: int = knob(1, "micro-steps that each process splits an optimizer step into, to save memory", ge=1)
     on_nonfinite: str = knob("stop", "where a loss or a gradient is NaN or infinite: end before that update, or leave it out and go on",
                              choices=("stop", "skip"))
     model: GPTConfig = section(lambda: GPTConfig(vocab_size=None))
@@ -310,12 +311,16 @@ def read_config(path: Path) -> Config:
         UserError: it is missing or does not fit this version's settings.
     """
     try:
-        kept = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(kept)))
+        return config_from(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
     except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as e:
         raise UserError(f"{path} does not fit this version of GlassGPT: {str(e).splitlines()[0]}") from None
+
+
+def config_from(kept: dict) -> Config:
+    """The configuration whose `asdict` was kept."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(kept)))
 
 
 def config_yaml(config: Config) -> str:

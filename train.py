@@ -4,7 +4,9 @@
     python train.py --help                what can be set
 """
 
+import json
 import sys
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 
@@ -21,6 +23,10 @@ from config import Config, UserError, config_yaml
 def main(cfg) -> float:
     """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss."""
     job = HydraConfig.get()
+    if cli.rank() and cfg.distributed == "auto" and cfg.dry_run is False:
+        from training.follower import follow
+
+        return follow()
     experiment = job.runtime.choices.get("experiment") or "default"
     try:
         if job.mode == RunMode.MULTIRUN:
@@ -48,20 +54,22 @@ def train(config: Config, resume: bool, experiment: str) -> float:
 
         print_plan(config, experiment)
         return float("nan")
+    from training.distributed import join
     from training.record import RunFolder, Terminal, new_run_dir
 
     console = Terminal()
-    run_dir = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-    folder = RunFolder(run_dir, new=not resume)
-    try:
-        return _train(config, resume, experiment, run_dir, console)
-    except OSError as e:
-        raise UserError(f"{e.filename or run_dir} cannot be read or written: {e.strerror or e}") from e
-    finally:
-        folder.release()
+    with join(config) as team:
+        run_dir = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
+        folder = RunFolder(run_dir, new=not resume)
+        try:
+            return _train(config, resume, experiment, run_dir, console, team)
+        except OSError as e:
+            raise UserError(f"{e.filename or run_dir} cannot be read or written: {e.strerror or e}") from e
+        finally:
+            folder.release()
 
 
-def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console) -> float:
+def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console, team) -> float:
     import torch
 
     from attention_maps.ablation import importance
@@ -77,11 +85,11 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from report.page import write_page
     from training import checkpoint, runtime
     from training.evaluate import Validation
-    from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, update
+    from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, shares, update
     from training.record import Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller
 
     say = teller(console)
-    runtime.settle(config)
+    team.settle(config)
 
     # What the run starts from: nothing, its own last checkpoint, or another run's model.
     folder, state, trained = None, {}, None
@@ -109,14 +117,14 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         say(line)
 
     # The machine, the model, the optimizers.
-    device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate, config.batch_size * T
+    device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate // team.size, config.batch_size * T
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
     if trained:
         checkpoint.load_weights(model, trained / checkpoint.MODEL)
-    optimizers = build_optimizers(model, config)
+    optimizers = build_optimizers(model, config, team.divide(shares(model, config, team.size)))
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
-    validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision)
+    validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision, team)
     probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
@@ -125,6 +133,10 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         step, seconds, metrics = state["step"], state["seconds"], state["metrics"]
         checkpoint.check_model(folder, config.model)
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
+    team.order("start")  # the other processes build the same
+    team.tell(json.dumps({"config": asdict(config), "tokenizer": tokens.tokenizer.to_json(), "fingerprint": tokens.fingerprint}).encode())
+    team.share_weights(of_first=True)
+    if folder:
         if config.eval_only:
             loss, bits = validation.evaluate(model)
             say(f"after {step:,} steps: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
@@ -134,11 +146,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; a larger max_steps extends it")
             best = best_row(rows)
             return best["val/loss"] if best else float("nan")
-        load_optimizer_tensors(optimizers, model, checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
+        team.order("load")
+        load_optimizer_tensors(optimizers, model, team.hand_out(checkpoint.load_tensors(folder / checkpoint.OPTIMIZER)))
         checkpoint.discard_after(run_dir, step)
         saved_at = step
         say(f"going on after {step:,} steps")
-        before, now = state.get("machine", ""), runtime.rounding(config)
+        before, now = state.get("machine", ""), runtime.rounding(config, team.size)
         if before not in ("", now):
             say(f"note: the last bits may differ from those of a run that was not stopped: it was saved on {before}, and this is {now}")
 
@@ -147,14 +160,16 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     stopwatch.switch("train")
     forward, why = model, ""
     if config.compile == "auto":
-        config.compile, why = runtime.compile_pays(device, model.flops_per_token() * step_tokens * (config.max_steps - step))
+        config.compile, why = runtime.compile_pays(device, model.flops_per_token() * step_tokens * (config.max_steps - step) / team.size)
     say(f"model    {model.num_parameters():,} parameters")
     epochs = config.max_steps * step_tokens / len(tokens.train)
     say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:.1f} epochs")
     for line in proportions(model.num_parameters(), len(tokens.train), epochs):
         say(line)
-    say(f"machine  {runtime.describe(device)}, {config.precision}, {'compiled' if config.compile else 'eager'}{why}")
+    say(f"machine  {f'{team.size} processes, each ' * (team.size > 1)}{runtime.describe(device)}, {config.precision}, "
+        f"{'compiled' if config.compile else 'eager'}{why}")
     if config.compile:
+        team.order("compile")
         x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
         forward = runtime.compiled(model, x, y, config, say)
     with written(run_dir / "config.yaml") as part:  # first: what has one can be resumed
@@ -162,7 +177,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     (run_dir / "attention").mkdir(exist_ok=True)
     stopwatch.switch(None)  # W&B takes its time to start
 
-    with runtime.StopSignal() as stop, Diary(run_dir, config, experiment, console, step) as diary:
+    with team.stop as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())
         watch = Watch(model, config, *state.get("skipped", ()))
 
@@ -174,11 +189,13 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             tried_at = step
             watch.read()
             stopwatch.switch("save")
+            team.order("gather")
+            everyones = team.gather(optimizer_tensors(optimizers, model))
             try:
                 checkpoint.save_checkpoint(
-                    run_dir, step, model, optimizer_tensors(optimizers, model), tokens.tokenizer, config_yaml(config),
+                    run_dir, step, model, everyones, tokens.tokenizer, config_yaml(config),
                     {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics,
-                     "skipped": [watch.skipped, watch.in_a_row], "machine": runtime.rounding(config)})
+                     "skipped": [watch.skipped, watch.in_a_row], "machine": runtime.rounding(config, team.size)})
                 saved_at = step
             except checkpoint.NotSaved as e:
                 if last or step == config.max_steps:
@@ -252,8 +269,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 diary.say(f"asked to save, and saved after {step:,} steps" if saved_at == step else "asked to save")
 
             stopwatch.switch("train")
-            x, y = (torch.from_numpy(part) for part in batches.batch(step))  # (batch_size, T) each
-            loss, grad_norm, finite = update(forward, model, optimizers, x, y, config, step)
+            team.order("step", step)
+            x, y = (torch.from_numpy(part) for part in batches.batch(step, team.rank, team.size))  # (batch_size / processes, T) each
+            loss, grad_norm, finite = update(forward, model, optimizers, x, y, config, step, team)
             step += 1
             watch.note(step, finite)
             diary.advance(step)

@@ -165,17 +165,25 @@ def load_tokenizer(path: Path) -> Tokenizer:
         ValueError: the file does not hold a tokenizer.
     """
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
-            return CharTokenizer(saved["alphabet"])
-        if saved["kind"] == "bpe":
-            tokens = [base64.b64decode(token, validate=True) for token in saved["tokens"]]
-            if len(set(tokens)) < len(tokens) or not {bytes([b]) for b in range(256)} <= set(tokens):
-                raise ValueError("its tokens are not distinct, or lack a byte")
-            return BPETokenizer(saved["pattern"], tokens)
+        return tokenizer_from(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
-    raise ValueError(f"{path} does not hold a tokenizer: its kind is {saved['kind']!r}")
+
+
+def tokenizer_from(saved: dict) -> Tokenizer:
+    """The tokenizer whose `to_json` was saved.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not one.
+    """
+    if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
+        return CharTokenizer(saved["alphabet"])
+    if saved["kind"] == "bpe":
+        tokens = [base64.b64decode(token, validate=True) for token in saved["tokens"]]
+        if len(set(tokens)) < len(tokens) or not {bytes([b]) for b in range(256)} <= set(tokens):
+            raise ValueError("its tokens are not distinct, or lack a byte")
+        return BPETokenizer(saved["pattern"], tokens)
+    raise ValueError(f"its kind is {saved['kind']!r}")
 
 
 def first_token(tokenizer: Tokenizer) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from data.tokenizer import Tokenizer
 from model import GPT
+from training.distributed import Team
 from training.runtime import autocast
 
 LOGITS = 1 << 24
@@ -16,8 +17,8 @@ LOGITS = 1 << 24
 class Validation:
     """The validation split in non-overlapping windows of block_size, the last one filled up."""
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str, precision: str):
-        """tokens (N,) with N ≥ 2, of which all but the first are predicted."""
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str, precision: str, team: Team | None = None):
+        """tokens (N,) with N ≥ 2, of which all but the first are predicted; a team divides the windows among its processes."""
         windows = math.ceil((len(tokens) - 1) / block_size)
         inputs, targets = np.zeros(windows * block_size, np.int64), np.full(windows * block_size, -1, np.int64)
         inputs[:len(tokens) - 1], targets[:len(tokens) - 1] = tokens[:-1], tokens[1:]
@@ -25,23 +26,31 @@ class Validation:
         self.targets = torch.from_numpy(targets.reshape(windows, block_size))  # -1: nothing to predict
         # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB at most where one fits.
         self.rows = max(1, min(8192, LOGITS // tokenizer.vocab_size) // block_size)
-        self.device, self.precision = device, precision
+        self.device, self.precision, self.team = device, precision, team or Team()
         self._token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
         self.bytes = int(np.array([len(b) for b in self._token_bytes])[tokens[1:]].sum())  # of the text that is predicted
 
-    @torch.no_grad()
     def evaluate(self, model: GPT) -> tuple[float, float]:
         """The loss in nats per token, and in bits per byte of UTF-8 text, which compares across vocabularies."""
+        self.team.order("evaluate")
+        nats, predicted = self.team.total(*self.share(model))
+        return nats / predicted, nats / math.log(2) / self.bytes
+
+    @torch.no_grad()
+    def share(self, model: GPT) -> tuple[float, int]:
+        """The sum of the loss over the tokens that fall to this process, in nats, and their number."""
         training = model.training
         model.eval()
-        nats, count = 0.0, 0
-        for x, y in zip(self.inputs.split(self.rows), self.targets.split(self.rows)):
+        nats, count, windows = 0.0, 0, len(self.inputs)
+        mine = slice(windows * self.team.rank // self.team.size, windows * (self.team.rank + 1) // self.team.size)
+        for x, y in zip(self.inputs[mine].split(self.rows), self.targets[mine].split(self.rows)):
             with autocast(self.device, self.precision):
                 _, loss = model(x.to(self.device), y.to(self.device))
             predicted = int((y >= 0).sum())
-            nats, count = nats + loss.item() * predicted, count + predicted
+            if predicted:
+                nats, count = nats + loss.item() * predicted, count + predicted
         model.train(training)
-        return nats / count, nats / math.log(2) / self.bytes
+        return nats, count
 
     def xz(self) -> float:
         """Bits per byte that `xz -9` needs for the text that is predicted: a model that needs more has learned little."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from config import Config, UserError
+from training.distributed import Team
 from training.runtime import autocast, seed_micro_step
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small singular
@@ -71,19 +72,38 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(params, list(updates.unbind()), alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
 
 
-def build_optimizers(model: nn.Module, config: Config) -> list[torch.optim.Optimizer]:
-    """The optimizers of a run; every group carries the peak rate that `set_learning_rate` scales.
+def by_muon(model: nn.Module, config: Config) -> list[nn.Parameter]:
+    """The matrices that Muon updates: those of the blocks, where `optim.name` says so."""
+    return [p for name, p in model.named_parameters() if config.optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
+
+
+def shares(model: nn.Module, config: Config, processes: int) -> list[list[nn.Parameter]]:
+    """Which parameters each of so many processes updates: the costliest go first, each to the process with the least to do so far."""
+    muon = {id(p) for p in by_muon(model, config)}
+    cost = {p: p.numel() * (min(p.shape) if id(p) in muon else 1) for p in model.parameters()}  # Newton–Schulz multiplies matrices
+    parts, work = [[] for _ in range(processes)], [0] * processes
+    for p in sorted(cost, key=cost.get, reverse=True):
+        least = work.index(min(work))
+        parts[least].append(p)
+        work[least] += cost[p]
+    return parts
+
+
+def build_optimizers(model: nn.Module, config: Config, updated: list[nn.Parameter] | None = None) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run, of all parameters or those `updated` here; every group carries the peak rate that `set_learning_rate` scales.
 
     Weight decay is for matrices and embeddings. Muon takes the matrices of the blocks, where `optim.name` says so,
     and orthogonalises in the run's precision.
     """
     c, dtype = config.optim, torch.bfloat16 if config.precision == "bf16" else torch.float32
-    muon = [p for name, p in model.named_parameters() if c.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
-    by_muon = {id(p) for p in muon}
-    rest = [p for p in model.parameters() if id(p) not in by_muon]
+    here = {id(p) for p in (model.parameters() if updated is None else updated)}
+    muon = [p for p in by_muon(model, config) if id(p) in here]
+    rest = [p for p in model.parameters() if id(p) in here - {id(p) for p in muon}]
     groups = [{"params": [p for p in rest if p.dim() >= 2], "weight_decay": c.weight_decay},
               {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0}]
-    optimizers = [torch.optim.AdamW([g for g in groups if g["params"]], lr=c.lr, betas=(c.beta1, c.beta2), fused=True)]
+    groups, optimizers = [group for group in groups if group["params"]], []
+    if groups:
+        optimizers.append(torch.optim.AdamW(groups, lr=c.lr, betas=(c.beta1, c.beta2), fused=True))
     if muon:
         optimizers.append(Muon(muon, c.muon_lr, c.momentum, c.weight_decay, dtype))
     for optimizer in optimizers:
@@ -120,28 +140,36 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
 
 
 def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Optimizer], x: Tensor, y: Tensor,
-           config: Config, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """One update of the model after `step` others, from a global batch x, y (batch_size, T) in host memory, in micro-steps.
+           config: Config, step: int, team: Team | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """One update of the model after `step` others, from a batch x, y (batch_size / processes, T) in host memory, in micro-steps.
 
-    `forward` is the model, or the model compiled. Returns the loss over the batch, in nats per token; the norm of the whole
+    `forward` is the model, or the model compiled. Returns the loss over the global batch, in nats per token; the norm of the whole
     gradient before clipping; and what `Watch` takes: whether the loss, each parameter's gradient and that norm are finite,
     (parameters + 2,). Where one is not, the weights and the optimizers' state stay as they are. All three stay on the
-    device, so that nothing waits for a GPU.
+    device, so that nothing waits for a GPU, and are the same in every process of the team. The gradients are summed over the
+    processes once, after the last micro-step.
     """
+    team = team or Team()
     set_learning_rate(optimizers, lr_factor(step, config))
-    rows = config.batch_size // config.accumulate
+    parts = config.accumulate * team.size
+    rows = config.batch_size // parts
     if config.device.startswith("cuda"):
         x, y = x.pin_memory(), y.pin_memory()  # copied while the GPU is still busy with the step before
-    loss = torch.zeros((), device=config.device)
+    zero = torch.zeros((), device=config.device)
+    loss = zero.clone()
     for micro_step, (xs, ys) in enumerate(zip(x.split(rows), y.split(rows))):
-        seed_micro_step(config.seed, step, micro_step)
+        seed_micro_step(config.seed, step, micro_step, team.rank)
         with autocast(config.device, config.precision):
             _, micro_loss = forward(xs.to(config.device, non_blocking=True), ys.to(config.device, non_blocking=True))
-        (micro_loss / config.accumulate).backward()
-        loss += micro_loss.detach() / config.accumulate
-    norms = torch.stack(torch._foreach_norm([p.grad for p in model.parameters()]))  # (parameters,)
+        (micro_loss / parts).backward()
+        loss += micro_loss.detach() / parts
+    team.reduce_gradients()  # what another process updates has no gradient here from now on
+    here = [p for p in model.parameters() if p.grad is not None]
+    norm_of = dict(zip(here, torch._foreach_norm([p.grad for p in here]) if here else ()))
+    sums = team.sum(torch.stack([*(norm_of.get(p, zero) for p in model.parameters()), loss]))
+    norms, loss = sums[:-1], sums[-1]  # (parameters,)
     grad_norm = norms.norm()
-    torch.nn.utils.clip_grads_with_norm_(model.parameters(), config.optim.grad_clip or math.inf, grad_norm)
+    torch.nn.utils.clip_grads_with_norm_(here, config.optim.grad_clip or math.inf, grad_norm)
     finite = torch.cat((loss[None], norms, grad_norm[None])).isfinite()
     on_gpu = loss.is_cuda  # where reading `finite` would wait for the device: there the optimizers are told to do nothing
     for optimizer in optimizers:
@@ -150,6 +178,7 @@ def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Opt
         if on_gpu or finite.all():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    team.share_weights()
     return loss, grad_norm, finite
 
 
@@ -207,10 +236,12 @@ def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module)
 
 
 def load_optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit."""
+    """Put back what `optimizer_tensors` gave, bit for bit; what these optimizers do not update is left out."""
     params = dict(model.named_parameters())
     owner = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     for key, tensor in tensors.items():
         name, _, field = key.rpartition("/")
+        if params[name] not in owner:
+            continue
         # AdamW keeps its step count on the CPU or beside the parameter, and either works where it counts.
         owner[params[name]].state[params[name]][field] = tensor.to(params[name].device)

@@ -140,16 +140,17 @@ def describe(device: str) -> str:
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def rounding(config: Config) -> str:
+def rounding(config: Config, processes: int = 1) -> str:
     """What the last bits of a result depend on besides the seed, in words."""
-    return f"{describe(config.device)}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {config.precision}"
+    machine = f"{processes} of {describe(config.device)}" if processes > 1 else describe(config.device)
+    return f"{machine}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {config.precision}"
 
 
 class StopSignal:
     """Notes Ctrl-C and SIGTERM instead of dying of them, so that the loop can save first. A second Ctrl-C ends at once.
 
-    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143. `save_asked` becomes true with
-    SIGUSR1, by which Slurm and others warn: save now, and go on.
+    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143, and what comes later is only noted, until
+    the process ends. `save_asked` becomes true with SIGUSR1, by which Slurm and others warn: save now, and go on.
     """
 
     def __init__(self):
@@ -161,7 +162,7 @@ class StopSignal:
         return self
 
     def __exit__(self, *_):
-        for number, handler in self._before.items():
+        for number, handler in self._before.items() if self.exit_status is None else ():
             signal.signal(number, handler)
 
     @contextmanager
@@ -170,6 +171,8 @@ class StopSignal:
 
         For what only looks at the run: it may take minutes, and can be done again.
         """
+        if self.exit_status is not None:
+            leave()
         self._leave = leave
         try:
             yield
@@ -182,7 +185,11 @@ class StopSignal:
             return
         if number == signal.SIGINT and self.exit_status is not None:
             os._exit(130)
-        self.exit_status = 128 + number
+        self.stop(128 + number)
+
+    def stop(self, exit_status: int) -> None:
+        """Stop, as by a signal: with the next step, or at once where that is allowed."""
+        self.exit_status = exit_status
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()

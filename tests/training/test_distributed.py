@@ -1,0 +1,295 @@
+"""Several processes train one run: under a real torchrun, in the same steps as one process, through deaths, signals and restarts."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from processes import assert_same_run, finished, rows, tiny
+from safetensors.numpy import load_file
+
+from config import Config, GPTConfig, OptimConfig, UserError
+from model import GPT
+from training.checkpoint import find_checkpoint
+from training.distributed import Team, check
+from training.optim import build_optimizers, shares
+
+SCRIPT = f"""
+import os, runpy, signal, sys, time
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def signals(number, then=0):
+    os.kill(os.getpid(), number)
+    time.sleep(then)
+FAULT
+sys.argv[0] = {str(ROOT / 'train.py')!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Torchrun:
+    """`torchrun … train.py ARGV` in a folder; `fault` is Python that each process runs first, which knows its `rank` and `attempt`."""
+
+    def __init__(self, folder: Path, processes: int, *argv: str, fault: str = "", options: tuple = ("--standalone",), name: str = "torchrun",
+                 env: dict | None = None):
+        script, self.log = folder / f"{name}.py", folder / f"{name}.txt"
+        script.write_text(SCRIPT.replace("FAULT", fault and f"from processes import at_call\n{fault}"))
+        with self.log.open("w") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *options, str(script), *argv],
+                cwd=folder, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+
+    def wait(self, timeout: float = 150) -> int:
+        try:
+            return self.agent.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.agent.terminate()  # which it passes on, and kills those that do not end
+            self.agent.wait(60)
+            raise AssertionError(f"still running after {timeout} s: {self.said()}") from None
+
+    def wait_for(self, words: str, timeout: float = 90) -> None:
+        end = time.monotonic() + timeout
+        while words not in self.said():
+            assert self.agent.poll() is None and time.monotonic() < end, f"it does not say {words!r}: {self.said()}"
+            time.sleep(0.05)
+
+    def workers(self) -> list[int]:
+        """The process ids that it started."""
+        return [int(pid) for task in Path(f"/proc/{self.agent.pid}/task").iterdir() for pid in (task / "children").read_text().split()]
+
+    def kill(self) -> None:
+        """As when its machine loses power."""
+        for pid in (self.agent.pid, *self.workers()):
+            os.kill(pid, signal.SIGKILL)
+        self.agent.wait()
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def statuses(self) -> dict[int, int]:
+        """The exit status of each process that failed, from torchrun's report."""
+        return {int(rank): int(status) for rank, status in re.findall(r"rank +: (\d+) .*\n.*exitcode +: (-?\d+)", self.said())}
+
+
+def twenty(text_file: Path, *more: str) -> list[str]:
+    """A run of 20 steps without dropout."""
+    return tiny(text_file, "model.dropout=0", "batch_size=8", "accumulate=2", "max_steps=20", "optim.decay_steps=20", "optim.warmup_steps=1",
+                "eval.every=5", "attention.every=10", "checkpoint.every=5", *more)
+
+
+def assert_same_steps(one: Path, other: Path, steps: int = 20):
+    """The losses of every step within 1e-5, and checkpoints of the same tensors in the same files, as near as rounding leaves them."""
+    a, b = rows(one), rows(other)
+    assert [row["step"] for row in a] == [row["step"] for row in b] == list(range(steps + 1))
+    for key in ("train/loss", "val/loss", "train/grad_norm"):
+        mine, its = ({row["step"]: row[key] for row in run if key in row} for run in (a, b))
+        assert mine.keys() == its.keys() and max(abs(mine[step] - its[step]) for step in mine) < 1e-5
+    folders = [run / "checkpoints" / f"step_{steps:08d}" for run in (one, other)]
+    assert len({tuple(sorted(path.name for path in folder.iterdir())) for folder in folders}) == 1
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        x, y = (load_file(folder / name) for folder in folders)
+        assert list(x) == list(y) and all(x[k].dtype == y[k].dtype and np.allclose(x[k], y[k], rtol=1e-3, atol=1e-4) for k in x)
+
+
+@pytest.mark.parametrize("optim, first, then", [
+    ("muon", 2, 1),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("adamw", 2, 1), ("muon", 4, 2), ("adamw", 4, 2), ("muon", 1, 4), ("adamw", 1, 4)))])
+def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_on(tmp_path, text_file, optim, first, then):
+    argv = twenty(text_file, f"optim={optim}", *(["accumulate=1"] if 4 in (first, then) else []), "run_dir=team")
+
+    def run(processes: int, *more: str):
+        if processes == 1:
+            finished(tmp_path, *argv, *more)
+        else:
+            torchrun = Torchrun(tmp_path, processes, *argv, *more)
+            assert torchrun.wait() == 0, torchrun.said()
+            assert f"{processes} processes" in torchrun.said()
+
+    run(first, "max_steps=10")
+    run(then, "resume=true")
+    finished(tmp_path, *argv, "run_dir=one")
+    assert_same_steps(tmp_path / "one", tmp_path / "team")
+
+
+def test_a_process_that_is_killed_ends_the_others_and_torchrun_goes_on_from_the_last_checkpoint(tmp_path, text_file):
+    argv, fault = twenty(text_file, "optim=muon"), """
+import training.optim
+if rank == 1 and not attempt:
+    at_call(training.optim, "seed_micro_step", 14, lambda: signals(signal.SIGKILL))()
+"""
+    torchrun = Torchrun(tmp_path, 2, *argv, "resume=auto", fault=fault, options=("--standalone", "--max-restarts=1"))
+    assert torchrun.wait() == 0, torchrun.said()
+    assert torchrun.said().count("error: process 1 of 2 has ended") == 1 and "Traceback" not in torchrun.said()
+    assert torchrun.said().count("going on after 5 steps") == 1
+    finished(tmp_path, *argv, "run_dir=one")
+    assert_same_steps(tmp_path / "one", tmp_path / "run")
+
+
+def test_a_signal_to_one_process_amid_an_evaluation_saves_once_and_all_leave_with_its_status(tmp_path, text_file):
+    torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault="""
+import training.evaluate
+if rank == 1:
+    at_call(training.evaluate, "autocast", 2, lambda: signals(signal.SIGTERM, then=40))()
+""")
+    began = time.monotonic()
+    assert torchrun.wait() == 1 and torchrun.statuses() == {0: 143, 1: 143}, torchrun.said()
+    assert time.monotonic() - began < 40
+    assert torchrun.said().count("stopped after 5 steps; to go on") == 1
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 5
+
+
+# What of these a user meets often is above; the rest of the faults.
+
+MOMENTS = {"the first amid a capture": (0, "attention_maps.capture", "maps", 4, "SIGTERM", 10, 143),
+           "the second amid a step": (1, "training.optim", "seed_micro_step", 14, "SIGINT", 8, 130)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_signal_to_one_process_at_other_moments(tmp_path, text_file, moment):
+    rank, module, name, call, number, step, status = MOMENTS[moment]
+    torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault=f"""
+import {module}
+if rank == {rank}:
+    at_call({module}, "{name}", {call}, lambda: signals(signal.{number}, then={40 * (rank == 0)}))()
+""")
+    assert torchrun.wait(60) == 1 and torchrun.statuses() == {0: status, 1: status}, torchrun.said()
+    assert torchrun.said().count(f"stopped after {step} steps; to go on") == 1
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_saves_and_the_run_goes_on_to_the_same_bits(tmp_path, text_file):
+    argv = tiny(text_file, "max_steps=400", "optim=muon", "checkpoint.every=0", "eval.every=0", "attention.every=0")
+    torchrun = Torchrun(tmp_path, 2, *argv)
+    torchrun.wait_for("step  20 ")
+    torchrun.agent.terminate()
+    torchrun.wait()
+    assert torchrun.said().count("to go on: python train.py") == 1
+    step = find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"]
+    assert step >= 20
+    for more in (["resume=true"], ["run_dir=whole"]):
+        torchrun = Torchrun(tmp_path, 2, *argv, f"max_steps={step + 5}", "optim.decay_steps=400", *more)
+        assert torchrun.wait() == 0, torchrun.said()
+    assert_same_run(tmp_path / "whole", tmp_path / "run", step + 5)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_named_with_its_reason_while_the_first_draws(tmp_path, text_file):
+    torchrun = Torchrun(tmp_path, 3, *twenty(text_file, "batch_size=6", "accumulate=1"), fault="""
+import training.follower, attention_maps.picture
+def fail():
+    raise ValueError("the card is hot")
+if rank == 2:
+    at_call(training.follower, "update", 7, fail)()
+if rank == 0:
+    at_call(attention_maps.picture, "printable", 20, lambda: time.sleep(8))()
+""")
+    assert torchrun.wait() == 1
+    assert torchrun.said().count("error: process 2 of 3 has ended (the card is hot)") == 1, torchrun.said()
+
+
+@pytest.mark.slow
+def test_what_is_not_finite_in_one_process_is_so_for_all(tmp_path, text_file):
+    fault = """
+import math, model
+import training.optim
+now, seed, forward = 0, training.optim.seed_micro_step, model.GPT.forward
+def seeded(s, step, *more):
+    global now
+    now = step + 1
+    seed(s, step, *more)
+def poisoned(self, *args, **more):
+    logits, loss = forward(self, *args, **more)
+    return logits, loss * math.nan if rank == 1 and self.training and now == 7 else loss
+training.optim.seed_micro_step, model.GPT.forward = seeded, poisoned
+"""
+    torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault=fault)
+    assert torchrun.wait() == 1
+    error, = re.findall("^error: .*", torchrun.said(), re.M)
+    assert error.startswith("error: step 7: the loss and the gradient of")
+    assert torchrun.statuses()[0] == 1
+    torchrun = Torchrun(tmp_path, 2, *twenty(text_file, "run_dir=skip", "on_nonfinite=skip"), fault=fault)
+    assert torchrun.wait() == 0, torchrun.said()
+    assert [row["train/skipped"] for row in rows(tmp_path / "skip")[1:]] == [0] * 6 + [1] * 14
+
+
+@pytest.mark.slow
+def test_a_mistake_is_said_once(tmp_path, text_file):
+    for wrong, sentence in ((["batch_sise=4"], "batch_sise is not a setting"), (["data.path=nothing"], "nothing"),
+                            (["batch_size=3", "accumulate=1"], "batch_size=3 cannot be divided among 2")):
+        torchrun = Torchrun(tmp_path, 2, *twenty(text_file), *wrong)
+        assert torchrun.wait() == 1
+        said = re.findall("^error: .*", torchrun.said(), re.M)
+        assert len(said) == 1 and sentence in said[0], torchrun.said()
+        assert not (tmp_path / "run").exists()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_of_two_machines_one_is_killed_and_started_again(tmp_path, text_file):
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # without, torch 2.13 does not tell a machine that comes later where the first one is
+    port = free_port()
+    options = ("--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=glass")
+    argv = twenty(text_file, "optim=muon", "resume=auto")
+    slow = """
+import training.optim
+at_call(training.optim, "seed_micro_step", 30, lambda: time.sleep(0 if attempt else 6))()
+"""
+    one = Torchrun(tmp_path, 1, *argv, options=options, env=env, name="one", fault=slow)
+    end = time.monotonic() + 90
+    while subprocess.run([sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}))"], capture_output=True).returncode:
+        assert time.monotonic() < end  # until the first machine is the one where they meet
+    other = Torchrun(tmp_path, 1, *argv, options=options, env=env, name="other", fault=slow)
+    while not (tmp_path / "run" / "checkpoints" / "step_00000010").exists():
+        assert time.monotonic() < end, one.said() + other.said()
+        time.sleep(0.05)
+    other.kill()
+    again = Torchrun(tmp_path, 1, *argv, options=options, env=env, name="again")
+    assert (one.wait(), again.wait()) == (0, 0), one.said() + again.said()
+    assert "going on after 10 steps" in one.said() + again.said()
+    finished(tmp_path, *argv, "resume=false", "run_dir=whole")
+    assert_same_steps(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_parameter_is_updated_by_one_process_and_the_work_is_even(name):
+    model = GPT(GPTConfig(vocab_size=96, block_size=16, n_layer=4, n_head=2, n_embd=32))
+    config = Config(optim=OptimConfig(name=name))
+    for processes in (1, 2, 3, 4, 40):
+        parts = shares(model, config, processes)
+        assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
+        updated = [[p for o in build_optimizers(model, config, part) for g in o.param_groups for p in g["params"]] for part in parts]
+        assert [{id(p) for p in part} for part in updated] == [{id(p) for p in part} for part in parts]
+        if processes <= 4:
+            sizes = [sum(p.numel() for p in part) for part in parts]
+            assert max(sizes) < 1.5 * min(sizes)
+
+
+def test_one_process_alone_is_a_team_that_changes_nothing():
+    team, values = Team(), torch.tensor([1.0, 2.0])
+    assert team.sum(values) is values and team.total(3.0, 2) == (3.0, 2) and team.tell(b"x") == b"x"
+    with pytest.raises(ValueError), team:
+        raise ValueError
+
+
+def test_what_does_not_go_with_so_many_processes_is_refused(monkeypatch):
+    check(Config(batch_size=12, accumulate=3), 4)
+    with pytest.raises(UserError, match="make it a multiple of 9"):
+        check(Config(batch_size=12, accumulate=3), 3)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    check(Config(run_dir="x", resume="auto"), 2)
+    with pytest.raises(UserError, match="resume=auto"):
+        check(Config(run_dir="x"), 2)

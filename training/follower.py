@@ -1,0 +1,93 @@
+"""What every process of a run but the first does: what the first orders, with its own slice of the work."""
+
+import json
+import sys
+from contextlib import suppress
+
+import torch
+
+from config import UserError, config_from
+from data.batches import Batches
+from data.tokenizer import tokenizer_from
+from data.tokens import Tokens, prepare
+from model import GPT
+from training.distributed import Lost, Team, join
+from training.evaluate import Validation
+from training.optim import build_optimizers, load_optimizer_tensors, optimizer_tensors, shares, update
+from training.runtime import compiled
+
+
+class _Leave(Exception):
+    """A signal to stop came to this process amid an evaluation."""
+
+
+def follow() -> None:
+    """Take part in a run that another process leads, and end as it ends.
+
+    Raises:
+        SystemExit: with the run's status, or 1 where this process failed or lost another.
+    """
+    team = join()
+    try:
+        with team, team.stop:
+            _follow(team)
+    except UserError as e:
+        if not getattr(e, "said", False):
+            print(f"error: {f'process {team.rank}: ' * (not isinstance(e, Lost))}{e}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _follow(team: Team) -> None:
+    order, number, nats, predicted = "", 0, 0.0, 0
+    while order != "end":
+        order, number = team.next_order(nats, predicted)
+        if order == "start":
+            told = json.loads(team.tell())
+            config = config_from(told["config"])
+            team.settle(config)
+            tokens = same_tokens(team, config, told)
+            torch.manual_seed(config.seed)
+            model = GPT(config.model).to(config.device)
+            optimizers = build_optimizers(model, config, team.divide(shares(model, config, team.size)))
+            team.share_weights(of_first=True)
+            T, forward = config.model.block_size, model
+            batches = Batches(tokens.train, T, config.batch_size, config.seed)
+            validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, config.device, config.precision, team)
+        elif order == "load":
+            load_optimizer_tensors(optimizers, model, team.hand_out({}))
+        elif order in ("compile", "step"):
+            x, y = (torch.from_numpy(part) for part in batches.batch(number, team.rank, team.size))  # (batch_size / processes, T) each
+            if order == "step":
+                update(forward, model, optimizers, x, y, config, number, team)
+            else:
+                x, y = (part[:len(part) // config.accumulate].to(config.device) for part in (x, y))
+                forward = compiled(model, x, y, config, lambda line: None)
+        elif order == "evaluate":
+            nats, predicted = 0.0, 0
+            with suppress(_Leave), team.stop.at_once(_leave):
+                nats, predicted = validation.share(model)
+        elif order == "gather":
+            team.gather(optimizer_tensors(optimizers, model))
+    if number:
+        team.stop.exit_status = number  # torchrun, which sees some end before others, signals those
+        raise SystemExit(number)
+
+
+def _leave() -> None:
+    raise _Leave
+
+
+def same_tokens(team: Team, config, told: dict) -> Tokens:
+    """The tokens that the first process has, from the cache here or made now.
+
+    Raises:
+        UserError: the text here is another.
+    """
+    tokenizer = tokenizer_from(told["tokenizer"])
+    tokens = prepare(config.data, config.tokenizer, lambda line: None, tokenizer if config.init_from else None)
+    if tokens.fingerprint != told["fingerprint"]:
+        raise UserError(f"the text here ({tokens.name}) is another than that of process 0 (fingerprint {tokens.fingerprint[:16]} here, "
+                        f"{told['fingerprint'][:16]} there): give every machine the same text by data=text data.path=PATH")
+    if tokens.tokenizer.to_json() != told["tokenizer"]:
+        tokens = prepare(config.data, config.tokenizer, lambda line: None, tokenizer)
+    return tokens
