@@ -22,7 +22,7 @@ from attention_maps.probe import PERIODS
 from config import Config, UserError
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from model import GPT
-from training.optim import build_optimizers
+from training.optim import build_optimizers, shares
 from training.runtime import COMPILE_PAYS, autocast, compile_pays, describe, settle, synchronize
 
 # Dense bf16 operations per second with float32 sums, and bytes of memory, as NVIDIA's data sheets give them.
@@ -47,15 +47,16 @@ class Machine:
 
 @dataclass
 class Memory:
-    """Bytes by kind that a process holds, and the most at once: gradients come as activations go."""
+    """Bytes by kind that a process holds, and the most at once: gradients come as activations go. Of several processes, the one with the most."""
 
     weights: int
     gradients: int
-    optimizer: int
+    optimizer: int  # of the parameters that the process updates
     activations: int
     logits: int  # with their loss and gradients
     update: int  # while the optimizers work
     at_once: int
+    checkpoint: int  # on disk: weights, and the optimizer's state of all processes
 
 
 def print_plan(config: Config, experiment: str) -> None:
@@ -81,7 +82,7 @@ def print_plan(config: Config, experiment: str) -> None:
     if config.compile == "auto":
         planned = config.dry_run is not True  # for a machine that is not this one
         config.compile = operations >= COMPILE_PAYS["cuda"][0] if planned else compile_pays(config.device, operations)[0]
-    memory = measure(config, rows)
+    memory = measure(config, rows, machine.processes)
     probe = min(config.attention.tokens, T)
     lines = [
         ("plan", f"{experiment} on {machine.name}, {config.precision}, {'compiled' if config.compile else 'eager'}"),
@@ -97,12 +98,12 @@ def print_plan(config: Config, experiment: str) -> None:
         ("  optimizer", f"{size(memory.optimizer)}  {config.optim.name}'s state"),
         ("  activations", f"{size(memory.activations)}  kept for the backward pass"),
         ("  logits", f"{size(memory.logits)}  with loss and gradients"),
-        ("  update", f"{size(memory.update)}  while the optimizer works"),
+        ("  update", f"{size(memory.update)}  while {'gradients are summed' if machine.processes > 1 else 'the optimizer works'}"),
         ("  at once", f"{size(memory.at_once)}  at most{f', of {size(machine.memory).strip()}' if machine.memory else ''}; torch's own not counted"),
         ("beside it", "in the host's memory, and on disk:"),
         ("  snapshot", f"{size(4 * c.n_layer * c.n_head * probe ** 2 * (1 + 2 * PERIODS))}  of attention maps"),
         ("  cache", f"{size(cache)}  of keys and values, for a sampled text"),
-        ("  checkpoint", f"{size(4 * parameters + memory.optimizer)}  each; {config.checkpoint.keep + 1} are kept"),
+        ("  checkpoint", f"{size(memory.checkpoint)}  each; {config.checkpoint.keep + 1} are kept"),
     ]
     if machine.memory and memory.at_once > machine.memory:
         lines.append(("note", "that is more than there is: raise accumulate, which splits a step"))
@@ -123,7 +124,7 @@ def find_machine(config: Config) -> Machine:
     """
     if config.dry_run is True:
         settle(config)
-        processes, name = int(os.environ.get("WORLD_SIZE", 1)), describe(config.device)
+        name, processes = describe(config.device), int(os.environ.get("WORLD_SIZE", 1)) if config.distributed == "auto" else 1
         known = next((GPUS[gpu] for gpu in GPUS if gpu in name), None) if config.precision == "bf16" else None
         rate, source = (known[0], "data sheet") if known else (matmul_rate(config.device, config.precision), "measured just now")
         return Machine(f"{processes} × {name}" if processes > 1 else name, processes, rate, source, memory_here(config.device))
@@ -149,13 +150,13 @@ def vocabulary(config: Config) -> tuple[int, str]:
     return ALPHABET, "assumed: the text is not read"
 
 
-def measure(config: Config, rows: int) -> Memory:
+def measure(config: Config, rows: int, processes: int = 1) -> Memory:
     """The memory of a process that trains on `rows` sequences at once, by a step without contents; of a compiled model an estimate."""
+    states, updates = [], []
     c, shape = config.model, (rows, config.model.block_size)
     counter = Counter(logits=rows * c.block_size * c.vocab_size)
     with FakeTensorMode(), attention_of(config.device):
         model = GPT(c)
-        optimizers = build_optimizers(model, config)
         tokens = torch.zeros(shape, dtype=torch.int64)
         with counter:
             for micro_step in range(min(2, config.accumulate)):  # in the second the gradients of the first are there
@@ -164,21 +165,24 @@ def measure(config: Config, rows: int) -> Memory:
                 if micro_step == 0:
                     activations, recomputed = counter.now[0], counter.recomputed()
                 loss.backward()
-            step, counter.most = counter.most, [0, 0]
-            for optimizer in optimizers:
-                optimizer.step()
+            step = counter.most
+            for part in shares(model, config, processes):
+                optimizers, counter.most = build_optimizers(model, config, part), [0, 0]
+                for optimizer in optimizers:
+                    optimizer.step()
+                states.append(sum(t.nbytes for optimizer in optimizers for tensors in optimizer.state.values() for t in tensors.values()))
+                updates.append(max(0, sum(counter.most) - sum(counter.now)))
     gradients = sum(p.grad.nbytes for p in model.parameters())
     weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-    state = sum(t.nbytes for optimizer in optimizers for tensors in optimizer.state.values() for t in tensors.values())
-    update = sum(counter.most) - sum(counter.now)
+    update = max(updates) if processes == 1 else max(gradients, *updates)  # gradients are copied to be summed
     most = sum(step)
     if config.compile:  # the logits in the precision of the products, and their gradient in float32
         activations, logits_most = activations - recomputed, logits.nbytes + 4 * logits.numel()
         most = activations + logits_most + (gradients if config.accumulate > 1 else 0)
     else:
         logits_most = step[1]
-    return Memory(weights, gradients, state, activations, logits_most, update,
-                  at_once=weights + state + max(most, gradients + update))
+    return Memory(weights, gradients, max(states), activations, logits_most, update, weights + max(states) + max(most, gradients + update),
+                  sum(p.nbytes for p in model.parameters()) + sum(states))
 
 
 class Counter(TorchDispatchMode):

@@ -72,6 +72,15 @@ def test_memory_goes_with_the_micro_batch():
     assert (two.weights, two.gradients, two.optimizer) == (one.weights, one.gradients, one.optimizer)
 
 
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_processes_share_the_optimizer_s_state(optim):
+    config = run_of(GPTConfig(300, block_size=32, n_layer=4, n_head=4, n_embd=64), optim=OptimConfig(name=optim))
+    one, four = plan.measure(config, 3), plan.measure(config, 3, processes=4)
+    assert one.optimizer / 4 <= four.optimizer < one.optimizer / 2
+    assert one.checkpoint == four.checkpoint == one.gradients + one.optimizer
+    assert four.update >= four.gradients  # they are copied to be summed
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_gradients_stay_while_the_next_micro_step_runs(compile):
     model = GPTConfig(300, block_size=128, n_layer=3, n_head=4, n_embd=64)
