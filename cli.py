@@ -125,6 +125,8 @@ def check_arguments(argv: list[str]) -> list[str]:
         raise UserError("a sweep does not go with torchrun, whose processes train one run: start it by python train.py -m, or each job by torchrun")
     if sweep and any(arg.startswith("run_dir=") for arg in checked):
         raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
+    if sweep and any(arg.startswith("dry_run=") for arg in checked):
+        raise UserError("dry_run= plans one run and does not go with a sweep: leave -m out")
     return flags + checked
 
 
@@ -185,7 +187,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
             setattr(getattr(config, section) if section else config, name,
                     getattr(getattr(asked, section) if section else asked, name))
     config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
-    for key in ("run_dir", "resume", "eval_only", "accept_changed_data", "distributed"):  # said each time
+    for key in ("run_dir", "resume", "eval_only", "dry_run", "accept_changed_data", "distributed"):  # said each time
         setattr(config, key, getattr(asked, key))
     now = {name: value for name, _, value in knobs(config)}
     changed = [f"{name}: {value} in the run, {now[name]} asked for" for name, _, value in knobs(run)

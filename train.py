@@ -24,7 +24,7 @@ from config import Config, UserError, config_yaml
 def main(cfg) -> float:
     """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss."""
     job = HydraConfig.get()
-    if cli.rank() and cfg.distributed == "auto":
+    if cli.rank() and cfg.distributed == "auto" and cfg.dry_run is False:
         from training.follower import follow
 
         return follow()
@@ -50,6 +50,11 @@ def train(config: Config, resume: bool, experiment: str) -> float:
         SystemExit: 130 or 143 after a stop signal, with a checkpoint saved.
     """
     # Imported here, so that a mistyped setting or --help need not wait for torch.
+    if config.dry_run is not False:
+        from training.plan import print_plan
+
+        print_plan(config, experiment)
+        return float("nan")
     from training.distributed import join
     from training.record import RunFolder, Terminal, new_run_dir
 

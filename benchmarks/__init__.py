@@ -75,16 +75,6 @@ def seconds_per(step: Callable[[], None], seconds: float, wait: Callable[[], Non
     return sorted(times)[len(times) // 2]
 
 
-def matmul_rate(device: str, dtype, size: int = 2048, seconds: float = 1.0) -> float:
-    """Floating-point operations per second of a size × size matrix product here."""
-    import torch
-
-    from training.runtime import synchronize
-
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size ** 3 / seconds_per(lambda: a @ b, seconds, lambda: synchronize(device))
-
-
 def write_json(path: str, result: dict) -> None:
     if path:
         Path(path).write_text(json.dumps(result, indent=1) + "\n")

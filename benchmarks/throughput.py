@@ -16,13 +16,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import apart, chosen, matmul_rate, options, seconds_per, write_json
+from benchmarks import apart, chosen, options, seconds_per, write_json
 
 # Layers, heads, width, context, sequences a step, vocabulary.
 SIZES = {"4x128": (4, 4, 128, 64, 12, 65), "6x384": (6, 6, 384, 256, 16, 65), "12x768": (12, 12, 768, 1024, 1, 50257)}
 STEPS = 2000  # of the run for which compile=auto decides
-# Dense bf16 operations per second with float32 sums, as NVIDIA's data sheets give them.
-GPUS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A10G": 70e12, "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
 OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
@@ -113,9 +111,9 @@ RUNNERS = {"transformers": (theirs, "fp32", False), "transformers, bf16": (their
 
 def rates(device: str) -> dict:
     """Measured operations per second of a matrix product, by precision."""
-    import torch
+    from training.plan import matmul_rate
 
-    return {name: matmul_rate(device, dtype) for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))}
+    return {precision: matmul_rate(device, precision, seconds=1.0) for precision in ("fp32", "bf16")}
 
 
 def main(argv: list[str]) -> dict:
@@ -164,7 +162,9 @@ def table(size: str, rows: dict, machine: str) -> Table:
     n_layer, _, n_embd, block_size, batch_size, _ = SIZES[size]
     parameters = rows["GlassGPT, auto"]["parameters"]
     table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, {batch_size} × {block_size} tokens a step")
-    gpu = next((rate for name, rate in GPUS.items() if name in machine), None)
+    from training.plan import GPUS
+
+    gpu = next((rate for name, (rate, _) in GPUS.items() if name in machine), None)
     for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul", "memory") + (("of data sheet",) if gpu else ()):
         table.add_column(column, justify="right" if column else "left")
     for name, row in rows.items():

@@ -15,7 +15,10 @@ def presets(group: str) -> list[str]:
 @pytest.mark.parametrize("name", presets("experiment"))
 def test_every_experiment_trains(command, test_data, name):
     local = [] if name in ("default", "induction") else [f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}"]
-    done = command("train.py", f"experiment={name}", "max_steps=3", "batch_size=4", "run_dir=run", *local, *SMALL_DATA, "optim.warmup_steps=0")
+    if name.startswith("gpt2_"):
+        local += ["data=text", "accumulate=1", "model.n_layer=1", "model.n_embd=32", "model.n_head=2", "model.block_size=64"]
+    done = command("train.py", f"experiment={name}", "max_steps=3", "batch_size=4", "run_dir=run", *local, *SMALL_DATA, "optim.warmup_steps=0",
+                   env={"TIKTOKEN_CACHE_DIR": str(test_data / "tiktoken_cache")})
     assert done.returncode == 0, done.stderr
 
 

@@ -1,0 +1,33 @@
+"""docs/attention.ipynb can be read without being run, and runs: each of its assertions compares a formula with the code."""
+
+import pytest
+from conftest import ROOT
+
+PATH = ROOT / "docs" / "attention.ipynb"
+
+
+def notebook():
+    return pytest.importorskip("nbformat").read(PATH, as_version=4)
+
+
+def test_it_is_kept_with_its_outputs_in_order_and_small():
+    cells = [cell for cell in notebook().cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}  # no error, no warning
+    assert all(output.name == "stdout" for output in outputs if output.output_type == "stream")
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+    assert PATH.stat().st_size < 400_000 and "/tmp/" not in PATH.read_text() and "/home/" not in PATH.read_text()
+
+
+@pytest.mark.slow
+def test_every_cell_runs():
+    from nbclient import NotebookClient
+
+    fresh = notebook()
+    for cell in fresh.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    NotebookClient(fresh, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(PATH.parent)}}).execute()
+    said = "".join(output.get("text", "") for cell in fresh.cells for output in cell.get("outputs", []))
+    assert "previous_token (rows: layers, columns: heads)" in said and "most of an induction head" in said
