@@ -10,7 +10,9 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from pathlib import Path
 
+import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -115,9 +117,26 @@ def check_arguments(argv: list[str]) -> list[str]:
         elif not sweep and "," in value:
             raise UserError(f"{arg} gives several values: add -m to run a sweep over them")
         checked.append(f"{key}={value}")
-    if sweep and any(arg.startswith("run_dir=") for arg in checked):
-        raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
+    if sweep:
+        if any(arg.startswith("run_dir=") for arg in checked):
+            raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
+        checked.append("hydra.job.config.override_dirname.exclude_keys=[" + ",".join(constant(checked)) + "]")
     return flags + checked
+
+
+def constant(checked: list[str]) -> list[str]:
+    """The keys of a sweep's arguments that have one value for all of its jobs."""
+    parse = OverridesParser.create().parse_override
+    chosen = [arg.partition("=")[2] for arg in checked if arg.startswith("sweep=")]
+    preset = yaml.safe_load((CONFIGS / "sweep" / f"{chosen[-1]}.yaml").read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"] if chosen else {}
+    arguments = {**{key: f"{key}={value}" for key, value in preset.items()}, **{arg.partition("=")[0]: arg for arg in checked}}
+    return [key for key, arg in arguments.items() if not key.startswith("hydra") and not parse(arg).is_sweep_override()]
+
+
+def typed(cfg, overrides: list[str]) -> dict[str, str]:
+    """What a job was given, by key, as a user types it."""
+    pairs = (o.partition("=")[::2] for o in overrides)
+    return {key: value if key in groups() else _shown(OmegaConf.select(cfg, key)) for key, value in pairs}
 
 
 def groups() -> dict[str, list[str]]:

@@ -5,6 +5,7 @@
 """
 
 import sys
+import traceback
 from math import isfinite
 from pathlib import Path
 
@@ -14,25 +15,38 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
+import sweeps
 from config import Config, UserError, config_yaml
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(cfg) -> float:
-    """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss."""
+    """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss.
+
+    A job of a sweep that fails says why, in its folder too, and returns nan: the other jobs go on.
+    """
     job = HydraConfig.get()
-    experiment = job.runtime.choices.get("experiment") or "default"
-    try:
-        if job.mode == RunMode.MULTIRUN:
-            cfg.run_dir = job.runtime.output_dir
-            cfg.wandb.group = cfg.wandb.group or Path(job.sweep.dir).name
-        return train(*cli.to_config(cfg, list(job.overrides.task)), experiment)
-    except (UserError, OmegaConfBaseException) as e:
-        if job.mode == RunMode.RUN:
+    experiment, overrides = job.runtime.choices.get("experiment") or "default", list(job.overrides.task)
+    if job.mode == RunMode.RUN:
+        try:
+            return train(*cli.to_config(cfg, overrides), experiment)
+        except (UserError, OmegaConfBaseException) as e:
             cli.fail(cli.sentence(e))
-        print(f"error in job {job.job.num} ({' '.join(job.overrides.task)}): {cli.sentence(e)}", file=sys.stderr)
-        e.said = True
-        raise  # an exception lets Hydra go on with the other jobs; leaving here would end them
+    typed = cli.typed(cfg, overrides)
+    swept = [key for key in typed if key not in job.job.config.override_dirname.exclude_keys]
+    folder = sweeps.begin_job(Path(job.sweep.dir), typed, swept)
+    cfg.run_dir, cfg.wandb.group = str(folder), cfg.wandb.group or Path(job.sweep.dir).name
+    best = float("nan")
+    try:
+        best = train(*cli.to_config(cfg, overrides), experiment)
+    except Exception as e:
+        why = cli.sentence(e)
+        if not isinstance(e, (UserError, OmegaConfBaseException)):
+            traceback.print_exc()
+            why = f"{type(e).__name__}: {why}"
+        print(f"error in {folder}: {why}", file=sys.stderr)
+        sweeps.fail_job(folder, why)
+    return best
 
 
 def train(config: Config, resume: bool, experiment: str) -> float:
