@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, replace
+from importlib.metadata import distributions
 from pathlib import Path
 
 import yaml
@@ -29,6 +30,7 @@ HYDRA_SYNTAX = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:choice|glob
 # A run that continues keeps these; anything else may be changed on the way.
 FIXED = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 SETTLED = ("device", "precision", "compile")
+LAUNCHERS = {"joblib": "hydra-joblib-launcher", "submitit_local": "hydra-submitit-launcher", "submitit_slurm": "hydra-submitit-launcher"}
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -92,12 +94,16 @@ def check_arguments(argv: list[str]) -> list[str]:
             flags.append(arg)
             if key not in FLAGS:
                 raise UserError(f"{arg} is not an option; a setting has no dashes: {key.lstrip('-')}=VALUE")
+            if sweep and key in ("--cfg", "-c", "--info"):
+                raise UserError(f"{key} is about one run's configuration: leave -m out, and give each setting one value")
             if FLAGS[key] != () and not equals:
                 flags.append(rest.pop(0) if rest else "")
             if FLAGS[key] and (value or flags[-1]) not in FLAGS[key]:
                 raise UserError(f"{key} takes one of {', '.join(FLAGS[key])}, not {value or flags[-1] or 'nothing'}")
             continue
         if key.lstrip("+~").startswith(("hydra.", "hydra/")):
+            if key == "hydra/launcher" and value in LAUNCHERS and not any(distributions(name=LAUNCHERS[value])):
+                raise UserError(f"{arg} needs a package that is not installed: pip install {LAUNCHERS[value]}")
             checked.append(arg)
             continue
         if key[:1] in ("+", "~") and key.lstrip("+~") in types:
@@ -120,8 +126,16 @@ def check_arguments(argv: list[str]) -> list[str]:
     if sweep:
         if any(arg.startswith("run_dir=") for arg in checked):
             raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
+        if any(arg in ("resume=true", "resume=True") for arg in checked):
+            raise UserError("resume=true is for one run: with resume=auto a sweep runs the jobs that are missing or not finished")
         checked.append("hydra.job.config.override_dirname.exclude_keys=[" + ",".join(constant(checked)) + "]")
     return flags + checked
+
+
+def typed_value(key: str, argv: list[str]):
+    """The value that checked arguments give a key; None where they do not."""
+    typed = [arg for arg in argv if arg.partition("=")[0] == key]
+    return OverridesParser.create().parse_override(typed[-1]).value() if typed else None
 
 
 def constant(checked: list[str]) -> list[str]:
@@ -146,6 +160,10 @@ def groups() -> dict[str, list[str]]:
 
 def check_choice(group: str, value: str, sweep: bool) -> None:
     known = groups()[group]
+    if group == "sweep" and not sweep:
+        raise UserError(f"sweep={value} is a sweep: add -m")
+    if group == "sweep" and value not in known:  # one, whatever else is swept
+        raise UserError(f"sweep={value} is not one of {', '.join(known)}{did_you_mean(value, known)}")
     if sweep and "(" in value:  # glob(*), choice(…): Hydra's to expand
         return
     for choice in value.split(",") if sweep else [value]:
@@ -233,6 +251,7 @@ def train_help() -> str:
   python train.py run_dir=runs/X resume=true   go on with a run that was stopped
   python train.py run_dir=runs/X eval_only=true
   python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
+  python train.py -m sweep=kv_heads            a sweep that is prepared
   python train.py --cfg job                    print the configuration and end
 
 Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed

@@ -4,6 +4,7 @@
     python train.py --help                what can be set
 """
 
+import shlex
 import sys
 import traceback
 from math import isfinite
@@ -37,6 +38,7 @@ def main(cfg) -> float:
     folder = sweeps.begin_job(Path(job.sweep.dir), typed, swept)
     cfg.run_dir, cfg.wandb.group = str(folder), cfg.wandb.group or Path(job.sweep.dir).name
     best = float("nan")
+    print(f"\njob {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept), flush=True)
     try:
         best = train(*cli.to_config(cfg, overrides), experiment)
     except Exception as e:
@@ -46,7 +48,30 @@ def main(cfg) -> float:
             why = f"{type(e).__name__}: {why}"
         print(f"error in {folder}: {why}", file=sys.stderr)
         sweeps.fail_job(folder, why)
+    sweeps.summarise(Path(job.sweep.dir))
     return best
+
+
+def launch() -> None:
+    """Run what is typed: one run, or the jobs of a sweep, and then say what those came to."""
+    if not {"-m", "--multirun"} & set(sys.argv):
+        main()
+        return
+    from training.record import Terminal
+
+    folder = sweeps.open_sweep(cli.typed_value("hydra.sweep.dir", sys.argv[1:]), cli.typed_value("resume", sys.argv[1:]) == "auto")
+    sys.argv.append(f"hydra.sweep.dir={cli.quote(str(folder))}")
+    try:
+        main()
+    except (SystemExit, KeyboardInterrupt):
+        print(f"the sweep was stopped; to go on: the same command with resume=auto hydra.sweep.dir={shlex.quote(str(folder))}", file=sys.stderr)
+        raise
+    finally:
+        sweeps.close_sweep(folder)
+    runs = sweeps.summarise(folder)
+    sweeps.print_sweep(Terminal(), folder, runs)
+    if any(run.reason for run in runs):
+        sys.exit(1)
 
 
 def train(config: Config, resume: bool, experiment: str) -> float:
@@ -281,4 +306,4 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
 
 
 if __name__ == "__main__":
-    cli.start(main, cli.train_help, cli.check_arguments)
+    cli.start(launch, cli.train_help, cli.check_arguments)
