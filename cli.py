@@ -68,7 +68,7 @@ def fail(error: UserError | str) -> None:
 def sentence(error: Exception) -> str:
     """What Hydra and OmegaConf say over several lines, in one."""
     key = getattr(error, "full_key", None)
-    first = str(error).strip().splitlines()[0]
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
     wrong = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", first)
     if key and wrong:
         return f"{key}={wrong[1]} is not {({'Integer': 'a whole number', 'Float': 'a number', 'Boolean': 'true or false'}).get(wrong[2], wrong[2])}"
@@ -128,23 +128,22 @@ def check_arguments(argv: list[str]) -> list[str]:
             raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
         if any(arg in ("resume=true", "resume=True") for arg in checked):
             raise UserError("resume=true is for one run: with resume=auto a sweep runs the jobs that are missing or not finished")
-        checked.append("hydra.job.config.override_dirname.exclude_keys=[" + ",".join(constant(checked)) + "]")
     return flags + checked
 
 
-def typed_value(key: str, argv: list[str]):
+def typed_value(key: str, checked: list[str]):
     """The value that checked arguments give a key; None where they do not."""
-    typed = [arg for arg in argv if arg.partition("=")[0] == key]
-    return OverridesParser.create().parse_override(typed[-1]).value() if typed else None
+    given = [arg for arg in checked if arg.partition("=")[0] == key]
+    return OverridesParser.create().parse_override(given[-1]).value() if given else None
 
 
 def constant(checked: list[str]) -> list[str]:
-    """The keys of a sweep's arguments that have one value for all of its jobs."""
-    parse = OverridesParser.create().parse_override
-    chosen = [arg.partition("=")[2] for arg in checked if arg.startswith("sweep=")]
-    preset = yaml.safe_load((CONFIGS / "sweep" / f"{chosen[-1]}.yaml").read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"] if chosen else {}
-    arguments = {**{key: f"{key}={value}" for key, value in preset.items()}, **{arg.partition("=")[0]: arg for arg in checked}}
-    return [key for key, arg in arguments.items() if not key.startswith("hydra") and not parse(arg).is_sweep_override()]
+    """The keys to which a sweep's checked arguments, and the preset that they choose, give one value for all jobs."""
+    arguments, preset = {arg.partition("=")[0]: arg for arg in checked if not arg.startswith(("-", "hydra"))}, typed_value("sweep", checked)
+    if preset:
+        params = yaml.safe_load((CONFIGS / "sweep" / f"{preset}.yaml").read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"]
+        arguments = {key: f"{key}={value}" for key, value in params.items()} | arguments
+    return [key for key, arg in arguments.items() if not OverridesParser.create().parse_override(arg).is_sweep_override()]
 
 
 def typed(cfg, overrides: list[str]) -> dict[str, str]:

@@ -59,8 +59,9 @@ def launch() -> None:
         return
     from training.record import Terminal
 
-    folder = sweeps.open_sweep(cli.typed_value("hydra.sweep.dir", sys.argv[1:]), cli.typed_value("resume", sys.argv[1:]) == "auto")
-    sys.argv.append(f"hydra.sweep.dir={cli.quote(str(folder))}")
+    typed = sys.argv[1:]
+    folder = sweeps.open_sweep(cli.typed_value("hydra.sweep.dir", typed), resume=cli.typed_value("resume", typed) == "auto")
+    sys.argv += [f"hydra.sweep.dir={cli.quote(str(folder))}", f"hydra.job.config.override_dirname.exclude_keys=[{','.join(cli.constant(typed))}]"]
     try:
         main()
     except (SystemExit, KeyboardInterrupt):
