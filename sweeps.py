@@ -6,18 +6,21 @@ All that is said is read from the folder, so it is the same whatever started the
 import csv
 import hashlib
 import json
+import multiprocessing
 import re
 import shlex
+import signal
 import sys
+import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite, nan, prod, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -105,11 +108,45 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
     return folder
 
 
-def close_sweep(folder: Path) -> None:
-    """Leave no folder of a sweep that was refused before its first job."""
+def removed_if_empty(folder: Path) -> bool:
+    """Leave no folder of a sweep that was refused before its first job; whether it was."""
+    if any(folder.glob(f"*/{JOB}")):
+        return False
     if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
         (folder / "multirun.yaml").unlink(missing_ok=True)
         folder.rmdir()
+    return True
+
+
+@contextmanager
+def stoppable(folder: Path):
+    """While this lasts Ctrl-C and SIGTERM reach the jobs in processes of their own too, and wait until those have saved.
+
+    A job in this process sees to itself (`runtime.StopSignal`).
+    """
+    def stop(number, frame):
+        running = [lock for lock in folder.glob("*/.lock") if _held(lock)]
+        for process in multiprocessing.active_children():
+            process.terminate()
+        while any(map(_held, running)):
+            time.sleep(0.05)
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _held(lock: Path) -> bool:
+    """Whether a process has this lock."""
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 # --- a job's note of itself -------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
     python train.py --help                what can be set
 """
 
+import os
 import shlex
 import sys
 import traceback
@@ -62,16 +63,22 @@ def launch() -> None:
     typed = sys.argv[1:]
     folder = sweeps.open_sweep(cli.typed_value("hydra.sweep.dir", typed), resume=cli.typed_value("resume", typed) == "auto")
     sys.argv += [f"hydra.sweep.dir={cli.quote(str(folder))}", f"hydra.job.config.override_dirname.exclude_keys=[{','.join(cli.constant(typed))}]"]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # for jobs elsewhere
+    failed = False
     try:
-        main()
-    except (SystemExit, KeyboardInterrupt):
+        with sweeps.stoppable(folder):
+            main()
+    except SystemExit:
         print(f"the sweep was stopped; to go on: the same command with resume=auto hydra.sweep.dir={shlex.quote(str(folder))}", file=sys.stderr)
         raise
-    finally:
-        sweeps.close_sweep(folder)
+    except Exception as e:
+        if sweeps.removed_if_empty(folder):
+            raise
+        failed = True  # what started the jobs did, as where a job's process was killed
+        print(f"error: {type(e).__name__}: {cli.sentence(e)}", file=sys.stderr)
     runs = sweeps.summarise(folder)
     sweeps.print_sweep(Terminal(), folder, runs)
-    if any(run.reason for run in runs):
+    if failed or any(run.reason for run in runs):
         sys.exit(1)
 
 
