@@ -157,7 +157,7 @@ def begin_job(folder: Path, overrides: dict[str, str], swept: list[str]) -> Path
 
     Jobs are told apart by what was swept, whatever their order and number: the same settings find the same folder again.
     """
-    named = ",".join(f"{key}={overrides[key]}" for key in swept) or "job"
+    named = ",".join(f"{key}={overrides[key]}" for key in sorted(swept)) or "job"
     name = re.sub(r"[^\w.,=+-]", "_", named, flags=re.ASCII)[:120]
     if name != named:
         name += "_" + hashlib.sha256(named.encode()).hexdigest()[:8]
@@ -265,7 +265,7 @@ def ranked(runs: list[Run]) -> list[Setting]:
     metric, groups = compared_by(runs), {}
     for run in runs:
         settings = {key: value for key, value in run.settings.items() if key != "seed"}
-        groups.setdefault(tuple(settings.items()), Setting(settings, [])).runs.append(run)
+        groups.setdefault(tuple(sorted(settings.items())), Setting(settings, [])).runs.append(run)
 
     def order(setting: Setting) -> tuple:
         mean = setting.mean(metric)
