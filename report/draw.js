@@ -82,6 +82,23 @@ function palette() { // as canvas pixels, in memory order
   return Uint32Array.from(RAMP, (_, i) => { const [r, g, b] = RAMP[dark ? i : 255 - i]; return (255 << 24 | b << 16 | g << 8 | r) >>> 0; });
 }
 
+// The theme that was chosen, kept where that is allowed; `redraw` where it or the window's size changes.
+function setUpTheme(redraw) {
+  const root = document.documentElement;
+  try {
+    const kept = localStorage.getItem("glassgpt-theme");
+    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  } catch { /* storage is not allowed here */ }
+  $("theme").onclick = () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("glassgpt-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
+    redraw();
+  };
+  matchMedia("(prefers-color-scheme: dark)").onchange = redraw;
+  let waiting = 0;
+  onresize = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); };
+}
+
 // ---- the tip beside the pointer, and for the keyboard what is spoken
 
 function tell(nodes, x = 0, y = 0) {
@@ -286,5 +303,3 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
     point(true);
   };
 }
-
-const curve = (key, name, colour, bold) => ({ name, colour, bold, xs: data.curves[key].steps, ys: data.curves[key].values });

@@ -145,7 +145,7 @@ def test_what_is_too_large_is_kept_more_coarsely(tmp_path, room, kind, rows):
 
 def test_snapshots_are_thinned_at_the_last_and_the_page_says_so(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", T=80, steps=(0, 10, 20, 30, 40, 50, 60, 70))
-    bare = 100_000 + len(page.template())  # what the budget has to hold beside the maps and the rest of the data
+    bare = 100_000 + len(page.template("run.html"))  # what the budget has to hold beside the maps and the rest of the data
     for maps, least in ((45_000, 2), (18_000, 1)):
         budget = bare + maps
         monkeypatch.setattr(page, "BUDGET", budget)
