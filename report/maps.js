@@ -22,7 +22,8 @@ async function unpacked(number) {
 
 async function decoded([maps, norms], [L, H], { T, tokens }, kind, block) {
   const n = Math.ceil(T / block), N = n * (n + 1) / 2, bytes = await unpacked(maps), half = halfTable();
-  const view = { L, H, T, tokens, n, block, exact: kind === "float16", norms: norms === null ? null : new Float32Array((await unpacked(norms)).buffer) };
+  const view = { L, H, T, tokens, n, block, exact: kind === "float16" };
+  view.norms = norms === null ? null : new Float32Array((await unpacked(norms)).buffer);
   const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
   if (view.exact) {
     const size = L * H * N;
@@ -104,7 +105,8 @@ function reading(view, seen, i, j) {
 
 // ---- drawing
 
-// Every head small, a row for each layer; heads that share keys and values are framed. Returns how to paint a view and mark the heads looked at.
+// Every head small, a row for each layer; heads that share keys and values are framed.
+// Returns what paints a view and marks the heads that are looked at.
 function headGrid(host, [L, H], groups, choose, [layer, head]) {
   const each = H / groups, grid = [];
   const button = (l, h) => el("button", { type: "button", role: "radio", className: "head", "aria-label": `layer ${l}, head ${h}` },
@@ -142,7 +144,8 @@ function paint(canvas, n, read, most, colours) {
 
 // What cells() draws of a view, and what `more` asks for.
 function mapOf(view, seen, more = {}) {
-  const read = reader(view, seen), most = largest(view, seen.weighted), names = view.tokens && view.block === 1 ? view.tokens.map(t => short(t)) : null;
+  const read = reader(view, seen), most = largest(view, seen.weighted);
+  const names = view.tokens && view.block === 1 ? view.tokens.map(t => short(t)) : null;
   return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
     level: (i, j) => j > i ? -1 : level(read(i, j) / most), tell: (i, j) => reading(view, seen, i, j), ...more };
 }
@@ -151,6 +154,7 @@ function mapOf(view, seen, more = {}) {
 function colourBar(host, name, most = 1) {
   const ramp = el("canvas", { className: "ramp", width: 256, height: 1, "aria-hidden": "true" }), context = ramp.getContext("2d");
   for (let i = 0; i < 256; i++) { context.fillStyle = `rgb(${rgb(i)})`; context.fillRect(i, 0, 1, 1); }
-  const tick = m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, most === 1 ? String(m).replace("0.", ".") : String(Number((m * most).toPrecision(2))));
+  const text = m => most === 1 ? String(m).replace("0.", ".") : String(Number((m * most).toPrecision(2)));
+  const tick = m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, text(m));
   host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(tick)));
 }

@@ -156,9 +156,7 @@ function list(view, name, kind, at, found) {
 let turn = 0;
 async function show() {
   const mine = ++turn, p = state.probe;
-  $("step").value = state.step;
-  $("step").setAttribute("aria-valuetext", `step ${count(steps[state.step] ?? 0)}`);
-  $("step-now").textContent = `step ${count(steps[state.step] ?? 0)}`;
+  showStep(state.step, steps[state.step] ?? 0);
   if (data.probes.length) {
     const view = await loadView(p, state.step);
     if (mine !== turn) return;
@@ -329,23 +327,10 @@ function drawBirths() {
 
 // ---- all together
 
-let timer = null;
-function play(on) {
-  clearInterval(timer);
-  timer = on ? setInterval(() => { if (state.step >= steps.length - 1) return play(false); state.step += 1; show(); }, 700) : null;
-  $("play").textContent = on ? "❚❚" : "▶";
-  $("play").setAttribute("aria-label", on ? "pause" : "play");
-}
-
 function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
-  $("step").oninput = () => { play(false); state.step = Number($("step").value); show(); };
-  $("play").onclick = () => {
-    if (timer) return play(false);
-    if (state.step >= steps.length - 1) { state.step = 0; show(); }
-    play(true);
-  };
+  stepSlider(() => steps.length - 1, () => state.step, k => { state.step = k; show(); });
   $("probe").append(...data.probes.map((p, k) => el("option", { value: k }, p.label)));
   $("probe").parentElement.hidden = data.probes.length < 2;
   $("probe").onchange = () => { state.probe = Number($("probe").value); setUpProbe(); show(); };

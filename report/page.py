@@ -208,10 +208,10 @@ def number(value, digits: int = 6) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
-def curve(rows: list[dict], key: str) -> dict:
-    """A metric over the steps, thinned evenly where it has many points."""
+def curve(rows: list[dict], key: str, most: int = MOST_POINTS) -> dict:
+    """A metric over the steps, thinned evenly to at most so many points."""
     points = [(row["step"], number(row[key])) for row in rows if number(row.get(key)) is not None]
-    return {"steps": [x for x, _ in thin(points, MOST_POINTS)], "values": [y for _, y in thin(points, MOST_POINTS)], "of": len(points)}
+    return {"steps": [x for x, _ in thin(points, most)], "values": [y for _, y in thin(points, most)], "of": len(points)}
 
 
 def seconds_spent(rows: list[dict]) -> dict[str, float]:
