@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite, nan, prod, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -40,16 +40,17 @@ def _step(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _millions(value: float) -> str:
-    return f"{value / 1e6:,.2f} M"
-
-
-def _kilobytes(value: float) -> str:
-    return f"{value / 1e3:,.0f} kB"
+def _thousands(value: float, unit: str = "") -> str:
+    """12 k, 3.4 M, 124 M."""
+    for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.{1 if value < 10 * size else 0}f}{prefix}{unit}"
+    return f"{value:.0f} {unit}".strip()
 
 
 # The measures of the table, in the order of their weight, and what they are called there; then come the births and the scores of heads.
-FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format, "parameters": _millions, "kv_cache_bytes": _kilobytes,
+FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
+           "parameters": _thousands, "kv_cache_bytes": partial(_thousands, unit="B"),
            "tokens_per_second": _step, "train_seconds": _step}
 HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache", "tokens_per_second": "tokens/s", "train_seconds": "train s"}
 
@@ -291,15 +292,13 @@ def command(run: Run) -> str:
 
 def summarise(folder: Path) -> list[Run]:
     """Write sweep.csv and sweep.html anew from what is in the folder; jobs that end at the same time wait for each other."""
-    with suppress(ModuleNotFoundError):
-        from report.sweep_page import write_sweep_page
+    from report.sweep_page import write_sweep_page
 
     try:
         with FileLock(folder / ".lock"):
             runs = read_sweep(folder)
             write_csv(folder / "sweep.csv", runs)
-            with suppress(UnboundLocalError):
-                write_sweep_page(folder, runs)
+            write_sweep_page(folder, runs)
     except OSError as e:
         raise UserError(f"{e.filename or folder} cannot be written: {e.strerror or e}") from None
     return runs
@@ -323,8 +322,8 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
     columns = [[name if short.count(name) == 1 else key, *(setting.settings.get(key, "") for setting in settings)] for key, name in zip(keys, short)]
     if any("seed" in run.settings for setting in settings for run in setting.runs):
         columns.append(["seeds", *(f"{len(s.finished)}" + f" of {len(s.runs)}" * (len(s.finished) < len(s.runs)) for s in settings)])
-    measured = {name for setting in settings for run in setting.finished for name in run.measures}
-    scores = sorted(name for name in measured if name.startswith(("births/", "heads/")))
+    measured = dict.fromkeys(name for setting in settings for run in setting.finished for name in run.measures)
+    scores = [name for kind in ("births/", "heads/") for name in measured if name.startswith(kind)]
     for name in (metric, *(name for name in FORMATS if name != metric), *scores):
         column = [HEADINGS.get(name, name), *(_cell(setting, name, exact=name == metric) for setting in settings)]
         if sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2 > width and name != metric:
