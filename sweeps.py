@@ -4,23 +4,18 @@ All that is said is read from the folder, so it is the same whatever started the
 """
 
 import csv
-import hashlib
 import json
-import multiprocessing
-import re
 import shlex
-import signal
 import sys
-import time
 from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isfinite, nan, prod, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -30,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
 from data.corpus import written
-from training.record import METRICS, Terminal, best_row, new_run_dir, read_rows, teller
+from training.record import METRICS, Terminal, best_row, read_rows, teller
 
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
 MOST_SHOWN = 30  # settings in the printed table; sweep.csv has all
@@ -88,96 +83,6 @@ class Run:
                     scores[key.rpartition("/")[0]].append(last[key])
             found |= {score: choose(values) for score, values in scores.items()}
         return found
-
-
-# --- a sweep's folder, begun ------------------------------------------------------------------------------------------
-
-
-def open_sweep(typed: str | None, resume: bool) -> Path:
-    """The folder of a sweep that starts, or goes on; without one typed, a new one in runs/ that no other sweep has.
-
-    Raises:
-        UserError: it holds a sweep already, or cannot be made.
-    """
-    folder = Path(typed) if typed is not None else new_run_dir("sweep")
-    if not resume and any(folder.glob(f"*/{JOB}")):
-        raise UserError(f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, or choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"hydra.sweep.dir={folder} cannot be made ({e.strerror}): choose another folder") from None
-    return folder
-
-
-def removed_if_empty(folder: Path) -> bool:
-    """Leave no folder of a sweep that was refused before its first job; whether it was."""
-    if any(folder.glob(f"*/{JOB}")):
-        return False
-    if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        folder.rmdir()
-    return True
-
-
-@contextmanager
-def stoppable(folder: Path):
-    """While this lasts Ctrl-C and SIGTERM reach the jobs in processes of their own too, and wait until those have saved.
-
-    A job in this process sees to itself (`runtime.StopSignal`).
-    """
-    def stop(number, frame):
-        running = [lock for lock in folder.glob("*/.lock") if _held(lock)]
-        for process in multiprocessing.active_children():
-            process.terminate()
-        while any(map(_held, running)):
-            time.sleep(0.05)
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _held(lock: Path) -> bool:
-    """Whether a process has this lock."""
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
-# --- a job's note of itself -------------------------------------------------------------------------------------------
-
-
-def begin_job(folder: Path, overrides: dict[str, str], swept: list[str]) -> Path:
-    """The folder of the job that has these settings in the sweep in `folder`, with a note of what it was given.
-
-    Jobs are told apart by what was swept, whatever their order and number: the same settings find the same folder again.
-    """
-    named = ",".join(f"{key}={overrides[key]}" for key in sorted(swept)) or "job"
-    name = re.sub(r"[^\w.,=+-]", "_", named, flags=re.ASCII)[:120]
-    if name != named:
-        name += "_" + hashlib.sha256(named.encode()).hexdigest()[:8]
-    _note(folder / name, {"overrides": overrides, "swept": swept})
-    return folder / name
-
-
-def fail_job(path: Path, why: str) -> None:
-    """Keep why a job failed, in its folder; its next attempt forgets it."""
-    _note(path, {**json.loads((path / JOB).read_text(encoding="utf-8")), "failed": why})
-
-
-def _note(path: Path, job: dict) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with written(path / JOB) as part:
-            part.write_text(json.dumps(job, indent=1) + "\n", encoding="utf-8")
-    except OSError as e:
-        raise UserError(f"{path} cannot be written ({e.strerror}): choose another folder by hydra.sweep.dir=PATH") from None
 
 
 # --- the folder, read -------------------------------------------------------------------------------------------------

@@ -4,10 +4,7 @@
     python train.py --help                what can be set
 """
 
-import os
-import shlex
 import sys
-import traceback
 from math import isfinite
 from pathlib import Path
 
@@ -17,69 +14,35 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
-import sweeps
 from config import Config, UserError, config_yaml
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(cfg) -> float:
-    """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss.
-
-    A job of a sweep that fails says why, in its folder too, and returns nan: the other jobs go on.
-    """
+    """A job of Hydra's: check its configuration, train, and return what a sweeper minimises, the best validation loss."""
     job = HydraConfig.get()
-    experiment, overrides = job.runtime.choices.get("experiment") or "default", list(job.overrides.task)
-    if job.mode == RunMode.RUN:
-        try:
-            return train(*cli.to_config(cfg, overrides), experiment)
-        except (UserError, OmegaConfBaseException) as e:
-            cli.fail(cli.sentence(e))
-    typed = cli.typed(cfg, overrides)
-    swept = [key for key in typed if key not in job.job.config.override_dirname.exclude_keys]
-    folder = sweeps.begin_job(Path(job.sweep.dir), typed, swept)
-    cfg.run_dir, cfg.wandb.group = str(folder), cfg.wandb.group or Path(job.sweep.dir).name
-    best = float("nan")
-    print(f"\njob {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept), flush=True)
+
+    def run() -> float:
+        return train(*cli.to_config(cfg, list(job.overrides.task)), job.runtime.choices.get("experiment") or "default")
+
+    if job.mode == RunMode.MULTIRUN:
+        import jobs
+
+        return jobs.run_job(cfg, job, run)
     try:
-        best = train(*cli.to_config(cfg, overrides), experiment)
-    except Exception as e:
-        why = cli.sentence(e)
-        if not isinstance(e, (UserError, OmegaConfBaseException)):
-            traceback.print_exc()
-            why = f"{type(e).__name__}: {why}"
-        print(f"error in {folder}: {why}", file=sys.stderr)
-        sweeps.fail_job(folder, why)
-    sweeps.summarise(Path(job.sweep.dir))
-    return best
+        return run()
+    except (UserError, OmegaConfBaseException) as e:
+        cli.fail(cli.sentence(e))
 
 
 def launch() -> None:
-    """Run what is typed: one run, or the jobs of a sweep, and then say what those came to."""
-    if not {"-m", "--multirun"} & set(sys.argv):
-        main()
-        return
-    from training.record import Terminal
+    """Run what is typed: one job, or those of a sweep."""
+    if {"-m", "--multirun"} & set(sys.argv):
+        import jobs
 
-    typed = sys.argv[1:]
-    folder = sweeps.open_sweep(cli.typed_value("hydra.sweep.dir", typed), resume=cli.typed_value("resume", typed) == "auto")
-    sys.argv += [f"hydra.sweep.dir={cli.quote(str(folder))}", f"hydra.job.config.override_dirname.exclude_keys=[{','.join(cli.constant(typed))}]"]
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # for jobs elsewhere
-    failed = False
-    try:
-        with sweeps.stoppable(folder):
-            main()
-    except SystemExit:
-        print(f"the sweep was stopped; to go on: the same command with resume=auto hydra.sweep.dir={shlex.quote(str(folder))}", file=sys.stderr)
-        raise
-    except Exception as e:
-        if sweeps.removed_if_empty(folder):
-            raise
-        failed = True  # what started the jobs did, as where a job's process was killed
-        print(f"error: {type(e).__name__}: {cli.sentence(e)}", file=sys.stderr)
-    runs = sweeps.summarise(folder)
-    sweeps.print_sweep(Terminal(), folder, runs)
-    if failed or any(run.reason for run in runs):
-        sys.exit(1)
+        jobs.run_sweep(main)
+    else:
+        main()
 
 
 def train(config: Config, resume: bool, experiment: str) -> float:

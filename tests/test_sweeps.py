@@ -23,11 +23,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from processes import Process, finished, rows, timeless
+from processes import Process, at_call, finished, rows, timeless
 from rich.console import Console
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 import cli
+import jobs
 import sweeps
 from config import Config, GPTConfig, TokenizerConfig, UserError
 from model import GPT, KVCache
@@ -183,6 +184,15 @@ def stopping_after_3_steps():
     training.optim.update = stopped
 
 
+def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_file):
+    import data.tokens
+
+    process = Process(tmp_path, "-m", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep",
+                      fault=at_call(data.tokens, "prepare", 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert process.wait(30) == 143 and "to go on: the same command" in process.said()
+    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["unfinished"]
+
+
 def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
     def fault():
         import model
@@ -225,15 +235,15 @@ def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(a
 
 def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len({sweeps.open_sweep(None, False) for _ in range(5)}) == 5
+    assert len({jobs.open_sweep(None, False) for _ in range(5)}) == 5
 
 
 def test_jobs_whose_settings_make_no_name_have_folders_of_their_own(tmp_path):
     values = ["a/b", "a:b", "../a", "", "é" * 200, "é" * 201, "x" * 400, "\n", ".", ".."]
-    folders = [sweeps.begin_job(tmp_path, {"data.path": value}, ["data.path"]) for value in values]
+    folders = [jobs.begin_job(tmp_path, {"data.path": value}, ["data.path"]) for value in values]
     assert len(set(folders)) == len(values) and all(folder.parent == tmp_path and folder.is_dir() for folder in folders)
     assert {run.settings["data.path"] for run in read_sweep(tmp_path)} == set(values)
-    assert sweeps.begin_job(tmp_path, {"data.path": values[0]}, ["data.path"]) == folders[0]
+    assert jobs.begin_job(tmp_path, {"data.path": values[0]}, ["data.path"]) == folders[0]
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -293,8 +303,8 @@ def test_a_sweep_of_hundreds_is_said_in_a_page(tmp_path):
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.none() | st.floats(), st.sampled_from(["finished", "unfinished", "failed"])), min_size=1))
 @settings(max_examples=50, deadline=None)
-def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, jobs):
-    runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n, (text, loss, status) in enumerate(jobs)]
+def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
+    runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n, (text, loss, status) in enumerate(cases)]
     folder = tmp_path_factory.getbasetemp()
     printed(runs, 80, folder)
     write_csv(folder / "sweep.csv", runs)
@@ -313,8 +323,8 @@ PRESETS = cli.groups()["sweep"]
 
 
 @pytest.fixture
-def jobs():
-    """The configurations of a sweep's jobs: jobs("sweep=heads", …), as Hydra's own sweeper and composer make them."""
+def expand():
+    """The configurations of a sweep's jobs: expand("sweep=heads", …), as Hydra's own sweeper and composer make them."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
         def expanded(*argv: str) -> list[Config]:
@@ -330,23 +340,23 @@ def jobs():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_job_of_a_prepared_sweep_is_right_and_is_told_in_full_by_what_it_was_given(name, jobs):
+def test_every_job_of_a_prepared_sweep_is_right_and_is_told_in_full_by_what_it_was_given(name, expand):
     given = yaml.safe_load((cli.CONFIGS / "sweep" / f"{name}.yaml").read_text(encoding="utf-8"))
     assert list(given) == ["hydra"] and list(given["hydra"]) == ["sweeper"] and list(given["hydra"]["sweeper"]) == ["params"]
-    made = jobs(f"sweep={name}")
+    made = expand(f"sweep={name}")
     assert len({str(config) for config in made}) == len(made) >= 9
 
 
-def test_what_is_typed_wins_over_the_prepared_sweep(jobs):
-    made = jobs("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
+def test_what_is_typed_wins_over_the_prepared_sweep(expand):
+    made = expand("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
     assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
     assert cli.constant(["-m", "sweep=kv_heads", "seed=7"]) == ["seed", "model.n_head", "model.n_layer", "model.n_embd", "tokenizer", "max_steps",
                                                               "eval.every", "attention.every", "sweep"]
     assert set(cli.constant(["-m", "sweep=kv_heads", "max_steps=3,4"])).isdisjoint({"max_steps", "seed", "model.n_kv_head"})
 
 
-def test_depth_and_width_are_compared_at_equal_parameters(jobs):
-    shapes = {(c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model for c in jobs("sweep=depth_width", "seed=1")}
+def test_depth_and_width_are_compared_at_equal_parameters(expand):
+    shapes = {(c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model for c in expand("sweep=depth_width", "seed=1")}
     assert len(shapes) == 3 and len({d for _, _, d in shapes}) == 1
     counts = {}
     for shape, config in shapes.items():
@@ -429,7 +439,6 @@ def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
 @pytest.mark.slow
 def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
     def fault():
-        import train
         record = tmp_path / "record.jsonl"
         original = sweeps.summarise
 
@@ -440,7 +449,7 @@ def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
                 file.write(json.dumps([resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]) + "\n")
             return runs
 
-        sweeps.summarise = train.sweeps.summarise = summarise
+        sweeps.summarise = summarise
 
     process = Process(tmp_path, "-m", "model.n_kv_head=1,2", f"seed={','.join(map(str, range(15)))}", *of(text_file, "wandb.mode=offline"),
                       "hydra.sweep.dir=sweep", fault=fault)
