@@ -241,14 +241,15 @@ function meanCurve(g, of) {
 function lines(of, { bold = true, births = () => [] } = {}) {
   const faint = [], strong = [];
   settings.forEach((_, g) => {
-    const mean = meanCurve(g, of), look = { colour: `s${g}`, group: g, dash: dash(colouredBy(g))[0] };
+    const label = `${settingName(g)}${g === best ? " ★" : ""}`, mean = meanCurve(g, of);
+    const look = { colour: `s${g}`, group: g, dash: dash(colouredBy(g))[0] };
     for (const run of runsOf[g].filter(run => of(run)?.steps.length)) {
       const line = { ...look, name: runName(run), xs: of(run).steps, ys: of(run).values, run, dots: births(run, of(run)) };
       if (run.status !== "finished") strong.push({ ...line, dash: "3 3" });
       else if (mean.runs > 1) faint.push({ ...line, faint: true });
-      else strong.push({ ...line, bold, label: settingName(g) });
+      else strong.push({ ...line, bold, label });
     }
-    if (mean?.runs > 1) strong.push({ ...look, name: settingName(g), xs: mean.xs, ys: mean.ys, seeds: mean.runs, bold, label: settingName(g) });
+    if (mean?.runs > 1) strong.push({ ...look, name: settingName(g), xs: mean.xs, ys: mean.ys, seeds: mean.runs, bold, label });
   });
   return [...faint, ...strong.reverse()]; // the best on top
 }

@@ -12,8 +12,9 @@ from pages import HOSTILE, aside, causal, check_maps, exactly, expect_text, pixe
 from safetensors.numpy import save_file
 
 from config import Config, GPTConfig, TokenizerConfig, config_yaml
+from jobs import begin_job, fail_job
 from report import encode, page, sweep_page
-from sweeps import begin_job, fail_job, read_sweep
+from sweeps import read_sweep
 
 STEPS = (0, 10, 20)
 TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
@@ -228,7 +229,7 @@ def test_curves_are_means_with_each_run_behind_them_and_read_by_keyboard(see, gr
     lines = tab.locator("#curve-0 .line")
     assert tab.locator("#curve-0 .line.faint").count() == 9 and tab.locator("#curve-0 .line.bold").count() == 3
     assert lines.count() == 9 + 3 + 3  # and what leads to the names
-    assert sorted(tab.locator("#curve-0 text[data-group]").all_text_contents()) == ["n_kv_head 1", "n_kv_head 2", "n_kv_head 4"]
+    assert sorted(tab.locator("#curve-0 text[data-group]").all_text_contents()) == ["n_kv_head 1", "n_kv_head 2", "n_kv_head 4 ★"]
     aside(tab)
     tab.focus("#curve-0 svg")
     tab.keyboard.press("End")
