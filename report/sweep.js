@@ -26,7 +26,7 @@ function named(run, k) {
   return speaks ? valueOf(run, k) : `${keyName(k)} ${valueOf(run, k)}`;
 }
 const settingName = g => keys.map((_, k) => same(g, k) ? named(runsOf[g][0], k) : "").filter(Boolean).join(", ") || "all seeds";
-const seedOf = run => run.seed !== null && seeds && keys[0].name !== "seed" ? [`seed ${run.seed}`] : [];
+const seedOf = run => run.seed && seeds && keys[0].name !== "seed" ? [`seed ${words(run.seed)}`] : [];
 const runName = run => [...keys.map((_, k) => named(run, k)), ...seedOf(run)].join(", ") || words(run.name);
 const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
 const digits = (x, n) => Number(x.toPrecision(n));
@@ -220,7 +220,7 @@ function setUpTables() {
     cell(tag, true, how), cell(tag, false, value), cell(tag, true, folder)];
   $("runs").querySelector("thead").append(el("tr", {}, ...row("th", ["setting"], "seed", "outcome", metric, "folder")));
   $("runs").querySelector("tbody").append(...runs.map(run => el("tr", { "data-group": run.setting },
-    ...row("td", [swatch(run.setting), bdi(settingName(run.setting))], run.seed ?? "–", outcome(run), figure(run.metric),
+    ...row("td", [swatch(run.setting), bdi(settingName(run.setting))], words(run.seed || "–"), outcome(run), figure(run.metric),
       run.page ? el("a", { href: run.page }, name(run)) : name(run)))));
   $("heads-ends").hidden = !settings.some(s => Object.keys(s.scores).length);
   fillTable($("heads-ends"), headColumns(), settings.map((_, g) => g).filter(g => Object.keys(settings[g].scores).length));
@@ -270,19 +270,18 @@ function capOf(of) {
 const BOLD = seeds ? "Bold: the mean over a setting's finished runs; thin: each run." : "";
 
 function drawCurves() {
-  const curves = [run => run.curves.val, ...data.metric === "val/loss" ? [run => run.curves.train] : []], height = $("curves").clientWidth > 1500 ? 400 : 320;
-  curves.forEach((_, k) => panel($("curves-charts"), `curve-${k}`)); // all of them first: they share the width
-  curves.forEach((of, k) => {
-    const [name, unit] = [["Validation loss", metric], ["Training loss", "nats per token"]][k];
-    chart(panel($("curves-charts"), `curve-${k}`), { title: `${name}, ${unit}`, series: lines(of, { bold: k === 0 }), height, cap: capOf(of),
-      xName: "steps", tip: tipOf(unit), near });
-  });
-  const measured = Math.max(0, ...curves.flatMap(of => runs.map(run => of(run).of))), started = run => curves[0](run).steps.length > 0;
-  $("curves").hidden = measured === 0;
-  $("curves-note").textContent = [BOLD, runs.some(run => run.status !== "finished" && started(run)) ? "Dashed: a run that has not finished." : "",
-    curves.some(of => runs.some(run => of(run).values.some(v => v > capOf(of))))
-      ? "What is above the frame, the steep beginning or a run that diverges, is cut off." : "",
-    curves.length > 1 ? "" : "Training losses are left out: they are per token, and the tokens differ.",
+  const all = [{ of: run => run.curves.val, name: "Validation loss", unit: metric, bold: true }];
+  if (data.metric === "val/loss") all.push({ of: run => run.curves.train, name: "Training loss", unit: metric, bold: false });
+  const drawn = all.filter(({ of }) => runs.some(run => of(run).steps.length > 1)), height = $("curves").clientWidth > 1500 ? 400 : 320;
+  drawn.forEach((_, k) => panel($("curves-charts"), `curve-${k}`)); // all of them first: they share the width
+  drawn.forEach(({ of, name, unit, bold }, k) => chart($(`curve-${k}`), {
+    title: `${name}, ${unit}`, series: lines(of, { bold }), height, cap: capOf(of), xName: "steps", tip: tipOf(unit), near }));
+  const any = test => drawn.some(({ of }) => runs.some(run => test(of(run), run, capOf(of))));
+  const measured = Math.max(0, ...drawn.flatMap(({ of }) => runs.map(run => of(run).of)));
+  $("curves").hidden = !drawn.length;
+  $("curves-note").textContent = [BOLD, any((c, run) => run.status !== "finished" && c.steps.length) ? "Dashed: a run that has not finished." : "",
+    any((c, run, cap) => c.values.some(v => v > cap)) ? "What is above the frame, the steep beginning or a run that diverges, is cut off." : "",
+    all.length > 1 ? "" : "Training losses are left out: they are per token, and the tokens differ.",
     measured > data.points ? `Curves go through ${count(data.points)} of up to ${count(measured)} points, evenly chosen.` : ""].filter(Boolean).join(" ");
 }
 
@@ -334,14 +333,15 @@ function drawCosts() {
     const [low, high] = [found[0], found.at(-1)];
     const host = panel($("against-charts"), `cost-${name}`), log = low > 0 && high > 8 * low;
     host.hidden = !(high > low);
-    if (low === high && settings.length > 1 && !measured) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
+    if (low === high && !measured && settings.length > 1) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
     if (host.hidden) continue;
     const stops = !measured && found.length < 9 ? found : log ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
     dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: best, near, pick,
       points: settings.map((_, g) => g).filter(g => cost(g, name) !== null).map(g => meanPoint(g, cost(g, name), `${called}: ${write(cost(g, name))}`)),
       along: { axis: log ? "log" : "linear", ticks: stops.map(t => [t, brief(t)]), name: `${called} ${more}${log ? ", logarithmic" : ""}` } });
   }
-  return said.length ? `All settings have ${said.join(" and ")}.` : "";
+  const all = settings.every((_, g) => finished(g).length) ? "All settings have" : "All that finished have";
+  return said.length ? `${all} ${said.join(" and ")}.` : "";
 }
 
 // ---- heads

@@ -143,7 +143,7 @@ def about(folder: Path, run: Run, metric: str, most: int) -> dict:
                 if (kind, score) == ("heads", "induction") and number(value) is not None]
     return {
         "name": clipped(name), "page": quote(f"{name}/report.html") if (run.path / "report.html").exists() else None,
-        "seed": str(config.seed) if config else None, "status": run.status, "reason": clipped(run.reason),
+        "seed": clipped(run.settings.get("seed", str(config.seed) if config else "")), "status": run.status, "reason": clipped(run.reason),
         "maxSteps": config.max_steps if config else None, "groups": config.model.kv_heads if config else None,
         "head": max(inducing)[1] if inducing else [0, 0],  # the one to look at first
         "figures": {key: number(found.get(key)) for key in SHOWN}, "metric": number(found.get(metric)),

@@ -157,7 +157,7 @@ def test_runs_that_failed_or_never_finished_are_part_of_it(tmp_path):
     content = content_of(tmp_path)
     by = {run["name"]: run for run in content["runs"]}
     assert by["model.n_head=4"]["setting"] == 0 and content["settings"][0]["figures"]["n"] == 1
-    assert by["model.n_head=3"] | {"status": "failed", "page": None, "seed": None, "metric": None} == by["model.n_head=3"]
+    assert by["model.n_head=3"] | {"status": "failed", "page": None, "seed": "", "metric": None} == by["model.n_head=3"]
     assert by["model.n_head=3"]["reason"] == "model.n_embd=32 is not a multiple of model.n_head=3"
     assert by["model.n_head=2"]["status"] == "failed" and by["model.n_head=2"]["curves"]["val"]["steps"] == [0, 10]
     assert by["model.n_head=8"]["status"] == "unfinished" and content["settings"][by["model.n_head=8"]["setting"]]["figures"]["metric"] is None
