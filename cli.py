@@ -8,9 +8,12 @@ import textwrap
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import fields, replace
+from importlib.metadata import distributions
 from pathlib import Path
 
+import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -27,6 +30,7 @@ HYDRA_SYNTAX = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:choice|glob
 # A run that continues keeps these; anything else may be changed on the way.
 FIXED = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 SETTLED = ("device", "precision", "compile")
+LAUNCHERS = {"joblib": "hydra-joblib-launcher", "submitit_local": "hydra-submitit-launcher", "submitit_slurm": "hydra-submitit-launcher"}
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -70,7 +74,7 @@ def rank() -> int:
 def sentence(error: Exception) -> str:
     """What Hydra and OmegaConf say over several lines, in one."""
     key = getattr(error, "full_key", None)
-    first = str(error).strip().splitlines()[0]
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
     wrong = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", first)
     if key and wrong:
         return f"{key}={wrong[1]} is not {({'Integer': 'a whole number', 'Float': 'a number', 'Boolean': 'true or false'}).get(wrong[2], wrong[2])}"
@@ -96,12 +100,16 @@ def check_arguments(argv: list[str]) -> list[str]:
             flags.append(arg)
             if key not in FLAGS:
                 raise UserError(f"{arg} is not an option; a setting has no dashes: {key.lstrip('-')}=VALUE")
+            if sweep and key in ("--cfg", "-c", "--info"):
+                raise UserError(f"{key} is about one run's configuration: leave -m out, and give each setting one value")
             if FLAGS[key] != () and not equals:
                 flags.append(rest.pop(0) if rest else "")
             if FLAGS[key] and (value or flags[-1]) not in FLAGS[key]:
                 raise UserError(f"{key} takes one of {', '.join(FLAGS[key])}, not {value or flags[-1] or 'nothing'}")
             continue
         if key.lstrip("+~").startswith(("hydra.", "hydra/")):
+            if key == "hydra/launcher" and value in LAUNCHERS and not any(distributions(name=LAUNCHERS[value])):
+                raise UserError(f"{arg} needs a package that is not installed: pip install {LAUNCHERS[value]}")
             checked.append(arg)
             continue
         if key[:1] in ("+", "~") and key.lstrip("+~") in types:
@@ -121,13 +129,37 @@ def check_arguments(argv: list[str]) -> list[str]:
         elif not sweep and "," in value:
             raise UserError(f"{arg} gives several values: add -m to run a sweep over them")
         checked.append(f"{key}={value}")
-    if sweep and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UserError("a sweep does not go with torchrun, whose processes train one run: start it by python train.py -m, or each job by torchrun")
-    if sweep and any(arg.startswith("run_dir=") for arg in checked):
-        raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
-    if sweep and any(arg.startswith("dry_run=") for arg in checked):
-        raise UserError("dry_run= plans one run and does not go with a sweep: leave -m out")
+    if sweep:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            raise UserError("a sweep does not go with torchrun, whose processes train one run: start it by python train.py -m")
+        if any(arg.startswith("run_dir=") for arg in checked):
+            raise UserError("run_dir= does not go with a sweep, whose jobs have a folder each: name the sweep's folder with hydra.sweep.dir=PATH")
+        if any(arg.startswith("dry_run=") for arg in checked):
+            raise UserError("dry_run= plans one run and does not go with a sweep: leave -m out")
+        if any(arg in ("resume=true", "resume=True") for arg in checked):
+            raise UserError("resume=true is for one run: with resume=auto a sweep runs the jobs that are missing or not finished")
     return flags + checked
+
+
+def typed_value(key: str, checked: list[str]):
+    """The value that checked arguments give a key; None where they do not."""
+    given = [arg for arg in checked if arg.partition("=")[0] == key]
+    return OverridesParser.create().parse_override(given[-1]).value() if given else None
+
+
+def constant(checked: list[str]) -> list[str]:
+    """The keys to which a sweep's checked arguments, and the preset that they choose, give one value for all jobs."""
+    arguments, preset = {arg.partition("=")[0]: arg for arg in checked if not arg.startswith(("-", "hydra"))}, typed_value("sweep", checked)
+    if preset:
+        params = yaml.safe_load((CONFIGS / "sweep" / f"{preset}.yaml").read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"]
+        arguments = {key: f"{key}={value}" for key, value in params.items()} | arguments
+    return [key for key, arg in arguments.items() if not OverridesParser.create().parse_override(arg).is_sweep_override()]
+
+
+def typed(cfg, overrides: list[str]) -> dict[str, str]:
+    """What a job was given, by key, as a user types it."""
+    pairs = (o.partition("=")[::2] for o in overrides)
+    return {key: value if key in groups() else _shown(OmegaConf.select(cfg, key)) for key, value in pairs}
 
 
 def groups() -> dict[str, list[str]]:
@@ -137,6 +169,10 @@ def groups() -> dict[str, list[str]]:
 
 def check_choice(group: str, value: str, sweep: bool) -> None:
     known = groups()[group]
+    if group == "sweep" and not sweep:
+        raise UserError(f"sweep={value} is a sweep: add -m")
+    if group == "sweep" and value not in known:  # one, whatever else is swept
+        raise UserError(f"sweep={value} is not one of {', '.join(known)}{did_you_mean(value, known)}")
     if sweep and "(" in value:  # glob(*), choice(…): Hydra's to expand
         return
     for choice in value.split(",") if sweep else [value]:
@@ -235,6 +271,7 @@ def train_help() -> str:
   python train.py run_dir=runs/X resume=true   go on with a run that was stopped
   python train.py run_dir=runs/X eval_only=true
   python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
+  python train.py -m sweep=kv_heads            a sweep that is prepared
   python train.py --cfg job                    print the configuration and end
 
 Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed

@@ -28,18 +28,28 @@ def main(cfg) -> float:
         from training.follower import follow
 
         return follow()
-    experiment = job.runtime.choices.get("experiment") or "default"
+
+    def run() -> float:
+        return train(*cli.to_config(cfg, list(job.overrides.task)), job.runtime.choices.get("experiment") or "default")
+
+    if job.mode == RunMode.MULTIRUN:
+        import jobs
+
+        return jobs.run_job(cfg, job, run)
     try:
-        if job.mode == RunMode.MULTIRUN:
-            cfg.run_dir = job.runtime.output_dir
-            cfg.wandb.group = cfg.wandb.group or Path(job.sweep.dir).name
-        return train(*cli.to_config(cfg, list(job.overrides.task)), experiment)
+        return run()
     except (UserError, OmegaConfBaseException) as e:
-        if job.mode == RunMode.RUN:
-            cli.fail(cli.sentence(e))
-        print(f"error in job {job.job.num} ({' '.join(job.overrides.task)}): {cli.sentence(e)}", file=sys.stderr)
-        e.said = True
-        raise  # an exception lets Hydra go on with the other jobs; leaving here would end them
+        cli.fail(cli.sentence(e))
+
+
+def launch() -> None:
+    """Run what is typed: one job, or those of a sweep."""
+    if {"-m", "--multirun"} & set(sys.argv):
+        import jobs
+
+        jobs.run_sweep(main)
+    else:
+        main()
 
 
 def train(config: Config, resume: bool, experiment: str) -> float:
@@ -296,4 +306,4 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
 
 
 if __name__ == "__main__":
-    cli.start(main, cli.train_help, cli.check_arguments)
+    cli.start(launch, cli.train_help, cli.check_arguments)

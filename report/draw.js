@@ -1,4 +1,4 @@
-// What draws: elements, words, colours, the tip, tables of cells, line charts. Knows nothing of the run.
+// What draws: elements, words, colours, the tip, the slider, tables of cells. Knows nothing of the run.
 // Data appears as text nodes only; nothing is ever parsed as HTML.
 
 // ---- elements, words, figures
@@ -82,6 +82,23 @@ function palette() { // as canvas pixels, in memory order
   return Uint32Array.from(RAMP, (_, i) => { const [r, g, b] = RAMP[dark ? i : 255 - i]; return (255 << 24 | b << 16 | g << 8 | r) >>> 0; });
 }
 
+// The theme that was chosen, kept where that is allowed; `redraw` where it or the window's size changes.
+function setUpTheme(redraw) {
+  const root = document.documentElement;
+  try {
+    const kept = localStorage.getItem("glassgpt-theme");
+    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  } catch { /* storage is not allowed here */ }
+  $("theme").onclick = () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("glassgpt-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
+    redraw();
+  };
+  matchMedia("(prefers-color-scheme: dark)").onchange = redraw;
+  let waiting = 0;
+  onresize = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); };
+}
+
 // ---- the tip beside the pointer, and for the keyboard what is spoken
 
 function tell(nodes, x = 0, y = 0) {
@@ -113,30 +130,61 @@ function roving(container, items, columns, enter, chosen = 0) {
   };
 }
 
+// ---- the slider of the steps, with play: `most()` is its last place, `now()` where it stands, `go(k)` shows another
+
+function stepSlider(most, now, go) {
+  let timer = null;
+  function play(on) {
+    clearInterval(timer);
+    timer = on ? setInterval(() => { if (now() >= most()) play(false); else go(now() + 1); }, 700) : null;
+    $("play").textContent = on ? "❚❚" : "▶";
+    $("play").setAttribute("aria-label", on ? "pause" : "play");
+  }
+  $("step").oninput = () => { play(false); go(Number($("step").value)); };
+  $("play").onclick = () => {
+    if (timer) return play(false);
+    if (now() >= most()) go(0);
+    play(true);
+  };
+}
+
+function showStep(k, step) {
+  $("step").value = k;
+  $("step").setAttribute("aria-valuetext", `step ${count(step)}`);
+  $("step-now").textContent = `step ${count(step)}`;
+}
+
 // ---- a table of coloured cells with a cursor: the map, a block's rows, the scores
 
 function cells(host, label) {
   const canvas = el("canvas", { tabIndex: 0, role: "application", "aria-label": label });
   const marks = ["row", "column", "cell"].map(kind => el("div", { className: `mark ${kind}`, hidden: true }));
   host.append(canvas, ...marks);
-  let spec = null, box = null, at = null;
+  let spec = null, box = null, at = null, tipped = false; // the cell that is marked, and whether the tip tells of it
 
-  function point(i, j, spoken) {
-    const inside = has(i, j);
+  function mark(i, j) {
+    const inside = Boolean(spec) && has(i, j);
     at = inside ? [i, j] : null;
+    tipped = false;
     marks.forEach(mark => { mark.hidden = !inside; });
-    if (!inside) return tell(null);
+    if (!inside) return null;
     const put = (mark, x, y, w, h) => Object.assign(mark.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px` });
     const x = box.left + j * box.cell, y = i * box.high;
     put(marks[0], box.left, y, spec.cols * box.cell, box.high);
     put(marks[1], x, 0, box.cell, spec.rows * box.high);
     put(marks[2], x, y, box.cell, box.high);
+    return [x + box.cell, y + box.high];
+  }
+  function point(i, j, spoken) {
+    const corner = mark(i, j);
+    if (!corner) return tell(null);
     const nodes = spec.tell(i, j), place = canvas.getBoundingClientRect();
-    tell(nodes, place.left + x + box.cell, place.top + y + box.high);
+    tipped = true;
+    tell(nodes, place.left + corner[0], place.top + corner[1]);
     if (spoken) speak(nodes);
     spec.enter?.(i, j);
   }
-  function leave() { at = null; marks.forEach(mark => { mark.hidden = true; }); tell(null); spec?.leave?.(); }
+  function leave() { mark(-1, -1); tell(null); spec?.leave?.(); }
   function under(event) {
     const p = canvas.getBoundingClientRect();
     return [(event.clientY - p.top) / box.high, (event.clientX - p.left - box.left) / box.cell].map(Math.floor);
@@ -159,7 +207,7 @@ function cells(host, label) {
     if (has(...to)) point(...to, true);
   };
 
-  return wanted => {
+  const draw = wanted => {
     spec = wanted;
     const width = Math.min(host.clientWidth, spec.most ?? 1e4), context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
     const style = getComputedStyle(canvas), family = style.fontFamily, fits = spec.rowNames && (width - 92) / spec.cols >= (spec.least ?? 8.5);
@@ -207,84 +255,8 @@ function cells(host, label) {
         context.fillText(spec.write(i, j), left + (j + 0.5) * cell, (i + 0.5) * high);
       }
     }
-    if (at && !$("tip").hidden) point(...at);
+    if (at && tipped && !$("tip").hidden) point(...at);
+    else if (at) mark(...at);
   };
+  return Object.assign(draw, { mark });
 }
-
-// ---- line charts
-
-function ticks(low, high, most) {
-  const rough = (high - low) / most || 1, unit = 10 ** Math.floor(Math.log10(rough)), stride = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
-  const found = [];
-  for (let k = Math.ceil(low / stride - 1e-9); k * stride <= high + stride * 1e-9; k++) found.push(Number((k * stride).toPrecision(12)));
-  return found;
-}
-
-function compact(x) {
-  const size = Math.abs(x);
-  if (size > 0 && size < 1) return size < 1e-3 ? x.toExponential() : String(Number(x.toPrecision(3)));
-  return size >= 1e9 ? `${x / 1e9}G` : size >= 1e6 ? `${x / 1e6}M` : size >= 1e4 ? `${x / 1e3}k` : count(x);
-}
-
-// series: [{name, xs, ys, colour, bold}]; `at` marks a step; `under(svg, x, top)` adds below the axis and returns its height
-function chart(host, { title, series, height = 150, at = null, zero = false, under = null, domain = [] }) {
-  series = series.filter(s => s.xs.length);
-  const xs = [...new Set([...series.flatMap(s => s.xs), ...domain])].sort((a, b) => a - b);
-  host.hidden = !xs.length;
-  if (!xs.length) return;
-  const values = series.flatMap(s => s.ys).filter(y => y !== null), width = Math.max(120, host.clientWidth || 320), left = 48, right = 12, top = 10;
-  let low = values.reduce((a, b) => Math.min(a, b), Infinity), high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-  if (zero) [low, high] = [Math.min(0, low), Math.max(zero, high)];
-  if (!(high > low)) [low, high] = Number.isFinite(low) ? [low - Math.abs(low || 1) / 10, high + Math.abs(high || 1) / 10] : [0, 1];
-  const [first, last] = [xs[0], Math.max(xs.at(-1), xs[0] + 1)];
-  const x = s => left + (s - first) / (last - first) * (width - left - right), y = v => top + (1 - (v - low) / (high - low)) * (height - top - 24);
-  const svg = el("svg:svg", { tabindex: 0, role: "application", "aria-label": `${title}; arrow keys read values` });
-  for (const t of ticks(low, high, height / 38)) svg.append(el("svg:line", { x1: left, x2: width - right, y1: y(t), y2: y(t), class: "rule" }),
-    el("svg:text", { x: left - 6, y: y(t) + 4, "text-anchor": "end" }, compact(t)));
-  for (const t of ticks(first, last, Math.max(1, (width - left - right) / 60))) svg.append(
-    el("svg:text", { x: x(t), y: height - 7, "text-anchor": x(t) > width - 24 ? "end" : "middle" }, compact(t)));
-  if (at !== null && at >= first && at <= last) svg.append(el("svg:line", { x1: x(at), x2: x(at), y1: top, y2: height - 24, class: "now" }));
-  for (const s of series) {
-    const joined = k => k > 0 && s.ys[k - 1] !== null; // a gap where nothing was measured
-    const line = s.xs.map((step, k) => s.ys[k] === null ? "" : `${joined(k) ? "L" : "M"}${x(step).toFixed(1)} ${y(s.ys[k]).toFixed(1)}`);
-    svg.append(el("svg:path", { d: line.join(""), class: s.bold ? "line bold" : "line", style: `stroke: var(--${s.colour})` }));
-    if (s.xs.length === 1) svg.append(el("svg:circle", { cx: x(s.xs[0]), cy: y(s.ys[0]), r: 3, style: `fill: var(--${s.colour})` }));
-  }
-  const cursor = svg.appendChild(el("svg:line", { y1: top, y2: height - 24, class: "cursor" }));
-  const tall = height + (under ? under(svg, x, height, width) : 0);
-  svg.setAttribute("viewBox", `0 0 ${width} ${tall}`);
-  svg.setAttribute("height", tall);
-  const legend = series.length > 1 ? series.map(s => el("span", { className: "key", style: `--c: var(--${s.colour})` }, s.name)) : [];
-  host.replaceChildren(el("h3", {}, title, ...legend), svg);
-
-  let k = xs.length - 1;
-  function point(spoken) {
-    const p = svg.getBoundingClientRect(), here = x(xs[k]);
-    cursor.setAttribute("x1", here);
-    cursor.setAttribute("x2", here);
-    cursor.setAttribute("class", "cursor on");
-    const nearest = s => s.xs.reduce((best, step, i) => Math.abs(step - xs[k]) < Math.abs(s.xs[best] - xs[k]) ? i : best, 0);
-    const says = (s, i) => `${s.name} ${figure(s.ys[i])}${s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`}`; // measured less often
-    const nodes = [el("b", {}, `step ${count(xs[k])}`), ...series.map(s => el("div", {}, says(s, nearest(s))))];
-    tell(nodes, p.left + here * p.width / width, p.top + height / 2);
-    if (spoken) speak(nodes);
-  }
-  const leave = () => { cursor.setAttribute("class", "cursor"); tell(null); };
-  svg.onpointermove = svg.onpointerdown = event => {
-    const p = svg.getBoundingClientRect(), along = ((event.clientX - p.left) * width / p.width - left) / (width - left - right);
-    const step = first + along * (last - first);
-    if (event.clientY - p.top > height || event.target.closest("[data-birth]")) return;
-    k = xs.reduce((best, s, i) => Math.abs(s - step) < Math.abs(xs[best] - step) ? i : best, 0);
-    point();
-  };
-  svg.onpointerleave = svg.onblur = leave;
-  svg.onkeydown = event => {
-    const to = { ArrowLeft: k - 1, ArrowRight: k + 1, Home: 0, End: xs.length - 1 }[event.key];
-    if (event.target !== svg || to === undefined) return;
-    event.preventDefault();
-    k = Math.max(0, Math.min(xs.length - 1, to));
-    point(true);
-  };
-}
-
-const curve = (key, name, colour, bold) => ({ name, colour, bold, xs: data.curves[key].steps, ys: data.curves[key].values });

@@ -143,8 +143,10 @@ def survey(held, name: str) -> Probe:
     some = np.unique(np.linspace(0, L * H - 1, SAMPLED_HEADS).astype(int))
     sample = maps.reshape(1, L * H, T, T)[:, some]
     extra = 0 if norms is None else 4 * L * H * T
-    blocks = {"float16": 1, "bytes": 1, **{kind: block_size(T, most) for kind, most in BLOCKS.items()}}
-    sizes = {kind: len(pack_maps(sample, kind, b)) * L * H // len(some) + extra // b for kind, b in blocks.items()}
+    blocks = {"bytes": 1, **{kind: block_size(T, most) for kind, most in BLOCKS.items()}}
+    by_block = {b: len(pack_maps(sample, "bytes", b)) for b in set(blocks.values())}
+    packed = {"float16": (1, len(pack_maps(sample, "float16"))), **{kind: (b, by_block[b]) for kind, b in blocks.items()}}
+    sizes = {kind: size * L * H // len(some) + extra // b for kind, (b, size) in packed.items()}
     return Probe((L, H, T), words, None if row is None else int(held["repeat_periods"][row]), norms is not None, sizes)
 
 
@@ -160,10 +162,10 @@ class Embedded:
     rows: dict[str, tuple[str, tuple[bytes, bytes | None]]]  # probe → kind, (maps, norms) of the newest
 
 
-def embed(shots: list[Shot], room: int) -> Embedded | None:
+def embed(shots: list[Shot], room: int, plans=PLANS) -> Embedded | None:
     """Pack the snapshots, in the order of their steps, into at most `room` bytes of base64; None where nothing can be shown.
 
-    Goes down PLANS until one fits. Where none does, snapshots are thinned evenly, keeping the first and the last.
+    Goes down the plans until one fits. Where none does, snapshots are thinned evenly, keeping the first and the last.
     """
     shots = [shot for shot in shots if shot.probes()]
     if not shots:
@@ -171,9 +173,7 @@ def embed(shots: list[Shot], room: int) -> Embedded | None:
     probes, of = shots[-1].probes(), len(shots)
     shots = [shot for shot in shots if shot.probes() == probes]
     while True:
-        for kind, rows in PLANS:
-            if kind in BLOCKS and all(block_size(p.shape[2], BLOCKS[kind]) == 1 for p in probes.values()):
-                continue  # these would be the bytes again
+        for kind, rows in plans:
             if estimate(shots, kind, rows) <= room:
                 found = pack_all(shots, of, probes, kind, rows, room)
                 if found:

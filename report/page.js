@@ -1,7 +1,6 @@
-// The page of a run, or of one prompt: its data, its state, its sections. Stands after draw.js, in one module.
+// The page of a run, or of one prompt: its data, its state, its sections. Stands after draw.js and maps.js, in one module.
 
 const data = JSON.parse($("data").textContent);
-const blobs = document.querySelectorAll("script.blob");
 const [L, H] = data.shape ?? sizeFromScores();
 const groups = data.groups && H % data.groups === 0 ? data.groups : H;
 const steps = data.steps.length ? data.steps : Object.values(data.scores ?? {}).map(s => s.steps).sort((a, b) => b.length - a.length)[0] ?? [];
@@ -15,91 +14,11 @@ function sizeFromScores() {
   return heads.length ? [Math.max(...heads.map(h => h[0])) + 1, Math.max(...heads.map(h => h[1])) + 1] : [0, 0];
 }
 
-const headName = (layer = state.layer, head = state.head) => `L${layer}H${head}`;
-
-// ---- maps: decoded when they are looked at, the last few kept
-
-let halves = null;
-function halfTable() {
-  return halves ??= Float64Array.from({ length: 65536 }, (_, bits) => {
-    const exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
-    return bits >> 15 ? -size : size;
-  });
-}
-
-async function unpacked(number) {
-  const text = atob(blobs[number].textContent), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
-  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
-}
-
-async function decoded([maps, norms], kind, T, block) {
-  const n = Math.ceil(T / block), N = n * (n + 1) / 2, rows = L * H * n, bytes = await unpacked(maps), half = halfTable();
-  const view = { kind, n, block, exact: kind === "float16", norms: norms === null ? null : new Float32Array((await unpacked(norms)).buffer) };
-  const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
-  if (view.exact) {
-    const size = L * H * N;
-    view.at = (l, h, i, j) => { const k = place(l, h, i, j); return half[bytes[size + k] << 8 | bytes[k]]; };
-    view.bound = () => 0;
-  } else {
-    const scale = new Float32Array(bytes.buffer, 0, rows), codes = bytes.subarray(4 * rows);
-    view.at = (l, h, i, j) => codes[place(l, h, i, j)] * scale[(l * H + h) * n + i] / 255;
-    view.bound = (l, h, i) => scale[(l * H + h) * n + i] / 255;
-  }
-  view.size = bytes.length;
-  return view;
-}
-
-const views = new Map();
-function load(key, ...how) {
-  const view = views.get(key) ?? decoded(...how);
-  views.delete(key);
-  views.set(key, view);
-  if (views.size > 24 || (views.size > 4 && view.size > 3e7)) views.delete(views.keys().next().value);
-  view.then(v => { view.size = v.size; });
-  return view;
-}
-const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.probes[p].kind, data.probes[p].T, data.probes[p].block);
-const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.probes[p].rows.kind, data.probes[p].T, 1);
-
-// (i, j) → what is shown of a head, or with head null of the layer's average
-function reader(view, layer, head) {
-  if (head === null) {
-    const all = Array.from({ length: H }, (_, h) => reader(view, layer, h));
-    return (i, j) => all.reduce((sum, read) => sum + read(i, j), 0) / H;
-  }
-  if (!state.weighted || !view.norms) return (i, j) => view.at(layer, head, i, j);
-  const from = (layer * H + head) * view.n;
-  return (i, j) => view.at(layer, head, i, j) * view.norms[from + j];
-}
-
-// How far off that may be, at the most.
-function bound(view, layer, head, i, j) {
-  const heads = head === null ? Array.from({ length: H }, (_, h) => h) : [head], by = state.weighted && view.norms;
-  return heads.reduce((sum, h) => sum + view.bound(layer, h, i) * (by ? view.norms[(layer * H + h) * view.n + j] : 1), 0) / heads.length;
-}
-
-function largest(view) {
-  if (!state.weighted || !view.norms) return 1;
-  if (view.largest === undefined) {
-    view.largest = 0;
-    for (let l = 0; l < L; l++) for (let h = 0; h < H; h++) {
-      const read = reader(view, l, h);
-      for (let i = 0; i < view.n; i++) for (let j = 0; j <= i; j++) view.largest = Math.max(view.largest, read(i, j) || 0);
-    }
-  }
-  return view.largest || 1;
-}
-
-function paint(canvas, n, read, most, colours) {
-  canvas.width = canvas.height = n;
-  const image = new ImageData(n, n), pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < n; i++) for (let j = 0; j <= i; j++) pixels[i * n + j] = colours[level(read(i, j) / most)];
-  canvas.getContext("2d").putImageData(image, 0, 0);
-}
+const seen = () => ({ layer: state.layer, head: state.average ? null : state.head, weighted: state.weighted });
 
 // ---- training
+
+const curve = (key, name, colour, bold) => ({ name, colour, bold, xs: data.curves[key].steps, ys: data.curves[key].values });
 
 function drawTraining() {
   const draw = (id, how) => chart($(id) ?? $("charts").appendChild(el("div", { id })), how);
@@ -170,52 +89,16 @@ function setUpSamples(samples, longest = 4000) {
 
 const probe = () => data.probes[state.probe];
 const newest = () => state.step === steps.length - 1;
-const token = i => probe().tokens ? short(probe().tokens[i]) : "";
-let grid = [], tokens = [], drawMap = null, drawRows = null, current = null, rows = null;
-
-// A token, or a block of them, with its place
-function place(view, i) {
-  const words = probe().tokens, from = i * view.block, end = Math.min(from + view.block, probe().T);
-  if (view.block === 1) return words ? [bdi(token(i), "token"), el("small", {}, ` ${i}`)] : [`token ${i}`];
-  return [el("span", {}, `tokens ${from}–${end - 1}`), ...words ? [" ", bdi(short(words.slice(from, end).join(""), 18), "token")] : []];
-}
-
-// What is said of a cell: from where to where, the value, and how sure it is.
-function reading(view, i, j) {
-  const { layer, average } = state, head = average ? null : state.head, by = state.weighted && view.norms;
-  const value = reader(view, layer, head)(i, j), nodes = [el("b", {}, figure(value))];
-  if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
-  else if (view.block > 1 && by) nodes.push(" about: a block's weight × the mean length of its values");
-  else if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, layer, head, i, j))}`);
-  if (average) nodes.push(`, the mean of ${H} heads`);
-  else if (by && view.block === 1) nodes.push(` = ${figure(view.at(layer, head, i, j))} × ${figure(view.norms[(layer * H + head) * view.n + j])}`);
-  return [el("div", {}, ...place(view, i), " → ", ...place(view, j)), el("div", { className: "value" }, ...nodes)];
-}
-
-function setUpGrid() {
-  const each = H / groups, host = $("heads-grid");
-  const button = (l, h) => el("button", { type: "button", role: "radio", className: "head", "aria-label": `layer ${l}, head ${h}` },
-    el("canvas", { width: 1, height: 1 }), el("span", {}, headName(l, h)));
-  host.style.setProperty("--heads", H);
-  host.parentElement.classList.toggle("many", H > 14);
-  for (let l = 0; l < L; l++) {
-    const line = host.appendChild(el("div", { className: "layer" }, el("span", { className: "name" }, `L${l}`)));
-    for (let g = 0; g < groups; g++) {
-      const heads = Array.from({ length: each }, (_, k) => button(l, g * each + k)), name = `key/value head ${g}`;
-      grid.push(...heads);
-      const frame = { className: "group", role: "group", "aria-label": `layer ${l}, ${name}`, style: `--each: ${each}` };
-      line.append(...each === 1 ? heads : [el("div", frame, el("span", { className: "group-name" }, name), el("div", {}, ...heads))]);
-    }
-  }
-  grid.forEach((button, k) => { button.onclick = () => choose(Math.floor(k / H), k % H); });
-  roving(host, grid, H, k => choose(Math.floor(k / H), k % H), state.layer * H + state.head);
-}
+let drawGrid = null, tokens = [], drawMap = null, drawRows = null, current = null, rows = null;
 
 function choose(layer, head) {
   Object.assign(state, { layer, head });
-  grid.forEach((button, k) => { button.tabIndex = k === layer * H + head ? 0 : -1; });
+  $("heads-grid").querySelectorAll("[role=radio]").forEach((button, k) => { button.tabIndex = k === layer * H + head ? 0 : -1; });
   draw();
 }
+
+const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind, data.probes[p].block);
+const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.shape, data.probes[p], data.probes[p].rows.kind, 1);
 
 function setUpText() {
   const host = $("text"), words = probe().tokens;
@@ -245,7 +128,7 @@ function setUpText() {
 function light(i) {
   state.token = i ?? state.held;
   if (!tokens.length || !current) return;
-  const view = newest() && rows ? rows : current, read = reader(view, state.layer, state.average ? null : state.head), most = largest(view);
+  const view = newest() && rows ? rows : current, read = reader(view, seen()), most = largest(view, state.weighted);
   const at = state.token === null ? -1 : Math.floor(state.token / view.block), to = [], from = [];
   for (let k = 0; at >= 0 && k < view.n; k++) {
     if (k <= at) to.push([read(at, k), k]);
@@ -273,9 +156,7 @@ function list(view, name, kind, at, found) {
 let turn = 0;
 async function show() {
   const mine = ++turn, p = state.probe;
-  $("step").value = state.step;
-  $("step").setAttribute("aria-valuetext", `step ${count(steps[state.step] ?? 0)}`);
-  $("step-now").textContent = `step ${count(steps[state.step] ?? 0)}`;
+  showStep(state.step, steps[state.step] ?? 0);
   if (data.probes.length) {
     const view = await loadView(p, state.step);
     if (mine !== turn) return;
@@ -295,20 +176,12 @@ function draw() {
 }
 
 function drawAttention() {
-  const { layer, head, average } = state, view = current, most = largest(view), colours = palette(), by = state.weighted && view.norms;
-  grid.forEach((button, k) => {
-    const l = Math.floor(k / H), h = k % H;
-    paint(button.firstChild, view.n, reader(view, l, h), most, colours);
-    button.classList.toggle("fine", view.n > 96);
-    button.setAttribute("aria-checked", l === layer && (average || h === head));
-  });
-  const read = reader(view, layer, average ? null : head), names = probe().tokens && view.block === 1 ? probe().tokens.map(t => short(t)) : null;
-  drawMap({
-    rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names, tell: (i, j) => reading(view, i, j),
-    level: (i, j) => j > i ? -1 : level(read(i, j) / most), enter: i => { if (view.block === 1) light(i); }, leave: () => light(null),
-    pick: i => view.block > 1 ? openRows(i) : hold(i),
-  });
-  drawBar(most, by);
+  const view = current, by = state.weighted && view.norms;
+  drawGrid(view, seen());
+  drawMap(mapOf(view, seen(), {
+    enter: i => { if (view.block === 1) light(i); }, leave: () => light(null), pick: i => view.block > 1 ? openRows(i) : hold(i),
+  }));
+  colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
   sayWhatIsSeen(view, by);
   light(state.token);
   drawBlockRows();
@@ -316,7 +189,7 @@ function drawAttention() {
 
 function sayWhatIsSeen(view, by) {
   const { layer, head, average } = state, { name, period, says } = probe(), step = steps[state.step];
-  $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,` : `Head ${headName()}`)
+  $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,` : `Head ${headName(layer, head)}`)
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
   const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `random tokens, the first ${period} of which come twice`;
@@ -326,13 +199,6 @@ function sayWhatIsSeen(view, by) {
   $("seen").textContent = `On ${on}. Row: the ${view.block > 1 ? "tokens that look" : "token that looks"}; column: what is looked at. `
     + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`;
   $("precision").textContent = `${says} ${data.thinned}`;
-}
-
-function drawBar(most, by) {
-  const context = $("bar-ramp").getContext("2d"), name = m => by ? String(Number((m * most).toPrecision(2))) : String(m).replace("0.", ".");
-  for (let i = 0; i < 256; i++) { context.fillStyle = `rgb(${rgb(i)})`; context.fillRect(i, 0, 1, 1); }
-  $("bar-name").textContent = by ? "weight × ‖v W‖" : "weight";
-  $("bar-ticks").replaceChildren(...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, name(m))));
 }
 
 function hold(i) {
@@ -356,10 +222,10 @@ function drawBlockRows() {
     : !newest() ? ` are kept for step ${count(steps.at(-1))} only` : rows ? "" : ": unpacking…");
   $("rows-map").hidden = !rows;
   if (!rows) return;
-  const view = rows, read = reader(view, state.layer, state.average ? null : state.head), most = largest(view);
+  const read = reader(rows, seen()), most = largest(rows, state.weighted);
   drawRows({
     rows: size, cols: T, high: 18, rowNames: probe().tokens?.slice(from, from + size).map(t => short(t)), least: 0, start: [0, 0],
-    level: (i, j) => j > from + i ? -1 : level(read(from + i, j) / most), tell: (i, j) => reading(view, from + i, j),
+    level: (i, j) => j > from + i ? -1 : level(read(from + i, j) / most), tell: (i, j) => reading(rows, seen(), from + i, j),
     enter: i => light(from + i), leave: () => light(null), pick: i => hold(from + i),
   });
 }
@@ -389,7 +255,7 @@ function drawHeads() {
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
   const story = name => data.scores[name].values.map(row => row.find(([l, h]) => l === state.layer && h === state.head)?.[2] ?? null);
   chart($("trajectory"), {
-    title: `${headName()} over the steps`, height: 240, at: steps[state.step], zero: 1,
+    title: `${headName(state.layer, state.head)} over the steps`, height: 240, at: steps[state.step], zero: 1,
     series: shares.map(name => ({ name: plain(name), colour: colourOf(name), xs: data.scores[name].steps, ys: story(name) })),
   });
   drawBirths();
@@ -461,23 +327,10 @@ function drawBirths() {
 
 // ---- all together
 
-let timer = null;
-function play(on) {
-  clearInterval(timer);
-  timer = on ? setInterval(() => { if (state.step >= steps.length - 1) return play(false); state.step += 1; show(); }, 700) : null;
-  $("play").textContent = on ? "❚❚" : "▶";
-  $("play").setAttribute("aria-label", on ? "pause" : "play");
-}
-
 function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
-  $("step").oninput = () => { play(false); state.step = Number($("step").value); show(); };
-  $("play").onclick = () => {
-    if (timer) return play(false);
-    if (state.step >= steps.length - 1) { state.step = 0; show(); }
-    play(true);
-  };
+  stepSlider(() => steps.length - 1, () => state.step, k => { state.step = k; show(); });
   $("probe").append(...data.probes.map((p, k) => el("option", { value: k }, p.label)));
   $("probe").parentElement.hidden = data.probes.length < 2;
   $("probe").onchange = () => { state.probe = Number($("probe").value); setUpProbe(); show(); };
@@ -490,23 +343,6 @@ function setUpProbe() {
   $("weighting").hidden = probe().maps.some(([, norms]) => norms === null);
   if ($("weighting").hidden) { state.weighted = false; $("raw").checked = true; }
   setUpText();
-}
-
-function setUpTheme() {
-  const root = document.documentElement;
-  try {
-    const kept = localStorage.getItem("glassgpt-theme");
-    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
-  } catch { /* storage is not allowed here */ }
-  const redraw = () => { if (data.kind === "run") drawTraining(); draw(); };
-  $("theme").onclick = () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("glassgpt-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
-    redraw();
-  };
-  matchMedia("(prefers-color-scheme: dark)").onchange = redraw;
-  let waiting = 0;
-  onresize = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redraw); };
 }
 
 function start() {
@@ -525,13 +361,14 @@ function start() {
   $("looking").hidden = !data.probes.length;
   const found = data.scores?.induction?.values.at(-1)?.reduce((best, v) => v[2] > best[2] ? v : best, [0, 0, 0]);
   if (found) Object.assign(state, { layer: found[0], head: found[1] });
-  setUpTheme();
+  setUpTheme(() => { if (data.kind === "run") drawTraining(); draw(); });
   setUpControls();
   if (data.kind === "run") { setUpTraining(); drawTraining(); }
   if (data.probes.length) {
     drawMap = cells($("map"), "attention map; arrow keys read its cells");
     drawRows = cells($("rows-map"), "rows of single tokens; arrow keys read their cells");
-    setUpGrid();
+    drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);
+    $("looking").querySelector(".stage").classList.toggle("many", H > 14);
     setUpProbe();
   }
   show();

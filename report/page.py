@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -42,8 +43,7 @@ def write_page(run_dir: Path) -> Path:
         "config": [[key, value[:LONGEST_VALUE] + ("…" if len(value) > LONGEST_VALUE else "")] for key, value in flat(settings)],
         "scores": head_scores(rows), "births": births(rows),
     }
-    shots = [open_shot(path, stat.st_mtime_ns, stat.st_size) for path in snapshots(run_dir) for stat in [path.stat()]]
-    return write(run_dir / "report.html", content, shots)
+    return write(run_dir / "report.html", content, [open_shot(run_dir, path) for path in snapshots(run_dir)])
 
 
 def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None) -> Path:
@@ -58,21 +58,31 @@ def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = 
 
 def write(path: Path, content: dict, shots: list[Shot]) -> Path:
     """Put the content and as much of the snapshots as the budget leaves into a page, which appears at `path` whole."""
-    head, foot = template().split("<!-- data -->")
-    room = BUDGET - len(head) - len(foot) - len(safe_json(content)) - 100_000  # what says how the maps are kept, and their tokens
+    room = room_for_maps("run.html", content)
     blobs: list[str] = []
-    text = safe_json({**content, **attention(embed(shots, room), blobs)})
+    maps = attention(embed(shots, room), blobs)
+    return put_together(path, "run.html", {**content, **maps}, blobs)
+
+
+def room_for_maps(name: str, content: dict) -> int:
+    """Bytes that the budget leaves to the maps, in base64."""
+    return BUDGET - len(template(name)) - len(safe_json(content)) - 100_000  # what says how the maps are kept, and their tokens
+
+
+def put_together(path: Path, name: str, content: dict, blobs: list[str]) -> Path:
+    """Write the page called `name` with its data to `path`, whole or not at all."""
+    head, foot = template(name).split("<!-- data -->")
     with written(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
-        f.write(f'{head}<script type="application/json" id="data">{text}</script>\n')
+        f.write(f'{head}<script type="application/json" id="data">{safe_json(content)}</script>\n')
         f.writelines(f'<script type="text/plain" class="blob">{blob}</script>\n' for blob in blobs)
         f.write(foot)
     return path
 
 
-def template() -> str:
-    """The page without its data."""
-    parts = {f"/* {name} */": (PARTS / name).read_text(encoding="utf-8") for name in ("page.css", "draw.js", "page.js")}
-    return re.sub(r"/\* \w+\.(css|js) \*/", lambda place: parts[place[0]], (PARTS / "run.html").read_text(encoding="utf-8"))
+def template(name: str) -> str:
+    """A page without its data."""
+    return re.sub(r"/\* (\w+\.(?:css|js)) \*/", lambda part: (PARTS / part[1]).read_text(encoding="utf-8"),
+                  (PARTS / name).read_text(encoding="utf-8"))
 
 
 def safe_json(value) -> str:
@@ -88,10 +98,16 @@ def snapshots(run_dir: Path) -> list[Path]:
     return sorted((p for p, match in found.items() if match), key=lambda p: int(found[p][1]))
 
 
-@lru_cache(maxsize=2048)
-def open_shot(path: Path, mtime_ns: int, size: int) -> Shot:
-    """The snapshot of a file; the same one, with what it packed, for as long as the file stays as it is."""
-    return Shot(int(path.stem.partition("_")[2]), partial(np.load, path))
+@lru_cache(maxsize=2)  # the run that is training, and the sweep that it belongs to
+def shots_of(folder: Path) -> dict[tuple, Shot]:
+    """The snapshots that pages of this folder have shown, with what they packed."""
+    return {}
+
+
+def open_shot(folder: Path, path: Path, load: Callable = np.load) -> Shot:
+    """The snapshot of a file, for a page of `folder`; the same one for as long as the file stays as it is."""
+    stat = path.stat()
+    return shots_of(folder).setdefault((path, stat.st_mtime_ns, stat.st_size), Shot(int(path.stem.partition("_")[2]), partial(load, path)))
 
 
 def attention(maps: Embedded | None, blobs: list[str]) -> dict:
@@ -192,10 +208,10 @@ def number(value, digits: int = 6) -> float | None:
     return value if isinstance(value, int) else float(f"{value:.{digits}g}")
 
 
-def curve(rows: list[dict], key: str) -> dict:
-    """A metric over the steps, thinned evenly where it has many points."""
+def curve(rows: list[dict], key: str, most: int = MOST_POINTS) -> dict:
+    """A metric over the steps, thinned evenly to at most so many points."""
     points = [(row["step"], number(row[key])) for row in rows if number(row.get(key)) is not None]
-    return {"steps": [x for x, _ in thin(points, MOST_POINTS)], "values": [y for _, y in thin(points, MOST_POINTS)], "of": len(points)}
+    return {"steps": [x for x, _ in thin(points, most)], "values": [y for _, y in thin(points, most)], "of": len(points)}
 
 
 def seconds_spent(rows: list[dict]) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""A small real text, a small model, and the two ways to train it: in this process, and as a user would."""
+"""A small real text, a small model, the two ways to train it: in this process, and as a user would; and pages in Chromium."""
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -96,3 +97,39 @@ def test_data() -> Path:
     if "GLASSGPT_TEST_DATA" not in os.environ:
         pytest.skip("GLASSGPT_TEST_DATA is not set: it names the folder with the real data")
     return (ROOT / os.environ["GLASSGPT_TEST_DATA"]).resolve()
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not shutil.which("chromium"):
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def see(chromium):
+    """see(path, width=…, **context) → the page, opened from its file without a network; an error in it fails the test."""
+    from playwright.sync_api import expect
+
+    errors, contexts = [], []
+
+    def open_page(path: Path, width: int = 1280, **context):
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **context))
+        contexts[-1].set_offline(True)
+        tab = contexts[-1].new_page()
+        tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("request", lambda request: errors.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        tab.goto(path.as_uri())
+        expect(tab).not_to_have_title("GlassGPT")
+        tab.wait_for_timeout(150)
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not errors

@@ -177,7 +177,7 @@ def test_a_sweep_runs_a_job_for_each_value_and_one_failure_spares_the_others(com
                    "wandb.mode=offline")
     assert done.returncode == 1
     assert "model.n_kv_head=5 does not divide model.n_head=2" in done.stderr and "Traceback" not in done.stderr
-    for job, heads in (("0", 1), ("1", 2)):
+    for job, heads in (("model.n_kv_head=1", 1), ("model.n_kv_head=2", 2)):
         config = read_config(tmp_path / "sweep" / job / "config.yaml")
         assert config.model.n_kv_head == heads and config.wandb.group == "sweep"
         assert rows(tmp_path / "sweep" / job)[-1]["step"] == 3

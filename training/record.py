@@ -41,7 +41,7 @@ class RunFolder:
                 pass
             if (path / ".lock").is_symlink():  # locking empties what the link leads to
                 raise UserError(f"run_dir={path} has a link for its .lock: remove it")
-            if new and any(p.name not in (".lock", ".config.yaml.part") for p in path.iterdir()):
+            if new and any(p.name not in (".lock", ".config.yaml.part", "job.json") for p in path.iterdir()):
                 raise UserError(f"run_dir={path} is not empty: choose another folder, or continue the run in it with resume=true")
             self._lock = FileLock(path / ".lock")
             self._lock.acquire(timeout=0)

@@ -1,10 +1,8 @@
 """The page: what is embedded, decoded here; what a person sees of it, in Chromium."""
 
 import base64
-import json
 import os
 import re
-import shutil
 import zlib
 from pathlib import Path
 
@@ -12,83 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import (
+    HOSTILE,
+    aside,
+    causal,
+    check_maps,
+    exactly,
+    expect_text,
+    focus_map,
+    make_run,
+    pixels,
+    read_back,
+    read_tip,
+    snapshot,
+    unpack,
+    write_snapshot,
+)
 
 from report import encode, page
-
-HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "שלום", "\n", "\u2028", "\ud800",
-           "<img src=x onerror=window.hacked=1>", "\u202e", "", "a" * 5000, "\t", " &lt;b&gt;", "]]>", "\\u003c"]
-
-
-# A run's folder, made up
-
-def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
-    """Random causal softmax maps (…, T, T) float16."""
-    T = shape[-1]
-    A = np.exp(sharp * rng.standard_normal((*shape, T), dtype=np.float32)) * np.tri(T, dtype=np.float32)
-    return (A / A.sum(axis=-1, keepdims=True)).astype(np.float16)
-
-
-def snapshot(L=2, H=4, T=16, step=0, seed=0, words=None) -> dict:
-    rng = np.random.default_rng(seed + step)
-    return {"step": step, "text": causal(rng, L, H, T), "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
-            "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32), "repeat": causal(rng, L, 2, H, T),
-            "repeat_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
-            "repeat_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32), "repeat_periods": np.array([T // 4, T // 2])}
-
-
-def write_snapshot(folder: Path, shot: dict) -> None:
-    (folder / "attention").mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / "attention" / f"step_{shot['step']:08d}.npz", **shot)
-
-
-def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=None, samples=None, name="tiny") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"seed": 1, "max_steps": steps[-1], "model": {"n_head": H, "n_kv_head": groups}, "wandb": {"name": name}}
-    (folder / "config.yaml").write_text(json.dumps(config))
-    rng = np.random.default_rng(0)
-    with (folder / "metrics.jsonl").open("w") as f:
-        for step in range(steps[0], steps[-1] + 1, 2):
-            row = {"step": step, "tokens": 100 * step, "train_seconds": step / 2, "train/loss": 3 - step / 20, "train/lr": 0.001,
-                   "train/grad_norm": 1.0, "train/tokens_per_second": 1000.0}
-            if step in steps:
-                row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
-                row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
-                scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (step == steps[-1])
-                row |= {f"heads/{score}/L{layer}H{head}": float(rng.random()) for score in scores for layer in range(L) for head in range(H)}
-            if step == steps[-1]:
-                row |= {"births/induction/L0H0": 10, f"births/previous_token/L{L - 1}H{H - 1}": 4}
-            f.write(json.dumps(row) + "\n")
-    texts = samples or [f"sample {step}" for step in steps]
-    (folder / "samples.jsonl").write_text("".join(json.dumps({"step": step, "text": text}) + "\n" for step, text in zip(steps, texts)))
-    for step in steps:
-        write_snapshot(folder, snapshot(L, H, T, step, words=words))
-    return folder
-
-
-# What is embedded, read back
-
-def read_back(path: Path) -> tuple[dict, list[bytes]]:
-    text = path.read_text(encoding="utf-8")
-    content = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
-    return content, [zlib.decompress(base64.b64decode(blob)) for blob in re.findall(r'class="blob">(.*?)</script>', text)]
-
-
-def unpack(data: bytes, kind: str, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Maps (L, H, n, n) float64, zero above the diagonal, and the largest error that the page promises (L, H, n)."""
-    lower, A = np.tri(n, dtype=bool), np.zeros((L, H, n, n))
-    if kind == "float16":
-        A[:, :, lower] = np.frombuffer(data, np.uint8).reshape(2, -1).T.copy().view("<f2").reshape(L, H, -1)
-        return A, np.zeros((L, H, n))
-    largest = np.frombuffer(data, "<f4", L * H * n).reshape(L, H, n).astype(float)
-    A[:, :, lower] = np.frombuffer(data, np.uint8, offset=4 * L * H * n).reshape(L, H, -1)
-    return A * largest[..., None] / encode.LEVELS, largest / encode.LEVELS
-
-
-def check_maps(found: np.ndarray, captured: np.ndarray) -> None:
-    """Rows sum as captured within 1%, each weight is within 1% of its row's largest."""
-    captured = captured.astype(float)
-    assert np.abs(found.sum(-1) - captured.sum(-1)).max() < 0.01
-    assert (np.abs(found - captured) <= 0.01 * captured.max(-1, keepdims=True)).all()
 
 
 @settings(deadline=None, max_examples=60)
@@ -145,7 +84,7 @@ def test_what_is_too_large_is_kept_more_coarsely(tmp_path, room, kind, rows):
 
 def test_snapshots_are_thinned_at_the_last_and_the_page_says_so(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", T=80, steps=(0, 10, 20, 30, 40, 50, 60, 70))
-    bare = 100_000 + len(page.template())  # what the budget has to hold beside the maps and the rest of the data
+    bare = 100_000 + len(page.template("run.html"))  # what the budget has to hold beside the maps and the rest of the data
     for maps, least in ((45_000, 2), (18_000, 1)):
         budget = bare + maps
         monkeypatch.setattr(page, "BUDGET", budget)
@@ -233,80 +172,6 @@ class _held(dict):
 
 
 # In a browser
-
-@pytest.fixture(scope="session")
-def chromium():
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not shutil.which("chromium"):
-        pytest.skip("there is no chromium on this machine")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def see(chromium):
-    """see(path, width=…, **context) → the page, opened from its file without a network; an error in it fails the test."""
-    from playwright.sync_api import expect
-
-    errors, contexts = [], []
-
-    def open_page(path: Path, width: int = 1280, **context):
-        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **context))
-        contexts[-1].set_offline(True)
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on("request", lambda request: errors.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
-        tab.goto(path.as_uri())
-        expect(tab).not_to_have_title("GlassGPT")
-        tab.wait_for_timeout(150)
-        return tab
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not errors
-
-
-def expect_text(tab, selector: str, text: str, **more) -> None:
-    """Wait until it says so."""
-    from playwright.sync_api import expect
-
-    expect(tab.locator(selector)).to_contain_text(text, **more)
-
-
-def exactly(text: str) -> float:
-    """The number that is called exact."""
-    return float(re.search(r"exactly (\S+)", text)[1])
-
-
-def read_tip(tab) -> tuple[int, int, str]:
-    """What the tip says: query, key, and the rest."""
-    text = tab.inner_text("#tip")
-    places = [int(n) for n in re.findall(r"(\d+)(?= →|\n)", text)]
-    return places[0], places[1], text.split("\n", 1)[1]
-
-
-def aside(tab) -> None:
-    """Take the pointer out of the way: what scrolls under it would be pointed at."""
-    tab.mouse.move(1, 1)
-    tab.wait_for_timeout(50)
-
-
-def focus_map(tab, query: int, key: int, T: int) -> None:
-    """Walk the map's cursor from its lower left corner."""
-    aside(tab)
-    tab.focus("#map canvas")
-    tab.keyboard.press("Escape")
-    for press in ["ArrowRight"] * key + ["ArrowUp"] * (T - 1 - query):
-        tab.keyboard.press(press)
-
-
-def pixels(tab, selector: str) -> str:
-    return tab.eval_on_selector(selector, "canvas => canvas.toDataURL()")
-
 
 @pytest.mark.slow
 def test_the_map_shows_the_captured_numbers(see, tmp_path):

@@ -1,0 +1,160 @@
+// Attention maps: kept compressed in the page, decoded when they are looked at; read cell by cell; drawn as a grid of heads.
+// Stands after draw.js. A view is one probe at one step; `seen` is what is looked at of it: {layer, head, weighted}, head null the layer's average.
+
+const blobs = document.querySelectorAll("script.blob");
+
+// ---- decoding; the last few views are kept
+
+let halves = null;
+function halfTable() {
+  return halves ??= Float64Array.from({ length: 65536 }, (_, bits) => {
+    const exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
+    return bits >> 15 ? -size : size;
+  });
+}
+
+async function unpacked(number) {
+  const text = atob(blobs[number].textContent), bytes = new Uint8Array(text.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
+}
+
+async function decoded([maps, norms], [L, H], { T, tokens }, kind, block) {
+  const n = Math.ceil(T / block), N = n * (n + 1) / 2, bytes = await unpacked(maps), half = halfTable();
+  const view = { L, H, T, tokens, n, block, exact: kind === "float16" };
+  view.norms = norms === null ? null : new Float32Array((await unpacked(norms)).buffer);
+  const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
+  if (view.exact) {
+    const size = L * H * N;
+    view.at = (l, h, i, j) => { const k = place(l, h, i, j); return half[bytes[size + k] << 8 | bytes[k]]; };
+    view.bound = () => 0;
+  } else {
+    const rows = L * H * n, scale = new Float32Array(bytes.buffer, 0, rows), codes = bytes.subarray(4 * rows);
+    view.at = (l, h, i, j) => codes[place(l, h, i, j)] * scale[(l * H + h) * n + i] / 255;
+    view.bound = (l, h, i) => scale[(l * H + h) * n + i] / 255;
+  }
+  view.size = bytes.length;
+  return view;
+}
+
+const views = new Map();
+function load(key, ...how) {
+  const view = views.get(key) ?? decoded(...how);
+  views.delete(key);
+  views.set(key, view);
+  if (views.size > 24 || (views.size > 4 && view.size > 3e7)) views.delete(views.keys().next().value);
+  view.then(v => { view.size = v.size; });
+  return view;
+}
+
+// ---- reading
+
+const headName = (layer, head) => `L${layer}H${head}`;
+const token = (view, i) => view.tokens ? short(view.tokens[i]) : "";
+const heads = (view, { layer, head, weighted }) => (head === null ? [...Array(view.H).keys()] : [head]).map(h => ({ layer, head: h, weighted }));
+
+// (i, j) → what is shown there
+function reader(view, seen) {
+  if (seen.head === null) {
+    const all = heads(view, seen).map(one => reader(view, one));
+    return (i, j) => all.reduce((sum, read) => sum + read(i, j), 0) / view.H;
+  }
+  const { layer, head, weighted } = seen, from = (layer * view.H + head) * view.n;
+  if (!weighted || !view.norms) return (i, j) => view.at(layer, head, i, j);
+  return (i, j) => view.at(layer, head, i, j) * view.norms[from + j];
+}
+
+// How far off that may be, at the most.
+function bound(view, seen, i, j) {
+  const norm = h => seen.weighted && view.norms ? view.norms[(seen.layer * view.H + h) * view.n + j] : 1, all = heads(view, seen);
+  return all.reduce((sum, { head }) => sum + view.bound(seen.layer, head, i) * norm(head), 0) / all.length;
+}
+
+function largest(view, weighted) {
+  if (!weighted || !view.norms) return 1;
+  if (view.largest === undefined) {
+    view.largest = 0;
+    for (let layer = 0; layer < view.L; layer++) for (let head = 0; head < view.H; head++) {
+      const read = reader(view, { layer, head, weighted });
+      for (let i = 0; i < view.n; i++) for (let j = 0; j <= i; j++) view.largest = Math.max(view.largest, read(i, j) || 0);
+    }
+  }
+  return view.largest || 1;
+}
+
+// A token, or a block of them, with its place
+function place(view, i) {
+  const words = view.tokens, from = i * view.block, end = Math.min(from + view.block, view.T);
+  if (view.block === 1) return words ? [bdi(token(view, i), "token"), el("small", {}, ` ${i}`)] : [`token ${i}`];
+  return [el("span", {}, `tokens ${from}–${end - 1}`), ...words ? [" ", bdi(short(words.slice(from, end).join(""), 18), "token")] : []];
+}
+
+// What is said of a cell: from where to where, the value, and how sure it is.
+function reading(view, seen, i, j) {
+  const by = seen.weighted && view.norms, average = seen.head === null, value = reader(view, seen)(i, j), nodes = [el("b", {}, figure(value))];
+  if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
+  else if (view.block > 1 && by) nodes.push(" about: a block's weight × the mean length of its values");
+  else if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, seen, i, j))}`);
+  if (average) nodes.push(`, the mean of ${view.H} heads`);
+  else if (by && view.block === 1) {
+    nodes.push(` = ${figure(view.at(seen.layer, seen.head, i, j))} × ${figure(view.norms[(seen.layer * view.H + seen.head) * view.n + j])}`);
+  }
+  return [el("div", {}, ...place(view, i), " → ", ...place(view, j)), el("div", { className: "value" }, ...nodes)];
+}
+
+// ---- drawing
+
+// Every head small, a row for each layer; heads that share keys and values are framed.
+// Returns what paints a view and marks the heads that are looked at.
+function headGrid(host, [L, H], groups, choose, [layer, head]) {
+  const each = H / groups, grid = [];
+  const button = (l, h) => el("button", { type: "button", role: "radio", className: "head", "aria-label": `layer ${l}, head ${h}` },
+    el("canvas", { width: 1, height: 1 }), el("span", {}, headName(l, h)));
+  host.style.setProperty("--heads", H);
+  host.replaceChildren();
+  for (let l = 0; l < L; l++) {
+    const line = host.appendChild(el("div", { className: "layer" }, el("span", { className: "name" }, `L${l}`)));
+    for (let g = 0; g < groups; g++) {
+      const of = Array.from({ length: each }, (_, k) => button(l, g * each + k)), name = `key/value head ${g}`;
+      grid.push(...of);
+      const frame = { className: "group", role: "group", "aria-label": `layer ${l}, ${name}`, style: `--each: ${each}` };
+      line.append(...each === 1 ? of : [el("div", frame, el("span", { className: "group-name" }, name), el("div", {}, ...of))]);
+    }
+  }
+  grid.forEach((button, k) => { button.onclick = () => choose(Math.floor(k / H), k % H); });
+  roving(host, grid, H, k => choose(Math.floor(k / H), k % H), layer * H + head);
+  return (view, seen) => {
+    const most = largest(view, seen.weighted), colours = palette();
+    grid.forEach((button, k) => {
+      const l = Math.floor(k / H), h = k % H;
+      paint(button.firstChild, view.n, reader(view, { layer: l, head: h, weighted: seen.weighted }), most, colours);
+      button.classList.toggle("fine", view.n > 96);
+      button.setAttribute("aria-checked", l === seen.layer && (seen.head === null || h === seen.head));
+    });
+  };
+}
+
+function paint(canvas, n, read, most, colours) {
+  canvas.width = canvas.height = n;
+  const image = new ImageData(n, n), pixels = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < n; i++) for (let j = 0; j <= i; j++) pixels[i * n + j] = colours[level(read(i, j) / most)];
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+// What cells() draws of a view, and what `more` asks for.
+function mapOf(view, seen, more = {}) {
+  const read = reader(view, seen), most = largest(view, seen.weighted);
+  const names = view.tokens && view.block === 1 ? view.tokens.map(t => short(t)) : null;
+  return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
+    level: (i, j) => j > i ? -1 : level(read(i, j) / most), tell: (i, j) => reading(view, seen, i, j), ...more };
+}
+
+// The colours of the weights, with figures.
+function colourBar(host, name, most = 1) {
+  const ramp = el("canvas", { className: "ramp", width: 256, height: 1, "aria-hidden": "true" }), context = ramp.getContext("2d");
+  for (let i = 0; i < 256; i++) { context.fillStyle = `rgb(${rgb(i)})`; context.fillRect(i, 0, 1, 1); }
+  const text = m => most === 1 ? String(m).replace("0.", ".") : String(Number((m * most).toPrecision(2)));
+  const tick = m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, text(m));
+  host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(tick)));
+}

@@ -1,0 +1,153 @@
+"""A sweep's folder → sweep.html, one file that opens offline: its settings compared, and the attention of any two of its runs side by side."""
+
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, pstdev
+from urllib.parse import quote
+
+import numpy as np
+
+from report.encode import Shot, embed, estimate
+from report.page import attention, curve, head_metrics, number, open_shot, put_together, room_for_maps, snapshots, thin
+from sweeps import Run, Setting, best_run, command, compared_by, ranked
+
+MOST_SNAPSHOTS = 12  # of a run
+MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
+LONGEST_TEXT = 500  # characters shown of a value and of a reason
+STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")  # of these the strongest head tells, of other scores the mean over heads
+SHOWN = ("parameters", "kv_cache_bytes", "tokens_per_second", "train_seconds", "val/loss", "val/bits_per_byte", "step")
+PROBE = ("text", "text_tokens", "text_value_norms")
+PLANS = (("float16", {}), ("bytes", {}), ("blocks", {}), ("wide blocks", {}))  # for the maps of a run, as in report.encode
+
+
+def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
+    """Write folder/sweep.html from what the folders of the runs hold so far, and return its path."""
+    folder, settings, best = Path(folder), ranked(runs), best_run(runs)
+    metric, keys = compared_by(runs), swept_keys(runs)
+    values = {key: in_order([run.settings.get(key, "") for run in runs]) for key in keys}
+    most = max(10, min(MOST_POINTS, ALL_POINTS // max(1, 8 * len(runs))))
+    told = [(k, run) for k, setting in enumerate(settings) for run in setting.runs]
+    content = {
+        "title": folder.resolve().name, "metric": metric, "command": None if best is None else command(best), "points": most,
+        "keys": [{"name": clipped(key), "values": list(map(clipped, values[key])), **axis(values[key])} for key in keys],
+        "settings": [{"figures": figures(setting, metric), "births": births(setting), "scores": scores(setting)} for setting in settings],
+        "runs": [{"setting": k, "values": [values[key].index(run.settings.get(key, "")) for key in keys],
+                  **about(folder, run, metric, most)} for k, run in told],
+        "maps": [None] * len(told),
+    }
+    blobs: list[str] = []
+    room = room_for_maps("sweep.html", content)
+    shots = [[open_shot(folder, path, text_probe) for path in snapshots(run.path)] for _, run in told]
+    most, plan = fitting(shots, room)
+    for k in sorted(range(len(told)), key=lambda k: (settings[told[k][0]].runs.index(told[k][1]), k)):  # one of each setting, then the others
+        before = len(blobs)
+        maps = attention(embed(thin(shots[k], most), room, [plan]), blobs)
+        if maps["steps"]:
+            content["maps"][k] = {"steps": maps["steps"], "of": len(shots[k]), "shape": maps["shape"], **maps["probes"][0]}
+        room -= sum(len(blob) + 80 for blob in blobs[before:]) + 20 * sum(probe["T"] for probe in maps["probes"])
+    return put_together(folder / "sweep.html", "sweep.html", content, blobs)
+
+
+def fitting(shots: list[list[Shot]], room: int) -> tuple[int, tuple[str, dict]]:
+    """How many snapshots of a run, kept in which way, are estimated to fit for all runs: one way, so that any two can be compared."""
+    for most in (MOST_SNAPSHOTS, MOST_SNAPSHOTS // 2, MOST_SNAPSHOTS // 4, 1):
+        for plan in PLANS:
+            if sum(estimate(kept, *plan) for of in shots if (kept := [shot for shot in thin(of, most) if shot.probes()])) < 0.95 * room:
+                return most, plan
+    return 1, PLANS[-1]
+
+
+@contextmanager
+def text_probe(path: Path):
+    """Of a snapshot's file the maps of the text alone, closed again."""
+    with np.load(path) as held:
+        yield {key: held[key] for key in PROBE if key in held}
+
+
+# What was swept
+
+def swept_keys(runs: list[Run]) -> list[str]:
+    """What was swept; the seed only where nothing else was."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings))
+    return [key for key in keys if key != "seed"] or keys
+
+
+def in_order(typed: list[str]) -> list[str]:
+    """The values of a key, each once: numbers by their size, others as they come."""
+    values = list(dict.fromkeys(typed))
+    return values if None in map(as_number, values) else sorted(values, key=as_number)
+
+
+def as_number(value: str) -> float | None:
+    try:
+        return number(float(value), 12)
+    except ValueError:
+        return None
+
+
+def axis(values: list[str]) -> dict:
+    """How values in their order are spread: as names, or as numbers (`at`) at even distances or ratios."""
+    at = [as_number(value) for value in values]
+    if None in at:
+        return {"axis": "names", "at": None}
+    if min(at) <= 0 or len(at) < 2 or len(set(at)) < len(at):
+        return {"axis": "linear", "at": at}
+    if len(at) == 2:
+        return {"axis": "log" if at[1] >= 4 * at[0] else "linear", "at": at}
+    unevenness = [pstdev(gaps) / fmean(gaps) for gaps in ([b - a for a, b in pairwise(at)], [np.log(b / a) for a, b in pairwise(at)])]
+    return {"axis": "log" if unevenness[1] < unevenness[0] else "linear", "at": at}
+
+
+def clipped(text: str, most: int = LONGEST_TEXT) -> str:
+    return text if len(text) <= most else text[:most - 1] + "…"
+
+
+# What came of it
+
+def figures(setting: Setting, metric: str) -> dict:
+    """The mean over the finished runs of what the page shows, the standard error of the metric, and how many runs it is of."""
+    return {"n": len(setting.values(metric)), "error": number(setting.error(metric)), "metric": number(setting.mean(metric)),
+            **{name: number(setting.mean(name)) for name in SHOWN}}
+
+
+def births(setting: Setting) -> dict[str, dict]:
+    """For each kind of head: in how many of the finished runs one was born, and the mean of their first births' steps."""
+    steps = {kind: setting.values(f"births/{kind}") for kind in STRONGEST}
+    return {kind: {"runs": len(of), "step": number(fmean(of))} for kind, of in steps.items() if of}
+
+
+def scores(setting: Setting) -> dict[str, float]:
+    """Of each score the mean over the finished runs, of the strongest head or of all heads, at the end."""
+    found: dict[str, list[float]] = {}
+    for run in setting.finished:
+        for score, value in of_heads(run.rows[-1]).items():
+            found.setdefault(score, []).append(value)
+    return {score: number(fmean(values), 4) for score, values in found.items()}
+
+
+def of_heads(row: dict) -> dict[str, float]:
+    """Score → that of the strongest head, or the mean over heads."""
+    found: dict[str, list[float]] = {}
+    for kind, score, _, _, value in head_metrics(row):
+        if kind == "heads" and number(value) is not None:
+            found.setdefault(score, []).append(value)
+    return {score: max(values) if score in (*STRONGEST, "importance") else fmean(values) for score, values in found.items()}
+
+
+def about(folder: Path, run: Run, metric: str, most: int) -> dict:
+    """A run's name, how it ended, its curves."""
+    found, config, name = run.measures, run.config, run.path.relative_to(folder).as_posix()
+    heads = [{"step": row["step"], **of_heads(row)} for row in run.rows]
+    inducing = [(value, [layer, head]) for kind, score, layer, head, value in head_metrics((run.rows or [{}])[-1])
+                if (kind, score) == ("heads", "induction") and number(value) is not None]
+    return {
+        "name": clipped(name), "page": quote(f"{name}/report.html") if (run.path / "report.html").exists() else None,
+        "seed": clipped(run.settings.get("seed", str(config.seed) if config else "")), "status": run.status, "reason": clipped(run.reason),
+        "maxSteps": config.max_steps if config else None, "groups": config.model.kv_heads if config else None,
+        "head": max(inducing)[1] if inducing else [0, 0],  # the one to look at first
+        "figures": {key: number(found.get(key)) for key in SHOWN}, "metric": number(found.get(metric)),
+        "curves": {"val": curve(run.rows, metric, most), "train": curve(run.rows, "train/loss", most)},
+        "heads": {score: curve(heads, score, most) for score in dict.fromkeys(key for row in heads for key in row) if score != "step"},
+        "births": {kind: number(found[f"births/{kind}"]) for kind in STRONGEST if f"births/{kind}" in found},
+    }
