@@ -33,7 +33,10 @@ close = torch.testing.assert_close
 
 
 def preset(name, **changes):
-    return GPTConfig(**{**OmegaConf.load(PRESETS[0].with_name(f"{name}.yaml")), **changes})
+    settings = dict(OmegaConf.load(PRESETS[0].with_name(f"{name}.yaml")))
+    for base in settings.pop("defaults", ()):
+        settings = {**OmegaConf.load(PRESETS[0].with_name(f"{base}.yaml")), **settings}
+    return GPTConfig(**{**settings, **changes})
 
 
 # --- by hand: the same layers from their formulas, head by head and row by row --------------------------------------

@@ -162,7 +162,10 @@ class StopSignal:
         return self
 
     def __exit__(self, *_):
-        for number, handler in self._before.items() if self.exit_status is None else ():
+        if self.exit_status is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Python drops its own handlers as it ends, and torchrun signals who is still ending
+            return
+        for number, handler in self._before.items():
             signal.signal(number, handler)
 
     @contextmanager
