@@ -187,6 +187,7 @@ def test_null_is_nothing(hydra):
 # --- texts arrive unchanged ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data.path", "wandb.name"])
 @many
 @given(text=typed)

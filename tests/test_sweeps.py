@@ -150,6 +150,7 @@ def test_a_damaged_note_of_a_job_is_named(copy, text):
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_path, text_file):
     shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
     kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
@@ -160,6 +161,7 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(swept / "model.n_kv_head=1,seed=2")
 
 
+@pytest.mark.slow
 def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_path, text_file):
     argv = ["-m", "model.n_kv_head=2,1", "seed=1", *of(text_file), "hydra.sweep.dir=sweep"]
     process = Process(tmp_path, *argv, fault=stopping_after_3_steps)
@@ -193,6 +195,7 @@ def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_fil
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["unfinished"]
 
 
+@pytest.mark.slow
 def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
     def fault():
         import model
@@ -365,6 +368,7 @@ def test_depth_and_width_are_compared_at_equal_parameters(expand):
     assert len(set(counts.values())) == 1
 
 
+@pytest.mark.slow
 def test_a_prepared_sweep_runs(tmp_path, text_file):
     said = finished(tmp_path, "-m", "sweep=vocab_size", "tokenizer.vocab_size=300,320", "seed=1", *of(text_file, "tokenizer=bpe"),
                     "hydra.sweep.dir=sweep")

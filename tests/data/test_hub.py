@@ -135,6 +135,7 @@ def test_without_a_network_one_sentence_says_how_to_do_without(command, tmp_path
     assert "roneneldan/TinyStories cannot be read" in done.stderr and "data.name=FOLDER" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_a_dataset_with_no_more_than_its_name(command, dataset):
     done = command("train.py", "data=hf", f"data.name={dataset}", "data.field=story", "run_dir=run", "model.n_layer=1", "model.n_embd=16",
                    "model.block_size=16", "batch_size=2", "max_steps=2", "compile=false", "tokenizer.vocab_size=300",

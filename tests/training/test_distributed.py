@@ -122,6 +122,7 @@ def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_
     assert_same_steps(tmp_path / "one", tmp_path / "team")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_others_and_torchrun_goes_on_from_the_last_checkpoint(tmp_path, text_file):
     argv, fault = twenty(text_file, "optim=muon"), """
 import training.optim
@@ -144,6 +145,7 @@ training.distributed.Team.__exit__ = left
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_amid_an_evaluation_saves_once_and_all_leave_with_its_status(tmp_path, text_file):
     torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault="""
 import training.evaluate

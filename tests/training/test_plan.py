@@ -145,6 +145,7 @@ def planned(done) -> dict[str, str]:
     return {name: value for name, value in lines if name}
 
 
+@pytest.mark.slow
 def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
     cache, here = tmp_path / "cache", tmp_path / "here"
     here.mkdir()
@@ -165,6 +166,7 @@ def test_a_plan_imports_neither_wandb_nor_what_draws():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, parameters", [("gpt2_124m", 124_439_808), ("gpt2_350m", 354_823_168)])
 def test_the_presets_for_gpus_say_what_their_plan_says(command, name, parameters):
     lines = planned(command("train.py", f"experiment={name}", "dry_run=8xH100"))

@@ -59,6 +59,7 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
         assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors") for run in (tiny.run_dir, other.run_dir)))
 
 
+@pytest.mark.slow
 def test_accumulation_changes_the_loss_by_rounding_only(tiny: Config, train_here, tmp_path):
     train_here(tiny)
     other = replace(tiny, run_dir=str(tmp_path / "four"), accumulate=4)
@@ -114,6 +115,7 @@ def test_a_changed_text_is_refused_on_resume(tiny: Config, train_here, text_file
         train_here(tiny, resume=True)
 
 
+@pytest.mark.slow
 def test_a_run_learns(tiny: Config, train_here):
     tiny.max_steps, tiny.optim.name, tiny.optim.lr, tiny.eval.every = 120, "muon", 1e-2, 120
     best = train_here(tiny)
