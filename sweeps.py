@@ -161,7 +161,7 @@ class Setting:
 
 def compared_by(runs: list[Run]) -> str:
     """The metric that ranks the runs: the loss where their vocabulary is one, else bits per byte, which compare across vocabularies."""
-    vocabularies = {(run.config.tokenizer.name, run.config.model.vocab_size, run.config.data.source, run.config.data.path)
+    vocabularies = {(run.config.tokenizer.name, run.config.model.vocab_size, run.config.data.source, run.config.data.path, run.config.data.name)
                     for run in runs if run.config and run.rows}
     return "val/loss" if len(vocabularies) < 2 else "val/bits_per_byte"
 

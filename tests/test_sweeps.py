@@ -440,7 +440,7 @@ def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
 # --- many jobs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
     def fault():
         record = tmp_path / "record.jsonl"

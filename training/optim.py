@@ -160,7 +160,7 @@ def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Opt
     for micro_step, (xs, ys) in enumerate(zip(x.split(rows), y.split(rows))):
         seed_micro_step(config.seed, step, micro_step, team.rank)
         with autocast(config.device, config.precision):
-            _, micro_loss = forward(xs.to(config.device, non_blocking=True), ys.to(config.device, non_blocking=True))
+            micro_loss = forward(xs.to(config.device, non_blocking=True), ys.to(config.device, non_blocking=True))[1]  # the logits may go
         (micro_loss / parts).backward()
         loss += micro_loss.detach() / parts
     team.reduce_gradients()  # what another process updates has no gradient here from now on

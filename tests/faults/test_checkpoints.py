@@ -95,7 +95,9 @@ def test_a_checkpoint_of_the_first_format_gives_the_logits_that_it_gave(tmp_path
 def test_a_run_of_the_first_format_goes_on(tmp_path):
     shutil.copytree(FORMAT_1, tmp_path / "run")
     (tmp_path / "t.txt").write_text("the glass attends to what came before it\n" * 40)
-    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8")
+    finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8", status=1)  # texts were told apart otherwise then
+    assert "the text, or how it is prepared, has changed" in (tmp_path / "err.txt").read_text()
+    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8", "accept_changed_data=true")
     assert "going on after 6 steps" in said and saved_steps(tmp_path / "run") == [6, 8]
 
 

@@ -33,7 +33,7 @@ def at_steps(**do):
     """A fault: as these steps begin (s3=…), something is done."""
     def fault():
         for name, what in do.items():
-            at_call(training.optim, "seed_micro_step", 1, what, when=lambda seed, step, micro_step, at=int(name[1:]): step == at)()
+            at_call(training.optim, "seed_micro_step", 1, what, when=lambda seed, step, *_, at=int(name[1:]): step == at)()
 
     return fault
 

@@ -14,7 +14,7 @@ from training.checkpoint import find_checkpoint
 
 def killed_at_step(step: int):
     """A fault: the process is killed as its step begins."""
-    return at_call(training.optim, "seed_micro_step", 1, kill_me, when=lambda seed, now, micro_step: now == step)
+    return at_call(training.optim, "seed_micro_step", 1, kill_me, when=lambda seed, now, *_: now == step)
 
 
 def killed_and_resumed(folder: Path, argv: list[str], steps: list[int]) -> None:

@@ -62,7 +62,7 @@ def interleaved(tmp_path, text_file, seed: int, length: int) -> None:
         at = choose.randint(0, steps)
         do = {"kill": kill_me, "term": lambda: os.kill(os.getpid(), 15), "nothing": lambda: None}[kind]
         process = Process(tmp_path, *tiny(text_file, *fixed, *every, f"max_steps={steps}", "resume=auto"),
-                          fault=at_call(training.optim, "seed_micro_step", 1, do, when=lambda seed, step, micro_step, at=at: step == at))
+                          fault=at_call(training.optim, "seed_micro_step", 1, do, when=lambda seed, step, *_, at=at: step == at))
         assert process.wait() in (0, -KILL, 143), process.said()
     finished(tmp_path, *tiny(text_file, *fixed, f"max_steps={end}", "resume=auto"))
     one, other = tmp_path / "whole", tmp_path / "run"

@@ -104,7 +104,8 @@ def assert_same_steps(one: Path, other: Path, steps: int = 20):
 
 @pytest.mark.parametrize("optim, first, then", [
     ("muon", 2, 1),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("adamw", 2, 1), ("muon", 4, 2), ("adamw", 4, 2), ("muon", 1, 4), ("adamw", 1, 4)))])
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("adamw", 2, 1), ("muon", 4, 2), ("adamw", 1, 4))),
+    *(pytest.param(*case, marks=pytest.mark.soak) for case in (("adamw", 4, 2), ("muon", 1, 4)))])
 def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_on(tmp_path, text_file, optim, first, then):
     argv = twenty(text_file, f"optim={optim}", *(["accumulate=1"] if 4 in (first, then) else []), "run_dir=team")
 
@@ -133,14 +134,15 @@ import training.distributed
 leave = training.distributed.Team.__exit__
 def left(self, *error):
     leave(self, *error)
-    print("threads left:", [name for task in os.listdir("/proc/self/task") if "gloo" in (name := open(f"/proc/self/task/{task}/comm").read())])
+    left = [name for task in os.listdir("/proc/self/task") if "gloo" in (name := open(f"/proc/self/task/{task}/comm").read())]
+    os.write(1, f"threads left: {left}\\n".encode())
 training.distributed.Team.__exit__ = left
 """
     torchrun = Torchrun(tmp_path, 2, *argv, "resume=auto", fault=fault, options=("--standalone", "--max-restarts=1"))
     assert torchrun.wait() == 0, torchrun.said()
     assert torchrun.said().count("error: process 1 of 2 has ended") == 1 and "Traceback" not in torchrun.said()
     assert torchrun.said().count("going on after 5 steps") == 1
-    assert torchrun.said().count("threads left: []") == 2  # those that outlive the group crash the process now and then as it ends
+    assert torchrun.said().count("threads left: []") == torchrun.said().count("threads left") >= 2  # those that outlive the group crash the process now and then as it ends
     finished(tmp_path, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
