@@ -98,12 +98,12 @@ class Team:
         return self
 
     def __exit__(self, kind, error, _):
-        if self.size == 1:
+        if self.size == 1 or kind is Lost:
             return
         fine = kind in (None, SystemExit)
         if fine and self.rank == 0:
             self.order("end", error.code if error else 0)
-        elif not fine and kind is not Lost:
+        elif not fine:
             self._store.set(f"ended/{self.rank}", str(error).splitlines()[0] if str(error) else kind.__name__)
         # The connections close, by which the others notice. Where all is not well a GPU could be waited for without end.
         if fine or not torch.cuda.is_available():
@@ -245,9 +245,9 @@ class Team:
         try:
             yield
         except RuntimeError as e:
-            raise self._lost(e) from None
+            raise self._lost(str(e)) from None
 
-    def _lost(self, error: RuntimeError) -> Lost:
+    def _lost(self, error: str) -> Lost:
         """Which process has ended, and what it said of the reason, if it could; those that are left call the roll."""
         left, why = {self.rank}, ""
         try:
@@ -258,7 +258,7 @@ class Team:
             gone = " or ".join(map(str, sorted(set(range(self.size)) - left)))
         except RuntimeError:  # what kept the store has ended
             gone = "0"
-        who = f"process {gone} of {self.size}" if gone else f"the connection to another process ({str(error).splitlines()[0]})"
+        who = f"process {gone} of {self.size}" if gone else f"the connection to another process ({error.splitlines()[0]})"
         lost = Lost(f"{who} has ended{f' ({why})' if why else ''}, and the run with it; the checkpoints are as they were: "
                     "go on from the last one with resume=true; torchrun's report says more")
         lost.said = self.rank != (0 if 0 in left or why else min(left))  # by the first; where it was killed, by the first of those left
