@@ -63,7 +63,16 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
 def fail(error: UserError | str) -> None:
     if rank() == 0:  # of all the processes that meet with the same mistake
         print(f"error: {error}", file=sys.stderr)
-    sys.exit(1)
+    give_up()
+
+
+def give_up() -> None:
+    """End with status 1; one of several processes at once, since the threads of a group that is left as it is can crash Python as it ends."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def rank() -> int:

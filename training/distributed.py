@@ -100,14 +100,12 @@ class Team:
     def __exit__(self, kind, error, _):
         if self.size == 1 or kind is Lost:
             return
-        fine = kind in (None, SystemExit)
-        if fine and self.rank == 0:
-            self.order("end", error.code if error else 0)
-        elif not fine:
-            self._store.set(f"ended/{self.rank}", str(error).splitlines()[0] if str(error) else kind.__name__)
-        # The connections close, by which the others notice. Where all is not well a GPU could be waited for without end.
-        if fine or not torch.cuda.is_available():
+        if kind in (None, SystemExit):
+            if self.rank == 0:
+                self.order("end", error.code if error else 0)
             dist.destroy_process_group()
+        else:  # the connections close with this process, by which the others notice
+            self._store.set(f"ended/{self.rank}", str(error).splitlines()[0] if str(error) else kind.__name__)
 
     # Orders.
 

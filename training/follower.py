@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import torch
 
+import cli
 from config import Config, UserError, config_from
 from data.batches import Batches
 from data.tokenizer import tokenizer_from
@@ -34,7 +35,7 @@ def follow() -> None:
     except UserError as e:
         if not getattr(e, "said", False):
             print(f"error: {f'process {team.rank}: ' * (not isinstance(e, Lost))}{e}", file=sys.stderr)
-        sys.exit(1)
+        cli.give_up()
 
 
 def _follow(team: Team) -> None:

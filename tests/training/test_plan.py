@@ -101,7 +101,7 @@ def test_compiling_keeps_less():
     assert 0 < compiled.activations < eager.activations and compiled.at_once < eager.at_once
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux forgets the most memory that a process had")
 @pytest.mark.parametrize("settings", [("fp32", "adamw", 1), ("bf16", "muon", 1), ("fp32", "adamw", 2)], ids=str)
 def test_a_real_step_takes_about_what_the_plan_says(settings):
