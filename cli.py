@@ -51,9 +51,8 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
         fail(sentence(e))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    except BrokenPipeError:
+        output_closed()
     except Exception as e:
         if type(e).__module__.partition(".")[0] != "hydra":
             raise
@@ -64,6 +63,12 @@ def fail(error: UserError | str) -> None:
     if rank() == 0:  # of all the processes that meet with the same mistake
         print(f"error: {error}", file=sys.stderr)
     give_up()
+
+
+def output_closed() -> None:
+    """Whoever read our output has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
 
 
 def give_up() -> None:
@@ -119,6 +124,8 @@ def check_arguments(argv: list[str]) -> list[str]:
         if key.lstrip("+~").startswith(("hydra.", "hydra/")):
             if key == "hydra/launcher" and value in LAUNCHERS and not any(distributions(name=LAUNCHERS[value])):
                 raise UserError(f"{arg} needs a package that is not installed: pip install {LAUNCHERS[value]}")
+            if key == "hydra.sweep.dir" and not re.fullmatch(r"[\w./+-]*", value) and not HYDRA_SYNTAX.fullmatch(value) and "${" not in value:
+                arg = f"{key}={quote(value)}"
             checked.append(arg)
             continue
         if key[:1] in ("+", "~") and key.lstrip("+~") in types:
@@ -241,6 +248,9 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
         raise UserError(f"run_dir={asked.run_dir} cannot continue with other settings ({'; '.join(changed)}): "
                         "leave them as they are, or start a new run")
     config.check()
+    for name, _, value in knobs(run):
+        if name in typed and value != now[name] and name != "max_steps":
+            print(f"note: {name} is {now[name]} from here on; it was {value}")
     return config, True
 
 

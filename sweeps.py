@@ -94,10 +94,14 @@ def read_sweep(folder: Path) -> list[Run]:
     Raises:
         UserError: there is no sweep, or a file in it does not fit this version.
     """
-    runs = [read_run(job.parent) for job in sorted(folder.glob(f"*/{JOB}"))]
-    if not runs:
+    return [read_run(job.parent) for job in jobs_of(folder)]
+
+
+def jobs_of(folder: Path) -> list[Path]:
+    jobs = sorted(folder.glob(f"*/{JOB}"))
+    if not jobs:
         raise UserError(f"{folder} is not the folder of a sweep: python train.py -m … names it when it ends")
-    return runs
+    return jobs
 
 
 def read_run(path: Path) -> Run:
@@ -199,6 +203,7 @@ def summarise(folder: Path) -> list[Run]:
     """Write sweep.csv and sweep.html anew from what is in the folder; jobs that end at the same time wait for each other."""
     from report.sweep_page import write_sweep_page
 
+    jobs_of(folder)  # before a lock is left in a folder that is none of ours
     try:
         with FileLock(folder / ".lock"):
             runs = read_sweep(folder)

@@ -40,6 +40,8 @@ def main(cfg) -> float:
         return run()
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
+    except BrokenPipeError:  # here too: Hydra would tell of it
+        cli.output_closed()
 
 
 def launch() -> None:

@@ -250,6 +250,7 @@ const scoreAt = (name, layer, head) => scoreRow(name)?.find(([l, h]) => l === la
 function drawHeads() {
   $("heads").hidden = !scoreNames.length;
   if ($("heads").hidden) return;
+  $("births").hidden = !data.births.length; // first: its place beside the chart decides how wide that is
   $("scored-at").textContent = `at step ${count(steps[state.step] ?? 0)}`;
   scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
@@ -281,10 +282,9 @@ function drawScore(name) {
 }
 
 // A score in a cell: .15, 12.3
-const brief = (x, most) => most > 1 ? x.toFixed(1) : x.toFixed(2).replace("-0.00", "0.00").replace(/^(-?)0\./, "$1.");
+const brief = (x, most) => most >= 10 ? x.toFixed(1) : x.toFixed(2).replace("-0.00", "0.00").replace(/^(-?)0\./, "$1.");
 
 function drawBirths() {
-  $("births").hidden = !data.births.length;
   if (!data.births.length) return;
   const marks = [], born = kinds.filter(kind => data.births.some(b => b.score === kind));
   const under = (svg, x, top, width) => {

@@ -388,3 +388,9 @@ def test_the_configuration_is_printed_wherever_the_option_stands(argv, tmp_path)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(done.stdout)))
     assert (config.max_steps, config.wandb.name) == (3, "it's, ${x}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["runs/s (1)", "my runs, [x]=1", "it's"])
+def test_a_sweeps_folder_is_taken_as_it_is_typed(path):
+    checked = cli.check_arguments(["-m", f"hydra.sweep.dir={path}"])
+    assert cli.typed_value("hydra.sweep.dir", checked) == path

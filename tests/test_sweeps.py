@@ -462,3 +462,11 @@ def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
     assert files[29] == files[9] and threads[29] <= threads[9]
     assert resident[29] < resident[9] * 1.03 + 4e6, resident
     assert {run.status for run in read_sweep(tmp_path / "sweep")} == {"finished"}
+
+
+def test_a_folder_that_is_no_sweep_is_named_and_left_as_it_is(tmp_path, command):
+    (tmp_path / "mine").mkdir()
+    for name in ("mine", "nowhere"):
+        done = command("sweeps.py", name)
+        assert (done.returncode, done.stderr) == (1, f"error: {name} is not the folder of a sweep: python train.py -m … names it when it ends\n")
+    assert not list((tmp_path / "mine").iterdir()) and not (tmp_path / "nowhere").exists()

@@ -106,7 +106,9 @@ def print_plan(config: Config, experiment: str) -> None:
         ("  checkpoint", f"{size(memory.checkpoint)}  each; {config.checkpoint.keep + 1} are kept"),
     ]
     if machine.memory and memory.at_once > machine.memory:
-        lines.append(("note", "that is more than there is: raise accumulate, which splits a step"))
+        fixed = memory.weights + memory.gradients + memory.optimizer
+        lines.append(("note", "that is more than there is: raise accumulate, which splits a step" if fixed + memory.update < machine.memory else
+                      "that is more than there is, however a step is split: take a smaller model"))
     if machine.rate:
         seconds = operations / (machine.rate * machine.processes * UTILISATION)
         many = f"{machine.processes} × " if machine.processes > 1 else ""
