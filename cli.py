@@ -249,7 +249,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
                         "leave them as they are, or start a new run")
     config.check()
     for name, _, value in knobs(run):
-        if name in typed and value != now[name] and name != "max_steps":
+        if name in typed and value != now[name] and name.startswith("optim."):
             print(f"note: {name} is {now[name]} from here on; it was {value}")
     return config, True
 
