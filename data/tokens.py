@@ -147,11 +147,12 @@ def utf8_length(text: str) -> int:
 def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, folder: Path, kept: Tokenizer | None, progress: Progress) -> None:
     """Prepare into a folder beside, and give it its name when all is there."""
     documents = characters = size = crlf = document = longest = done = 0
+    total = corpus.size()
     for text, begins in corpus.pieces():
         crlf += text.count("\r\n")
         document = len(text) + (0 if begins else document)  # characters of this one so far
         documents, characters, size, longest = documents + begins, characters + len(text), size + utf8_length(text), max(longest, document)
-        progress("reading", size, corpus.size())
+        progress("reading", size, total)
     if not characters:
         raise UserError(f"{corpus.name} holds no text")
     # One long document among short ones could leave too little on either side.
