@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 import cli
 import sweeps
 from config import UserError
-from data.corpus import written
+from files import atomic_write
 from sweeps import JOB
 from training.record import Terminal, new_run_dir
 
@@ -156,7 +156,7 @@ def fail_job(path: Path, why: str) -> None:
 def _note(path: Path, job: dict) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with written(path / JOB) as part:
+        with atomic_write(path / JOB) as part:
             part.write_text(json.dumps(job, indent=1) + "\n", encoding="utf-8")
     except OSError as e:
         raise UserError(f"{path} cannot be written ({e.strerror}): choose another folder by hydra.sweep.dir=PATH") from None

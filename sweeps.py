@@ -24,7 +24,7 @@ from rich.text import Text
 from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
-from data.corpus import written
+from files import atomic_write
 from training.record import METRICS, Terminal, best_row, read_rows, teller
 
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
@@ -219,7 +219,7 @@ def write_csv(path: Path, runs: list[Run]) -> None:
     lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings, **run.measures}
              for setting in ranked(runs) for run in setting.runs]
     columns = list(dict.fromkeys(key for line in sorted(lines, key=len, reverse=True) for key in line))  # in the order of the fullest line
-    with written(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(lines)

@@ -91,9 +91,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from attention_maps.probe import make_probes
     from attention_maps.scores import births, named, score_heads
     from data.batches import Batches
-    from data.corpus import written
     from data.tokens import prepare
     from decoding import sample_text
+    from files import atomic_write
     from model import GPT
     from report.page import write_page
     from training import checkpoint, runtime
@@ -188,7 +188,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         team.order("compile")
         x, y = (torch.from_numpy(part[:micro_batch]).to(device) for part in batches.batch(step))
         forward = runtime.compiled(model, x, y, config, say)
-    with written(run_dir / "config.yaml") as part:  # first: what has one can be resumed
+    with atomic_write(run_dir / "config.yaml") as part:  # first: what has one can be resumed
         part.write_text(config_yaml(config), encoding="utf-8")
     (run_dir / "attention").mkdir(exist_ok=True)
     stopwatch.switch(None)  # W&B takes its time to start

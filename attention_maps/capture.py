@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from attention_maps.probe import Probes
-from data.corpus import written
+from files import atomic_write
 from model import GPT
 
 
@@ -34,7 +34,7 @@ class Snapshot:
 
     def save(self, path: Path) -> None:
         """Write text and repeat as float16, with their tokens, to a compressed .npz that needs no pickle."""
-        with written(path) as part, part.open("wb") as f:
+        with atomic_write(path) as part, part.open("wb") as f:
             np.savez_compressed(
                 f, step=self.step, text=self.text.astype(np.float16), text_tokens=np.array(self.words), text_value_norms=self.text_value_norms,
                 repeat=self.repeat.astype(np.float16), repeat_tokens=np.array(self.repeat_words), repeat_value_norms=self.repeat_value_norms,

@@ -11,7 +11,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from attention_maps.capture import Snapshot
-from data.corpus import written
+from files import atomic_write
 
 DPI = 160
 SMALLEST_LABEL = 4.0  # points; token labels smaller than this are left out
@@ -79,7 +79,7 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
     bar.ax.set_yticklabels(["0", ".01", ".05", ".1", ".25", ".5", "1"], fontsize=7 * scale)
     bar.outline.set_linewidth(0.4)
     page.text(width - 0.555 * scale, ys[0] + cell + 0.06, "weight", fontsize=7 * scale, va="bottom", ha="center")
-    with written(path) as part:
+    with atomic_write(path) as part:
         figure.savefig(part, format=path.suffix[1:], dpi=DPI)
 
 

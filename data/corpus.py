@@ -14,12 +14,12 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
 from config import DataConfig, UserError
+from files import sha256_of
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -236,28 +236,3 @@ def _is_binary(path: Path) -> bool:
             return b"\0" in f.read(8192)
     except (OSError, EOFError, zlib.error) as e:
         raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """Where to write a file that is to be at `path` whole or not at all: beside it; at the end it is given its name.
-
-    A link at `path` is replaced, not followed.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.unlink(missing_ok=True)
-        yield part
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file of any size."""
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while chunk := f.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

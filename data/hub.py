@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from config import DataConfig, UserError
-from data.corpus import written
+from files import atomic_write
 
 DOCUMENTS = 10_000  # in a file; what came is kept file by file, and an interrupted download goes on after the last
 
@@ -58,7 +58,7 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
             if not some:
                 break
             # Without a time or a name in it the file has the same bytes whenever it is made.
-            with written(folder / f"{number:06}.jsonl.gz") as part, part.open("wb") as raw, gzip.GzipFile("", "wb", 5, raw, 0) as file:
+            with atomic_write(folder / f"{number:06}.jsonl.gz") as part, part.open("wb") as raw, gzip.GzipFile("", "wb", 5, raw, 0) as file:
                 file.writelines(line(row, config.field) for row in some)
             if (number + 1) % 10 == 0:
                 say(f"fetched {(number + 1) * DOCUMENTS:,} documents")

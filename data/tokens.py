@@ -15,8 +15,9 @@ import numpy as np
 from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
-from data.corpus import Corpus, cache_root, is_jsonl, is_utf8, open_corpus, sha256_of
+from data.corpus import Corpus, cache_root, is_jsonl, is_utf8, open_corpus
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
+from files import sha256_of
 
 FORMAT = 2
 ONE_IN = 10  # of so many documents one validates, or of the characters the last tenth

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.corpus import written
+from files import atomic_write
 from report.encode import PROBES, Embedded, Probe, Shot, embed
 from training.record import read_rows
 
@@ -72,7 +72,7 @@ def room_for_maps(name: str, content: dict) -> int:
 def put_together(path: Path, name: str, content: dict, blobs: list[str]) -> Path:
     """Write the page called `name` with its data to `path`, whole or not at all."""
     head, foot = template(name).split("<!-- data -->")
-    with written(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
+    with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
         f.write(f'{head}<script type="application/json" id="data">{safe_json(content)}</script>\n')
         f.writelines(f'<script type="text/plain" class="blob">{blob}</script>\n' for blob in blobs)
         f.write(foot)

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from config import Config, GPTConfig, UserError, is_hf, knobs, read_config
-from data.corpus import sha256_of, written
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
+from files import atomic_write, sha256_of, sync
 from interop import Checkpoint
 from model import GPT
 
@@ -54,11 +54,11 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
                  for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG)}
         (part / MANIFEST).write_text(_sealed(json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1)))
         for name in (*files, MANIFEST):
-            _sync(part / name)
-        _sync(part)
+            sync(part / name)
+        sync(part)
         _remove(folder)  # only ever a damaged one: a whole one is not saved again
         part.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
         point(run_dir, "last", step)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(part, ignore_errors=True)  # what is free counts without it
@@ -72,10 +72,10 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
 
 def point(run_dir: Path, name: str, step: int) -> None:
     """Make checkpoints/`name` hold the name of a step's folder, at once and for good."""
-    with written(run_dir / "checkpoints" / name) as part:
+    with atomic_write(run_dir / "checkpoints" / name) as part:
         part.write_text(f"step_{step:08d}\n")
-        _sync(part)
-    _sync(run_dir / "checkpoints")
+        sync(part)
+    sync(run_dir / "checkpoints")
 
 
 def pointed(run_dir: Path, name: str) -> int | None:
@@ -277,14 +277,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk. Windows cannot sync a folder and needs not."""
-    if path.is_dir() and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from config import Config, UserError
-from data.corpus import written
+from files import atomic_write
 from training.wandb_record import WandbRecord
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
@@ -185,7 +185,7 @@ class Diary:
 
 def started(path: Path, rows: list[dict]):
     """A file of JSON lines opened to go on after these rows, as bytes and unbuffered; half a line, or what is later, is gone."""
-    with written(path) as part:
+    with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path.open("ab", buffering=0)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from config import Config
-from data.corpus import written
+from files import atomic_write
 
 MOST_HEAD_METRICS = 200  # names of heads; a larger model's are summed up by layer
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most
@@ -158,7 +158,7 @@ def start(config: Config, run_dir: Path, experiment: str, say):
                 if attempt == "offline":
                     raise
                 say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
-        with written(id_file) as part:
+        with atomic_write(id_file) as part:
             part.write_text(run.id)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
