@@ -63,7 +63,7 @@ def train(config: Config, resume: bool, experiment: str) -> float:
     """
     # Imported here, so that a mistyped setting or --help need not wait for torch.
     if config.dry_run is not False:
-        from training.plan import print_plan
+        from benchmarks.plan import print_plan
 
         print_plan(config, experiment)
         return float("nan")
@@ -102,7 +102,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from training.record import Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller
 
     say = teller(console)
-    team.settle(config)
+    config = team.resolve_device(config)
 
     # What the run starts from: nothing, its own last checkpoint, or another run's model.
     folder, state, tokenizer, begin = None, {}, None, None

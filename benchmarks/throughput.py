@@ -4,7 +4,7 @@
 
 Both take whole training steps (forward, backward, clipping, fused AdamW) on the same random tokens, in turns, each
 time in a process of its own: transformers as it comes (eager, float32) and under bf16 autocast, GlassGPT eager in
-float32 and as `precision=auto compile=auto` settle it for a run of 2,000 steps. For each the median step of `seconds`
+float32 and as `precision=auto compile=auto` become for a run of 2,000 steps. For each the median step of `seconds`
 is taken, and the median of the rounds. Operations are counted from the structure, attention included; their share is
 of what a matrix product of 2048³ reaches here, in the precision used, and on a GPU also of its maker's figure.
 """
@@ -25,9 +25,9 @@ OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
 
 def make_config(size: str, precision: str, compile: bool | str, device: str):
-    """The run that is measured, settled for this machine."""
+    """The run that is measured, resolved for this machine."""
     from config import Config, GPTConfig, OptimConfig
-    from training.runtime import settle
+    from training.runtime import resolve_device
 
     n_layer, n_head, n_embd, block_size, batch_size, vocab_size = SIZES[size]
     config = Config(
@@ -35,8 +35,7 @@ def make_config(size: str, precision: str, compile: bool | str, device: str):
         model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head, n_embd=n_embd, bias=True),
         optim=OptimConfig(lr=OPTIM["lr"], beta1=OPTIM["betas"][0], beta2=OPTIM["betas"][1], weight_decay=OPTIM["weight_decay"],
                           schedule="constant", warmup_steps=0))
-    settle(config)
-    return config
+    return resolve_device(config)
 
 
 def random_batches(config):
@@ -111,7 +110,7 @@ RUNNERS = {"transformers": (theirs, "fp32", False), "transformers, bf16": (their
 
 def rates(device: str) -> dict:
     """Measured operations per second of a matrix product, by precision."""
-    from training.plan import matmul_rate
+    from benchmarks.plan import matmul_rate
 
     return {precision: matmul_rate(device, precision, seconds=1.0) for precision in ("fp32", "bf16")}
 
@@ -162,7 +161,7 @@ def table(size: str, rows: dict, machine: str) -> Table:
     n_layer, _, n_embd, block_size, batch_size, _ = SIZES[size]
     parameters = rows["GlassGPT, auto"]["parameters"]
     table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, {batch_size} × {block_size} tokens a step")
-    from training.plan import GPUS
+    from benchmarks.plan import GPUS
 
     gpu = next((rate for name, (rate, _) in GPUS.items() if name in machine), None)
     for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul", "memory") + (("of data sheet",) if gpu else ()):

@@ -8,6 +8,7 @@ each matrix once. An order is one small sum over the processes, in which the oth
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 from uuid import uuid4
@@ -19,7 +20,7 @@ from safetensors.torch import save as bytes_of
 from torch import Tensor, nn
 
 from config import Config, UserError
-from training.runtime import StopSignal, settle
+from training.runtime import StopSignal, resolve_device
 
 ORDERS = ("end", "start", "load", "compile", "step", "evaluate", "total", "gather")
 PATIENCE = timedelta(days=1)  # the first may draw or save for long; a process that died is noticed at once, by its closed connection
@@ -218,17 +219,17 @@ class Team:
 
     # What the run stands on, and falls with.
 
-    def settle(self, config: Config) -> None:
-        """`runtime.settle`, and for each process a GPU of its machine's.
+    def resolve_device(self, config: Config) -> Config:
+        """As `runtime.resolve_device`, and for each process a GPU of its machine's.
 
         Raises:
             UserError: the device asked for is not to be had here, or not by several processes.
         """
         if self.size > 1 and config.device == "auto":
-            config.device = "cuda" if torch.cuda.is_available() else "cpu"
-        settle(config)
+            config = replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
+        config = resolve_device(config)
         if self.size == 1 or config.device == "cpu":
-            return
+            return config
         if config.device != "cuda":
             raise UserError(f"device={config.device} is for one process, and there are {self.size}: "
                             "use device=cuda, which gives each a GPU, or device=cpu")
@@ -236,6 +237,7 @@ class Team:
         if local >= torch.cuda.device_count():
             raise UserError(f"torchrun started more processes than this machine has GPUs ({torch.cuda.device_count()}): lower --nproc-per-node")
         torch.cuda.set_device(local)  # which "cuda" then means
+        return config
 
     @contextmanager
     def _together(self):

@@ -45,7 +45,7 @@ def _follow(team: Team) -> None:
         if order == "start":
             told = json.loads(team.tell())
             config = config_from(told["config"])
-            team.settle(config)
+            config = team.resolve_device(config)
             tokens = same_tokens(config, told)
             torch.manual_seed(config.seed)
             model = GPT(config.model).to(config.device)

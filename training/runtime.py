@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,17 +37,18 @@ def pick_device(device: str) -> str:
     return device
 
 
-def settle(config: Config) -> None:
-    """Replace `device=auto` and `precision=auto` by what this machine can do; for compile, see `compile_pays`.
+def resolve_device(config: Config) -> Config:
+    """The configuration with what `device=auto` and `precision=auto` become on this machine.
 
     Decided by capability and never by a timing, so that the same machine gives the same bits.
 
     Raises:
         UserError: the device asked for is not to be had here.
     """
-    config.device = pick_device(config.device)
-    if config.precision == "auto":
-        config.precision = "bf16" if bf16_is_fast(config.device) else "fp32"
+    device, precision = pick_device(config.device), config.precision
+    if precision == "auto":
+        precision = "bf16" if bf16_is_fast(device) else "fp32"
+    return replace(config, device=device, precision=precision)
 
 
 def bf16_is_fast(device: str) -> bool:

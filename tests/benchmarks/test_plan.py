@@ -14,9 +14,9 @@ from conftest import ROOT
 from hypothesis import Phase, given, settings
 from models import configs, few
 
+from benchmarks import plan
 from config import Config, GPTConfig, OptimConfig, TokenizerConfig, UserError
 from model import GPT
-from training import plan
 from training.optim import build_optimizers, update
 from training.runtime import autocast
 
@@ -162,7 +162,7 @@ def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
 
 
 def test_a_plan_imports_neither_wandb_nor_what_draws():
-    code = "import sys, training.plan; print({'wandb', 'matplotlib', 'hydra', 'transformers'} & set(sys.modules))"
+    code = "import sys, benchmarks.plan; print({'wandb', 'matplotlib', 'hydra', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

@@ -1,0 +1,360 @@
+"""A run on paper: parameters, memory by kind, operations and time of a configuration.
+
+Reads no data and takes none of the memory: a whole training step is run on tensors that have a
+shape and no contents, and what each operation would allocate is counted. What a kernel takes
+within itself is not seen; docs/scaling.md has how far real steps were from the count.
+"""
+
+import os
+import re
+import statistics
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import model as architecture
+from attention_maps.probe import PERIODS
+from config import Config, UserError
+from data.tokenizer import DEFAULT_VOCAB_SIZE
+from model import GPT
+from training.optim import build_optimizers, shares
+from training.runtime import (
+    COMPILE_PAYS,
+    autocast,
+    compile_pays,
+    describe,
+    resolve_device,
+    synchronize,
+)
+
+# Dense bf16 operations per second with float32 sums, and bytes of memory (NVIDIA's data sheets).
+GPUS = {"B200": (2250e12, 180e9), "H200": (989e12, 141e9), "H100": (989e12, 80e9),
+        "A100": (312e12, 80e9), "A10G": (70e12, 24e9), "L4": (121e12, 24e9),
+        "RTX 4090": (165e12, 24e9), "RTX 3090": (71e12, 24e9)}
+# Share of that rate, assumed: large models were trained at 0.21 to 0.46 (Chowdhery et al. 2022).
+UTILISATION = 0.4
+ALPHABET = 256  # characters, assumed
+# A compiled model keeps for its backward pass what these operations read or write; it computes
+# the rest again.
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot")
+
+
+@dataclass
+class Machine:
+    """What a run is planned for: so many processes, each with a rate and a memory."""
+
+    name: str
+    processes: int
+    rate: float | None  # operations per second; None where unknown
+    source: str  # of the rate, in words
+    memory: float | None  # bytes; None where unknown
+
+
+@dataclass
+class Memory:
+    """Bytes by kind that a process holds, and the most at once: gradients come as activations go.
+
+    Of several processes, those of the one with the most.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int  # of the parameters that the process updates
+    activations: int
+    logits: int  # with their loss and gradients
+    update: int  # while the optimizers work
+    at_once: int
+    checkpoint: int  # on disk: weights, and the optimizer's state of all processes
+
+
+def print_plan(config: Config, experiment: str) -> None:
+    """Print what the run would be: see the module.
+
+    Raises:
+        UserError: `config.dry_run` names no machine known here, or the batch cannot be split over
+            its processes.
+    """
+    if int(os.environ.get("RANK", 0)) > 0:
+        return  # torchrun starts many; one speaks
+    machine, config = find_machine(config)
+    vocab_size, source = vocabulary(config)
+    config = replace(config, model=replace(config.model, vocab_size=vocab_size))
+    parts = config.accumulate * machine.processes
+    if config.batch_size % parts:
+        raise UserError(f"batch_size={config.batch_size} cannot be split over {machine.processes} "
+                        f"processes and accumulate={config.accumulate} micro-steps: "
+                        f"make it a multiple of {parts}")
+    with FakeTensorMode():
+        model = GPT(config.model)
+        parameters, cache = model.num_parameters(), model.make_cache(1).nbytes
+    tokens = config.max_steps * config.batch_size * config.model.block_size
+    operations = model.flops_per_token() * tokens
+    if config.compile == "auto":
+        elsewhere = config.dry_run is not True
+        pays = (operations >= COMPILE_PAYS["cuda"][0] if elsewhere
+                else compile_pays(config.device, operations)[0])
+        config = replace(config, compile=pays)
+    memory = measure(config, config.batch_size // parts, machine.processes)
+    lines = [
+        *shape_lines(config, experiment, machine, parameters, source),
+        ("operations", f"{model.flops_per_token():,} a token, forward and backward; "
+                       f"{operations:.3g} in all"),
+        *memory_lines(config, machine, memory, cache),
+        ("time", expected_time(machine, operations)),
+    ]
+    print("\n".join(f"{name:<15}{value}".rstrip() for name, value in lines))
+
+
+def shape_lines(config: Config, experiment: str, machine: Machine, parameters: int,
+                source: str) -> list[tuple[str, str]]:
+    """What would be trained, on what, in which steps; `source` says where the vocabulary is from."""
+    c, T = config.model, config.model.block_size
+    tokens = config.max_steps * config.batch_size * T
+    rows = config.batch_size // (config.accumulate * machine.processes)
+    return [
+        ("plan", f"{experiment} on {machine.name}, {config.precision}, "
+                 f"{'compiled' if config.compile else 'eager'}"),
+        ("model", f"{parameters:,} parameters: {c.n_layer} layers of {c.n_embd}, {c.n_head} heads"),
+        ("", f"context {T:,}, vocabulary {c.vocab_size:,} ({source})"),
+        ("step", f"{config.batch_size:,} sequences: {count(machine.processes, 'process', 'es')} × "
+                 f"{count(config.accumulate, 'micro-step')} × {rows:,}; "
+                 f"{config.batch_size * T:,} tokens"),
+        ("run", f"{config.max_steps:,} steps, {tokens:,} tokens: "
+                f"{tokens / parameters:,.3g} for each parameter"),
+    ]
+
+
+def memory_lines(config: Config, machine: Machine, memory: Memory,
+                 cache: int) -> list[tuple[str, str]]:
+    """Memory by kind, of a process and beside it, with a note where that is more than there is."""
+    c, probe = config.model, min(config.attention.tokens, config.model.block_size)
+    working = "gradients are summed" if machine.processes > 1 else "the optimizer works"
+    there = f", of {size(machine.memory).strip()}" if machine.memory else ""
+    lines = [
+        ("memory", "of each process:" if machine.processes > 1 else ""),
+        ("  weights", size(memory.weights)),
+        ("  gradients", size(memory.gradients)),
+        ("  optimizer", f"{size(memory.optimizer)}  {config.optim.name}'s state"),
+        ("  activations", f"{size(memory.activations)}  kept for the backward pass"),
+        ("  logits", f"{size(memory.logits)}  with loss and gradients"),
+        ("  update", f"{size(memory.update)}  while {working}"),
+        ("  at once", f"{size(memory.at_once)}  at most{there}; torch's own not counted"),
+        ("beside it", "in the host's memory, and on disk:"),
+        ("  snapshot", f"{size(4 * c.n_layer * c.n_head * probe ** 2 * (1 + 2 * PERIODS))}"
+                       "  of attention maps"),
+        ("  cache", f"{size(cache)}  of keys and values, for a sampled text"),
+        ("  checkpoint", f"{size(memory.checkpoint)}  each; {config.checkpoint.keep + 1} are kept"),
+    ]
+    if machine.memory and memory.at_once > machine.memory:
+        whole_step = memory.weights + memory.gradients + memory.optimizer + memory.update
+        advice = ("raise accumulate, which splits a step" if whole_step < machine.memory
+                  else "however a step is split, take a smaller model")
+        lines.append(("note", f"that is more than there is: {advice}"))
+    return lines
+
+
+def expected_time(machine: Machine, operations: float) -> str:
+    if not machine.rate:
+        return "not known: the data sheets' rates are of bf16"
+    seconds = operations / (machine.rate * machine.processes * UTILISATION)
+    many = f"{machine.processes} × " if machine.processes > 1 else ""
+    return (f"{duration(seconds)} at {UTILISATION:.0%} of {many}{machine.rate / 1e12:,.3g} TFLOP/s "
+            f"({machine.source})")
+
+
+def find_machine(config: Config) -> tuple[Machine, Config]:
+    """The machine that `config.dry_run` names, or this one, and the configuration resolved for it.
+
+    Raises:
+        UserError: it names none that is known.
+    """
+    if config.dry_run is True:
+        return this_machine(resolve_device(config))
+    asked = re.fullmatch(r"(?:([1-9]\d*) ?[x×] ?)?(.+)", str(config.dry_run))
+    names = {name.replace(" ", "").lower(): name for name in GPUS}
+    gpu = names.get(asked[2].replace(" ", "").lower()) if asked else None
+    if gpu is None:
+        raise UserError(f"dry_run={config.dry_run} is not true, for this machine, or a GPU known "
+                        f"here, as in 8xH100: {', '.join(GPUS)}")
+    precision = "bf16" if config.precision == "auto" else config.precision
+    processes, (rate, memory) = int(asked[1] or 1), GPUS[gpu]
+    rate = rate if precision == "bf16" else None
+    machine = Machine(f"{processes} × {gpu}", processes, rate, "data sheet", memory)
+    return machine, replace(config, device="cuda", precision=precision)
+
+
+def this_machine(config: Config) -> tuple[Machine, Config]:
+    """The machine that this runs on, with its rate from a data sheet or else measured now."""
+    processes = int(os.environ.get("WORLD_SIZE", 1)) if config.distributed == "auto" else 1
+    name = describe(config.device)
+    gpu = next((gpu for gpu in GPUS if gpu in name), None)
+    if gpu and config.precision == "bf16":
+        rate, source = GPUS[gpu][0], "data sheet"
+    else:
+        rate, source = matmul_rate(config.device, config.precision), "measured just now"
+    if processes > 1:
+        name = f"{processes} × {name}"
+    return Machine(name, processes, rate, source, memory_here(config.device)), config
+
+
+def vocabulary(config: Config) -> tuple[int, str]:
+    """The size of the vocabulary as far as it is known without the text; its source in words."""
+    if config.model.vocab_size:
+        return config.model.vocab_size, "model.vocab_size"
+    if config.tokenizer.name == "gpt2":
+        return 50257, "GPT-2's"
+    if config.tokenizer.name == "bpe":
+        return config.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE, "fewer where the text is small"
+    return ALPHABET, "assumed: the text is not read"
+
+
+def measure(config: Config, rows: int, processes: int = 1) -> Memory:
+    """The memory of a process that trains on `rows` sequences at once, by a step without contents.
+
+    Of a compiled model it is an estimate.
+    """
+    c, shape = config.model, (rows, config.model.block_size)
+    counter = Counter(logits=rows * c.block_size * c.vocab_size)
+    with FakeTensorMode(), attention_of(config.device):
+        model = GPT(c)
+        tokens = torch.zeros(shape, dtype=torch.int64)
+        with counter:
+            # Two micro-steps, where there are so many: in the second, gradients are already there.
+            for micro_step in range(min(2, config.accumulate)):
+                with autocast("cpu", config.precision):
+                    logits, loss = model(tokens, tokens)
+                if micro_step == 0:
+                    activations, recomputed = counter.now[0], counter.recomputed()
+                loss.backward()
+            step = counter.most
+            states, updates = zip(*(updated(counter, model, config, part)
+                                    for part in shares(model, config, processes)))
+    gradients = sum(p.grad.nbytes for p in model.parameters())
+    parameters = sum(p.nbytes for p in model.parameters())
+    weights = parameters + sum(buffer.nbytes for buffer in model.buffers())
+    # Of several processes, each copies its gradients to sum them.
+    update = max(updates) if processes == 1 else max(gradients, *updates)
+    most, logits_most = sum(step), step[1]
+    if config.compile:  # the logits in the precision of the products, their gradient in float32
+        activations, logits_most = activations - recomputed, logits.nbytes + 4 * logits.numel()
+        most = activations + logits_most + (gradients if config.accumulate > 1 else 0)
+    return Memory(weights, gradients, max(states), activations, logits_most, update,
+                  at_once=weights + max(states) + max(most, gradients + update),
+                  checkpoint=parameters + sum(states))
+
+
+def updated(counter: "Counter", model: GPT, config: Config, part: list) -> tuple[int, int]:
+    """Bytes of the optimizers' state for a part of the parameters, and what their step takes."""
+    optimizers, counter.most = build_optimizers(model, config, part), [0, 0]
+    for optimizer in optimizers:
+        optimizer.step()
+    state = sum(tensor.nbytes for optimizer in optimizers
+                for tensors in optimizer.state.values() for tensor in tensors.values())
+    return state, max(0, sum(counter.most) - sum(counter.now))
+
+
+class Counter(TorchDispatchMode):
+    """Counts the bytes that the operations run within it allocate, until they are freed."""
+
+    def __init__(self, logits: int):
+        """`logits`: elements of a tensor that counts as logits."""
+        super().__init__()
+        self._logits = logits
+        self._alive, self._in_products = {}, set()  # storage → (bytes, whether it holds logits)
+        self.now = [0, 0]  # bytes of other things, of logits
+        self.most = [0, 0]  # the same when their sum was largest
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        inputs = {storage._cdata for storage in storages((args, kwargs))}
+        if function.overloadpacket.__name__.startswith(PRODUCTS):
+            self._in_products |= inputs | {storage._cdata for storage in storages(out)}
+        for storage in storages(out):
+            key = storage._cdata
+            # What was counted, or is a view of what was there before, is no allocation.
+            if key not in self._alive and key not in inputs:
+                is_logits = storage.nbytes() in (2 * self._logits, 4 * self._logits)
+                self._alive[key] = storage.nbytes(), int(is_logits)
+                self._count(key, 1)
+                weakref.finalize(storage, self._freed, key)
+        if sum(self.now) > sum(self.most):
+            self.most = list(self.now)
+        return out
+
+    def recomputed(self) -> int:
+        """Bytes alive, logits left out, that a compiled model would not keep."""
+        return sum(size for key, (size, is_logits) in self._alive.items()
+                   if key not in self._in_products and not is_logits)
+
+    def _count(self, key: int, sign: int) -> None:
+        size, is_logits = self._alive[key]
+        self.now[is_logits] += sign * size
+
+    def _freed(self, key: int) -> None:
+        self._count(key, -1)
+        del self._alive[key]
+        self._in_products.discard(key)
+
+
+def storages(tree) -> list[torch.UntypedStorage]:
+    return [t.untyped_storage() for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+@contextmanager
+def attention_of(device: str) -> Iterator[None]:
+    """Attention as the device computes it: only a CPU uses `short_attention`."""
+    short = architecture.SHORT
+    architecture.SHORT = short if device == "cpu" else 0
+    try:
+        yield
+    finally:
+        architecture.SHORT = short
+
+
+def matmul_rate(device: str, precision: str, size: int = 2048, seconds: float = 0.5) -> float:
+    """Operations per second of a size × size matrix product here: the median over some seconds."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        synchronize(device)
+        began = time.perf_counter()
+        a @ b
+        synchronize(device)
+        times.append(time.perf_counter() - began)
+    return 2 * size ** 3 / statistics.median(times[2:])  # the first ones warm up
+
+
+def memory_here(device: str) -> float | None:
+    """Bytes of memory of the device, None where nobody says."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{plural if number > 1 else ''}"
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B ", 1))
+    unit, scale = next((unit, scale) for unit, scale in units if number >= scale or scale == 1)
+    return f"{number / scale:>7.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    unit, scale = next((unit, scale) for unit, scale in units
+                       if seconds >= 1.5 * scale or scale == 1)
+    number = seconds / scale
+    return f"{number:,.2g} {unit}" if number < 100 else f"{number:,.0f} {unit}"
