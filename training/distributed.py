@@ -1,8 +1,10 @@
-"""Several processes that train one run, as torchrun started them: the first decides, records and gives the orders; the others follow.
+"""Several processes that train one run, as torchrun started them.
 
-Each holds the whole model and takes its slice of every batch. Each parameter has one process that sums its gradients, keeps its
-optimizer's state, updates it and hands it on (ZeRO-1, Rajbhandari et al. 2020, by whole parameters), so that Muon orthogonalises
-each matrix once. An order is one small sum over the processes, in which the others tell the first of signals that came to them.
+The first decides, records and gives the orders; the others follow. Each holds the whole model and
+takes its slice of every batch. Each parameter has one process that sums its gradients, keeps its
+optimizer's state, updates it and broadcasts it (ZeRO-1, Rajbhandari et al. 2020, by whole
+parameters), so that Muon orthogonalises each matrix once. An order is one small sum over the
+processes, in which the others tell the first of signals that came to them.
 """
 
 import os
@@ -23,7 +25,9 @@ from config import Config, UserError
 from training.runtime import StopSignal, resolve_device
 
 ORDERS = ("end", "start", "load", "compile", "step", "evaluate", "total", "gather")
-PATIENCE = timedelta(days=1)  # the first may draw or save for long; a process that died is noticed at once, by its closed connection
+# The first may draw or save for long. A process that died is noticed at once all the same, by its
+# closed connection.
+PATIENCE = timedelta(days=1)
 ROLL_CALL = 2.0  # seconds in which those that are left say so
 
 
@@ -32,7 +36,7 @@ class Lost(UserError):
 
 
 def join(config: Config | None = None) -> "Team":
-    """The processes that torchrun started; this one alone where it did not, or the first's configuration says so.
+    """The processes that torchrun started; this one alone where it did not, or `config` says so.
 
     Raises:
         UserError: the configuration does not go with so many processes.
@@ -42,12 +46,14 @@ def join(config: Config | None = None) -> "Team":
         return Team()
     if config:
         check(config, size)
-    # The first step of an optimizer imports this, which from then on holds the process group that there is: its threads would
-    # outlive `destroy_process_group`, and now and then crash the process as it ends (torch 2.13).
+    # The first step of an optimizer would import this, and it would hold the process group of that
+    # moment: the group's threads would outlive `destroy_process_group`, and now and then crash the
+    # process as it ends (torch 2.13).
     import torch._dynamo
 
     store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-    store, backend = meeting(store, rank, size), "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = meeting(store, rank, size)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return Team(rank, size, store)
 
@@ -55,17 +61,20 @@ def join(config: Config | None = None) -> "Team":
 def check(config: Config, size: int) -> None:
     """Raise `UserError` where the configuration does not go with so many processes."""
     if config.batch_size % (config.accumulate * size):
-        raise UserError(f"batch_size={config.batch_size} cannot be divided among {size} processes with accumulate={config.accumulate}: "
+        raise UserError(f"batch_size={config.batch_size} cannot be divided among {size} processes "
+                        f"with accumulate={config.accumulate}: "
                         f"make it a multiple of {config.accumulate * size}")
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if restarts != "0" and not (config.run_dir and config.resume == "auto"):
-        raise UserError(f"torchrun's --max-restarts={restarts} goes on from a checkpoint with run_dir=PATH resume=auto only: add them")
+        raise UserError(f"torchrun's --max-restarts={restarts} goes on from a checkpoint "
+                        "with run_dir=PATH resume=auto only: add them")
 
 
 def meeting(store: dist.Store, rank: int, size: int) -> dist.Store:
-    """A part of torchrun's store that only this start uses: after a restart the store still holds the addresses of processes that are gone.
+    """A part of torchrun's store that only this start uses.
 
-    Each process asks under a name never used before, and the first answers all that were ever asked until all have come.
+    After a restart the store still holds the addresses of processes that are gone. So each process
+    asks under a name never used before, and the first answers all until everyone has come.
     """
     name = uuid4().hex
     if rank:
@@ -77,15 +86,17 @@ def meeting(store: dist.Store, rank: int, size: int) -> dist.Store:
     for other in range(1, size):
         while not own.check([f"here/{other}"]):
             if store.check([f"glassgpt/ask/{other}"]):
-                store.set(f"glassgpt/answer/{store.get(f'glassgpt/ask/{other}').decode()}", f"glassgpt/{name}")
+                asked = store.get(f"glassgpt/ask/{other}").decode()
+                store.set(f"glassgpt/answer/{asked}", f"glassgpt/{name}")
             time.sleep(0.01)
     return own
 
 
 class Team:
-    """The processes of a run, of which this is number `rank` of `size`. For one alone every method is a no-op that gives back what it got.
+    """The processes of a run, of which this is number `rank` of `size`.
 
-    Used as a context manager. `stop` is where signals are noted, those that came to other processes too.
+    For one alone every method returns what it got. Used as a context manager. `stop` notes signals,
+    those that came to other processes too.
 
     Raises:
         Lost: by whatever needs the others, when one of them has ended.
@@ -106,17 +117,18 @@ class Team:
                 self.order("end", error.code if error else 0)
             dist.destroy_process_group()
         else:  # the connections close with this process, by which the others notice
-            self._store.set(f"ended/{self.rank}", str(error).splitlines()[0] if str(error) else kind.__name__)
+            why = str(error).splitlines()[0] if str(error) else kind.__name__
+            self._store.set(f"ended/{self.rank}", why)
 
     # Orders.
 
     def order(self, name: str, number: int = 0) -> None:
-        """Have the other processes do something, with a number if need be; hear of the signals that came to them."""
+        """Have the other processes do something, with a number if need be; hear of their signals."""
         if self.size > 1:
             self._exchange(ORDERS.index(name), number)
 
     def next_order(self, nats: float, predicted: int) -> tuple[str, int]:
-        """Wait for the first process to order something, and tell it the sums of an evaluation, and signals."""
+        """Wait for the first process's order; tell it the sums of an evaluation, and signals."""
         order, number, *_ = self._exchange(0, 0, nats, predicted)
         return ORDERS[int(order)], int(number)
 
@@ -127,7 +139,8 @@ class Team:
         *_, nats, predicted = self._exchange(ORDERS.index("total"), 0, nats, predicted)
         return nats, int(predicted)
 
-    def _exchange(self, order: int, number: int, nats: float = 0.0, predicted: int = 0) -> list[float]:
+    def _exchange(self, order: int, number: int, nats: float = 0.0,
+                  predicted: int = 0) -> list[float]:
         asked, self.stop.save_asked = self.stop.save_asked, False
         noted = [self.stop.exit_status == 130, self.stop.exit_status == 143, asked]
         sums = torch.tensor([order, number, *noted, nats, predicted], dtype=torch.float64)
@@ -148,12 +161,17 @@ class Team:
         return shares[self.rank]
 
     def reduce_gradients(self) -> None:
-        """Sum each gradient over all processes, at the one that updates the parameter; elsewhere it is gone."""
+        """Sum each gradient over all processes, at the one that updates the parameter.
+
+        The others drop theirs.
+        """
         if self.size == 1:
             return
-        flat = [torch.cat([p.grad.flatten() for p in part]) if part else None for part in self._parts]
+        flat = [torch.cat([p.grad.flatten() for p in part]) if part else None
+                for part in self._parts]
         with self._together():
-            for work in [dist.reduce(grads, to, async_op=True) for to, grads in enumerate(flat) if grads is not None]:
+            for work in [dist.reduce(grads, to, async_op=True)
+                         for to, grads in enumerate(flat) if grads is not None]:
                 work.wait()
         for p in chain(*self._parts):
             p.grad = None
@@ -170,7 +188,7 @@ class Team:
 
     @torch.no_grad()
     def share_weights(self, of_first: bool = False) -> None:
-        """Give every process each parameter as the one that updates it has it; or all as the first has them."""
+        """Broadcast each parameter from the process that updates it, or all from the first."""
         if self.size == 1:
             return
         flat = [torch.cat([p.flatten() for p in part]) if part else None for part in self._parts]
@@ -182,7 +200,7 @@ class Team:
             for p, weight in zip(part, weights.split([p.numel() for p in part]) if part else ()):
                 p.copy_(weight.view_as(p))
 
-    # What begins a run and what a checkpoint holds: through host memory, the same whatever the number of processes.
+    # What begins a run and what a checkpoint holds, through host memory.
 
     def tell(self, data: bytes = b"") -> bytes:
         """The first process's data, at all."""
@@ -191,13 +209,15 @@ class Team:
         with self._together():
             length = torch.tensor([len(data)])
             dist.broadcast(length, 0)
-            buffer = _tensor(data) if self.rank == 0 else torch.empty(int(length), dtype=torch.uint8)
+            buffer = torch.empty(int(length), dtype=torch.uint8) if self.rank else _tensor(data)
             dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
 
     def hand_out(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The first process's tensors, at all."""
-        return tensors if self.size == 1 else tensors_from(self.tell(bytes_of(tensors) if self.rank == 0 else b""))
+        if self.size == 1:
+            return tensors
+        return tensors_from(self.tell(b"" if self.rank else bytes_of(tensors)))
 
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Everyone's tensors, at the first process."""
@@ -205,7 +225,8 @@ class Team:
             return tensors
         with self._together():
             if self.rank:
-                data = _tensor(bytes_of({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+                here = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+                data = _tensor(bytes_of(here))
                 dist.send(torch.tensor([len(data)]), 0)
                 dist.send(data, 0)
                 return tensors
@@ -231,11 +252,12 @@ class Team:
         if self.size == 1 or config.device == "cpu":
             return config
         if config.device != "cuda":
-            raise UserError(f"device={config.device} is for one process, and there are {self.size}: "
-                            "use device=cuda, which gives each a GPU, or device=cpu")
+            raise UserError(f"device={config.device} is for one process, and there are "
+                            f"{self.size}: use device=cuda, which gives each a GPU, or device=cpu")
         local = int(os.environ["LOCAL_RANK"])
         if local >= torch.cuda.device_count():
-            raise UserError(f"torchrun started more processes than this machine has GPUs ({torch.cuda.device_count()}): lower --nproc-per-node")
+            raise UserError("torchrun started more processes than this machine has GPUs "
+                            f"({torch.cuda.device_count()}): lower --nproc-per-node")
         torch.cuda.set_device(local)  # which "cuda" then means
         return config
 
@@ -248,20 +270,25 @@ class Team:
             raise self._lost(str(e)) from None
 
     def _lost(self, error: str) -> Lost:
-        """Which process has ended, and what it said of the reason, if it could; those that are left call the roll."""
+        """Which process has ended, and the reason it gave, if it could; the others call the roll."""
         left, why = {self.rank}, ""
         try:
             self._store.set(f"left/{self.rank}", "")
             time.sleep(ROLL_CALL)
             left = {rank for rank in range(self.size) if self._store.check([f"left/{rank}"])}
-            why = "; ".join(self._store.get(key).decode() for key in (f"ended/{rank}" for rank in range(self.size)) if self._store.check([key]))
+            keys = [f"ended/{rank}" for rank in range(self.size)]
+            why = "; ".join(self._store.get(key).decode()
+                            for key in keys if self._store.check([key]))
             gone = " or ".join(map(str, sorted(set(range(self.size)) - left)))
         except RuntimeError:  # what kept the store has ended
             gone = "0"
-        who = f"process {gone} of {self.size}" if gone else f"the connection to another process ({error.splitlines()[0]})"
-        lost = Lost(f"{who} has ended{f' ({why})' if why else ''}, and the run with it; the checkpoints are as they were: "
-                    "go on from the last one with resume=true; torchrun's report says more")
-        lost.said = self.rank != (0 if 0 in left or why else min(left))  # by the first; where it was killed, by the first of those left
+        who = (f"process {gone} of {self.size}" if gone
+               else f"the connection to another process ({error.splitlines()[0]})")
+        reason = f" ({why})" if why else ""
+        lost = Lost(f"{who} has ended{reason}, and the run with it; the checkpoints are as they "
+                    "were: go on from the last one with resume=true; torchrun's report says more")
+        # One process prints it: the first, or where that was killed the first of those left.
+        lost.said = self.rank != (0 if 0 in left or why else min(left))
         return lost
 
 

@@ -1,4 +1,4 @@
-"""What every process of a run but the first does: what the first orders, with its own slice of the work."""
+"""What the other processes of a run do: what the first orders, each with its slice of the work."""
 
 import json
 import sys
@@ -34,7 +34,8 @@ def follow() -> None:
             _follow(team)
     except UserError as e:
         if not getattr(e, "said", False):
-            print(f"error: {f'process {team.rank}: ' * (not isinstance(e, Lost))}{e}", file=sys.stderr)
+            here = "" if isinstance(e, Lost) else f"process {team.rank}: "
+            print(f"error: {here}{e}", file=sys.stderr)
         cli.give_up()
 
 
@@ -49,7 +50,8 @@ def _follow(team: Team) -> None:
             tokens = same_tokens(config, told)
             torch.manual_seed(config.seed)
             model = GPT(config.model).to(config.device)
-            optimizers = build_optimizers(model, config, team.divide(shares(model, config, team.size)))
+            mine = team.divide(shares(model, config, team.size))
+            optimizers = build_optimizers(model, config, mine)
             team.share_weights(of_first=True)
             T, forward = config.model.block_size, model
             batches = Batches(tokens.train, T, config.batch_size, config.seed)
@@ -57,7 +59,8 @@ def _follow(team: Team) -> None:
         elif order == "load":
             load_optimizer_tensors(optimizers, model, team.hand_out({}))
         elif order in ("compile", "step"):
-            x, y = (torch.from_numpy(part) for part in batches.batch(number, team.rank, team.size))  # (batch_size / processes, T) each
+            x, y = (torch.from_numpy(part)  # (batch_size / processes, T) each
+                    for part in batches.batch(number, team.rank, team.size))
             if order == "step":
                 update(forward, model, optimizers, x, y, config, number, team)
             else:
@@ -85,10 +88,12 @@ def same_tokens(config: Config, told: dict) -> Tokens:
         UserError: the text here is another.
     """
     tokenizer = tokenizer_from(told["tokenizer"])
-    tokens = prepare(config.data, config.tokenizer, lambda line: None, tokenizer if config.init_from else None)
+    brought = tokenizer if config.init_from else None
+    tokens = prepare(config.data, config.tokenizer, lambda line: None, brought)
     if tokens.fingerprint != told["fingerprint"]:
-        raise UserError(f"the text here ({tokens.name}) is another than that of process 0 (fingerprint {tokens.fingerprint[:16]} here, "
-                        f"{told['fingerprint'][:16]} there): give every machine the same text by data=text data.path=PATH")
+        raise UserError(f"the text here ({tokens.name}) is another than that of process 0 "
+                        f"(fingerprint {tokens.fingerprint[:16]} here, {told['fingerprint'][:16]} "
+                        "there): give every machine the same text by data=text data.path=PATH")
     if tokens.tokenizer.to_json() != told["tokenizer"]:
         tokens = prepare(config.data, config.tokenizer, lambda line: None, tokenizer)
     return tokens
