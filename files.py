@@ -1,10 +1,14 @@
-"""Files written whole or not at all, and their hashes."""
+"""Files written whole or not at all, their locks and their hashes."""
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from config import UserError
 
 
 @contextmanager
@@ -21,6 +25,29 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, say: Callable[[str], None], waiting: str) -> Iterator[None]:
+    """Hold the lock at `path`; while another process has it, wait, after saying `waiting`.
+
+    Raises:
+        UserError: the lock cannot be taken: it is a link, or belongs to someone else.
+    """
+    lock = FileLock(path)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say(waiting)
+            lock.acquire()
+    except OSError as e:
+        raise UserError(f"the lock {path} cannot be taken ({e.strerror}): remove it, or set "
+                        "GLASSGPT_CACHE to a folder of your own") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def sha256_of(path: Path) -> str:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import stat
 import sysconfig
 import tempfile
 import time
@@ -15,17 +16,28 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from http.client import HTTPException
+from itertools import takewhile
 from pathlib import Path
 
 from config import DataConfig, UserError
-from files import sha256_of
+from data.hub import hub_files, row_text, text_fields
+from files import atomic_write, locked, sha256_of
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 STALLED, PATIENCE = 20, 300  # seconds that a server may say nothing, and may take in all
 PIECE = 1 << 20  # characters read at a time
+CHECKED = 1 << 20  # bytes of a file that are looked at before it is taken for text
+NAMED = 10  # files left out for one reason, at most; of the rest the number is given
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+# A folder with all of these is one that a program wrote: a run, a sweep, prepared tokens, a virtual environment.
+PROGRAMS = ({"config.yaml", "metrics.jsonl"}, {"config.yaml", "checkpoints"}, {"config.yaml", "attention"}, {"multirun.yaml"},
+            {"meta.json", "train.bin"}, {"pyvenv.cfg"})
+PACKED = {b"%PDF-": "PDF", b"PK\x03\x04": "zip archive", b"PK\x05\x06": "zip archive"}  # how a file begins → what it is
+DOCUMENTS = {".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".epub"}  # zip archives inside
+EXCLUDED, UNREADABLE = "data.exclude", "unreadable"
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,7 @@ class Corpus:
                 with unpacked(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as file:
                     yield from _records(file, path, self.field) if is_jsonl(path) else _pieces(file)
             except UnicodeError:
-                offset, byte = first_bad_byte(path, self.encoding)
-                raise UserError(f"{path} is not {'UTF-8' if is_utf8(self.encoding) else self.encoding} text: byte {byte:#04x} at offset {offset}; "
-                                "name its encoding, as in data.encoding=cp1252, convert it to UTF-8, or leave it out") from None
+                raise undecodable(path, self.encoding) from None
             except (OSError, EOFError, zlib.error) as e:
                 raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
@@ -84,11 +94,11 @@ def _records(file: io.TextIOBase, path: Path, field: str) -> Iterator[tuple[str,
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
             raise UserError(f"{path} is not JSON in line {number}: each line is to be an object with the text in a field") from None
-        if not isinstance(record, dict) or not isinstance(record.get(field), str):
-            there = ", ".join(key for key, value in record.items() if isinstance(value, str)) if isinstance(record, dict) else "no object"
-            raise UserError(f"{path} has no text in the field {field} of line {number} (texts there: {there or 'none'}): "
-                            "name another with data.field=NAME")
-        yield record[field], True
+        text = row_text(record, field)
+        if text is None:
+            raise UserError(f"{path} has no text in the field {field} of line {number} "
+                            f"(texts there: {text_fields(record)}): name another with data.field=NAME")
+        yield text, True
 
 
 def is_jsonl(path: Path) -> bool:
@@ -110,6 +120,17 @@ def _line_begin(text: str) -> int:
 
 def is_utf8(encoding: str) -> bool:
     return codecs.lookup(encoding).name == "utf-8"
+
+
+def encoding_name(encoding: str) -> str:
+    return "UTF-8" if is_utf8(encoding) else encoding
+
+
+def undecodable(path: Path, encoding: str) -> UserError:
+    """What there is to say of a file that is not in the encoding."""
+    offset, byte = first_bad_byte(path, encoding)
+    return UserError(f"{path} is not {encoding_name(encoding)} text: byte {byte:#04x} at offset {offset}; name its encoding, "
+                     "as in data.encoding=cp1252, convert it to UTF-8, or leave it out (data.exclude)")
 
 
 def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
@@ -154,10 +175,9 @@ def open_corpus(config: DataConfig, say=print) -> Corpus:
     if config.source == "shakespeare":
         return Corpus("tiny Shakespeare", (shakespeare_file(config.path, say),))
     if config.source == "hf":
-        from data.hub import hub_files
-
         return Corpus(config.name, hub_files(config, cache_root(), say))
-    return Corpus(config.path, text_files(config.path, say, config.encoding), config.encoding, config.field)
+    files = text_files(config.path, say, config.encoding, config.exclude)
+    return Corpus(config.path, files, config.encoding, config.field)
 
 
 def stdlib_files() -> tuple[Path, ...]:
@@ -172,14 +192,23 @@ def stdlib_files() -> tuple[Path, ...]:
 def shakespeare_file(path: str | None, say) -> Path:
     """tiny Shakespeare: the local copy at `path`, or fetched once and checked against its hash."""
     if path is not None:
-        file = _existing(path)
+        file = _given(path, say)
         if sha256_of(file) != SHAKESPEARE_SHA256:
             say(f"note: {file} is not the usual tiny Shakespeare (another sha256): losses do not compare with published ones")
         return file
     file = cache_root() / "tinyshakespeare.txt"
-    if file.exists() and sha256_of(file) == SHAKESPEARE_SHA256:
-        return file
+    with locked(file.with_suffix(".lock"), say, "waiting for another process to fetch tiny Shakespeare"):
+        if not (file.exists() and sha256_of(file) == SHAKESPEARE_SHA256):
+            text = _fetch_shakespeare(say)
+            with atomic_write(file) as part:
+                part.write_bytes(text)
+    return file
+
+
+def _fetch_shakespeare(say) -> bytes:
+    """tiny Shakespeare from its home, with its hash checked."""
     by_hand = f"fetch {SHAKESPEARE_URL} by hand and give it as data.path=FILE"
+    say(f"fetching tiny Shakespeare from {SHAKESPEARE_URL}")
     try:
         text, ends = b"", time.monotonic() + PATIENCE
         with urllib.request.urlopen(SHAKESPEARE_URL, timeout=STALLED) as answer:
@@ -188,51 +217,162 @@ def shakespeare_file(path: str | None, say) -> Path:
                 if time.monotonic() > ends:
                     raise TimeoutError(f"{len(text):,} bytes came in {PATIENCE} s")
     except (OSError, HTTPException) as e:
-        raise UserError(f"tiny Shakespeare could not be fetched ({str(getattr(e, 'reason', e)).strip()}): {by_hand}") from None
+        why = str(getattr(e, "reason", e)).strip()
+        raise UserError(f"tiny Shakespeare could not be fetched ({why}): {by_hand}") from None
     digest = hashlib.sha256(text).hexdigest()
     if digest != SHAKESPEARE_SHA256:
         raise UserError(f"what came for tiny Shakespeare has another sha256, {digest}: {by_hand}")
-    part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_bytes(text)
-    part.replace(file)
-    return file
-
-
-def text_files(path: str, say, encoding: str = "utf-8") -> tuple[Path, ...]:
-    """The files of a path: a file, a folder with all below it, or a glob; hidden and binary files left out.
-
-    What holds a NUL is binary, unless the encoding is one of several bytes a character, where it is nothing unusual.
-    """
-    has_nul = b"\0" in "a".encode(encoding)
-    path = os.path.expanduser(path)
-    if os.path.isdir(path):
-        found = (p for p in Path(path).rglob("*") if not any(part.startswith(".") for part in p.relative_to(path).parts))
-    elif os.path.exists(path) or not glob.has_magic(path):
-        file = _existing(path)
-        if not has_nul and _is_binary(file):
-            say(f"note: {file} holds NUL bytes, as text seldom does; if its encoding is UTF-16, say data.encoding=utf-16")
-        return (file,)
-    else:
-        found = (Path(p) for p in glob.iglob(path, recursive=True))
-    files = sorted((p for p in found if p.is_file()), key=lambda p: p.as_posix())
-    text = tuple(p for p in files if has_nul or not _is_binary(p))
-    if len(text) < len(files):
-        say(f"left out of {path}, as binary: {', '.join(p.name for p in files if p not in set(text))}")
-    if not text:
-        raise UserError(f"data.path={path} holds no text files")
     return text
 
 
-def _existing(path: str) -> Path:
+def text_files(
+    path: str, say, encoding: str = "utf-8", exclude: str | None = None
+) -> tuple[Path, ...]:
+    """The files of a path: a file, a folder with all below it, or a glob.
+
+    Left out of a folder are files that cannot be read or are no text in the encoding, what is
+    hidden, what `exclude` names, what GlassGPT and other programs wrote (`PROGRAMS`), and folders
+    that are links; `say` takes a line with their names. A linked file is read.
+
+    Raises:
+        UserError: there is no such path, or no text in it.
+    """
+    path = os.path.expanduser(path)
+    is_folder = os.path.isdir(path)
+    if not is_folder and (os.path.exists(path) or not glob.has_magic(path)):
+        return (_given(path, say, encoding),)
+    globs = [g.strip().removeprefix("**/").rstrip("/") for g in exclude.split(",")] if exclude else []
+    root = Path(*takewhile(lambda part: is_folder or not glob.has_magic(part), Path(path).parts))
+    text, left = [], {}  # left: reason → files
+    for file, why in _below(root, globs) if is_folder else _matching(path, root, globs):
+        why = why or _why_not_text(file, encoding)
+        if why:
+            left.setdefault(why, []).append(file)
+        else:
+            text.append(file)
+    if not text and (wrong := left.get(_not_in(encoding))):
+        raise undecodable(min(wrong), encoding)
+    if not text:
+        reasons = f"; left out: {_listing(left, root)}" if left else ""
+        raise UserError(f"data.path={path} holds no text files{reasons}")
+    if left:
+        say(f"left out of {path}: {_listing(left, root)}")
+    for g in globs:
+        if not any(_excluded(file.relative_to(root), [g]) for file in left.get(EXCLUDED, ())):
+            say(f"note: data.exclude={g} matches nothing in {path}")
+    return tuple(sorted(text, key=lambda p: p.as_posix()))
+
+
+def _below(root: Path, globs: list[str]) -> Iterator[tuple[Path, str | None]]:
+    """Each file below a folder, and each file or folder there that is left out, with the reason."""
+    folders, cache = [root], cache_root()
+    while folders:
+        folder = folders.pop()
+        try:
+            inside = list(folder.iterdir())
+            if folder != root and _is_programs(folder, {path.name for path in inside}, cache):
+                yield folder, "written by a program"
+                continue
+        except OSError:
+            yield folder, UNREADABLE
+            continue
+        for path in inside:
+            is_folder = os.path.isdir(path)
+            if globs and _excluded(path.relative_to(root), globs):
+                yield path, EXCLUDED
+            elif path.name.startswith("."):
+                yield path, "hidden"
+            elif is_folder and path.is_symlink():  # it may lead around in a circle
+                yield path, "linked folder"
+            elif is_folder:
+                folders.append(path)
+            else:
+                yield path, None
+
+
+def _matching(path: str, root: Path, globs: list[str]) -> Iterator[tuple[Path, str | None]]:
+    """The files that a glob matches, and what is left out, as `_below` gives them."""
+    matches = {Path(match) for match in glob.iglob(path, recursive=True)}
+    if "**" in Path(path).parts:
+        yield from ((p, why) for p, why in _below(root, globs) if p in matches or os.path.isdir(p))
+        return
+    for file in matches:
+        if not os.path.isdir(file):
+            yield file, EXCLUDED if _excluded(file.relative_to(root), globs) else None
+
+
+def _excluded(path: Path, globs: list[str]) -> bool:
+    """Whether a glob matches the path, a folder that it is in, or the name of one of them."""
+    return any(fnmatchcase(part.as_posix(), g) or fnmatchcase(part.name, g)
+               for part in (path, *path.parents)[:-1] for g in globs)
+
+
+def _is_programs(folder: Path, names: set[str], cache: Path) -> bool:
+    """Whether a program wrote the folder, by its name or the names of what it holds."""
+    return (folder.name in ("__pycache__", "wandb") or any(marks <= names for marks in PROGRAMS)
+            or folder.samefile(cache))
+
+
+def _why_not_text(path: Path, encoding: str) -> str | None:
+    """Why a file holds no text, as far as its beginning shows; None where it does."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return "not a file"
+        with unpacked(path) as file:
+            head = file.read(CHECKED)
+    except (OSError, EOFError, zlib.error):
+        return UNREADABLE
+    if kind := _packed_kind(head):
+        return kind
+    if _is_binary(head, encoding):
+        return "binary"
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(head, final=len(head) < CHECKED)
+    except UnicodeError:
+        return _not_in(encoding)
+    return None
+
+
+def _not_in(encoding: str) -> str:
+    return f"not {encoding_name(encoding)}: see data.encoding"
+
+
+def _packed_kind(head: bytes) -> str | None:
+    return next((kind for mark, kind in PACKED.items() if head.startswith(mark)), None)
+
+
+def _is_binary(head: bytes, encoding: str) -> bool:
+    """Whether there is a NUL where the encoding does not use it, as those of several bytes do."""
+    return b"\0" in head[:8192] and b"\0" not in "a".encode(encoding)
+
+
+def _listing(left: dict[str, list[Path]], root: Path) -> str:
+    """What was left out, by reason: a.bin, sub/b.bin (binary); notes (linked folder)."""
+    groups = []
+    for why, files in sorted(left.items()):
+        names = sorted(file.relative_to(root).as_posix() for file in files)
+        shown = ", ".join(name if name.isprintable() else ascii(name) for name in names[:NAMED])
+        more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+        groups.append(f"{shown}{more} ({why})")
+    return "; ".join(groups)
+
+
+def _given(path: str, say, encoding: str = "utf-8") -> Path:
+    """The one file that a path names."""
     file = Path(os.path.expanduser(path))
     if not file.is_file():
-        raise UserError(f"data.path={path} {'is a folder' if file.is_dir() else 'does not exist'}: give the path of a text file")
-    return file
-
-
-def _is_binary(path: Path) -> bool:
+        what = ("is a folder" if file.is_dir() else "is a pipe, a socket or a device"
+                if file.exists() else "does not exist")
+        raise UserError(f"data.path={path} {what}: give the path of a text file")
     try:
-        with unpacked(path) as f:
-            return b"\0" in f.read(8192)
+        with unpacked(file) as f:
+            head = f.read(8192)
     except (OSError, EOFError, zlib.error) as e:
-        raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+        raise UserError(f"{file} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    if kind := _packed_kind(head):
+        is_archive = kind == "zip archive" and file.suffix.lower() not in DOCUMENTS
+        advice = "unpack it and give the folder" if is_archive else "save it as plain text"
+        raise UserError(f"{file} is a {kind}: {advice}")
+    if _is_binary(head, encoding):
+        say(f"note: {file} holds NUL bytes, as text seldom does; if its encoding is UTF-16, say data.encoding=utf-16")
+    return file

@@ -4,13 +4,11 @@ import gzip
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
-
 from config import DataConfig, UserError
-from files import atomic_write
+from files import atomic_write, locked
 
 DOCUMENTS = 10_000  # in a file; what came is kept file by file, and an interrupted download goes on after the last
 
@@ -22,7 +20,8 @@ def hub_files(config: DataConfig, root: Path, say: Callable[[str], None]) -> tup
         UserError: there is no such dataset, subset, split or field, it cannot be fetched, or `datasets` is not installed.
     """
     folder = root / f"hf_{identity(config)[:16]}"
-    with FileLock(folder.with_suffix(".lock")):
+    waiting = f"waiting for another process to fetch {config.name}"
+    with locked(folder.with_suffix(".lock"), say, waiting):
         complete = folder / "complete"
         if not complete.exists():
             fetch(config, folder, say)
@@ -39,6 +38,10 @@ def identity(config: DataConfig) -> str:
 
 def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
     """Stream the documents that the folder does not have yet into it."""
+    local, have = Path(config.name).expanduser(), len(list(folder.glob("*.jsonl.gz")))
+    origin = "" if local.is_dir() else " from the Hugging Face hub"
+    resumed = f": going on after {have * DOCUMENTS:,} documents" if have else ""
+    say(f"fetching {config.name}{origin} (kept in {folder}){resumed}")
     try:
         from datasets import load_dataset
         from huggingface_hub.utils import logging
@@ -46,10 +49,9 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
         raise UserError("data=hf needs the library datasets, which is not installed: pip install datasets") from None
 
     logging.set_verbosity_error()  # it tries again by itself, and says so each time
-    local = Path(config.name).expanduser()
-    have = len(list(folder.glob("*.jsonl.gz")))
-    say(f"fetching {config.name} (kept in {folder})" + (f": going on after {have * DOCUMENTS:,} documents" if have else ""))
     try:
+        if not local.is_dir():
+            reach_hub()
         rows = load_dataset(str(local) if local.is_dir() else config.name, config.subset, split=config.split, streaming=True)
         rows = iter(rows.skip(have * DOCUMENTS) if have else rows)
         folder.mkdir(exist_ok=True)
@@ -72,9 +74,65 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
         raise UserError(f"data.name={config.name} has no documents in data.split={config.split}")
 
 
+def reach_hub() -> None:
+    """Ask the hub once, since the library tries for half a minute where nothing can answer.
+
+    Raises:
+        ConnectionError: its name is not known, or the connection is refused.
+    """
+    import httpx
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except httpx.ConnectError as e:
+        raise ConnectionError(f"no connection to {constants.ENDPOINT} ({e})") from None
+    except httpx.HTTPError:
+        return  # there is a network, if a slow one: the library has more patience
+
+
 def line(row: dict, field: str) -> bytes:
     """A document as it is kept."""
-    if not isinstance(row.get(field), str):
-        texts = ", ".join(key for key, value in row.items() if isinstance(value, str))
-        raise UserError(f"the dataset has no text in data.field={field} (fields with text: {texts or 'none'})")
-    return json.dumps({"text": row[field]}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    text = row_text(row, field)
+    if text is None:
+        raise UserError(f"the dataset has no text in data.field={field} (fields with text: {text_fields(row)})")
+    return json.dumps({"text": text}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+
+
+def row_text(row: dict, field: str) -> str | None:
+    """The text in a field of a row, None where there is none: `a.b` is the field b of the object in a.
+
+    Where the way leads through a list, its texts are joined with a blank line between.
+    """
+    try:
+        texts = list(_texts(row, field)) if isinstance(row, dict) else []
+    except (TypeError, RecursionError):
+        return None
+    return "\n\n".join(texts) if texts else None
+
+
+def _texts(value, field: str) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _texts(item, field)
+    elif isinstance(value, dict) and field:
+        name, _, rest = (field, "", "") if field in value else field.partition(".")
+        yield from _texts(value.get(name), rest)
+    elif isinstance(value, str) and not field:
+        yield value
+    elif value is not None:
+        raise TypeError(value)
+
+
+def text_fields(row) -> str:
+    """The names of the fields of a row that hold texts, as `row_text` takes them."""
+    return ", ".join(_text_fields(row, "")) or "none"
+
+
+def _text_fields(value, name: str) -> list[str]:
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, dict) and name.count(".") < 4:
+        return [field for key in value for field in _text_fields(value[key], f"{name}.{key}")]
+    return [name.removeprefix(".")] if isinstance(value, str) and name else []

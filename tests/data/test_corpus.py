@@ -2,20 +2,27 @@
 
 import gzip
 import hashlib
+import json
 import os
 import socket
+import subprocess
+import sys
 import sysconfig
 import threading
 import time
+import zipfile
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, TINY
+from processes import without_rights
 
 import data.corpus
-from config import DataConfig, UserError
+from config import Config, DataConfig, UserError
 from data.corpus import Corpus, cache_root, open_corpus, stdlib_files, text_files
 
 TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
@@ -95,7 +102,10 @@ def test_a_folder_gives_all_below_it_sorted_and_hidden_files_left_out(tmp_path):
     for name in ("b.txt", "a/z.md", "a/deep/er/x", ".hidden.txt", ".git/config", "a/.secret/y.txt", "B.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert names(text_corpus(tmp_path).files, tmp_path) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
+    said = []
+    files = text_corpus(tmp_path, said.append).files
+    assert names(files, tmp_path) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
+    assert said == [f"left out of {tmp_path}: .git, .hidden.txt, a/.secret (hidden)"]
 
 
 def test_a_folder_below_a_hidden_one_is_read_when_it_is_asked_for(tmp_path):
@@ -111,7 +121,7 @@ def test_binary_files_are_left_out_and_a_line_says_so(tmp_path):
     (tmp_path / "c.bin").write_bytes(b"\0")
     said = []
     assert names(text_corpus(tmp_path, said.append).files, tmp_path) == ["a.txt"]
-    assert said == [f"left out of {tmp_path}, as binary: b.png, c.bin"]
+    assert said == [f"left out of {tmp_path}: b.png, c.bin (binary)"]
 
 
 def test_a_glob_gives_what_it_matches(tmp_path):
@@ -158,6 +168,169 @@ def test_the_order_of_files_is_the_order_of_documents(tmp_path):
     assert documents(text_corpus(tmp_path)) == ["a", "b", "c"]
 
 
+# --- what is left out ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with one text."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("text")
+    return tmp_path / "notes"
+
+
+def left_out(path, **more) -> str:
+    """What is left out where a.txt alone is read."""
+    said = []
+    corpus = open_corpus(DataConfig(source="text", path=str(path), **more), said.append)
+    assert [p.name for p in corpus.files] == ["a.txt"]
+    (line,) = said
+    assert line.startswith(f"left out of {path}: ")
+    return line.partition(": ")[2]
+
+
+def test_what_is_no_text_is_left_out_by_name_and_the_rest_is_read(folder):
+    (folder / "old.txt").write_bytes(b"caf\xe9")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "paper.pdf").write_bytes(b"%PDF-1.4\n1 0 obj\n")
+    many = b"x" + "é".encode() * 700_000  # what is checked ends within an é
+    (folder / "many.txt").write_bytes(many)
+    with zipfile.ZipFile(folder / "b.zip", "w") as archive:
+        archive.writestr("b.txt", "text")
+    (folder / "broken.gz").write_bytes(b"no gzip")
+    said = []
+    files = text_corpus(folder, said.append).files
+    assert names(files, folder) == ["a.txt", "many.txt"]
+    assert said == [f"left out of {folder}: sub/paper.pdf (PDF); "
+                    "old.txt (not UTF-8: see data.encoding); broken.gz (unreadable); b.zip (zip archive)"]
+
+
+def test_an_encoding_that_is_named_is_that_of_all_files(folder):
+    (folder / "old.txt").write_bytes(b"caf\xe9")
+    (folder / "paper.pdf").write_bytes(b"%PDF-1.4\n")
+    said = []
+    settings = DataConfig(source="text", path=str(folder), encoding="latin-1")
+    assert documents(open_corpus(settings, said.append)) == ["text", "café"]
+    assert said == [f"left out of {folder}: paper.pdf (PDF)"]
+
+
+def test_pipes_sockets_and_broken_links_are_left_out_and_nothing_waits_for_them(folder):
+    os.mkfifo(folder / "pipe")
+    (folder / "nowhere").symlink_to(folder / "gone")
+    with socket.socket(socket.AF_UNIX) as listening:
+        before = Path.cwd()
+        os.chdir(folder)  # a socket's path is short
+        listening.bind("socket")
+        os.chdir(before)
+        assert left_out(folder) == "pipe, socket (not a file); nowhere (unreadable)"
+
+
+def test_linked_folders_are_left_out_and_linked_files_are_read(folder, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "b.txt").write_text("another")
+    (folder / "circle").symlink_to(folder)
+    (folder / "sub").symlink_to(tmp_path / "other")
+    for path in (folder, f"{folder}/**/*.txt", f"{folder}/**"):
+        assert left_out(path) == "circle, sub (linked folder)"
+    (folder / "b.txt").symlink_to(tmp_path / "other" / "b.txt")
+    corpus = text_corpus(folder, lambda line: None)
+    assert documents(corpus) == ["text", "another"]
+
+
+def test_what_may_not_be_read_is_left_out(folder):
+    (folder / "closed").mkdir(mode=0)
+    (folder / "listed").mkdir()
+    (folder / "listed" / "c.txt").write_text("text")
+    (folder / "listed").chmod(0o444)
+    (folder / "b.txt").touch(mode=0)
+    code = ("import sys; from data.corpus import text_files\n"
+            "print(*(path.name for path in text_files(sys.argv[1], print)))")
+    done = subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT, capture_output=True,
+                          text=True, preexec_fn=without_rights)
+    assert done.stdout.splitlines() == [
+        f"left out of {folder}: b.txt, closed, listed/c.txt (unreadable)", "a.txt"], done.stderr
+
+
+def test_what_programs_wrote_is_left_out(folder, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(folder / "cached"))
+    written = ["runs/one/config.yaml", "runs/one/metrics.jsonl", "runs/two/config.yaml",
+               "runs/two/checkpoints/last", "runs/begun/config.yaml", "runs/begun/attention/x",
+               "sweep/multirun.yaml", "sweep/lr=1/job.json", "old/f00/meta.json",
+               "old/f00/train.bin", "cached/tinyshakespeare.txt", "__pycache__/a.pyc",
+               "python/pyvenv.cfg", "python/lib/b.py", "wandb/debug.log"]
+    for name in written:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text")
+    assert left_out(folder) == ("__pycache__, cached, old/f00, python, runs/begun, runs/one, "
+                                "runs/two, sweep, wandb (written by a program)")
+    mine = folder / "runs" / "one"  # is read where it is asked for
+    assert names(text_files(str(mine), silent), mine) == ["config.yaml", "metrics.jsonl"]
+
+
+def test_a_run_in_the_folder_of_its_text_goes_on_with_the_same_text(
+        folder, tiny, train_here, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "a.txt").write_text("the glass model attends to every token\n" * 99)
+    config = replace(tiny, run_dir="run", data=DataConfig(source="text", path="."))
+    for resume, steps in ((False, 2), (True, 4)):
+        train_here(config, resume, max_steps=steps)
+        assert "1 document, 3,861 characters" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_sweep_in_the_folder_of_its_text_does_not_read_its_jobs(folder, command):
+    (folder / "a.txt").write_text("the glass model attends to every token\n" * 99)
+    done = command("train.py", *TINY, "-m", "seed=1,2", "data=text", "data.path=.", "max_steps=1",
+                   "hydra.sweep.dir=sweep", "attention.every=0", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 document, 3,861 characters") == 2
+
+
+def test_globs_say_what_else_to_leave_out(folder):
+    for name in ("drafts/b.txt", "sub/drafts/c.txt", "sub/deep/d.log", "e.log", "f, g.md"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("text")
+    shown = "drafts, e.log, f, g.md, sub/deep/d.log, sub/drafts (data.exclude)"
+    assert left_out(folder, exclude="drafts, *.log,f?*.md") == shown
+    assert left_out(folder, exclude="**/drafts/,*.log,*.md") == shown
+    assert left_out(folder, exclude="sub/*,drafts,?.log,f*") == (
+        "drafts, e.log, f, g.md, sub/deep, sub/drafts (data.exclude)")
+    assert left_out(f"{folder}/*", exclude="*.log,*.md") == "e.log, f, g.md (data.exclude)"
+    assert left_out(f"{folder}/**/*.txt", exclude="drafts") == (
+        "drafts, sub/drafts (data.exclude)")
+
+
+def test_a_glob_that_leaves_nothing_out_is_named(folder):
+    said = []
+    assert text_files(str(folder), said.append, exclude="*.txt~,b*") == (folder / "a.txt",)
+    assert said == [f"note: data.exclude={name} matches nothing in {folder}"
+                    for name in ("*.txt~", "b*")]
+
+
+@pytest.mark.parametrize("source", ["stdlib", "shakespeare"])
+def test_leaving_out_is_for_text(source):
+    config = Config(data=DataConfig(source=source, exclude="*.log"))
+    with pytest.raises(UserError, match=r"data\.exclude=\*\.log is for data=text: add that"):
+        config.check()
+
+
+def test_of_many_names_some_are_given_and_none_is_of_odd_signs(folder):
+    for n in range(1234):
+        (folder / f"{n:04}.png").write_bytes(b"\0")
+    (folder / "escape\x1b[31m.zip").write_bytes(b"PK\3\4")
+    (folder / os.fsdecode(b"latin\xe9.pdf")).write_bytes(b"%PDF-")
+    line = left_out(folder)
+    assert ", 0009.png and 1,224 more (binary)" in line and "0010" not in line
+    assert line.isprintable() and "'escape\\x1b[31m.zip'" in line and "'latin\\udce9.pdf'" in line
+
+
+def test_the_preset_and_the_command_line_take_an_encoding_and_globs(command, folder):
+    (folder / "b.log").write_bytes(b"\xe9")
+    done = command("train.py", "--cfg", "job", "data=text", f"data.path={folder}",
+                   "data.exclude=*.log,drafts/*")
+    assert "exclude: '*.log,drafts/*'" in done.stdout
+
+
 # --- mistakes ------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +356,46 @@ def test_a_folder_of_binary_files_alone_holds_no_text(tmp_path):
         text_corpus(tmp_path, lambda line: None)
 
 
+def test_a_folder_of_files_in_another_encoding_alone_is_refused_with_the_first(tmp_path):
+    for name in "ba":
+        (tmp_path / name).write_bytes(b"caf\xe9")
+    (tmp_path / "c").write_bytes(b"\0")
+    with pytest.raises(UserError, match=r"/a is not UTF-8 text: byte 0xe9 at offset 3"):
+        text_corpus(tmp_path)
+
+
+def test_a_folder_without_text_is_refused_with_what_was_left_out(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(b"%PDF-1.4")
+    with pytest.raises(UserError, match=r"holds no text files; left out: a\.pdf \(PDF\)"):
+        text_corpus(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "begin", "why"), [
+    ("a.zip", b"PK\3\4", "is a zip archive: unpack it and give the folder"),
+    ("a", b"PK\5\6", "is a zip archive: unpack it and give the folder"),
+    ("a.docx", b"PK\3\4", "is a zip archive: save it as plain text"),
+    ("a.XLSX", b"PK\3\4", "is a zip archive: save it as plain text"),
+    ("a.pdf", b"%PDF-1.7", "is a PDF: save it as plain text")])
+@pytest.mark.parametrize("source", ["text", "shakespeare"])
+def test_an_archive_or_a_document_that_is_given_is_named(tmp_path, name, begin, why, source):
+    (tmp_path / name).write_bytes(begin + bytes(99))
+    with pytest.raises(UserError, match=f"{name} {why}$"):
+        open_corpus(DataConfig(source=source, path=str(tmp_path / name)), silent)
+
+
+def test_a_pipe_that_is_given_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for source in ("text", "shakespeare"):
+        with pytest.raises(UserError, match=r"pipe is a pipe, a socket or a device: give the path"):
+            open_corpus(DataConfig(source=source, path=str(tmp_path / "pipe")), silent)
+
+
+def test_a_file_that_turns_to_another_encoding_far_on_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"x" * data.corpus.CHECKED + b"caf\xe9")
+    with pytest.raises(UserError, match=r"or leave it out \(data\.exclude\)"):
+        documents(text_corpus(tmp_path))
+
+
 def test_what_is_not_utf8_is_named_with_the_offset_of_its_byte(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(UserError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as error:
@@ -204,13 +417,13 @@ def test_a_file_that_goes_away_is_named(tmp_path):
 # --- tiny Shakespeare ----------------------------------------------------------------------------------------------
 
 
-def shakespeare(path, say=silent):
+def shakespeare(path, say=lambda line: None):
     return open_corpus(DataConfig(source="shakespeare", path=path and str(path)), say)
 
 
 @needs_shakespeare
 def test_the_local_copy_of_shakespeare_is_taken_without_a_word():
-    (text,) = documents(shakespeare(SHAKESPEARE))
+    (text,) = documents(shakespeare(SHAKESPEARE, silent))
     assert len(text) == 1_115_394 and text.startswith("First Citizen:")
 
 
@@ -283,7 +496,7 @@ def refused_fetch(cache) -> str:
     """The sentence with which fetching fails, leaving nothing behind."""
     with pytest.raises(UserError, match=r"data\.path=FILE") as error:
         shakespeare(None)
-    assert list(cache.iterdir()) == []
+    assert [p.name for p in cache.iterdir()] == ["tinyshakespeare.lock"]
     assert data.corpus.SHAKESPEARE_URL in str(error.value)
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -292,7 +505,23 @@ def refused_fetch(cache) -> str:
 def test_shakespeare_is_fetched_once_and_kept(server, cache):
     assert documents(shakespeare(None)) == documents(shakespeare(None)) == ["First Citizen:\n"]
     assert server.asked == 1
-    assert [p.name for p in cache.iterdir()] == ["tinyshakespeare.txt"]
+    assert {p.name for p in cache.iterdir()} == {"tinyshakespeare.txt", "tinyshakespeare.lock"}
+
+
+def test_what_is_fetched_is_named_at_once_and_nothing_is_left_of_a_download_that_was_killed(
+        server, cache):
+    cache.mkdir()
+    code = ("import os, sys; from pathlib import Path; import data.corpus as corpus\n"
+            "Path.replace = lambda *paths: os.kill(os.getpid(), 9)\n"
+            "corpus.SHAKESPEARE_URL, corpus.SHAKESPEARE_SHA256 = sys.argv[1:]\n"
+            "corpus.shakespeare_file(None, print)")
+    done = subprocess.run([sys.executable, "-c", code, data.corpus.SHAKESPEARE_URL,
+                           data.corpus.SHAKESPEARE_SHA256], cwd=ROOT, stdout=subprocess.DEVNULL)
+    assert done.returncode == -9 and len(list(cache.glob(".*.part"))) == 1
+    said = []
+    assert documents(shakespeare(None, said.append)) == ["First Citizen:\n"]
+    assert said == [f"fetching tiny Shakespeare from {data.corpus.SHAKESPEARE_URL}"]
+    assert not list(cache.glob(".*"))
 
 
 def test_a_damaged_copy_in_the_cache_is_fetched_again(server, cache):
@@ -423,7 +652,7 @@ def test_packed_and_plain_files_and_lines_of_json_are_documents_beside_each_othe
     (tmp_path / "d.bin.gz").write_bytes(gzip.compress(b"x\0y"))
     said = []
     assert documents(text_corpus(tmp_path, said.append)) == ["one é\n", "two", "thr\nee é", "four"]
-    assert said == [f"left out of {tmp_path}, as binary: d.bin.gz"]
+    assert said == [f"left out of {tmp_path}: d.bin.gz (binary)"]
 
 
 def test_another_field_of_the_lines_is_taken_by_name(tmp_path):
@@ -432,7 +661,37 @@ def test_another_field_of_the_lines_is_taken_by_name(tmp_path):
     assert documents(corpus) == ["one"]
 
 
-@pytest.mark.parametrize(("line", "why"), [("{", "not JSON in line 2"), ("[1]", r"field text of line 2 \(texts there: no object\)"),
+@pytest.mark.parametrize(("field", "text"), [
+    ("messages.content", "Why?\n\nWell."), ("meta.title", "A talk"), ("meta.v1.0", "dotted"),
+    ("tags", "a\n\nb"), ("parts.list.text", "one\n\ntwo\n\nthree"), ("a.b", "its own name")])
+def test_dots_go_into_objects_and_texts_of_a_list_are_joined(tmp_path, field, text):
+    record = {"messages": [{"role": "user", "content": "Why?"}, {"role": "tool", "content": None},
+                           {"role": "tool"}, {"role": "model", "content": "Well."}],
+              "meta": {"title": "A talk", "v1.0": "dotted"}, "tags": ["a", "b"],
+              "a": {"b": "no"}, "a.b": "its own name",
+              "parts": [{"list": [{"text": "one"}, {"text": "two"}]}, {"list": {"text": "three"}}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    settings = DataConfig(source="text", path=str(tmp_path / "a.jsonl"), field=field)
+    assert documents(open_corpus(settings, silent)) == [text]
+
+
+@pytest.mark.parametrize("field", ["messages", "messages.role.x", "messages.n", "n", "none", "."])
+def test_a_way_that_leads_to_no_text_is_refused_with_those_that_do(tmp_path, field):
+    record = {"messages": [{"role": "user", "content": "Why?", "n": 1}], "n": 2, "title": "Talk"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    settings = DataConfig(source="text", path=str(tmp_path / "a.jsonl"), field=field)
+    known = r"texts there: messages\.role, messages\.content, title\)"
+    with pytest.raises(UserError, match=known):
+        documents(open_corpus(settings, silent))
+
+
+def test_lists_in_lists_without_end_are_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ' + "[" * 9999 + '"x"' + "]" * 9999 + "}")
+    with pytest.raises(UserError, match=r"no text in the field|not JSON"):
+        documents(text_corpus(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(("line", "why"), [("{", "not JSON in line 2"), ("[1]", r"field text of line 2 \(texts there: none\)"),
                                            ('{"body": "x", "n": 1}', r"line 2 \(texts there: body\): name another with data.field="),
                                            ('{"text": null}', r"texts there: none")])
 def test_a_line_without_its_text_is_named(tmp_path, line, why):

@@ -4,10 +4,19 @@ import builtins
 import gzip
 import json
 import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import huggingface_hub.constants
 import pyarrow
 import pyarrow.parquet
 import pytest
+from conftest import ROOT
+from filelock import FileLock
 
 import data.hub
 from config import DataConfig, TokenizerConfig, UserError
@@ -127,11 +136,103 @@ def test_what_is_kept_is_read_like_any_file(dataset, cache):
     assert [json.loads(line) for line in lines if line] == [{"text": story} for story in STORIES]
 
 
+def test_a_field_within_objects_and_lists_is_taken(tmp_path):
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    talk = [{"role": "user", "content": "Why?"}, {"role": "model", "content": "Well."}]
+    table = pyarrow.table({"messages": [talk], "meta": [{"title": "A talk"}]})
+    pyarrow.parquet.write_table(table, folder / "train.parquet")
+    assert documents(folder, field="messages.content") == ["Why?\n\nWell."]
+    assert documents(folder, field="meta.title") == ["A talk"]
+    known = "(fields with text: messages.role, messages.content, meta.title)"
+    assert known in refused(folder, field="messages")
+
+
+def test_a_killed_download_leaves_nothing_that_stays(dataset, cache, monkeypatch):
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        import data.hub as hub
+        from config import DataConfig
+
+        hub.DOCUMENTS, line, calls = 40, hub.line, iter(range(130))
+        hub.line = lambda *a: os.kill(os.getpid(), 9) if next(calls, None) is None else line(*a)
+        settings = DataConfig(source="hf", name=sys.argv[1], field="story")
+        hub.hub_files(settings, Path(sys.argv[2]), print)"""
+    cache.mkdir()
+    done = subprocess.run([sys.executable, "-c", code, dataset, cache], cwd=ROOT,
+                          stdout=subprocess.DEVNULL)
+    assert done.returncode == -9
+    assert len(list(cache.rglob("*.jsonl.gz"))) == 3 and len(list(cache.rglob("*.part"))) == 1
+    monkeypatch.setattr(data.hub, "DOCUMENTS", 40)
+    assert documents(dataset) == STORIES
+    assert not list(cache.rglob("*.part"))
+
+
+def test_a_link_in_place_of_the_lock_is_refused_and_not_followed(dataset, cache, tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    settings = DataConfig(source="hf", name=str(dataset), field="story")
+    cache.mkdir()
+    (cache / f"hf_{data.hub.identity(settings)[:16]}.lock").symlink_to(tmp_path / "precious")
+    assert "cannot be taken (Too many levels of symbolic links): remove it" in refused(dataset)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_who_waits_for_another_process_is_told(dataset, cache):
+    said, found = [], []
+    settings = DataConfig(source="hf", name=str(dataset), field="story")
+    cache.mkdir()
+    with FileLock(cache / f"hf_{data.hub.identity(settings)[:16]}.lock"):
+        waits = threading.Thread(target=lambda: found.extend(documents(dataset, said.append)))
+        waits.start()
+        ends = time.monotonic() + 20
+        while not said and waits.is_alive() and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert said == [f"waiting for another process to fetch {dataset}"] and not found
+    waits.join()
+    assert found == STORIES
+
+
+def closed_port() -> int:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        return closed.getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_a_hub_out_of_reach_is_given_up_at_once(host, monkeypatch):
+    endpoint, said = f"http://{host}:{closed_port()}", []
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+    began = time.monotonic()
+    why = f"nobody/nothing cannot be read: no connection to {endpoint}"
+    with pytest.raises(UserError, match=why):
+        documents("nobody/nothing", said.append)
+    assert time.monotonic() - began < 8
+    assert said[0].startswith("fetching nobody/nothing from the Hugging Face hub (kept in ")
+
+
+def test_a_hub_that_answers_late_or_with_an_error_is_within_reach(monkeypatch):
+    class Late(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            time.sleep(0.5)
+            self.send_error(503)
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.handle_request).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        data.hub.reach_hub()
+
+
 @pytest.mark.slow
 def test_without_a_network_one_sentence_says_how_to_do_without(command, tmp_path):
     done = command("train.py", "data=tinystories", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home"),
                                                         "GLASSGPT_CACHE": str(tmp_path / "cache")})
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "fetching roneneldan/TinyStories from the Hugging Face hub" in done.stdout
     assert "roneneldan/TinyStories cannot be read" in done.stderr and "data.name=FOLDER" in done.stderr
 
 
