@@ -92,12 +92,11 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from attention_maps.scores import births, named, score_heads
     from data.batches import Batches
     from data.tokens import prepare
-    from decoding import sample_text
     from files import atomic_write
     from model import GPT
     from report.page import write_page
     from training import checkpoint, runtime
-    from training.evaluate import Validation
+    from training.evaluate import Validation, sample_text
     from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, shares, update
     from training.record import Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller
 
