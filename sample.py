@@ -37,7 +37,7 @@ def sample(config: SampleConfig) -> None:
     folder = Path(config.run_dir or config.init_from or newest_run())
 
     # Here and below: what imports torch waits until all that is quickly checked is right.
-    from training.checkpoint import load_model
+    from interop import load_model
     from training.runtime import for_sampling, pick_device
 
     model, tokenizer = load_model(folder, config.checkpoint, say=note)

@@ -93,6 +93,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from data.batches import Batches
     from data.tokens import prepare
     from files import atomic_write
+    from interop import starting_point
     from model import GPT
     from report.page import write_page
     from training import checkpoint, runtime
@@ -110,7 +111,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     if resume and checkpoint.saved_steps(run_dir):
         folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
     elif config.init_from:
-        tokenizer, begin = checkpoint.starting_point(Path(config.init_from), say)
+        tokenizer, begin = starting_point(Path(config.init_from), say)
     if folder and config.init_from:
         tokenizer = checkpoint.tokenizer_of(folder)
 
