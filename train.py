@@ -92,12 +92,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from attention_maps.scores import births, named, score_heads
     from data.batches import Batches
     from data.tokens import prepare
-    from decoding import sample_text
     from files import atomic_write
+    from interop import starting_point
     from model import GPT
     from report.page import write_page
     from training import checkpoint, runtime
-    from training.evaluate import Validation
+    from training.evaluate import Validation, sample_text
     from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, shares, update
     from training.record import Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller
 
@@ -111,7 +111,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     if resume and checkpoint.saved_steps(run_dir):
         folder, state = checkpoint.find_checkpoint(run_dir, "last", say)
     elif config.init_from:
-        tokenizer, begin = checkpoint.starting_point(Path(config.init_from), say)
+        tokenizer, begin = starting_point(Path(config.init_from), say)
     if folder and config.init_from:
         tokenizer = checkpoint.tokenizer_of(folder)
 

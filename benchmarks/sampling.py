@@ -80,8 +80,7 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     """One sequence's next token after `context` others, with a cache of n_kv_head key/value heads."""
     import torch
 
-    from decoding import Decoder
-    from model import GPT, GPTConfig
+    from model import GPT, Decoder, GPTConfig
     from training.runtime import for_sampling, synchronize
 
     torch.manual_seed(0)

@@ -28,7 +28,7 @@ def main(cfg) -> None:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
         kept = None
         if config.init_from:
-            from training.checkpoint import starting_point
+            from interop import starting_point
 
             kept, _ = starting_point(Path(config.init_from), say)
         with shown(console) as progress:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import GPTConfig, UserError, knobs
+from config import GPTConfig, UserError, is_hf, knobs
 from data.hf_tokenizer import HFTokenizer, hf_files, read_json, read_tokenizer
 from data.tokenizer import Tokenizer
 from model import GPT
+from training.checkpoint import MODEL, find_checkpoint, load_run, load_weights, tokenizer_of
 
 CONFIG, WEIGHTS, INDEX, CARD = "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"
 LONGEST = 1 << 22  # tokens of context, beyond which a table of rotary angles would fill the memory
@@ -46,6 +47,25 @@ def load_hf(path: str | os.PathLike) -> GPT:
         UserError: it is no GPT-2, Llama or Qwen 2, has settings that our model has not, or lacks weights.
     """
     return Checkpoint(path).load()
+
+
+def load_model(folder: Path, which: str | int = "best", say=print) -> tuple[GPT, Tokenizer]:
+    """The model and the tokenizer of a run, as `load_run`, or of a folder in Hugging Face's format."""
+    if not is_hf(folder):
+        return load_run(folder, which, say)[:2]
+    checkpoint = Checkpoint(folder)
+    tokenizer = checkpoint.tokenizer()
+    return checkpoint.load(), tokenizer
+
+
+def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
+    """What a run starts from: the tokenizer, and what copies the weights, of a run's best model or
+    of a folder in Hugging Face's format."""
+    if is_hf(folder):
+        checkpoint = Checkpoint(folder)
+        return checkpoint.tokenizer(), checkpoint.copy_to
+    trained, _ = find_checkpoint(folder, "best", say)
+    return tokenizer_of(trained), lambda model: load_weights(model, trained / MODEL)
 
 
 class Checkpoint:

@@ -7,6 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
+from decoding import stream
+from model import Decoder
 
 few = settings(deadline=None, max_examples=25)
 
@@ -39,3 +41,9 @@ def lively(module, seed=0):
 
 def random_tokens(*shape, seed=0):
     return torch.randint(23, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def streamed(model, prompts, new, seeds=None, cache=None, **more):
+    """`decoding.stream` with the model's decoder, over a cache of its own where none is given."""
+    decoder = Decoder(model, model.make_cache(len(prompts)) if cache is None else cache)
+    return stream(decoder, prompts, new, seeds, **more)

@@ -7,23 +7,21 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from models import configs, few, lively, random_tokens, seeds, small
+from models import configs, few, lively, random_tokens, seeds, small, streamed
 
-from data.tokenizer import CharTokenizer, train_bpe
+from data.tokenizer import CharTokenizer, prompt_ids, train_bpe
 from decoding import (
-    Decoder,
     Noise,
     Text,
     draw,
     next_token_probabilities,
     penalise_repetition,
     printable,
-    sample_text,
-    stream,
     window_start,
     write,
 )
-from model import GPT, GPTConfig, KVCache
+from model import GPT, Decoder, GPTConfig, KVCache
+from training.evaluate import sample_text
 
 
 @settings(deadline=None, max_examples=300)
@@ -56,8 +54,8 @@ def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, 
     assert torch.equal(model.generate(tokens, new, temperature=0), expected)
     cache = model.make_cache(2)
     assert cache.keys.dtype == torch.float64
-    streamed = list(stream(model, tokens, new, temperature=0, cache=cache))
-    assert torch.equal(torch.stack(streamed, dim=1), expected[:, prompt:])
+    got = list(streamed(model, tokens, new, temperature=0, cache=cache))
+    assert torch.equal(torch.stack(got, dim=1), expected[:, prompt:])
 
 
 @few
@@ -192,7 +190,7 @@ def test_generation_drops_nothing_and_leaves_the_mode_as_it_was(training):
     expected = greedy_without_a_cache(model, tokens, 20)
     model.train(training)
     assert torch.equal(model.generate(tokens, 20, temperature=0), expected)
-    texts = stream(model, tokens, 20)
+    texts = streamed(model, tokens, 20)
     next(texts)
     texts.close()
     assert all(m.training == training for m in model.modules())
@@ -209,7 +207,7 @@ def test_generation_builds_no_graph_and_keeps_the_prompt():
     assert torch.equal(text[:, :3], tokens)
     assert torch.is_grad_enabled()
     cache = KVCache(model.config, 2)
-    list(stream(model, tokens, 3, cache=cache))
+    list(streamed(model, tokens, 3, cache=cache))
     assert not cache.keys.requires_grad
     assert cache.length == 5  # the token drawn last is not read any more
 
@@ -230,7 +228,7 @@ def test_a_cache_used_before_is_used_afresh():
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=2, n_head=2, n_embd=16))
     tokens, cache = torch.tensor([[1, 2, 3]]), KVCache(model.config, 1)
-    first, second = ([int(t) for t in stream(model, tokens, 8, temperature=0, cache=cache)] for _ in range(2))
+    first, second = ([int(t) for t in streamed(model, tokens, 8, temperature=0, cache=cache)] for _ in range(2))
     assert first == second
 
 
@@ -295,7 +293,7 @@ def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds,
 
 
 def alone(model, prompt, new, seed, **choice):
-    return [int(token) for token in stream(model, prompt[None], new, [seed], **choice)]
+    return [int(token) for token in streamed(model, prompt[None], new, [seed], **choice)]
 
 
 @few
@@ -307,7 +305,7 @@ def test_a_prompt_gets_in_a_batch_of_any_lengths_what_it_gets_alone(config, bloc
     prompts = [random_tokens(length, seed=seed + length) for length in lengths]
     choice = {"temperature": temperature, "repetition_penalty": penalty, "stop_token": stop_token}
     got = [[] for _ in prompts]
-    for tokens in stream(model, prompts, new, [seed + 7 * row for row in range(len(prompts))], **choice):
+    for tokens in streamed(model, prompts, new, [seed + 7 * row for row in range(len(prompts))], **choice):
         assert (tokens >= 0).any() or len(set(lengths)) > 1
         for row, token in enumerate(tokens.tolist()):
             if token >= 0:
@@ -319,7 +317,7 @@ def test_in_float32_too_a_text_is_the_same_alone_and_in_a_batch_of_any_lengths()
     torch.manual_seed(0)
     model = lively(GPT(small(vocab_size=300, n_embd=64, block_size=64, position="rope")))
     prompts = [torch.randint(300, (length,)) for length in (1, 90, 5, 30)]
-    together = torch.stack(list(stream(model, prompts, 100, [1, 2, 3, 4])), dim=1)
+    together = torch.stack(list(streamed(model, prompts, 100, [1, 2, 3, 4])), dim=1)
     for row, prompt in enumerate(prompts):
         assert together[row][together[row] >= 0].tolist() == alone(model, prompt, 100, row + 1)
 
@@ -328,7 +326,7 @@ def test_a_longer_prompt_is_read_at_once_when_only_it_is_left(monkeypatch):
     model, fills = lively(GPT(small(block_size=64))), []
     fill = Decoder.fill
     monkeypatch.setattr(Decoder, "fill", lambda self, tokens: fills.append(tokens.shape[1]) or fill(self, tokens))
-    list(stream(model, [random_tokens(2), random_tokens(50)], 3))
+    list(streamed(model, [random_tokens(2), random_tokens(50)], 3))
     assert fills == [2, 1, 1, 50 - 4, 1, 1]
 
 
@@ -343,7 +341,7 @@ def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
     model, ended = lively(GPT(small()).double()), torch.zeros(3, dtype=torch.bool)
     prompts = random_tokens(3, 4)
     got = []
-    for tokens in stream(model, prompts, 10, [1, 2, 3], ended=ended):
+    for tokens in streamed(model, prompts, 10, [1, 2, 3], ended=ended):
         got.append(tokens.tolist())
         ended[1] = True
         ended[2] = len(got) >= 4
@@ -423,8 +421,8 @@ def ended_by_definition(whole, stops):
 def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(whole, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole.encode())), max_size=6)))
     pieces = [whole.encode()[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole.encode())])]
-    tokenizer = SimpleNamespace(encode=lambda text: [0], begin_of_text=None, end_of_text=None, token_bytes=pieces.__getitem__)
-    text = Text(tokenizer, stop=stops)
+    tokenizer = SimpleNamespace(end_of_text=None, token_bytes=pieces.__getitem__)
+    text = Text(tokenizer, [0], stop=stops)
     certain = grown(text, range(len(pieces)))
     if text.ended is None:
         text.end("length")
@@ -435,21 +433,21 @@ def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_in
 
 
 def test_what_may_become_a_stop_string_is_held_back_and_given_when_it_does_not():
-    text = Text(BYTES, stop=["\n\nend"])
+    text = Text(BYTES, [0], stop=["\n\nend"])
     assert grown(text, BYTES.encode("a\n\nen\n\nen")) == ["a"] * 5 + ["a\n\nen"] * 4
     text.end("length")
     assert text.text == "a\n\nen\n\nen"
 
 
 def test_half_a_character_is_held_back_and_at_the_end_shown_as_one_that_is_not_whole():
-    text = Text(BYTES)
+    text = Text(BYTES, [0])
     assert grown(text, list(BYTES.encode("é日"))[:-1]) == ["", "é", "é", "é"]
     text.end("length")
     assert text.text == "é\ufffd"
 
 
 def test_the_end_of_text_token_ends_a_text_and_gives_what_was_held_back():
-    text = Text(BYTES, stop=["ab"])
+    text = Text(BYTES, [0], stop=["ab"])
     assert grown(text, [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]) == ["x", "x", "xa"]
     assert text.ended == "end_of_text" and len(text.tokens) == 3
 
@@ -458,16 +456,17 @@ def test_texts_written_together_are_those_written_alone_and_end_each_for_its_own
     model = lively(GPT(small(vocab_size=257, block_size=32)).double())
     tokenizer = train_bpe([""], 257)
 
-    def made(*texts):
-        for _ in write(model, texts, 40):
+    def made(*kinds):
+        texts = [Text(tokenizer, prompt_ids(tokenizer, prompt), seed, stop) for prompt, seed, stop in kinds]
+        for _ in write(Decoder(model, model.make_cache(len(texts))), texts, 40):
             pass
         return [(text.text, text.tokens, text.ended) for text in texts]
 
-    free, *_ = made(Text(tokenizer, seed=1))
+    free, *_ = made(("", 1, []))
     stop = free[0][3:5]
     kinds = [("", 1, [stop]), ("", 1, []), ("a longer prompt", 2, []), ("b", 3, ["never"])]
-    together = made(*(Text(tokenizer, prompt, seed, stop) for prompt, seed, stop in kinds))
-    assert together == [made(Text(tokenizer, prompt, seed, stop))[0] for prompt, seed, stop in kinds]
+    together = made(*kinds)
+    assert together == [made(kind)[0] for kind in kinds]
     assert together[0] == (free[0][:free[0].index(stop)], together[0][1], "stop") and together[1] == free
     assert {ended for _, _, ended in together} <= {"stop", "length", "end_of_text"}
 

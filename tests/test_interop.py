@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import lively, random_tokens, seeds
+from models import lively, random_tokens, seeds, streamed
 from omegaconf import OmegaConf
 from processes import finished
 from safetensors.torch import load_file, save_file
@@ -27,7 +27,6 @@ import cli
 from config import GPTConfig, UserError
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import BPETokenizer, CharTokenizer, first_token, load_tokenizer, of_tiktoken, prompt_ids, save_tokenizer, train_bpe
-from decoding import stream
 from interop import Checkpoint, load_hf, save_hf
 from interop.__main__ import ExportConfig, export
 from model import GPT
@@ -112,7 +111,7 @@ def test_a_checkpoint_of_theirs_gives_their_logits_and_greedy_tokens(family, tmp
         tokens = random_tokens(2, 12, seed=seed) % config.vocab_size
         assert difference(model, ours, tokens) < 1e-5
         greedy = model.generate(tokens, max_new_tokens=4, do_sample=False, eos_token_id=None, attention_mask=torch.ones_like(tokens))
-        assert torch.equal(torch.stack(list(stream(ours, tokens, 4, temperature=0)), dim=1), greedy[:, 12:])
+        assert torch.equal(torch.stack(list(streamed(ours, tokens, 4, temperature=0)), dim=1), greedy[:, 12:])
         # and back: the same bits under the same names
         save_hf(ours, folder / "again")
         again = transformers.AutoModelForCausalLM.from_pretrained(folder / "again")

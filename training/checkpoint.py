@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,11 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from config import Config, GPTConfig, UserError, is_hf, knobs, read_config
+from config import Config, GPTConfig, UserError, knobs, read_config
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
 from files import atomic_write, sha256_of, sync
-from interop import Checkpoint
 from model import GPT
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
@@ -243,24 +241,6 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
     return model.eval(), tokenizer_of(folder), config
-
-
-def load_model(folder: Path, which: str | int = "best", say=print) -> tuple[GPT, Tokenizer]:
-    """The model and the tokenizer of a run, as `load_run`, or of a folder in Hugging Face's format."""
-    if not is_hf(folder):
-        return load_run(folder, which, say)[:2]
-    checkpoint = Checkpoint(folder)
-    tokenizer = checkpoint.tokenizer()
-    return checkpoint.load(), tokenizer
-
-
-def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
-    """What a run starts from: the tokenizer, and what copies the weights, of a run's best model or of a folder in Hugging Face's format."""
-    if is_hf(folder):
-        checkpoint = Checkpoint(folder)
-        return checkpoint.tokenizer(), checkpoint.copy_to
-    trained, _ = find_checkpoint(folder, "best", say)
-    return tokenizer_of(trained), lambda model: load_weights(model, trained / MODEL)
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:

@@ -10,7 +10,6 @@ from processes import Process, assert_same_run, at_call, finished, same_tensors,
 import attention_maps.capture
 import attention_maps.picture
 import data.tokens
-import decoding
 import training.checkpoint
 import training.evaluate
 import training.optim
@@ -91,6 +90,6 @@ def test_sigusr1_saves_and_the_run_goes_on(tmp_path, text_file, whole, moment):
 
 
 def test_sigterm_in_a_sample_of_the_model_is_not_held_up(tmp_path, text_file):
-    fault = at_call(decoding, "sample_text", 2, signals(signal.SIGTERM, then=40))
+    fault = at_call(training.evaluate, "sample_text", 2, signals(signal.SIGTERM, then=40))
     process, began = Process(tmp_path, *tiny(text_file), fault=fault), time.monotonic()
     assert process.wait() == 143 and time.monotonic() - began < 10
