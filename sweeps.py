@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
 
+from attention_maps.scores import ASIDE
 from config import Config, UserError, read_config
 from files import atomic_write
 from training.record import METRICS, Terminal, best_row, read_rows, teller
@@ -79,7 +80,7 @@ class Run:
         for kind, choose in (("births", min), ("heads", max)):
             scores = defaultdict(list)
             for key in last:
-                if key.startswith(f"{kind}/"):
+                if key.startswith(f"{kind}/") and not key.rpartition("/")[0].endswith(ASIDE):
                     scores[key.rpartition("/")[0]].append(last[key])
             found |= {score: choose(values) for score, values in scores.items()}
         return found

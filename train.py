@@ -85,11 +85,7 @@ def train(config: Config, resume: bool, experiment: str) -> float:
 def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console, team) -> float:
     import torch
 
-    from attention_maps.ablation import importance
-    from attention_maps.capture import capture
-    from attention_maps.picture import draw, table_image
-    from attention_maps.probe import make_probes
-    from attention_maps.scores import births, named, score_heads
+    from attention_maps.snapshot import Snapshots
     from data.batches import Batches
     from data.tokens import prepare
     from files import atomic_write
@@ -140,8 +136,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         begin(model)
     optimizers = build_optimizers(model, config, team.divide(shares(model, config, team.size)))
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
-    validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, device, config.precision, team)
-    probes = make_probes(tokens.val, tokens.tokenizer, min(config.attention.tokens, T), config.seed)
+    validation = Validation(tokens.val, tokens.tokenizer, T, device, config.precision, team, config.data)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
     step, saved_at, tried_at, seconds, metrics = 0, None, None, {}, {}
@@ -180,6 +175,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     say(f"model    {model.num_parameters():,} parameters")
     epochs = config.max_steps * step_tokens / len(tokens.train)
     say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:.1f} epochs")
+    say(f"val/loss is over {validation.extent()}")
     for line in proportions(model.num_parameters(), len(tokens.train), epochs):
         say(line)
     say(f"machine  {f'{team.size} processes, each ' * (team.size > 1)}{runtime.describe(device)}, {config.precision}, "
@@ -190,12 +186,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         forward = runtime.compiled(model, x, y, config, say)
     with atomic_write(run_dir / "config.yaml") as part:  # first: what has one can be resumed
         part.write_text(config_yaml(config), encoding="utf-8")
-    (run_dir / "attention").mkdir(exist_ok=True)
     stopwatch.switch(None)  # W&B takes its time to start
 
     with team.stop as stop, Diary(run_dir, config, experiment, console, step) as diary:
         best, timed = best_row(diary.rows), (step, stopwatch.read())
         watch = Watch(model, config, *state.get("skipped", ()))
+        snapshots = Snapshots(config, run_dir, tokens, validation, diary.spared)
         gc.freeze()  # what the imports made is not searched again at every collection
 
         def save(last: bool = False) -> None:
@@ -224,22 +220,6 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             diary.say(f"stopped after {step:,} steps; to go on: python train.py run_dir={quoted(run_dir)} resume=true")
             raise SystemExit(stop.exit_status)
 
-        def look() -> tuple[dict, dict]:
-            """Capture, keep, draw and score every head; the scores as metrics, and images of them. Holds no map afterwards."""
-            stopwatch.switch("attention")
-            snapshot, path = capture(model, probes, step), run_dir / "attention" / f"step_{step:08d}"
-            scores = score_heads(snapshot)
-            if step == config.max_steps:
-                scores["importance"] = importance(model, *validation.excerpt(config.attention.ablation_tokens))
-            images = {f"heads/{name}": table_image(table) for name, table in scores.items()}
-            with diary.spared():
-                snapshot.save(path.with_suffix(".npz"))
-                for suffix in (".png", ".svg") if config.attention.svg else (".png",):
-                    draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
-                images["attention/map"] = path.with_suffix(".png")
-            gc.collect()  # a figure's parts refer to each other: ten figures, of 5 to 10 MB each, would wait to be collected
-            return named(scores), images
-
         def due(every: int) -> bool:
             return step == config.max_steps or (every > 0 and step % every == 0)
 
@@ -259,19 +239,20 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                             best = {"step": step, **row}
                             with diary.spared():
                                 checkpoint.point(run_dir, "best", step)
-                looks = due(config.attention.every)
-                if looks:
+                if due(config.attention.every):
+                    stopwatch.switch("attention")
                     with stop.at_once(leave):
-                        heads, shown = look()
-                        text = sample_text(model, tokens.tokenizer, config.attention.sample_tokens, config.seed)
+                        heads, shown = snapshots.take(model, step, diary.rows)
+                        text = sample_text(model, tokens.tokenizer, config.attention.sample_tokens,
+                                           config.seed) if shown else ""
                     row |= heads
-                    row |= births([*diary.rows, {"step": step, **row}])
-                    diary.sample(step, text)
+                    if shown:
+                        diary.sample(step, text)
                 if row:
                     stopwatch.switch(None)
                     diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row,
                                  **{f"seconds/{kind}": s for kind, s in stopwatch.seconds.items() if kind != "train"}}, shown)
-                if looks:
+                if shown:
                     stopwatch.switch("attention")
                     with diary.spared():
                         diary.page(write_page(run_dir), last=step == config.max_steps)
@@ -303,7 +284,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 if config.on_nonfinite == "skip":
                     metrics = {key: value for key, value in metrics.items() if isfinite(value)} | {"train/skipped": watch.skipped}
                 timed = (step, trained)
-    print_summary(say, run_dir, diary.rows, stopwatch.seconds, validation.xz())
+    print_summary(say, run_dir, diary.rows, stopwatch.seconds, validation.xz(), validation.extent())
     return best["val/loss"] if best else float("nan")
 
 

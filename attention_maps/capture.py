@@ -1,5 +1,6 @@
 """Exact attention maps of a model on the probes, beside its fused attention and without touching it."""
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,43 +16,52 @@ from model import GPT
 class Snapshot:
     """Attention weights at a step, float32: each row sums to 1, nothing above the diagonal.
 
-    text: (L, H, T, T) on the excerpt whose tokens are `words`.
-    repeat, control: (L, P, H, T_r, T_r) on the random texts, those with repeats of `periods`, whose tokens are
-        `repeat_words`, and those without.
-    text_value_norms (L, H, T) and repeat_value_norms (L, P, H, T_r): see `SelfAttention.value_norms`; a map's columns times
-        these are the value-weighted map.
+    text: (L, H, T, T) on the excerpt; repeat, control: (L, P, H, T_r, T_r) on the random texts.
+    text_value_norms (L, H, T), repeat_value_norms (L, P, H, T_r): see `SelfAttention.value_norms`;
+        a map's columns times these are the value-weighted map.
     """
 
     step: int
+    probes: Probes
     text: np.ndarray
-    words: list[str]
     text_value_norms: np.ndarray
     repeat: np.ndarray
-    repeat_words: list[list[str]]
     repeat_value_norms: np.ndarray
     control: np.ndarray
-    periods: np.ndarray
 
-    def save(self, path: Path) -> None:
-        """Write text and repeat as float16, with their tokens, to a compressed .npz that needs no pickle."""
-        with atomic_write(path) as part, part.open("wb") as f:
-            np.savez_compressed(
-                f, step=self.step, text=self.text.astype(np.float16), text_tokens=np.array(self.words), text_value_norms=self.text_value_norms,
-                repeat=self.repeat.astype(np.float16), repeat_tokens=np.array(self.repeat_words), repeat_value_norms=self.repeat_value_norms,
-                repeat_periods=self.periods)
+    def save(self, path: Path, **more: np.ndarray) -> None:
+        """Write the maps as float16, what they are of, and `more` to an .npz that needs no pickle."""
+        p = self.probes
+        arrays = {
+            "step": self.step, **{name: getattr(self, name).astype(np.float16)
+                                  for name in ("text", "repeat", "control")},
+            "text_value_norms": self.text_value_norms, "repeat_value_norms": self.repeat_value_norms,
+            "text_ids": p.text, "repeat_ids": p.repeat, "control_ids": p.control,
+            "text_tokens": p.words, "repeat_tokens": p.repeat_words, "repeat_periods": p.periods}
+        with (atomic_write(path) as part,
+              zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file):
+            for name, array in {**arrays, **more}.items():  # np.savez compresses four times as long
+                with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
 
 
 def capture(model: GPT, probes: Probes, step: int) -> Snapshot:
-    """The model's maps on the probes, computed in the dtype of its weights. The model and torch's random state stay as they are."""
-    (text, text_norms), (repeat, repeat_norms), (control, _) = (maps(model, tokens) for tokens in (probes.text[None], probes.repeat, probes.control))
-    return Snapshot(step, text[:, 0], probes.words, text_norms[:, 0], repeat, probes.repeat_words, repeat_norms, control, probes.periods)
+    """The model's maps on the probes, computed in the dtype of its weights.
+
+    The model and torch's random state stay as they are.
+    """
+    text, text_norms = maps(model, probes.text[None])
+    repeat, repeat_norms = maps(model, probes.repeat)
+    control, _ = maps(model, probes.control)
+    return Snapshot(step, probes, text[:, 0], text_norms[:, 0], repeat, repeat_norms, control)
 
 
 @torch.no_grad()
 def maps(model: GPT, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The weights (L, B, H, T, T) and value norms (L, B, H, T), float32, on tokens (B, T)."""
     weights, norms = [], []
-    for attention, x, rotary in model.attention_inputs(torch.from_numpy(tokens).to(model.head.weight.device)):
+    on_device = torch.from_numpy(tokens).to(model.head.weight.device)
+    for attention, x, rotary in model.attention_inputs(on_device):
         weights.append(attention.weights(x, rotary).float().cpu().numpy())
         norms.append(attention.value_norms(x).float().cpu().numpy())
     return np.stack(weights), np.stack(norms)

@@ -1,4 +1,4 @@
-"""One PNG per snapshot: every head of every layer, on one colour scale."""
+"""One PNG per picture: every head of every layer, on one colour scale."""
 
 import re
 from functools import cache
@@ -6,9 +6,15 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps, font_manager, patches
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.path import Path as Outline
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Affine2D
 
 from attention_maps.capture import Snapshot
 from files import atomic_write
@@ -16,71 +22,133 @@ from files import atomic_write
 DPI = 160
 SMALLEST_LABEL = 4.0  # points; token labels smaller than this are left out
 VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "·"}
+# Square root: a diffuse head's small weights stay visible.
+NORM, COLOURS = PowerNorm(0.5, vmin=0, vmax=1), colormaps["magma_r"]
+GROUP_COLOUR = "#3b6fb5"
+
+
+class Layout:
+    """Where everything is, in inches from the lower left corner."""
+
+    def __init__(self, L: int, H: int, T: int, groups: int):
+        self.in_group = H // groups
+        cell = self.cell = max(0.9, min(3.2, 22 / max(L, H)))  # a map's side
+        gap, group_gap = 0.14 * cell ** 0.5, 0.4 * cell ** 0.5
+        self.labels = cell * 72 / T >= SMALLEST_LABEL
+        self.left, self.bottom = (1.25, 0.95) if self.labels else (0.65, 0.35)
+        # Of the writing: a larger picture is shown smaller.
+        self.scale = min(1.8, max(1.0, max(L, H) * cell / 13))
+        # From the maps to the frame of their group.
+        self.pad = group_gap * 0.28 if self.in_group > 1 else 0
+        between_groups = group_gap - gap if self.in_group > 1 else 0
+        self.xs = [self.left + h * (cell + gap) + (h // self.in_group) * between_groups
+                   for h in range(H)]
+        self.ys = [self.bottom + (L - 1 - layer) * (cell + group_gap) for layer in range(L)]
+        self.width = self.xs[-1] + cell + 0.95 * self.scale
+        self.top = self.ys[0] + cell  # of the uppermost maps
+        self.height = self.top + 1.15 * self.scale
 
 
 def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
     """Draw the snapshot's text maps (L, H, T, T), the heads of each of `groups` key/value heads framed together."""
     L, H, T, _ = snapshot.text.shape
-    in_group = H // groups
-    cell = max(0.9, min(3.2, 22 / max(L, H)))  # inches a map
-    gap, group_gap = 0.14 * cell ** 0.5, 0.4 * cell ** 0.5
-    labels = cell * 72 / T >= SMALLEST_LABEL
-    left, bottom = (1.25, 0.95) if labels else (0.65, 0.35)
-    scale = min(1.8, max(1.0, max(L, H) * cell / 13))  # of the writing: a larger picture is shown smaller
-    top, right = 1.15 * scale, 0.95 * scale
-    pad = group_gap * 0.28 if in_group > 1 else 0  # from the maps to the frame of their group
-    xs = [left + h * (cell + gap) + (h // in_group) * (group_gap - gap if in_group > 1 else 0) for h in range(H)]
-    ys = [bottom + (L - 1 - layer) * (cell + group_gap) for layer in range(L)]
-    width, height = xs[-1] + cell + right, ys[0] + cell + top
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    at = Layout(L, H, T, groups)
+    figure = Figure(figsize=(at.width, at.height), dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    page = figure.add_axes((0, 0, 1, 1))  # in inches from the lower left: every place below is one
-    page.set(xlim=(0, width), ylim=(0, height))
+    figure.suppressComposite = True  # each map an image of its own, in an SVG too
+    page = figure.add_axes((0, 0, 1, 1))  # in inches: every place below is one
     page.axis("off")
-
-    norm = PowerNorm(0.5, vmin=0, vmax=1)  # square root: a diffuse head's small weights stay visible
-    colours = colormaps["magma_r"]
-    future = np.triu(np.ones((T, T), bool), 1)  # what a token may not look at is left blank, not drawn as a zero
-    words = [printable(w) for w in snapshot.words]
-    size = min(8.0, cell * 72 / T * 0.92)
-    at = (np.arange(T) + 0.5) * cell / T
-    for layer, y in enumerate(ys):
-        page.text(0.12, y + cell / 2, f"layer {layer}", rotation=90, va="center", ha="left", fontsize=9 * scale, weight="bold")
-        if labels:
-            for place, w in zip(at, words):
-                page.text(left - pad - 0.04, y + cell - place, w, fontsize=size, va="center", ha="right", parse_math=False)
-        for head, x in enumerate(xs):
-            axes = figure.add_axes((x / width, y / height, cell / width, cell / height))
-            picture = axes.imshow(np.ma.array(snapshot.text[layer, head], mask=future), norm=norm, cmap=colours,
-                                  interpolation="nearest", aspect="auto")
-            axes.set(xticks=(), yticks=(), facecolor="0.96")
-            for spine in axes.spines.values():
-                spine.set(linewidth=0.4, color="0.6")
-            name = f"L{layer}H{head}"
-            page.text(x + cell / 2, y + cell + 0.035, name, fontsize=min(8, 5 + cell) * scale, va="bottom", ha="center")
-        for group in range(groups if in_group > 1 else 0):
-            x, edge = xs[group * in_group], xs[(group + 1) * in_group - 1] + cell
-            page.add_patch(patches.FancyBboxPatch(
-                (x - pad, y - pad), edge - x + 2 * pad, cell + 2 * pad + 0.13, boxstyle="round,pad=0,rounding_size=0.05",
-                fill=False, linewidth=0.9, edgecolor="#3b6fb5"))
-            if layer == 0:
-                page.text(x - pad + 0.03, y + cell + pad + 0.16, f"key/value head {group}", fontsize=7.5 * scale, color="#3b6fb5", va="bottom")
-    if labels:
-        for x in xs:
-            for place, w in zip(at, words):
-                page.text(x + place, bottom - pad - 0.04, w, fontsize=size, va="top", ha="center", rotation=90, parse_math=False)
-
-    page.text(left - pad, height - 0.14, title, fontsize=11 * scale, weight="bold", va="top", ha="left", parse_math=False)
-    page.text(left - pad, height - 0.14 - 0.24 * scale, "on the beginning of the validation text; row: the token that looks, column: "
-              "the token it looks at" + ("; · is a space, ⏎ a line end" if labels else "; the tokens are in the .npz beside this"),
-              fontsize=7.5 * scale, color="0.35", va="top", ha="left")
-    place = (1 - 0.62 * scale / width, bottom / height, 0.13 * scale / width, (ys[0] + cell - bottom) / height)
-    bar = figure.colorbar(picture, cax=figure.add_axes(place), ticks=(0, 0.01, 0.05, 0.1, 0.25, 0.5, 1))
-    bar.ax.set_yticklabels(["0", ".01", ".05", ".1", ".25", ".5", "1"], fontsize=7 * scale)
-    bar.outline.set_linewidth(0.4)
-    page.text(width - 0.555 * scale, ys[0] + cell + 0.06, "weight", fontsize=7 * scale, va="bottom", ha="center")
+    draw_maps(page, at, snapshot.text)
+    if at.labels:
+        draw_words(page, at, [printable(w) for w in snapshot.probes.words])
+    draw_groups(page, at, groups)
+    draw_title(page, at, title)
+    draw_bar(figure, page, at)
+    page.set(xlim=(0, at.width), ylim=(0, at.height))
+    fast = {"pil_kwargs": {"compress_level": 2}} if path.suffix == ".png" else {}
     with atomic_write(path) as part:
-        figure.savefig(part, format=path.suffix[1:], dpi=DPI)
+        figure.savefig(part, format=path.suffix[1:], dpi=DPI, **fast)
+
+
+def draw_maps(page: Axes, at: Layout, maps: np.ndarray) -> None:
+    """The maps (L, H, T, T), each with its name; what a token may not look at is left blank."""
+    colours = COLOURS(NORM(maps), bytes=True)[..., :3]  # (L, H, T, T, 3)
+    colours[..., np.triu(np.ones(maps.shape[-2:], bool), 1), :] = 245
+    for layer, y in enumerate(at.ys):
+        page.text(0.12, y + at.cell / 2, f"layer {layer}", rotation=90, va="center", ha="left",
+                  fontsize=9 * at.scale, weight="bold")
+        for head, x in enumerate(at.xs):
+            page.imshow(colours[layer, head], extent=(x, x + at.cell, y, y + at.cell),
+                        interpolation="nearest", aspect="auto")
+            page.add_artist(patches.Rectangle((x, y), at.cell, at.cell, fill=False, linewidth=0.4,
+                                             edgecolor="0.6"))
+            page.text(x + at.cell / 2, y + at.cell + 0.035, f"L{layer}H{head}", va="bottom",
+                      ha="center", fontsize=min(8, 5 + at.cell) * at.scale)
+
+
+def draw_words(page: Axes, at: Layout, words: list[str]) -> None:
+    """The tokens along the left of each layer's maps and below each head's: outlined once, since text takes long."""
+    step = at.cell / len(words)
+    size = min(8.0, step * 72 * 0.92)
+    outlines = [outline(word, size / 72) for word in words]
+    beside, below = [], []
+    for i, word in enumerate(outlines):
+        right = word.vertices[:, 0].max(initial=0)
+        middle = -0.36 * size / 72  # half of a capital's height
+        beside.append(Affine2D().translate(-right, at.cell - (i + 0.5) * step + middle).transform_path(word))
+        below.append(Affine2D().translate(-right, middle).rotate_deg(90)
+                     .translate((i + 0.5) * step, 0).transform_path(word))
+    beside, below = Outline.make_compound_path(*beside), Outline.make_compound_path(*below)
+    places = [(beside, at.left - at.pad - 0.04, y) for y in at.ys]
+    places += [(below, x, at.bottom - at.pad - 0.04) for x in at.xs]
+    for path, x, y in places:
+        moved = Affine2D().translate(x, y).transform_path(path)
+        page.add_artist(patches.PathPatch(moved, facecolor="black", linewidth=0))
+
+
+def outline(text: str, size: float) -> Outline:
+    """The letters as a path whose base line begins at 0, 0."""
+    vertices, codes = text_to_path.get_text_path(FontProperties(), text, ismath=False)
+    if not len(vertices):
+        return Outline(np.empty((0, 2)))
+    return Outline(np.asarray(vertices) * (size / text_to_path.FONT_SCALE), codes)
+
+
+def draw_groups(page: Axes, at: Layout, groups: int) -> None:
+    """A frame around the heads that share a key/value head, where they are several."""
+    if at.in_group == 1:
+        return
+    for layer, y in enumerate(at.ys):
+        for group in range(groups):
+            x = at.xs[group * at.in_group] - at.pad
+            edge = at.xs[(group + 1) * at.in_group - 1] + at.cell + at.pad
+            page.add_artist(patches.FancyBboxPatch(
+                (x, y - at.pad), edge - x, at.cell + 2 * at.pad + 0.13, fill=False, linewidth=0.9,
+                boxstyle="round,pad=0,rounding_size=0.05", edgecolor=GROUP_COLOUR))
+            if layer == 0:
+                page.text(x + 0.03, at.top + at.pad + 0.16, f"key/value head {group}", va="bottom",
+                          fontsize=7.5 * at.scale, color=GROUP_COLOUR)
+
+
+def draw_title(page: Axes, at: Layout, title: str) -> None:
+    left, top = at.left - at.pad, at.height - 0.14
+    page.text(left, top, title, fontsize=11 * at.scale, weight="bold", va="top", parse_math=False)
+    words = "· is a space, ⏎ a line end" if at.labels else "the tokens are in the .npz beside this"
+    page.text(left, top - 0.24 * at.scale, "on the beginning of the validation text; row: the token "
+              f"that looks, column: the token it looks at; {words}",
+              fontsize=7.5 * at.scale, color="0.35", va="top")
+
+
+def draw_bar(figure: Figure, page: Axes, at: Layout) -> None:
+    """The colours of the weights."""
+    place = (1 - 0.62 * at.scale / at.width, at.bottom / at.height,
+             0.13 * at.scale / at.width, (at.top - at.bottom) / at.height)
+    bar = figure.colorbar(ScalarMappable(NORM, COLOURS), cax=figure.add_axes(place),
+                          ticks=(0, 0.01, 0.05, 0.1, 0.25, 0.5, 1))
+    bar.ax.set_yticklabels(["0", ".01", ".05", ".1", ".25", ".5", "1"], fontsize=7 * at.scale)
+    bar.outline.set_linewidth(0.4)
+    page.text(at.width - 0.555 * at.scale, at.top + 0.06, "weight", fontsize=7 * at.scale,
+              va="bottom", ha="center")
 
 
 def table_image(table: np.ndarray, cell: int = 24) -> np.ndarray:

@@ -1,43 +1,48 @@
-"""What each head does, as numbers: pure functions of its attention weights A[i, j], query i on key j."""
+"""What each head does, as numbers: pure functions of its attention weights A[i, j], query i on key j.
+
+A score is the mean of readings, one for each query of the text, or for each of the random texts;
+its standard error is that of this mean.
+"""
 
 import numpy as np
 
-from attention_maps.capture import Snapshot
+ASIDE = ("_se", "_without_first")  # end the names of what is recorded beside a score
 
 
 def previous_token(A: np.ndarray) -> np.ndarray:
-    """Mean over i ≥ 1 of A[i, i-1]; A (…, T, T) gives (…)."""
-    return np.diagonal(A, offset=-1, axis1=-2, axis2=-1).mean(axis=-1)
+    """A[i, i-1] of each i ≥ 1; A (…, T, T) gives (…, T - 1)."""
+    return np.diagonal(A, offset=-1, axis1=-2, axis2=-1)
 
 
 def sink(A: np.ndarray) -> np.ndarray:
-    """Attention to the first token, mean over i ≥ 1 of A[i, 0] (Gu et al. 2024, arXiv 2410.10781)."""
-    return A[..., 1:, 0].mean(axis=-1)
+    """Attention to the first token, A[i, 0] of each i ≥ 1 (Gu et al. 2024, arXiv 2410.10781)."""
+    return A[..., 1:, 0]
 
 
 def entropy(A: np.ndarray) -> np.ndarray:
-    """Mean over i ≥ 1 of the entropy of A[i, :i+1] over log(i + 1): 0 on one token, 1 on all alike."""
+    """The entropy of A[i, :i+1] over log(i + 1), of each i ≥ 1: 0 on one token, 1 on all alike."""
     A = A.astype(np.float64)
     row = -(A * np.log(np.where(A > 0, A, 1.0))).sum(axis=-1)  # (…, T) nats
-    return (row[..., 1:] / np.log(np.arange(2, A.shape[-1] + 1))).mean(axis=-1)
+    return row[..., 1:] / np.log(np.arange(2, A.shape[-1] + 1))
 
 
 def distance(A: np.ndarray) -> np.ndarray:
-    """Mean over i of Σ_j A[i, j] (i - j), in tokens."""
+    """Σ_j A[i, j] (i - j) of each i, in tokens; A (…, T, T) gives (…, T)."""
     at = np.arange(A.shape[-1])
-    return (A * (at[:, None] - at)).sum(axis=-1).mean(axis=-1)
+    return (A * (at[:, None] - at)).sum(axis=-1)
 
 
 def second_occurrence(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndarray:
-    """Mean attention of a second occurrence to the token `shift` after its first; A (…, P, H, T, T) gives (…, H).
+    """Mean attention of a second occurrence to the token `shift` after its first, in each text:
+    A (…, P, H, T, T) gives (…, H, P).
 
     In row r of the texts, tokens periods[r] … 2·periods[r] - 1 are the second occurrences.
     """
     rows = []
     for r, period in enumerate(periods):
         i = np.arange(period, 2 * period)
-        rows.append(A[..., r, :, i, i - period + shift].mean(axis=0))  # the index arrays' axis comes first
-    return np.mean(rows, axis=0)
+        rows.append(A[..., r, :, i, i - period + shift].mean(axis=0))  # the index arrays' axis is first
+    return np.stack(rows, axis=-1)
 
 
 def duplicate_token(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
@@ -46,49 +51,76 @@ def duplicate_token(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray
 
 
 def induction(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
-    """Prefix matching (Olsson et al. 2022): attention of a second occurrence to the token after the first,
-    less the same reading where nothing repeats, so that a head which goes by distance scores 0."""
+    """Prefix matching (Olsson et al. 2022): attention of a second occurrence to the token after the
+    first, less the same reading where nothing repeats: a head that goes by distance scores 0."""
     return second_occurrence(repeat, periods, 1) - second_occurrence(control, periods, 1)
 
 
-def score_heads(s: Snapshot) -> dict[str, np.ndarray]:
-    """Every score of every query head: name → (L, H)."""
+def without_first(A: np.ndarray) -> np.ndarray:
+    """Maps (…, T - 1, T - 1) without the first token, rows made to sum to 1 again; nan where nothing is left."""
+    A = A[..., 1:, 1:].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return A / A.sum(axis=-1, keepdims=True)
+
+
+def readings(text: np.ndarray, repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> dict[str, np.ndarray]:
+    """Every score's readings, name → (L, H, n): of maps text (L, H, T, T), repeat and control (L, P, H, T_r, T_r)."""
+    past = without_first(text)
     return {
-        "previous_token": previous_token(s.text),
-        "duplicate_token": duplicate_token(s.repeat, s.control, s.periods),
-        "induction": induction(s.repeat, s.control, s.periods),
-        "sink": sink(s.text),
-        "entropy": entropy(s.text),
-        "distance": distance(s.text),
-    }
+        "previous_token": previous_token(text),
+        "duplicate_token": duplicate_token(repeat, control, periods),
+        "induction": induction(repeat, control, periods),
+        "sink": sink(text), "entropy": entropy(text), "distance": distance(text),
+        "previous_token_without_first": previous_token(past),
+        "entropy_without_first": entropy(past), "distance_without_first": distance(past)}
 
 
-def named(scores: dict[str, np.ndarray]) -> dict[str, float]:
-    """The scores as metrics: `heads/<score>/L<layer>H<head>`, counted from 0."""
-    return {f"heads/{name}/L{layer}H{head}": float(value)
-            for name, table in scores.items() for (layer, head), value in np.ndenumerate(table)}
+def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean over the last axis and its standard error; nan where there are too few for it."""
+    n = (~np.isnan(values)).sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(values, axis=-1, dtype=np.float64) / n
+        square = np.nansum((values - mean[..., None]) ** 2, axis=-1, dtype=np.float64)
+        return mean, np.sqrt(square / (n - 1) / n)
 
 
-# A head is one of its kind from here on: several times what even attention gives on the probes (0.1 at 48 tokens).
-THRESHOLDS = {"previous_token": 0.3, "duplicate_token": 0.2, "induction": 0.2, "sink": 0.3}
-STAYS = 2  # snapshots, the one of the birth included
+def named(tables: dict[str, np.ndarray]) -> dict[str, float]:
+    """Tables (L, H) as metrics: `heads/<name>/L<layer>H<head>`, counted from 0; nan is left out."""
+    return {f"heads/{name}/L{layer}H{head}": float(value) for name, table in tables.items()
+            for (layer, head), value in np.ndenumerate(table) if not np.isnan(value)}
 
 
-def births(rows: list[dict]) -> dict[str, int]:
-    """The step at which each head was born to each kind: the first from which its score stays at the threshold or above for
-    STAYS snapshots. `births/<score>/L<layer>H<head>` → step, for those that were, from rows of metrics in their order."""
-    born, since = {}, {}
-    for row in rows:
-        for key, value in row.items():
-            _, _, rest = key.partition("heads/")
-            score = rest.partition("/")[0]
-            if score not in THRESHOLDS or rest in born:
-                continue
-            if value < THRESHOLDS[score]:
-                since.pop(rest, None)
-                continue
-            first, count = since.get(rest, (row["step"], 0))
-            since[rest] = first, count + 1
-            if count + 1 >= STAYS:
-                born[rest] = first
-    return {f"births/{name}": step for name, step in born.items()}
+# A head is one of its kind where its score has come this share of the way from what even attention
+# gives to 1. What is less a control is 0 for even attention, at any length.
+SHARES = {"previous_token": 0.25, "duplicate_token": 0.2, "induction": 0.2, "sink": 0.25}
+
+
+def threshold(score: str, length: int) -> float:
+    """The score, less its standard error, from which a head is of a kind, on a text of `length` tokens."""
+    even = 0.0 if score in ("duplicate_token", "induction") else even_attention(length)
+    return even + SHARES[score] * (1 - even)
+
+
+def even_attention(length: int) -> float:
+    """What attention spread evenly gives any one token: the mean over i ≥ 1 of 1 / (i + 1)."""
+    return float((1 / np.arange(2, length + 1)).mean())
+
+
+def births(before: dict, now: dict, length: int) -> dict[str, int]:
+    """The step at which each head was born to each kind, `births/<score>/L<layer>H<head>` → step.
+
+    A head is born at the first snapshot at which its score less its standard error is at the
+    threshold, if that holds at the next snapshot too. before, now: metrics of the last snapshot,
+    with the births up to then, and of this one; length: tokens of the text probe.
+    """
+    def passes(row: dict, score: str, head: str) -> bool:
+        value = row.get(f"heads/{score}/{head}", -1) - row.get(f"heads/{score}_se/{head}", 0)
+        return value >= threshold(score, length)
+
+    born = {key: step for key, step in before.items() if key.startswith("births/")}
+    for key in now:
+        kind, _, rest = key.partition("/")
+        score, _, head = rest.partition("/")
+        if kind == "heads" and score in SHARES and passes(before, score, head) and passes(now, score, head):
+            born.setdefault(f"births/{rest}", before["step"])
+    return born

@@ -102,6 +102,7 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
     const group = s.group === undefined ? {} : { "data-group": s.group };
     const line = s.xs.map((step, k) => s.ys[k] === null ? "" : `${joined(k) ? "L" : "M"}${x(step).toFixed(1)} ${y(s.ys[k]).toFixed(1)}`);
     const dot = (k, r) => el("svg:circle", { cx: x(s.xs[k]), cy: y(s.ys[k]), r, ...group, style: `fill: var(--${s.colour})` });
+    if (s.errors?.some(Boolean)) plot.append(band(s, x, y));
     plot.append(el("svg:path", { d: line.join(""), class: `line${s.bold ? " bold" : ""}${s.faint ? " faint" : ""}`, ...group,
       style: `stroke: var(--${s.colour}); stroke-dasharray: ${s.dash ?? "none"}` }));
     if (s.xs.length === 1) plot.append(dot(0, 3));
@@ -121,7 +122,7 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
     cursor.setAttribute("x1", here);
     cursor.setAttribute("x2", here);
     cursor.setAttribute("class", "cursor on");
-    const says = (s, i) => `${s.name} ${figure(s.ys[i])}${s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`}`; // measured less often
+    const says = (s, i) => `${s.name} ${known(s.ys[i], s.errors?.[i])}${s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`}`; // measured less often
     const nodes = tip ? tip(one, nearest(one)) : [el("b", {}, `step ${count(xs[k])}`), ...series.map(s => el("div", {}, says(s, nearest(s))))];
     near?.(one);
     tell(nodes, p.left + here * p.width / width, p.top + level);
@@ -151,6 +152,13 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
     } else k = Math.max(0, Math.min(xs.length - 1, to));
     point(true);
   };
+}
+
+// A band of one standard error to either side of a line.
+function band(s, x, y) {
+  const at = s.xs.map((_, k) => k).filter(k => s.ys[k] !== null), edge = sign => k => `${x(s.xs[k])} ${y(s.ys[k] + sign * (s.errors[k] ?? 0))}`;
+  const d = `M${[...at.map(edge(1)), ...at.toReversed().map(edge(-1))].join("L")}Z`;
+  return el("svg:path", { d, class: "band", style: `fill: var(--${s.colour})` });
 }
 
 // ---- dots against a value

@@ -45,6 +45,13 @@ function figure(x) {
   return size >= 1e5 ? count(Math.round(x)) : size < 1e-3 ? x.toExponential(2) : size >= 1000 ? count(Math.round(x)) : x.toPrecision(4);
 }
 
+// A value with its standard error, to the digit that the error leaves: 1.39 ± 0.06.
+function known(x, error) {
+  if (x === null || x === undefined || !error) return figure(x);
+  const digits = Math.min(20, Math.max(0, -Math.floor(Math.log10(Number(error.toPrecision(1))))));
+  return `${x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1")} ± ${error.toFixed(digits)}`;
+}
+
 function roundedUp(x) {
   const unit = 10 ** (Math.floor(Math.log10(x)) - 1);
   return Number((Math.ceil(x * 1.05 / unit) * unit).toPrecision(2)); // the share above covers the rounding of the value beside it

@@ -59,27 +59,33 @@ def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.diff(running, axis=-1, prepend=0).clip(0, LEVELS).astype(np.uint8), largest
 
 
-def pack_maps(A: np.ndarray, kind: str, b: int = 1) -> bytes:
-    """Maps (L, H, T, T) as compressed bytes.
+def pack_maps(A: np.ndarray, kind: str) -> bytes:
+    """Maps (L, H, n, n), of tokens or of blocks, as compressed bytes.
 
     float16: the low bytes of all weights, then the high ones (like bytes side by side compress better).
     otherwise: the rows' largest weights (L, H, n) as little-endian float32, then the codes.
     """
-    lower = np.tri(-(-A.shape[-1] // b), dtype=bool)
+    lower = np.tri(A.shape[-1], dtype=bool)
     if kind == "float16":
         halves = np.stack([head[lower] for layer in A for head in layer]).astype("<f2")
         return zlib.compress(halves.reshape(-1).view(np.uint8).reshape(-1, 2).T.tobytes())
     scales, codes = [], []
     for head in A.reshape(-1, *A.shape[-2:]):  # one at a time: in float64 all of them can be many gigabytes
-        code, largest = to_bytes(in_blocks(head, b) if b > 1 else head)
+        code, largest = to_bytes(head)
         scales.append(largest.astype("<f4"))
         codes.append(code[lower])
     return zlib.compress(np.concatenate(scales).tobytes() + np.concatenate(codes).tobytes())
 
 
-def pack_norms(norms: np.ndarray, b: int) -> bytes:
-    """Value norms (L, H, T), over blocks of b tokens their means, as compressed little-endian float32."""
-    return zlib.compress(np.ascontiguousarray(mean_in_blocks(norms, b) if b > 1 else norms, dtype="<f4").tobytes())
+def as_blocks(A: np.ndarray, b: int) -> np.ndarray:
+    """Maps (L, H, T, T) in blocks of b tokens, one head at a time, since in float32 all can be many gigabytes."""
+    return A if b == 1 else np.stack([[in_blocks(head, b) for head in layer] for layer in A])
+
+
+def largest_weighted(A: np.ndarray, norms: np.ndarray) -> float:
+    """The largest weight times value norm, of maps (L, H, n, n) and norms (L, H, n)."""
+    found = (np.nan_to_num(head * norm).max() for layer, of in zip(A, norms) for head, norm in zip(layer, of))
+    return float(max(found))
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Shot:
     """
 
     def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
-        self.step, self._load, self._kept = step, load, {}
+        self.step, self._load, self._kept, self.largest = step, load, {}, {}
 
     def probes(self, names=PROBES) -> dict[str, Probe]:
         """The probes it has; none where the file cannot be read."""
@@ -113,11 +119,16 @@ class Shot:
         return self._kept["probes"]
 
     def pack(self, name: str, kind: str, b: int = 1) -> tuple[bytes, bytes | None]:
-        """The maps and the value norms of a probe."""
+        """The maps and the value norms of a probe; `largest[name, b]` then holds the largest product of the two."""
         if (name, kind, b) not in self._kept:
             with self._load() as held:
                 maps, norms = maps_of(held, name)
-            self._kept[name, kind, b] = pack_maps(maps, kind, b), None if norms is None else pack_norms(norms, b)
+            maps, packed = as_blocks(maps, b), None
+            if norms is not None:
+                norms = mean_in_blocks(norms, b) if b > 1 else norms
+                packed = zlib.compress(np.ascontiguousarray(norms, dtype="<f4").tobytes())
+                self.largest[name, b] = largest_weighted(maps, norms)
+            self._kept[name, kind, b] = pack_maps(maps, kind), packed
         return self._kept[name, kind, b]
 
     def keep_only(self, kinds: set[str]) -> None:
@@ -144,7 +155,7 @@ def survey(held, name: str) -> Probe:
     sample = maps.reshape(1, L * H, T, T)[:, some]
     extra = 0 if norms is None else 4 * L * H * T
     blocks = {"bytes": 1, **{kind: block_size(T, most) for kind, most in BLOCKS.items()}}
-    by_block = {b: len(pack_maps(sample, "bytes", b)) for b in set(blocks.values())}
+    by_block = {b: len(pack_maps(as_blocks(sample, b), "bytes")) for b in set(blocks.values())}
     packed = {"float16": (1, len(pack_maps(sample, "float16"))), **{kind: (b, by_block[b]) for kind, b in blocks.items()}}
     sizes = {kind: size * L * H // len(some) + extra // b for kind, (b, size) in packed.items()}
     return Probe((L, H, T), words, None if row is None else int(held["repeat_periods"][row]), norms is not None, sizes)
@@ -160,6 +171,7 @@ class Embedded:
     kinds: dict[str, tuple[str, int]]  # probe → kind, tokens along a block
     packed: dict[str, list[tuple[bytes, bytes | None]]]  # probe → a (maps, norms) for each step
     rows: dict[str, tuple[str, tuple[bytes, bytes | None]]]  # probe → kind, (maps, norms) of the newest
+    largest: dict[tuple[str, int], float]  # probe, tokens along a block → largest value-weighted cell of all steps
 
 
 def embed(shots: list[Shot], room: int, plans=PLANS) -> Embedded | None:
@@ -171,7 +183,11 @@ def embed(shots: list[Shot], room: int, plans=PLANS) -> Embedded | None:
     if not shots:
         return None
     probes, of = shots[-1].probes(), len(shots)
-    shots = [shot for shot in shots if shot.probes() == probes]
+    # A run that goes on under a later version may have other repeats than it began with: those are left out.
+    alike = {name: probe for name, probe in probes.items() if all(shot.probes().get(name) == probe for shot in shots)}
+    if not alike:
+        shots = [shot for shot in shots if shot.probes() == probes]
+    probes = alike or probes
     while True:
         for kind, rows in plans:
             if estimate(shots, kind, rows) <= room:
@@ -214,4 +230,7 @@ def pack_all(shots: list[Shot], of: int, probes: dict[str, Probe], kind: str, ro
                 return None
     for shot in shots[:-1]:
         shot.keep_only({kind for kind, _ in kinds.values()})
-    return Embedded([shot.step for shot in shots], of, probes, kinds, packed, newest)
+    largest: dict[tuple[str, int], float] = {}
+    for key, value in (item for shot in shots for item in shot.largest.items()):
+        largest[key] = max(value, largest.get(key, 0.0))
+    return Embedded([shot.step for shot in shots], of, probes, kinds, packed, newest, largest)

@@ -20,9 +20,9 @@ async function unpacked(number) {
   return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
 }
 
-async function decoded([maps, norms], [L, H], { T, tokens }, kind, block) {
+async function decoded([maps, norms], [L, H], { T, tokens, largest }, kind, block) {
   const n = Math.ceil(T / block), N = n * (n + 1) / 2, bytes = await unpacked(maps), half = halfTable();
-  const view = { L, H, T, tokens, n, block, exact: kind === "float16" };
+  const view = { L, H, T, tokens, n, block, largest, exact: kind === "float16" };
   view.norms = norms === null ? null : new Float32Array((await unpacked(norms)).buffer);
   const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
   if (view.exact) {
@@ -71,17 +71,8 @@ function bound(view, seen, i, j) {
   return all.reduce((sum, { head }) => sum + view.bound(seen.layer, head, i) * norm(head), 0) / all.length;
 }
 
-function largest(view, weighted) {
-  if (!weighted || !view.norms) return 1;
-  if (view.largest === undefined) {
-    view.largest = 0;
-    for (let layer = 0; layer < view.L; layer++) for (let head = 0; head < view.H; head++) {
-      const read = reader(view, { layer, head, weighted });
-      for (let i = 0; i < view.n; i++) for (let j = 0; j <= i; j++) view.largest = Math.max(view.largest, read(i, j) || 0);
-    }
-  }
-  return view.largest || 1;
-}
+// The top of the colours' scale, the same at all steps of a run.
+const largest = (view, weighted) => weighted && view.norms && view.largest || 1;
 
 // A token, or a block of them, with its place
 function place(view, i) {

@@ -98,7 +98,8 @@ function choose(layer, head) {
 }
 
 const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind, data.probes[p].block);
-const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.shape, data.probes[p], data.probes[p].rows.kind, 1);
+const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.shape,
+  { ...data.probes[p], largest: data.probes[p].rows.largest }, data.probes[p].rows.kind, 1);
 
 function setUpText() {
   const host = $("text"), words = probe().tokens;
@@ -194,8 +195,8 @@ function sayWhatIsSeen(view, by) {
   const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `random tokens, the first ${period} of which come twice`;
   const cell = by ? `the weight times the length of what it moves, ‖v W‖${average ? ", averaged" : ""}` : "an attention weight; a row sums to 1";
-  const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step) && scoreAt(score, layer, head) !== null)
-    .map(score => `${plain(score)} ${figure(scoreAt(score, layer, head))}`);
+  const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step) && scoreAt(score, layer, head).value !== null)
+    .map(score => { const { value, error } = scoreAt(score, layer, head); return `${plain(score)} ${known(value, error)}`; });
   $("seen").textContent = `On ${on}. Row: the ${view.block > 1 ? "tokens that look" : "token that looks"}; column: what is looked at. `
     + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`;
   $("precision").textContent = `${says} ${data.thinned}`;
@@ -245,7 +246,12 @@ function scoreRow(name) {
   const k = at.findLastIndex(step => step <= steps[state.step]);
   return k >= 0 ? values[k] : at.length === 1 ? values[0] : null;
 }
-const scoreAt = (name, layer, head) => scoreRow(name)?.find(([l, h]) => l === layer && h === head)?.[2] ?? null;
+// A head's score in such a row: its value, standard error, and value with attention to the first token left out.
+function ofHead(row, layer, head) {
+  const [, , value = null, error = null, without = null] = row?.find(([l, h]) => l === layer && h === head) ?? [];
+  return { value, error, without };
+}
+const scoreAt = (name, layer, head) => ofHead(scoreRow(name), layer, head);
 
 function drawHeads() {
   $("heads").hidden = !scoreNames.length;
@@ -254,10 +260,11 @@ function drawHeads() {
   $("scored-at").textContent = `at step ${count(steps[state.step] ?? 0)}`;
   scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
-  const story = name => data.scores[name].values.map(row => row.find(([l, h]) => l === state.layer && h === state.head)?.[2] ?? null);
+  const story = name => data.scores[name].values.map(row => ofHead(row, state.layer, state.head));
+  const series = shares.map(name => ({ name: plain(name), colour: colourOf(name), xs: data.scores[name].steps,
+    ys: story(name).map(of => of.value), errors: story(name).map(of => of.error) }));
   chart($("trajectory"), {
-    title: `${headName(state.layer, state.head)} over the steps`, height: 240, at: steps[state.step], zero: 1,
-    series: shares.map(name => ({ name: plain(name), colour: colourOf(name), xs: data.scores[name].steps, ys: story(name) })),
+    title: `${headName(state.layer, state.head)} over the steps`, height: 240, at: steps[state.step], zero: 1, series,
   });
   drawBirths();
 }
@@ -269,20 +276,31 @@ function drawScore(name) {
     $("scores").append(el("figure", {}, el("figcaption", {}, el("h3", {}, plain(name)), caption), host));
     scoreMaps[name] = Object.assign(cells(host, `${plain(name)} of every head`), { caption });
   }
-  const table = new Map((scoreRow(name) ?? []).map(([l, h, v]) => [l * H + h, v])), value = (l, h) => table.get(l * H + h) ?? null;
+  const table = new Map((scoreRow(name) ?? []).map(([l, h, value, error, without]) => [l * H + h, { value, error, without }]));
+  const of = (l, h) => table.get(l * H + h) ?? { value: null }, value = (l, h) => of(l, h).value;
   const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1; // one scale for all steps
   const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
   scoreMaps[name].caption.textContent = `0 to ${most === 1 ? 1 : figure(most)}${unit}${when}`;
   scoreMaps[name]({
     rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
-    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most), write: (l, h) => brief(value(l, h), most), pick: choose,
-    tell: (l, h) => [el("div", {}, `${headName(l, h)} ${plain(name)}`), el("div", { className: "value" }, el("b", {}, figure(value(l, h))))],
+    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most), write: (l, h) => brief(of(l, h), most), pick: choose,
+    tell: (l, h) => aboutScore(name, l, h, of(l, h)),
   });
 }
 
-// A score in a cell: .15, 12.3
-const brief = (x, most) => most >= 10 ? x.toFixed(1) : x.toFixed(2).replace("-0.00", "0.00").replace(/^(-?)0\./, "$1.");
+// What is said of a head's score: its value as far as it is known, and without the first token.
+function aboutScore(name, l, h, { value, error, without }) {
+  const lines = [el("div", {}, `${headName(l, h)} ${plain(name)}`), el("div", { className: "value" }, el("b", {}, known(value, error)))];
+  if (without !== null && without !== undefined) lines.push(el("div", {}, `${without.toFixed(2)} with attention to the first token left out`));
+  return lines;
+}
+
+// A score in a cell: .15, 12.3, fewer digits where its error leaves fewer
+function brief({ value, error }, most) {
+  const digits = error ? Math.max(0, -Math.floor(Math.log10(error))) : 2;
+  return value.toFixed(Math.min(digits, most >= 10 ? 1 : 2)).replace(/^-(0\.?0*)$/, "$1").replace(/^(-?)0\./, "$1.");
+}
 
 function drawBirths() {
   if (!data.births.length) return;
@@ -298,7 +316,7 @@ function drawBirths() {
         const free = ends.findIndex(end => end < at - 6), row = free < 0 ? ends.length : free; // names do not overlap
         const middle = y + row * 15, colour = `var(--${colourOf(kind)})`;
         ends[row] = at + wide;
-        const says = `${plain(kind)}, born at step ${count(birth.step)}`, choice = () => choose(birth.layer, birth.head);
+        const says = `${plain(kind)}, born ${birth.when}`, choice = () => choose(birth.layer, birth.head);
         const mark = el("svg:g", { "data-birth": name, role: "button", "aria-label": `${name}: ${says}`, tabindex: -1 },
           el("svg:line", { x1: x(birth.step), x2: x(birth.step), y1: 10, y2: middle, class: "stem", style: `stroke: ${colour}` }),
           el("svg:circle", { cx: at, cy: middle, r: 4, style: `fill: ${colour}` }), el("svg:text", { x: at + 7, y: middle + 4 }, name));

@@ -1,4 +1,4 @@
-"""What a model has learned, leaving it and the random state as they were: its loss on the whole
+"""What a model has learned, leaving it and the random state as they were: its loss on windows of the
 validation split, how surprising each token of a text is to it, and a text as it begins one."""
 
 import lzma
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from config import DataConfig
 from data.tokenizer import Tokenizer, prompt_ids
 from decoding import Text, write
 from model import GPT, Decoder
@@ -20,26 +21,40 @@ TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB
 
 
 class Validation:
-    """The validation split in non-overlapping windows of block_size, the last one filled up."""
+    """The validation split in non-overlapping windows of block_size, the last one filled up.
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str, precision: str, team: Team | None = None):
-        """tokens (N,) with N ≥ 2, of which all but the first are predicted; a team divides the windows among its processes."""
+    Of a split with more than `data.val_max_tokens` as many windows, spread evenly over all of it;
+    or, for a run begun when that was the way, the first tokens (`data.val_windows`).
+    """
+
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str,
+                 precision: str, team: Team | None = None, data: DataConfig | None = None):
+        """tokens (N,) with N ≥ 2, of which all but the first are predicted; a team divides the
+        windows among its processes."""
+        data, self.of = data or DataConfig(val_max_tokens=len(tokens)), len(tokens) - 1
+        if data.val_windows == "first":
+            tokens = tokens[:data.val_max_tokens]
         windows = math.ceil((len(tokens) - 1) / block_size)
-        inputs, targets = np.zeros(windows * block_size, np.int64), np.full(windows * block_size, -1, np.int64)
-        inputs[:len(tokens) - 1], targets[:len(tokens) - 1] = tokens[:-1], tokens[1:]
-        self.inputs = torch.from_numpy(inputs.reshape(windows, block_size))
-        self.targets = torch.from_numpy(targets.reshape(windows, block_size))  # -1: nothing to predict
-        # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB at most where one fits.
+        most = max(1, math.ceil((data.val_max_tokens - 1) / block_size))
+        starts = np.linspace(0, windows - 1, min(windows, most)).round().astype(int) * block_size
+        inputs = np.zeros((len(starts), block_size), np.int64)
+        targets = np.full((len(starts), block_size), -1, np.int64)  # -1: nothing to predict
+        for row, start in enumerate(starts):
+            window = tokens[start:start + block_size + 1]
+            inputs[row, :len(window) - 1], targets[row, :len(window) - 1] = window[:-1], window[1:]
+        self.inputs, self.targets = torch.from_numpy(inputs), torch.from_numpy(targets)
+        # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB
+        # at most where one fits.
         self.rows = max(1, min(TOKENS, LOGITS // tokenizer.vocab_size) // block_size)
         self.device, self.precision, self.team = device, precision, team or Team()
-        self._token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
-        self.bytes = int(np.array([len(b) for b in self._token_bytes])[tokens[1:]].sum())  # of the text that is predicted
+        token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.text = b"".join(token_bytes[id] for id in targets[targets >= 0].tolist())
 
     def evaluate(self, model: GPT) -> tuple[float, float]:
         """The loss in nats per token, and in bits per byte of UTF-8 text, which compares across vocabularies."""
         self.team.order("evaluate")
         nats, predicted = self.team.total(*self.share(model))
-        return nats / predicted, nats / math.log(2) / self.bytes
+        return nats / predicted, nats / math.log(2) / len(self.text)
 
     @torch.no_grad()
     def share(self, model: GPT) -> tuple[float, int]:
@@ -57,15 +72,21 @@ class Validation:
         model.train(training)
         return nats, count
 
+    def extent(self) -> str:
+        """How much of the split is predicted, in words."""
+        return f"{int((self.targets >= 0).sum()):,} of {self.of:,} validation tokens"
+
     def xz(self) -> float:
         """Bits per byte that `xz -9` needs for the text that is predicted: a model that needs more has learned little."""
-        text = b"".join(self._token_bytes[id] for id in self.targets.flatten().tolist() if id >= 0)
-        return 8 * len(lzma.compress(text, preset=9)) / max(1, len(text))
+        return 8 * len(lzma.compress(self.text, preset=9)) / max(1, len(self.text))
 
     def excerpt(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Inputs and targets of whole windows of about so many tokens, on the device, and how many go through the model at once."""
-        windows = max(1, tokens // self.inputs.shape[1])
-        return self.inputs[:windows].to(self.device), self.targets[:windows].to(self.device), self.rows
+        """Inputs and targets of about so many tokens, in whole windows spread evenly over all, on the
+        device, and how many windows go through the model at once."""
+        windows = len(self.inputs)
+        some = min(windows, max(1, tokens // self.inputs.shape[1]))
+        chosen = np.linspace(0, windows - 1, some).round().astype(int)
+        return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device), self.rows
 
 
 @torch.inference_mode()

@@ -55,7 +55,8 @@ def _follow(team: Team) -> None:
             team.share_weights(of_first=True)
             T, forward = config.model.block_size, model
             batches = Batches(tokens.train, T, config.batch_size, config.seed)
-            validation = Validation(tokens.val[:config.data.val_max_tokens], tokens.tokenizer, T, config.device, config.precision, team)
+            validation = Validation(
+                tokens.val, tokens.tokenizer, T, config.device, config.precision, team, config.data)
         elif order == "load":
             load_optimizer_tensors(optimizers, model, team.hand_out({}))
         elif order in ("compile", "step"):

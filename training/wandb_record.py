@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attention_maps.scores import ASIDE
 from config import Config
 from files import atomic_write
 
@@ -27,7 +28,8 @@ class WandbRecord:
 
     def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step's metrics, and images under their keys."""
-        self._do(lambda run: run.log({**few_heads(row), **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
+        row = few_heads(without_aside(row))
+        self._do(lambda run: run.log({**row, **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
 
     def page(self, path: Path, row: dict, last: bool) -> None:
         """Record the run's page: at its first, second, fourth … writing, since each holds all before it, and at its last."""
@@ -37,7 +39,7 @@ class WandbRecord:
 
     def conclude(self, row: dict, best_step: int) -> None:
         """Record what is only known at the end, from the last row: births, every head's scores as a table, artifacts where asked for."""
-        self._do(lambda run: self._conclude(run, row, best_step))
+        self._do(lambda run: self._conclude(run, without_aside(row), best_step))
 
     def _conclude(self, run, row: dict, best_step: int) -> None:
         import wandb
@@ -67,6 +69,11 @@ class WandbRecord:
         except Exception as e:  # whatever W&B raises, training goes on: metrics.jsonl is the record
             self.say(f"W&B stopped recording ({_brief(e)}); metrics.jsonl goes on")
             self._run = None
+
+
+def without_aside(row: dict) -> dict:
+    """The row without what is recorded beside the scores of heads: their errors and the like."""
+    return {key: value for key, value in row.items() if not key.rpartition("/")[0].endswith(ASIDE)}
 
 
 def head_table(row: dict) -> dict[str, dict[str, float]]:

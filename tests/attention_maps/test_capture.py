@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from attention_maps.ablation import importance
+from attention_maps.ablation import importance, losses_without_heads
 from attention_maps.capture import capture
 from attention_maps.probe import make_probes
-from attention_maps.scores import score_heads
+from attention_maps.scores import mean_and_error, readings
 from config import GPTConfig
 from data.tokenizer import CharTokenizer, train_bpe
 from model import GPT
@@ -22,7 +22,8 @@ ALPHABET = CharTokenizer("".join(chr(c) for c in range(64, 123)) + "\n")
 
 @pytest.fixture
 def probes():
-    return make_probes(np.random.default_rng(0).integers(0, 60, 500), ALPHABET, 24, seed=1)
+    ids = np.random.default_rng(0).integers(0, 60, 5000)
+    return make_probes(ids, ids[:500], ALPHABET, 24, seed=1)
 
 
 def test_probes_repeat_what_they_say_and_nothing_else(probes):
@@ -30,15 +31,34 @@ def test_probes_repeat_what_they_say_and_nothing_else(probes):
         assert np.array_equal(row[:period], row[period:2 * period])
         assert len(set(row)) == len(row) - period
         assert len(set(control)) == len(control)
-    assert len(set(probes.periods)) == len(probes.periods) >= 3
+    assert len(set(probes.periods)) >= 3 and len(probes.periods) >= 16
+    assert probes.repeat.shape == probes.control.shape == (len(probes.periods), 24)
+
+
+def test_random_tokens_are_drawn_by_their_frequency_in_training_and_none_is_unseen():
+    share = np.where(np.arange(500) % 3 == 0, 0, 1 / np.arange(1, 501))  # a third is never seen
+    train = np.random.default_rng(0).choice(500, 400_000, p=share / share.sum())
+    tokenizer = CharTokenizer("".join(map(chr, range(1000, 1500))))
+    probes = make_probes(train, np.arange(100), tokenizer, 48, seed=3)
+    drawn = np.concatenate([probes.repeat.ravel(), probes.control.ravel()])
+    assert np.isin(drawn, train).all()
+    assert np.isin(np.arange(1, 10), drawn).sum() == 6  # the commonest: of nine, three are unseen
+    seen = np.flatnonzero(share)
+    assert (drawn < np.median(seen)).mean() > 0.7  # uniform ids would be 0.5
+    # Of a long split pieces are counted, to its end.
+    late = np.concatenate([np.zeros(5_000_000, np.int64), np.arange(1, 60)])
+    probes = make_probes(late, np.arange(100), tokenizer, 48, seed=3)
+    assert set(probes.control.ravel()) > {0, 1, 59}
 
 
 def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
     tokenizer = train_bpe(["some text"], 257)
-    probes = make_probes(np.arange(200), tokenizer, 48, seed=0)
+    probes = make_probes(np.arange(257), np.arange(200), tokenizer, 48, seed=0)
     assert tokenizer.end_of_text not in probes.repeat
-    few = make_probes(np.zeros(50, int), CharTokenizer("ab\n"), 48, seed=0)
-    assert few.repeat.shape[1] == 3 and (few.periods >= 1).all()
+    few = make_probes(np.arange(3), np.zeros(50, int), CharTokenizer("ab\n"), 48, seed=0)
+    assert few.repeat.shape == (16, 3) and (few.periods >= 1).all()
+    long = make_probes(np.arange(257), np.arange(200), tokenizer, 150, seed=0)
+    assert len(long.text) == 150 and long.repeat.shape == (16, 64)
 
 
 def test_the_text_probe_starts_at_a_line_and_its_words_are_its_tokens(probes):
@@ -53,7 +73,9 @@ def test_a_snapshot_holds_the_exact_weights_of_every_query_head(model, probes):
         assert maps.dtype == np.float32
         assert np.abs(maps.sum(axis=-1) - 1).max() < 1e-5
         assert (np.triu(maps, 1) == 0).all()
-    assert {table.shape for table in score_heads(snap).values()} == {(2, 4)}
+    found = readings(snap.text, snap.repeat, snap.control, probes.periods)
+    assert {values.shape[:2] for values in found.values()} == {(2, 4)}
+    assert {len(probes.periods), 23, 24, 22} == {values.shape[2] for values in found.values()} | {24}
 
 
 def test_the_maps_times_the_values_are_what_the_fused_attention_gives(model, probes):
@@ -85,6 +107,17 @@ def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tm
         assert np.abs(saved["text"].astype(np.float32).sum(-1) - 1).max() < 2e-3
         assert list(saved["text_tokens"]) == probes.words
         assert saved["step"] == 7
+        for name in ("text", "repeat", "control"):
+            assert np.array_equal(saved[f"{name}_ids"], getattr(probes, name))
+            again = GPT.attention_maps(model, torch.from_numpy(np.atleast_2d(saved[f"{name}_ids"])))
+            assert np.allclose(again.detach().squeeze(1) if name == "text" else again.detach(),
+                               saved[name], atol=1e-3)
+        # All that a score is computed from is there.
+        kept = (saved[name].astype(np.float32) for name in ("text", "repeat", "control"))
+        found = readings(*kept, saved["repeat_periods"])
+        for name, values in readings(snap.text, snap.repeat, snap.control, probes.periods).items():
+            for a, b in zip(mean_and_error(found[name]), mean_and_error(values)):
+                assert np.allclose(a, b, atol=5e-3), name
     assert [p.name for p in tmp_path.iterdir()] == ["step.npz"]
 
 
@@ -108,7 +141,9 @@ def test_importance_is_what_the_loss_gains_when_a_heads_output_is_nothing(model)
     y[0, 20:] = -1
     model.train()
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
-    table = importance(model, x, y, rows=2)
+    nats, without_head = losses_without_heads(model, x, y, rows=2)
+    assert nats.shape == (5, 32) and without_head.shape == (2, 4, 5, 32)
+    table, error = importance(nats, without_head)
     assert table.shape == (2, 4) and model.training and torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
     model.eval()
@@ -124,3 +159,21 @@ def test_importance_is_what_the_loss_gains_when_a_heads_output_is_nothing(model)
             assert table[layer, head] == pytest.approx(model(x, y)[1].item() - whole, abs=1e-5)
             hook.remove()
     assert np.abs(table).max() > 1e-3
+    # The error is that of a bootstrap over windows, of which one has fewer tokens.
+    gain, chosen = without_head - nats, np.random.default_rng(0).integers(0, 5, (4000, 5))
+    sums, counts = np.nansum(gain, axis=-1), (y >= 0).sum(dim=-1).numpy()
+    drawn = sums[..., chosen].sum(axis=-1) / counts[chosen].sum(axis=-1)  # (2, 4, 4000)
+    assert error == pytest.approx(drawn.std(axis=-1) * np.sqrt(5 / 4), rel=0.1)
+
+
+def test_importance_is_left_where_a_signal_asks(model):
+    class Asked(Exception):
+        pass
+
+    def between():
+        raise Asked
+
+    x = torch.randint(0, 60, (2, 8))
+    with pytest.raises(Asked):
+        losses_without_heads(model.train(), x, x, 2, between)
+    assert model.training

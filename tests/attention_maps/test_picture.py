@@ -4,14 +4,17 @@ from matplotlib import colormaps
 from matplotlib.image import imread
 
 from attention_maps.capture import Snapshot
-from attention_maps.picture import draw, printable, table_image
+from attention_maps.picture import DPI, draw, printable, table_image
+from attention_maps.probe import Probes
 
 
 def snapshot(L: int, H: int, T: int, words=None) -> Snapshot:
     A = np.tril(np.random.default_rng(0).random((L, H, T, T)).astype(np.float32) ** 4 + 1e-6)
     A /= A.sum(axis=-1, keepdims=True)
     words = words or [f"t{i}" for i in range(T)]
-    return Snapshot(5, A, words, np.ones((L, H, T)), A[:, None], [words], np.ones((L, 1, H, T)), A[:, None], np.array([2]))
+    ids = np.arange(T)
+    probes = Probes(ids, words, ids[None], [words], ids[None], np.array([2]))
+    return Snapshot(5, probes, A, np.ones((L, H, T)), A[:, None], np.ones((L, 1, H, T)), A[:, None])
 
 
 @pytest.mark.parametrize(("L", "H", "groups"), [(1, 1, 1), (2, 2, 2), (2, 4, 2), (3, 6, 1)])
@@ -49,6 +52,21 @@ def test_labels_show_white_space_and_stay_short():
     assert printable("\n        ") == "⏎·×8"
     assert printable(" word") == "·word"
     assert len(printable("x" * 100)) <= 12
+
+
+def test_labels_stand_at_the_rows_and_columns_of_their_tokens(tmp_path):
+    for words in ([""] * 12, ["", *["mm"] * 2, *[""] * 9]):
+        draw(snapshot(1, 2, 12, words), tmp_path / f"{len(''.join(words))}.png", 2, "")
+    bare, written = (imread(tmp_path / f"{n}.png")[..., 0] for n in (0, 4))
+    rows, columns = np.nonzero(np.abs(bare - written) > 0.3)
+    beside = columns < 1.25 * DPI
+    assert beside.any() and (~beside).any()
+    cell = 3.2 * DPI / 12
+    top = written.shape[0] - (0.95 + 3.2) * DPI
+    assert rows[beside].min() > top + cell - 3 and rows[beside].max() < top + 3 * cell + 3
+    first = columns[~beside & (columns < (1.25 + 3.2) * DPI)]
+    assert first.min() > 1.25 * DPI + cell - 3 and first.max() < 1.25 * DPI + 3 * cell + 3
+    assert columns.max() > (1.25 + 3.2) * DPI  # below the second head too
 
 
 def test_a_snapshot_is_drawn_as_svg_too_with_its_labels_as_text_or_paths(tmp_path):

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_maps import scores
-from attention_maps.capture import Snapshot
 
-T, PERIODS = 24, np.array([6, 8, 10, 12])
+LENGTHS = (8, 48, 512)
 
 
-def looks_at(target, length: int = T) -> np.ndarray:
+def looks_at(target, length: int) -> np.ndarray:
     """A map (T, T) whose query i puts all its weight on key target(i)."""
     A = np.zeros((length, length), np.float32)
     for i in range(length):
@@ -19,98 +18,162 @@ def looks_at(target, length: int = T) -> np.ndarray:
     return A
 
 
-def uniform(length: int = T) -> np.ndarray:
+def uniform(length: int) -> np.ndarray:
     A = np.tril(np.ones((length, length)))
     return A / A.sum(axis=-1, keepdims=True)
 
 
-def snapshot(text, repeat, control) -> Snapshot:
-    """One layer and one head: text (T, T); repeat and control are functions of the period that give maps."""
-    stack = lambda of: np.stack([of(p) for p in PERIODS])[None, :, None]  # noqa: E731  (1, P, 1, T, T)
-    no_norms = np.ones((1, 1, 1))  # scores look at weights alone
-    return Snapshot(0, text[None, None], [""] * T, no_norms, stack(repeat), [[""] * T] * len(PERIODS), no_norms, stack(control), PERIODS)
+def periods(length: int) -> np.ndarray:
+    return np.array([length // 4, length // 2])
 
 
-PREVIOUS = looks_at(lambda i: i - 1)
-SINK = looks_at(lambda i: 0)
-SELF = looks_at(lambda i: i)
+def scored(text: np.ndarray, repeat=None, control=None) -> dict[str, float]:
+    """The scores of one head: text (T, T); repeat and control are functions of the period."""
+    def of(maps):
+        return np.stack([maps(p) for p in periods(len(text))])[None, :, None]  # (1, P, 1, T, T)
+
+    repeat, control = repeat or (lambda p: text), control or (lambda p: text)
+    found = scores.readings(text[None, None], of(repeat), of(control), periods(len(text)))
+    return {name: scores.mean_and_error(values)[0].item() for name, values in found.items()}
 
 
-def repeated(shift: int):
-    """Looks at the token `shift` after the first occurrence of a repeated token, else at the first token."""
-    return lambda p: looks_at(lambda i: i - p + shift if p <= i < 2 * p else 0)
+def repeated(length: int, shift: int):
+    """Looks at the token `shift` after the first occurrence of a repeated token, else at itself."""
+    return lambda p: looks_at(lambda i: i - p + shift if p <= i < 2 * p else i, length)
 
 
-HEADS = {
-    "previous token": (snapshot(PREVIOUS, lambda p: PREVIOUS, lambda p: PREVIOUS), {"previous_token"}),
-    "sink": (snapshot(SINK, lambda p: SINK, lambda p: SINK), {"sink"}),
-    "duplicate token": (snapshot(SELF, repeated(0), lambda p: SELF), {"duplicate_token"}),
-    "induction": (snapshot(SELF, repeated(1), lambda p: SELF), {"induction"}),
-}
+@pytest.mark.parametrize("T", LENGTHS)
+def test_every_score_of_a_hand_built_head_is_the_known_value(T):
+    harmonic = (1 / np.arange(2, T + 1)).mean()
+    itself = looks_at(lambda i: i, T)
+    repeats = dict.fromkeys(("duplicate_token", "induction"), 0.0)
+    # Query 1's previous token is the first token.
+    for text, more, expected in (
+        (looks_at(lambda i: i - 1, T), (), {"previous_token": 1, "sink": 1 / (T - 1), "entropy": 0,
+                                           "distance": (T - 1) / T}),
+        (looks_at(lambda i: 0, T), (), {"previous_token": 1 / (T - 1), "sink": 1, "entropy": 0,
+                                       "distance": (T - 1) / 2}),
+        (uniform(T), (), {"previous_token": harmonic, "sink": harmonic, "entropy": 1,
+                          "distance": (T - 1) / 4}),
+        (itself, (repeated(T, 0),), {"previous_token": 0, "sink": 0, "entropy": 0, "distance": 0,
+                                     "duplicate_token": 1}),
+        (itself, (repeated(T, 1),), {"induction": 1}),
+        # Half of the weight of each query on the token before it, half on the first.
+        ((looks_at(lambda i: i - 1, T) + looks_at(lambda i: 0, T)) / 2, (),
+         {"previous_token": (1 + (T - 2) / 2) / (T - 1), "sink": (1 + (T - 2) / 2) / (T - 1)}),
+    ):
+        found = scored(text, *more)
+        for name, value in (repeats | expected).items():
+            assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_an_ideal_head_scores_one_on_its_score_and_nothing_on_the_others(head):
-    snap, own = HEADS[head]
-    table = scores.score_heads(snap)
-    for name in ("previous_token", "duplicate_token", "induction", "sink"):
-        assert table[name].shape == (1, 1)
-        # The very first pair of tokens is both "previous" and "first": hence the room.
-        assert table[name][0, 0] == pytest.approx(1.0 if name in own else 0.0, abs=0.06)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_what_a_sink_hides_is_read_with_the_first_token_left_out(T):
+    """A previous-token head that leaves nine tenths of its weight on the first token."""
+    A = 0.9 * looks_at(lambda i: 0, T) + 0.1 * looks_at(lambda i: i - 1, T)
+    found = scored(A)
+    assert found["previous_token"] == pytest.approx((1 + 0.1 * (T - 2)) / (T - 1))
+    # Query 1 has nothing left but the first token, and so is no reading.
+    assert found["previous_token_without_first"] == pytest.approx(1)
+    assert found["entropy_without_first"] == pytest.approx(0, abs=1e-6)
+    even = scored(uniform(T))
+    assert even["entropy_without_first"] == pytest.approx(1)
+    assert even["previous_token_without_first"] == pytest.approx(scores.even_attention(T - 1))
+    assert np.isnan(scored(looks_at(lambda i: 0, T))["previous_token_without_first"])
 
 
-@pytest.mark.parametrize("distance", range(1, 12))
+@pytest.mark.parametrize("distance", range(1, 24))
 def test_a_head_that_looks_a_fixed_distance_back_is_no_induction_and_no_duplicate_head(distance):
-    fixed = looks_at(lambda i: i - distance)
-    table = scores.score_heads(snapshot(fixed, lambda p: fixed, lambda p: fixed))
-    assert table["induction"][0, 0] == table["duplicate_token"][0, 0] == 0.0
-
-
-@given(st.integers(2, 300))
-def test_uniform_causal_attention_has_entropy_one_at_any_length(length):
-    assert scores.entropy(uniform(length)) == pytest.approx(1.0, abs=1e-12)
-
-
-def test_attention_to_one_token_has_no_entropy():
-    assert scores.entropy(PREVIOUS) == 0.0
-
-
-def test_distance_is_in_tokens():
-    assert scores.distance(looks_at(lambda i: i - 3)) == pytest.approx((0 + 1 + 2 + 3 * (T - 3)) / T)
-    assert scores.distance(uniform()) == pytest.approx(np.mean(np.arange(T) / 2))
+    found = scored(looks_at(lambda i: i - distance, 48))
+    assert found["induction"] == found["duplicate_token"] == 0.0
 
 
 @given(st.integers(0, 10_000))
 def test_scores_are_their_written_out_definitions(seed):
-    rng = np.random.default_rng(seed)
+    rng, T = np.random.default_rng(seed), 24
     A = np.tril(rng.random((2, 3, T, T)))
     A /= A.sum(axis=-1, keepdims=True)
-    assert scores.previous_token(A)[1, 2] == pytest.approx(np.mean([A[1, 2, i, i - 1] for i in range(1, T)]))
-    assert scores.sink(A)[0, 1] == pytest.approx(np.mean([A[0, 1, i, 0] for i in range(1, T)]))
-    R = np.tril(rng.random((2, 4, 3, T, T)))
-    for shift in (0, 1):
-        by_hand = np.mean([np.mean([R[1, r, 2, i, i - p + shift] for i in range(p, 2 * p)]) for r, p in enumerate(PERIODS)])
-        assert scores.second_occurrence(R, PERIODS, shift)[1, 2] == pytest.approx(by_hand)
+    R, C = (np.tril(rng.random((2, 2, 3, T, T))) for _ in range(2))
+    found = {name: scores.mean_and_error(values)[0][1, 2]
+             for name, values in scores.readings(A, R, C, periods(T)).items()}
+    one = A[1, 2]
+    assert found["previous_token"] == pytest.approx(np.mean([one[i, i - 1] for i in range(1, T)]))
+    assert found["sink"] == pytest.approx(np.mean([one[i, 0] for i in range(1, T)]))
+    by_hand = [sum(one[i, j] * (i - j) for j in range(i + 1)) for i in range(T)]
+    assert found["distance"] == pytest.approx(np.mean(by_hand))
+    by_hand = [-(one[i, :i + 1] * np.log(one[i, :i + 1])).sum() / np.log(i + 1) for i in range(1, T)]
+    assert found["entropy"] == pytest.approx(np.mean(by_hand))
+    for name, shift in (("duplicate_token", 0), ("induction", 1)):
+        by_hand = [np.mean([R[1, r, 2, i, i - p + shift] - C[1, r, 2, i, i - p + shift]
+                            for i in range(p, 2 * p)]) for r, p in enumerate(periods(T))]
+        assert found[name] == pytest.approx(np.mean(by_hand))
+    left = one[1:, 1:] / one[1:, 1:].sum(axis=-1, keepdims=True)
+    by_hand = np.mean([left[i, i - 1] for i in range(1, T - 1)])
+    assert found["previous_token_without_first"] == pytest.approx(by_hand)
 
 
-def test_metrics_are_named_by_layer_and_head():
-    assert scores.named({"sink": np.array([[0.25, 0.5]])}) == {"heads/sink/L0H0": 0.25, "heads/sink/L0H1": 0.5}
+def test_standard_errors_are_those_of_a_bootstrap():
+    rng = np.random.default_rng(0)
+    values = rng.gamma(0.5, 0.3, (3, 4, 16))
+    drawn = values[..., rng.integers(0, 16, (5000, 16))].mean(axis=-1)  # (3, 4, 5000)
+    # A bootstrap's variance is that of the readings over n, where the standard error's is over n - 1.
+    expected = drawn.std(axis=-1) * np.sqrt(16 / 15)
+    assert scores.mean_and_error(values)[1] == pytest.approx(expected, rel=0.05)
+    assert np.isnan(scores.mean_and_error(values[..., :1])[1]).all()
 
 
-def rows_of(key: str, values) -> list[dict]:
-    return [{"step": 10 * n, "train/loss": 1.0, f"heads/{key}": value} for n, value in enumerate(values)]
+def test_metrics_are_named_by_layer_and_head_and_lack_what_is_not_known():
+    table = np.array([[0.25, np.nan, 0.5]])
+    assert scores.named({"sink": table}) == {"heads/sink/L0H0": 0.25, "heads/sink/L0H2": 0.5}
+
+
+@pytest.mark.parametrize(("T", "even"), [(8, 0.245), (48, 0.074), (512, 0.0114)])
+def test_thresholds_lie_above_what_even_attention_gives_at_that_length(T, even):
+    found = scored(uniform(T))
+    for score in scores.SHARES:
+        against_control = score in ("duplicate_token", "induction")
+        assert found[score] == pytest.approx(0 if against_control else even, abs=5e-4)
+        above = scores.threshold(score, T) - found[score]
+        assert above == pytest.approx(scores.SHARES[score] * (1 - found[score]))
+
+
+def born_of(key: str, values, length: int = 48, every: int = 10) -> dict[str, int]:
+    """The births told after snapshots with these values and errors, one after the other."""
+    score, head = key.split("/")
+    before: dict = {}
+    for n, (value, error) in enumerate(values):
+        now = {"step": every * n, f"heads/{key}": value, f"heads/{score}_se/{head}": error}
+        before = now | scores.births(before, now, length)
+    return {key: step for key, step in before.items() if key.startswith("births/")}
 
 
 def test_a_head_is_born_at_the_first_snapshot_from_which_it_stays():
-    at = scores.THRESHOLDS["induction"]
-    assert scores.births(rows_of("induction/L1H0", [0, at, 0, at, at + 0.1, 0])) == {"births/induction/L1H0": 30}
-    assert scores.births(rows_of("induction/L1H0", [at, at])) == {"births/induction/L1H0": 0}
-    assert scores.births(rows_of("induction/L1H0", [0, at, 0, at])) == {}
-    assert scores.births(rows_of("entropy/L1H0", [1, 1, 1])) == {} == scores.births([])
+    at = scores.threshold("induction", 48)
+    key, born = "induction/L1H0", "births/induction/L1H0"
+    assert born_of(key, [(v, 0) for v in (0, at, 0, at, at + 0.1, 0)]) == {born: 30}
+    assert born_of(key, [(v, 0) for v in (at, at)]) == {born: 0}
+    assert born_of(key, [(v, 0) for v in (0, at, 0, at)]) == {}
+    assert born_of("entropy/L1H0", [(1, 0)] * 3) == {} == scores.births({}, {}, 48)
 
 
-def test_rows_without_scores_between_snapshots_do_not_count_and_heads_are_born_apart():
-    rows = []
-    for one, two in zip(rows_of("sink/L0H0", [0, 0.9, 0.9]), rows_of("sink/L0H1", [0.9, 0, 0.9])):
-        rows += [one | two, {"step": one["step"] + 5, "train/loss": 2.0}]
-    assert scores.births(rows) == {"births/sink/L0H0": 10}
+def test_a_birth_takes_a_score_that_stands_clear_of_its_standard_error():
+    at = scores.threshold("induction", 48)
+    values = [(at + 0.01, 0.03), (at + 0.04, 0.03), (at + 0.04, 0.03), (at + 0.01, 0.03)]
+    assert born_of("induction/L1H0", values) == {"births/induction/L1H0": 10}
+
+
+def test_a_run_of_an_earlier_version_keeps_its_births_and_needs_no_errors():
+    before = {"step": 40, "heads/sink/L0H0": 0.9, "births/sink/L0H1": 20}
+    now = {"heads/sink/L0H0": 0.9, "heads/sink/L0H1": 0.0}
+    assert scores.births(before, now, 48) == {"births/sink/L0H0": 40, "births/sink/L0H1": 20}
+
+
+@given(st.integers(0, 1000), st.floats(0.004, 0.05), st.integers(200, 1500))
+def test_births_scored_every_100_steps_are_within_a_snapshot_of_those_scored_every_20(seed, rate, middle):
+    """A score that rises to 0.6 as an induction head's does, read with an error."""
+    rng, key = np.random.default_rng(seed), "induction/L2H0"
+    steps = np.arange(0, 2401, 20)
+    rise = 0.6 / (1 + np.exp(-rate * (steps - middle))) + 0.004 * rng.standard_normal(len(steps))
+    often = born_of(key, [(v, 0.02) for v in rise], every=20)
+    seldom = born_of(key, [(v, 0.02) for v in rise[::5]], every=100)
+    assert often and 0 <= seldom[f"births/{key}"] - often[f"births/{key}"] <= 100

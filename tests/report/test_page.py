@@ -28,6 +28,7 @@ from pages import (
 )
 
 from report import encode, page
+from training.record import read_rows
 
 
 @settings(deadline=None, max_examples=60)
@@ -44,7 +45,7 @@ def test_maps_come_back_as_they_are_promised(T, H, sharp, seed):
         blocks = encode.in_blocks(A, b)
         assert np.allclose(blocks.sum(-1), 1, atol=0.01) and not np.triu(blocks[0, 0], 1).any()
         assert np.isclose(blocks[0, 0, n - 1, 0], A[0, 0, (n - 1) * b:, :b].astype(float).sum(-1).mean(), atol=1e-5)
-        found, _ = unpack(zlib.decompress(encode.pack_maps(A, "blocks", b)), "blocks", 1, H, n)
+        found, _ = unpack(zlib.decompress(encode.pack_maps(blocks, "blocks")), "blocks", 1, H, n)
         check_maps(found, blocks)
 
 
@@ -128,6 +129,33 @@ def test_an_older_snapshot_lacks_what_needs_norms_and_tokens(tmp_path):
     write_snapshot(tmp_path, old)
     content, _ = read_back(page.write_page(tmp_path))
     assert [p["maps"][0][1] for p in content["probes"]] == [None, None] and content["probes"][1]["tokens"] is None
+
+
+def test_a_run_that_went_on_with_other_repeats_keeps_its_text_at_all_steps(tmp_path):
+    run = make_run(tmp_path / "run")
+    write_snapshot(run, {**snapshot(step=30), "repeat_tokens": np.array([["other"] * 16] * 2)})
+    content, _ = read_back(page.write_page(run))
+    assert content["steps"] == [0, 10, 20, 30] and [p["name"] for p in content["probes"]] == ["text"]
+
+
+@pytest.mark.parametrize(("T", "room"), [(16, None), (80, 60_000)])
+def test_value_weighted_colours_have_one_scale_for_a_run(tmp_path, monkeypatch, T, room):
+    run = make_run(tmp_path / "run", T=T)
+    louder = snapshot(T=T, step=10)
+    louder["text_value_norms"] *= 5
+    write_snapshot(run, louder)
+    if room:
+        monkeypatch.setattr(page, "BUDGET", 100_000 + len(page.template("run.html")) + room)
+    content, _ = read_back(page.write_page(run))
+    probe = content["probes"][0]
+    tops = []
+    for step in (0, 10, 20):
+        held = louder if step == 10 else snapshot(T=T, step=step)
+        blocks = encode.in_blocks(held["text"], probe["block"])
+        norms = encode.mean_in_blocks(held["text_value_norms"], probe["block"])
+        tops.append((blocks * norms[:, :, None]).max())
+    assert tops[1] > max(tops[0], tops[2]) and probe["largest"] == pytest.approx(tops[1], rel=1e-3)
+    assert (probe["block"] > 1) == bool(room)
 
 
 def test_data_cannot_leave_its_element(tmp_path):
@@ -224,6 +252,12 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
     tab.check("#weighted")
     weight, norm = float(first[20]["text"][0, 1, 15, 3]), float(first[20]["text_value_norms"][0, 1, 3])
     assert f"{weight * norm:.4g}"[:5] in value() and "exact" not in value() and "‖v W‖" in tab.inner_text("#bar")
+    scale = tab.inner_text("#bar")
+    for key in ("Home", "End"):
+        tab.focus("#step")
+        tab.keyboard.press(key)
+        expect_text(tab, "#map-title", f"after {0 if key == 'Home' else 20} steps")
+        assert tab.inner_text("#bar") == scale
     tab.check("#raw")
     tab.check("#average")
     mean = first[20]["text"][0, :, 15, 3].astype(float).mean()
@@ -308,11 +342,20 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     canvas.focus()
     tab.keyboard.press("ArrowRight")
     assert "L0H1 induction" in tab.inner_text("#tip")
+    last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert f"{last['heads/induction/L0H1']:.2f} ± 0.02" in tab.inner_text("#tip")
     tab.keyboard.press("Enter")
     assert "L0H1" in tab.inner_text("#map-title") and "L0H1" in tab.inner_text("#trajectory h3")
+    assert f"induction {last['heads/induction/L0H1']:.2f} ± 0.02" in tab.inner_text("#seen")
+    assert tab.locator("#trajectory .band").count() == 1
+    tab.focus("#trajectory svg")
+    tab.keyboard.press("End")
+    assert f"induction {last['heads/induction/L0H1']:.2f} ± 0.02" in tab.inner_text("#tip")
+    tab.locator("#scores canvas").nth(2).focus()
+    assert "0.76 with attention to the first token left out" in tab.inner_text("#tip")
     marks = tab.locator("#births [data-birth]")
     assert sorted(marks.evaluate_all("all => all.map(m => m.getAttribute('aria-label'))")) == [
-        "L0H0: induction, born at step 10", "L1H3: previous token, born at step 4"]
+        "L0H0: induction, born between steps 0 and 10", "L1H3: previous token, born between steps 0 and 4"]
     marks.first.locator("circle").click()
     assert marks.first.get_attribute("data-birth") in tab.inner_text("#map-title")
 

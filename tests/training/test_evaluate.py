@@ -4,8 +4,11 @@ import math
 import numpy as np
 import pytest
 import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from config import GPTConfig
+from config import Config, DataConfig, GPTConfig, read_config
 from data.tokenizer import CharTokenizer
 from model import GPT
 from training.evaluate import Validation
@@ -23,3 +26,47 @@ def test_bits_per_byte_are_those_computed_by_hand_and_xz_reads_the_same_text():
     assert loss == pytest.approx(math.log(3), abs=1e-6)
     assert bits == pytest.approx(len(text[1:]) * math.log2(3) / len(predicted), abs=1e-6)
     assert validation.xz() == 8 * len(lzma.compress(predicted, preset=9)) / len(predicted)
+    assert validation.extent() == "120 of 120 validation tokens"
+
+
+LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
+
+
+def windows(length: int, block_size: int, **data) -> Validation:
+    """Validation on `length` tokens, each with its own number where there are up to 300."""
+    return Validation(np.arange(length) % 300, LETTERS, block_size, "cpu", "fp32", data=DataConfig(**data))
+
+
+def test_windows_cover_the_first_the_middle_and_the_last_documents():
+    seen = windows(300, 10, val_max_tokens=50)  # thirty documents of ten tokens
+    predicted = seen.targets[seen.targets >= 0].numpy()
+    documents = set(predicted // 10)
+    assert {0, 29} <= documents and documents & {14, 15} and len(predicted) <= 50
+    assert seen.extent() == f"{len(predicted)} of 299 validation tokens"
+    assert torch.equal(seen.inputs, windows(300, 10, val_max_tokens=50).inputs)  # the same every time
+    kept = windows(300, 10, val_max_tokens=50, val_windows="first")  # as a run did that was begun before
+    assert kept.targets[kept.targets >= 0].tolist() == list(range(1, 50))
+
+
+@given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 400))
+def test_windows_are_different_whole_and_no_more_than_asked_for(length, block_size, most):
+    seen = windows(length, block_size, val_max_tokens=most)
+    predicted = seen.targets[seen.targets >= 0].tolist()
+    assert 1 <= len(predicted) == len(set(predicted)) <= max(block_size, most + block_size - 1)
+    assert len(predicted) == length - 1 or len(predicted) >= most - block_size
+    for x, y in zip(seen.inputs, seen.targets):
+        held = int((y >= 0).sum())
+        assert torch.equal(x[:held] + 1, y[:held]) and held in (block_size, (length - 1) % block_size)
+
+
+def test_the_excerpt_for_importance_is_spread_too():
+    x, _, rows = windows(300, 10).excerpt(30)
+    assert x[:, 0].tolist() == [0, 140, 290] and rows >= 1
+
+
+def test_a_configuration_kept_before_there_was_a_choice_keeps_the_first_windows(tmp_path):
+    assert Config().data.val_windows == "spread"
+    for kept, expected in (({"data": {"val_max_tokens": 7}}, "first"), ({}, "first"),
+                           ({"data": {"val_windows": "spread"}}, "spread")):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
+        assert read_config(tmp_path / "config.yaml").data.val_windows == expected

@@ -33,13 +33,13 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, trai
     whole = replace(tiny, run_dir=str(tmp_path / "whole"))
     train_here(whole)
     with monkeypatch.context() as patch:
-        import attention_maps.capture
+        import attention_maps.snapshot
         import training.evaluate
         import training.optim
 
         stop_at(patch, *{"in an evaluation": (training.evaluate.Validation, "evaluate", 3),
                          "in the last evaluation": (training.evaluate.Validation, "evaluate", 4),
-                         "in a capture": (attention_maps.capture, "capture", 2),
+                         "in a capture": (attention_maps.snapshot.Snapshots, "take", 2),
                          "in a step": (training.optim, "seed_micro_step", 19)}[where])
         with pytest.raises(Stopped):
             train_here(tiny)
