@@ -1,7 +1,9 @@
 """Files written whole or not at all, and their hashes."""
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,10 +25,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def ordinary(path: Path, most: int | None = None) -> Path:
+    """The path, where it is an ordinary file of at most so many bytes: a pipe can keep its reader waiting for ever.
+
+    Raises:
+        OSError: it is none.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
+    if most is not None and found.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+    return path
+
+
 def sha256_of(path: Path) -> str:
     """Hex digest of a file of any size."""
     digest = hashlib.sha256()
-    with path.open("rb") as f:
+    with ordinary(path).open("rb") as f:
         while chunk := f.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

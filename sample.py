@@ -28,7 +28,7 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or what it shall continue or score cannot be read or encoded.
     """
     prompts = read_prompts(config)
-    folder = Path(config.run_dir or config.init_from or newest_run())
+    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
     with suppress(AttributeError):  # a notebook's
         sys.stdout.reconfigure(errors="replace")  # one that is not UTF-8 gets what it can show
 
