@@ -81,7 +81,11 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Token
             say(f"preparing {corpus.name} (kept in {folder})")
         except ValueError as e:
             say(f"preparing {corpus.name} again: {folder} is damaged ({e})")
-        _write(corpus, tokenizer, fingerprint, folder, kept, progress or (lambda stage, done, total: None))
+        try:
+            _write(corpus, tokenizer, fingerprint, folder, kept, progress or (lambda stage, done, total: None))
+        except OSError as e:
+            raise UserError(f"the cache folder {root} cannot be written ({e.strerror or e}): "
+                            "make room there, or set GLASSGPT_CACHE to another folder") from None
         return _open(folder, corpus.name)
 
 
