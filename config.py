@@ -5,7 +5,9 @@ short diffs from them, and `python train.py --help` is printed from this page.
 """
 
 import difflib
+import glob
 import math
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -13,6 +15,10 @@ from pathlib import Path
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from files import ordinary
+
+LARGEST = 1 << 20  # bytes of a config.yaml that is read
 
 
 class UserError(Exception):
@@ -39,7 +45,7 @@ class GPTConfig:
 
     vocab_size: int | None = field(metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
     block_size: int = knob(256, "context length T, in tokens", ge=1)
-    n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1)
+    n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
     n_head: int = knob(4, "query heads H", ge=1)
     n_kv_head: int | None = knob(None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
     n_embd: int = knob(128, "width C of the residual stream", ge=1)
@@ -365,14 +371,42 @@ def read_config(path: Path) -> Config:
     """The configuration kept at path.
 
     Raises:
-        UserError: it is missing or does not fit this version's settings.
+        UserError: it is missing, does not fit this version's settings, or has a value out of its bounds.
     """
     try:
-        return config_from(yaml.safe_load(path.read_text(encoding="utf-8")))
+        text = ordinary(path, LARGEST).read_text(encoding="utf-8")
+        if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
+            raise ValueError("it has YAML anchors, which no run's has")  # a few lines of them can fill the memory
+        config = config_from(yaml.safe_load(text))
+        check_fields(config)
+        config.model.check()
+        return config
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as e:
-        raise UserError(f"{path} does not fit this version of GlassGPT: {str(e).splitlines()[0]}") from None
+    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError, RecursionError, UserError) as e:
+        reason = f"{e}".partition("\n")[0] or type(e).__name__
+        raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
+
+
+def find_paths(config: Config) -> None:
+    """Put the home folder in place of ~, and make absolute what a run needs again from wherever it is resumed.
+
+    Raises:
+        UserError: a name is not UTF-8, which safetensors would not find again.
+    """
+    for name in ("run_dir", "init_from"):
+        if (path := getattr(config, name)) is not None:
+            if path.encode(errors="ignore").decode() != path:
+                raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
+            setattr(config, name, os.path.expanduser(path))
+    if config.init_from is not None:
+        config.init_from = str(Path(config.init_from).absolute())
+    if config.data.path is not None:
+        path = os.path.expanduser(config.data.path)
+        pattern = glob.has_magic(path) and not os.path.exists(path)
+        config.data.path = str(Path(glob.escape(os.getcwd()) if pattern else os.getcwd(), path))
+    if config.data.name is not None and os.path.isdir(os.path.expanduser(config.data.name)):
+        config.data.name = str(Path(config.data.name).expanduser().absolute())
 
 
 def is_hf(folder: Path) -> bool:

@@ -1,14 +1,12 @@
-"""Files written whole or not at all, their locks and their hashes."""
+"""Files written whole or not at all, and their hashes."""
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
-
-from config import UserError
 
 
 @contextmanager
@@ -27,33 +25,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
-@contextmanager
-def locked(path: Path, say: Callable[[str], None], waiting: str) -> Iterator[None]:
-    """Hold the lock at `path`; while another process has it, wait, after saying `waiting`.
+def ordinary(path: Path, most: int | None = None) -> Path:
+    """The path, where it is an ordinary file of at most so many bytes: a pipe can keep its reader waiting for ever.
 
     Raises:
-        UserError: the lock cannot be taken: it is a link, or belongs to someone else.
+        OSError: it is none.
     """
-    lock = FileLock(path)
-    try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            say(waiting)
-            lock.acquire()
-    except OSError as e:
-        raise UserError(f"the lock {path} cannot be taken ({e.strerror}): remove it, or set "
-                        "GLASSGPT_CACHE to a folder of your own") from None
-    try:
-        yield
-    finally:
-        lock.release()
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
+    if most is not None and found.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+    return path
 
 
 def sha256_of(path: Path) -> str:
     """Hex digest of a file of any size."""
     digest = hashlib.sha256()
-    with path.open("rb") as f:
+    with ordinary(path).open("rb") as f:
         while chunk := f.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

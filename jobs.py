@@ -84,7 +84,7 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
     Raises:
         UserError: it holds a sweep already, or cannot be made.
     """
-    folder = Path(typed) if typed is not None else new_run_dir("sweep")
+    folder = Path(typed) if typed is not None else new_run_dir("sweep", "hydra.sweep.dir")
     if not resume and any(folder.glob(f"*/{JOB}")):
         raise UserError(f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, or choose another folder")
     try:

@@ -497,6 +497,20 @@ class GPT(nn.Module):
         return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
 
 
+def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
+    """The shapes of a model's parameters, by name, without making one.
+
+    Raises:
+        UserError: it is larger than any memory.
+    """
+    try:
+        with torch.device("meta"):
+            return {name: list(p.shape) for name, p in GPT(config).named_parameters()}
+    except RuntimeError:
+        raise UserError(f"a model of n_embd={config.n_embd}, vocab_size={config.vocab_size} "
+                        "is larger than any memory") from None
+
+
 def init_weights(model: GPT) -> None:
     """Give every weight its first value (Radford et al. 2019): the loss starts near ln V.
 

@@ -34,7 +34,7 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or a text cannot be read, encoded or written.
     """
     prompts = read_prompts(config)
-    folder = Path(config.run_dir or config.init_from or newest_run())
+    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
 
     # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import load_model

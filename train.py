@@ -8,7 +8,7 @@ import gc
 import json
 import sys
 from dataclasses import asdict
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 import hydra
@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
-from config import Config, UserError, config_yaml
+from config import Config, UserError, config_yaml, read_config
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -67,15 +67,24 @@ def train(config: Config, resume: bool, experiment: str) -> float:
 
         print_plan(config, experiment)
         return float("nan")
+    from training.checkpoint import saved_steps
     from training.distributed import join
+    from training.optim import NotFinite
     from training.record import RunFolder, Terminal, new_run_dir
+    from training.runtime import enough_memory
 
     console = Terminal()
     with join(config) as team:
         run_dir = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-        folder = RunFolder(run_dir, new=not resume)
+        folder = RunFolder(run_dir, new=not resume, made=not config.run_dir)
         try:
-            return _train(config, resume, experiment, run_dir, console, team)
+            with enough_memory(config):
+                return _train(config, resume, experiment, run_dir, console, team)
+        except NotFinite as e:
+            again = ("the checkpoints are as they were: go on from the last one with resume=true" if saved_steps(run_dir)
+                     else "there is no checkpoint yet: start again with resume=auto")
+            skip = ", or with on_nonfinite=skip" if config.on_nonfinite == "stop" else ""
+            raise UserError(f"{e}; {again} and a lower optim.lr{skip}") from None
         except OSError as e:
             raise UserError(f"{e.filename or run_dir} cannot be read or written: {e.strerror or e}") from e
         finally:
@@ -94,8 +103,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     from report.page import write_page
     from training import checkpoint, runtime
     from training.evaluate import Validation, sample_text
-    from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, shares, update
-    from training.record import Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller
+    from training.optim import Watch, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, rises_again, shares, update
+    from training.record import CHANGES, Diary, Stopwatch, best_row, print_summary, proportions, quoted, read_rows, teller, with_best
 
     say = teller(console)
     config = team.resolve_device(config)
@@ -109,7 +118,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     elif config.init_from:
         tokenizer, begin = starting_point(Path(config.init_from), say)
     if folder and config.init_from:
-        tokenizer = checkpoint.tokenizer_of(folder)
+        tokenizer = checkpoint.tokenizer_of(folder, config.model.vocab_size)
 
     # The text, as tokens: for a run that goes on, the text that it began with.
     tokens = prepare(config.data, config.tokenizer, say, tokenizer)
@@ -130,6 +139,9 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
 
     # The machine, the model, the optimizers.
     device, micro_batch, step_tokens = config.device, config.batch_size // config.accumulate // team.size, config.batch_size * T
+    if folder:
+        checkpoint.check_model(folder, config.model)
+    runtime.check_memory(config)
     torch.manual_seed(config.seed)
     model = GPT(config.model).to(device)
     if begin:
@@ -139,10 +151,10 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     validation = Validation(tokens.val, tokens.tokenizer, T, device, config.precision, team, config.data)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
-    step, saved_at, tried_at, seconds, metrics = 0, None, None, {}, {}
+    step, saved_at, tried_at, seconds, metrics, changes = 0, None, None, {}, {}, 0
     if folder:
         step, seconds, metrics = state["step"], state["seconds"], state["metrics"]
-        checkpoint.check_model(folder, config.model)
+        changes = state["changes"] + (state["fingerprint"] != tokens.fingerprint)
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
     team.order("start")  # the other processes build the same
     team.tell(json.dumps({"config": asdict(config), "tokenizer": tokens.tokenizer.to_json(), "fingerprint": tokens.fingerprint}).encode())
@@ -152,7 +164,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             loss, bits = validation.evaluate(model)
             say(f"after {step:,} steps: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
             return loss
-        rows = read_rows(run_dir / "metrics.jsonl")
+        rows = with_best(read_rows(run_dir / "metrics.jsonl"), state["best"])
         if step > config.max_steps or (step == config.max_steps and rows and rows[-1]["step"] == step):
             say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; a larger max_steps extends it")
             best = best_row(rows)
@@ -162,6 +174,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         checkpoint.discard_after(run_dir, step)
         saved_at = step
         say(f"going on after {step:,} steps")
+        for line in rises_again(step, read_config(folder / checkpoint.CONFIG), config):
+            say(line)
         before, now = state.get("machine", ""), runtime.rounding(config, team.size)
         if before not in ("", now):
             say(f"note: the last bits may differ from those of a run that was not stopped: it was saved on {before}, and this is {now}")
@@ -188,8 +202,11 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         part.write_text(config_yaml(config), encoding="utf-8")
     stopwatch.switch(None)  # W&B takes its time to start
 
-    with team.stop as stop, Diary(run_dir, config, experiment, console, step) as diary:
-        best, timed = best_row(diary.rows), (step, stopwatch.read())
+    with team.stop as stop, Diary(run_dir, config, experiment, console, step, state.get("best")) as diary:
+        best, timed = checkpoint.restore_best(run_dir, diary.rows, changes), (step, stopwatch.read())
+        unknown = folder and state["best"] is None and (diary.damaged or best is None)  # of an earlier version
+        kept = checkpoint.saved_steps(run_dir) if unknown else state.get("kept", [])
+        mark = {CHANGES: changes} if changes else {}  # of which text the losses are
         watch = Watch(model, config, *state.get("skipped", ()))
         snapshots = Snapshots(config, run_dir, tokens, validation, diary.spared)
         gc.freeze()  # what the imports made is not searched again at every collection
@@ -208,6 +225,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 checkpoint.save_checkpoint(
                     run_dir, step, model, everyones, tokens.tokenizer, config_yaml(config),
                     {"seconds": stopwatch.seconds, "fingerprint": tokens.fingerprint, "metrics": metrics,
+                     "changes": changes, "best": best or {}, "kept": kept,
                      "skipped": [watch.skipped, watch.in_a_row], "machine": runtime.rounding(config, team.size)})
                 saved_at = step
             except checkpoint.NotSaved as e:
@@ -233,10 +251,10 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                     stopwatch.switch("evaluate")
                     with stop.at_once(leave):
                         row["val/loss"], row["val/bits_per_byte"] = validation.evaluate(model)
-                    if step and (best is None or row["val/loss"] < best["val/loss"]):
+                    if step and row["val/loss"] < (best["val/loss"] if best else inf):
                         save()
                         if saved_at == step:
-                            best = {"step": step, **row}
+                            best = {"step": step, "tokens": step * step_tokens, **row, **mark}
                             with diary.spared():
                                 checkpoint.point(run_dir, "best", step)
                 if due(config.attention.every):
@@ -250,14 +268,14 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                         diary.sample(step, text)
                 if row:
                     stopwatch.switch(None)
-                    diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row,
+                    diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row, **mark,
                                  **{f"seconds/{kind}": s for kind, s in stopwatch.seconds.items() if kind != "train"}}, shown)
                 if shown:
                     stopwatch.switch("attention")
                     with diary.spared():
                         diary.page(write_page(run_dir), last=step == config.max_steps)
                 if saved_at == step:
-                    checkpoint.prune(run_dir, config.checkpoint.keep)
+                    checkpoint.prune(run_dir, config.checkpoint.keep, kept)
             if step == config.max_steps:
                 break
             if stop.exit_status is not None:

@@ -30,6 +30,7 @@ from training.runtime import (
     autocast,
     compile_pays,
     describe,
+    memory_here,
     resolve_device,
     synchronize,
 )
@@ -330,15 +331,6 @@ def matmul_rate(device: str, precision: str, size: int = 2048, seconds: float = 
         synchronize(device)
         times.append(time.perf_counter() - began)
     return 2 * size ** 3 / statistics.median(times[2:])  # the first ones warm up
-
-
-def memory_here(device: str) -> float | None:
-    """Bytes of memory of the device, None where nobody says."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_properties(device).total_memory
-    if not hasattr(os, "sysconf"):
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:

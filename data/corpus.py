@@ -10,7 +10,6 @@ import os
 import platform
 import stat
 import sysconfig
-import tempfile
 import time
 import urllib.request
 import zlib
@@ -22,8 +21,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from config import DataConfig, UserError
+from data.cache import cache_root, locked
 from data.hub import hub_files, row_text, text_fields
-from files import atomic_write, locked, sha256_of
+from files import atomic_write, sha256_of
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -146,22 +146,6 @@ def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
             except UnicodeError:  # a codec that does not say where: utf-16 without the mark it begins with
                 return offset, part[0] if part else 0
             offset += len(part)
-
-
-def cache_root() -> Path:
-    """Where downloads and prepared tokens are kept: data/cache, or the folder that GLASSGPT_CACHE names.
-
-    Raises:
-        UserError: it cannot be made or written.
-    """
-    root = Path(os.environ.get("GLASSGPT_CACHE") or Path(__file__).parent / "cache")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            return root
-    except OSError as e:
-        raise UserError(f"the cache folder {root} cannot be written ({e.strerror}): "
-                        "set GLASSGPT_CACHE to a folder that can") from None
 
 
 def open_corpus(config: DataConfig, say=print) -> Corpus:

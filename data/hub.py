@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from config import DataConfig, UserError
-from files import atomic_write, locked
+from data.cache import locked
+from files import atomic_write
 
 DOCUMENTS = 10_000  # in a file; what came is kept file by file, and an interrupted download goes on after the last
 

@@ -15,7 +15,8 @@ import numpy as np
 from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
-from data.corpus import Corpus, cache_root, is_jsonl, is_utf8, open_corpus
+from data.cache import cache_root
+from data.corpus import Corpus, is_jsonl, is_utf8, open_corpus
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 from files import sha256_of
 
@@ -81,7 +82,11 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Token
             say(f"preparing {corpus.name} (kept in {folder})")
         except ValueError as e:
             say(f"preparing {corpus.name} again: {folder} is damaged ({e})")
-        _write(corpus, tokenizer, fingerprint, folder, kept, progress or (lambda stage, done, total: None))
+        try:
+            _write(corpus, tokenizer, fingerprint, folder, kept, progress or (lambda stage, done, total: None))
+        except OSError as e:
+            raise UserError(f"the cache folder {root} cannot be written ({e.strerror or e}): "
+                            "make room there, or set GLASSGPT_CACHE to another folder") from None
         return _open(folder, corpus.name)
 
 

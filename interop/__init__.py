@@ -19,11 +19,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import GPTConfig, UserError, is_hf, knobs
+from config import GPTConfig, UserError, is_hf, knobs, read_config
 from data.hf_tokenizer import HFTokenizer, hf_files, read_json, read_tokenizer
 from data.tokenizer import Tokenizer
-from model import GPT
-from training.checkpoint import MODEL, find_checkpoint, load_run, load_weights, tokenizer_of
+from model import GPT, parameter_shapes
+from training.checkpoint import (
+    MODEL,
+    check_model,
+    find_checkpoint,
+    load_run,
+    load_weights,
+    tokenizer_of,
+)
 
 CONFIG, WEIGHTS, INDEX, CARD = "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"
 LONGEST = 1 << 22  # tokens of context, beyond which a table of rotary angles would fill the memory
@@ -65,7 +72,10 @@ def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], 
         checkpoint = Checkpoint(folder)
         return checkpoint.tokenizer(), checkpoint.copy_to
     trained, _ = find_checkpoint(folder, "best", say)
-    return tokenizer_of(trained), lambda model: load_weights(model, trained / MODEL)
+    source = read_config(folder / "config.yaml").model
+    check_model(trained, source)
+    tokenizer = tokenizer_of(trained, source.vocab_size)
+    return tokenizer, lambda model: load_weights(model, trained / MODEL)
 
 
 class Checkpoint:
@@ -151,15 +161,6 @@ def layout(shapes: dict[str, list[int]], family: str) -> Iterator[tuple[str, lis
                 shape = [sum(shapes[name][0] for name in names), *shapes[names[0]][1:]]
                 transposed = kind == "weight" and ".c_" in theirs  # GPT-2's linear layers are x W, not x Wᵀ
                 yield f"{theirs}.{kind}", names, transposed, shape[::-1] if transposed else shape
-
-
-def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
-    """The shapes of a model's parameters, by name, without making one."""
-    try:
-        with torch.device("meta"):
-            return {name: list(p.shape) for name, p in GPT(config).named_parameters()}
-    except RuntimeError:
-        raise UserError(f"a model of n_embd={config.n_embd}, vocab_size={config.vocab_size} is larger than any memory") from None
 
 
 def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str, tuple[Path, str]]]:

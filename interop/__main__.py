@@ -35,7 +35,7 @@ def export(config: ExportConfig) -> None:
     from training.checkpoint import find_checkpoint, load_run
     from training.record import read_rows
 
-    run_dir, to = Path(config.run_dir), Path(config.to).expanduser()
+    run_dir, to = (Path(path).expanduser() for path in (config.run_dir, config.to))
     _, manifest = find_checkpoint(run_dir, config.checkpoint, note)
     model, tokenizer, run = load_run(run_dir, str(manifest["step"]), note)
     losses = next((row for row in read_rows(run_dir / "metrics.jsonl") if row["step"] == manifest["step"]), {})

@@ -8,20 +8,27 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from config import Config, GPTConfig, UserError, knobs, read_config
+from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
-from files import atomic_write, sha256_of, sync
-from model import GPT
+from files import atomic_write, ordinary, sha256_of, sync
+from model import GPT, parameter_shapes
+from training.record import METRICS, best_row, read_rows
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
     "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json")
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
+LARGEST = 1 << 24  # bytes of a manifest that is read
+# What a run goes on with, and what that was before it was kept (`best` null: not known; {}: there is none).
+STATE = {"step": int, "seconds": dict, "fingerprint": str, "metrics": dict, "skipped": list, "machine": str,
+         "changes": int, "best": dict, "kept": list}
+EARLIER = {"skipped": [0, 0], "machine": "", "changes": 0, "best": None, "kept": []}
 
 
 class NotSaved(UserError):
@@ -79,7 +86,7 @@ def point(run_dir: Path, name: str, step: int) -> None:
 def pointed(run_dir: Path, name: str) -> int | None:
     """The step that checkpoints/`name` names, or None."""
     try:
-        found = re.fullmatch(r"step_(\d{8,})", (run_dir / "checkpoints" / name).read_text().strip())
+        found = re.fullmatch(r"step_(\d{8,})", ordinary(run_dir / "checkpoints" / name, 100).read_text().strip())
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[1]) if found else None
@@ -91,11 +98,11 @@ def saved_steps(run_dir: Path) -> list[int]:
     return sorted(int(m[1]) for m in found if m)
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints and the best, and what an interrupted save left behind."""
-    best = pointed(run_dir, "best")
+def prune(run_dir: Path, keep: int, also: list[int]) -> None:
+    """Remove all but the `keep` newest checkpoints, the best and those `also` kept, and what an interrupted save left behind."""
+    also = [*also, pointed(run_dir, "best")]
     for step in saved_steps(run_dir)[:-keep]:
-        if step != best:
+        if step not in also:
             _remove(run_dir / "checkpoints" / f"step_{step:08d}")
     for part in (run_dir / "checkpoints").glob(".*.part"):
         _remove(part)
@@ -110,6 +117,21 @@ def discard_after(run_dir: Path, step: int) -> None:
         (run_dir / "checkpoints" / "best").unlink()
 
 
+def restore_best(run_dir: Path, rows: list[dict], changes: int) -> dict | None:
+    """The best row on the present text (see `best_row`) of those with a checkpoint, which `best` names from now on.
+
+    Where `best` names a checkpoint whose loss is in no row, that is better than all rows: it stays, and the best row is
+    what a later one has to beat.
+    """
+    steps, named = saved_steps(run_dir), pointed(run_dir, "best")
+    if named in steps and named not in [row["step"] for row in rows]:
+        return best_row(rows, changes)
+    best = best_row([row for row in rows if row["step"] in steps], changes)
+    if best and best["step"] != named:
+        point(run_dir, "best", best["step"])
+    return best
+
+
 def verify(folder: Path) -> dict:
     """The manifest of a checkpoint whose every file has the size and the hash it was written with.
 
@@ -117,7 +139,7 @@ def verify(folder: Path) -> dict:
         ValueError: something is missing or differs; it is named.
     """
     try:
-        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        text = ordinary(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
         manifest, at = json.loads(text), text.rfind(SEAL)
         if manifest["format"] not in (1, FORMAT):
             raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT reads 1 to {FORMAT}")
@@ -131,11 +153,26 @@ def verify(folder: Path) -> dict:
                 raise ValueError(f"{name} has {path.stat().st_size} bytes where {written['bytes']} were written")
             if sha256_of(path) != written["sha256"]:
                 raise ValueError(f"{name} is not what was written: its sha256 differs")
-        return manifest
+        return _state(manifest)
     except OSError as e:
         raise ValueError(f"{Path(e.filename or folder).name}: {e.strerror}") from e
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise ValueError(f"{MANIFEST} is damaged") from e
+
+
+def _state(manifest: dict) -> dict:
+    """The manifest with every entry of STATE; raises KeyError or TypeError where one is missing or of another type."""
+    manifest = EARLIER | manifest
+    for key, kind in STATE.items():
+        value = manifest[key]
+        if value is None and key == "best":
+            continue
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if type(value) is not kind or any(type(number) not in (int, float) for number in numbers):
+            raise TypeError(key)
+    if len(manifest["skipped"]) != 2 or (manifest["best"] and type(manifest["best"]["step"]) is not int):
+        raise TypeError("skipped, best")
+    return manifest
 
 
 def _sealed(manifest: str) -> str:
@@ -159,18 +196,23 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
     steps = saved_steps(run_dir)
     if not steps:
         raise UserError(f"{run_dir} {'has no checkpoint' if run_dir.is_dir() else 'does not exist'}")
-    wanted = int(which) if str(which).isdigit() else pointed(run_dir, which) if which == "best" else steps[-1]
+    wanted = int(which) if str(which).isdigit() else steps[-1]
     if wanted not in steps:
-        if str(which).isdigit():
-            raise UserError(f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}")
-        wanted = steps[-1]  # a run without an evaluation has no best
-    for step in [wanted] + [s for s in reversed(steps) if s < wanted]:
+        raise UserError(f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}")
+    if which == "best":
+        wanted = pointed(run_dir, "best")
+        if wanted not in steps:  # damaged; or there was no evaluation
+            best = best_row([row for row in read_rows(run_dir / METRICS) if row["step"] in steps])
+            wanted = best["step"] if best else steps[-1]
+    order = [step for step in reversed(steps) if step <= wanted]
+    order += [step for step in steps if step > wanted] if which == "best" else []
+    for step, after in zip(order, [*order[1:], None]):
         folder = run_dir / "checkpoints" / f"step_{step:08d}"
         try:
             return folder, verify(folder)
         except ValueError as e:
-            say(f"checkpoint {folder} is damaged ({e}): taking the one before it")
-    raise UserError(f"no checkpoint of {run_dir} up to step {wanted} is whole: it cannot be loaded")
+            say(f"checkpoint {folder} is damaged ({e})" + ("" if after is None else f": taking that of step {after}"))
+    raise UserError(f"no checkpoint of {run_dir} up to step {max(order)} is whole: it cannot be loaded")
 
 
 def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=print) -> Tokens:
@@ -184,38 +226,49 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
                    f"(fingerprint {state['fingerprint'][:16]} then, {tokens.fingerprint[:16]} now)")
         if not config.accept_changed_data:
             raise UserError(f"{changed}: restore it, go on all the same with accept_changed_data=true, or start a new run")
-        say(f"note: {changed}")
-    kept = tokenizer_of(folder)
+        say(f"note: {changed}; the best loss is that on the new text from here on")
+    kept = tokenizer_of(folder, config.model.vocab_size)
     return tokens if kept.to_json() == tokens.tokenizer.to_json() else prepare(config.data, config.tokenizer, say, kept)
 
 
 def check_model(folder: Path, model: GPTConfig) -> None:
-    """Raise `UserError` where the checkpoint is of a model with other settings; they are listed side by side."""
+    """Raise `UserError` where the checkpoint is of a model with other settings, listed side by side, or has other weights."""
     saved = {name: value for name, _, value in knobs(read_config(folder / CONFIG).model, "model.")}
-    other = [f"{name}: {saved[name]} in the checkpoint, {value} in the run" for name, _, value in knobs(model, "model.") if value != saved[name]]
+    other = [f"{name}: {saved[name]} in the checkpoint, {value} in the run"
+             for name, _, value in knobs(model, "model.") if value != saved[name]]
     if other:
         raise UserError(f"{folder} is of another model ({'; '.join(other)}): restore the run's config.yaml, or start a new run")
+    check_weights(folder / MODEL, model)
 
 
-def load_weights(model: GPT, path: Path) -> None:
-    """Copy the weights at path into the model; of a longer position embedding, its beginning.
+def check_weights(path: Path, config: GPTConfig) -> None:
+    """Raise `UserError` where the weights at path are not this model's, but for a longer position embedding.
 
-    Raises:
-        UserError: they are another model's: the names or shapes that differ are said.
+    Reads no weights and makes no model: sizes that lie cost no memory.
     """
-    tensors = load_tensors(path)
-    if "position_embedding.weight" in tensors:
-        tensors["position_embedding.weight"] = tensors["position_embedding.weight"][:model.config.block_size]
-    params = dict(model.named_parameters())
-    wrong = [f"{name}: {list(tensors[name].shape) if name in tensors else 'missing'} in the file, "
-             f"{list(params[name].shape) if name in params else 'absent'} in the model"
-             for name in sorted(tensors.keys() | params.keys())
-             if name not in tensors or name not in params or tensors[name].shape != params[name].shape]
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  it is no dict
+    except (SafetensorError, OSError) as e:
+        raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+    if config.n_layer > len(shapes):
+        raise UserError(f"{path} has {len(shapes)} tensors, too few for the {config.n_layer} layers of its model")
+    expected = parameter_shapes(config)
+    positions = shapes.get("position_embedding.weight") or [0]
+    positions[0] = min(positions[0], config.block_size)
+    wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, {expected.get(name, 'absent')} in the model"
+             for name in sorted(shapes.keys() | expected.keys()) if shapes.get(name) != expected.get(name)]
     if wrong:
         raise UserError(f"{path} holds another model: {'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
-    with torch.no_grad():
-        for name, p in params.items():
-            p.copy_(tensors[name])
+
+
+@torch.no_grad()
+def load_weights(model: GPT, path: Path) -> None:
+    """Copy the weights at path into the model; of a longer position embedding, its beginning. Raises as `check_weights`."""
+    check_weights(path, model.config)
+    tensors = load_tensors(path)
+    for name, p in model.named_parameters():
+        p.copy_(tensors[name][:model.config.block_size] if name == "position_embedding.weight" else tensors[name])
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -238,17 +291,28 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -
     """
     folder, _ = find_checkpoint(Path(run_dir), which, say)
     config = read_config(folder / CONFIG)
+    tokenizer = tokenizer_of(folder, config.model.vocab_size)
+    check_weights(folder / MODEL, config.model)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
-    return model.eval(), tokenizer_of(folder), config
+    return model.eval(), tokenizer, config
 
 
-def tokenizer_of(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint."""
+def tokenizer_of(folder: Path, vocab_size: int | None) -> Tokenizer:
+    """The tokenizer of a checkpoint whose model has so many tokens.
+
+    Raises:
+        UserError: it is none, or of another size; only a model of others' may have ids that its tokenizer has not.
+    """
     try:
-        return load_tokenizer(folder / TOKENIZER)
+        tokenizer = load_tokenizer(folder / TOKENIZER)
     except ValueError as e:
         raise UserError(str(e)) from None
+    spare = (vocab_size or 0) - tokenizer.vocab_size
+    if spare < 0 or (spare > 0 and not isinstance(tokenizer, HFTokenizer)):
+        raise UserError(f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, and the model beside it {vocab_size}: "
+                        "they do not belong together, take another checkpoint")
+    return tokenizer
 
 
 def _remove(path: Path) -> None:

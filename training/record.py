@@ -5,11 +5,14 @@ import json
 import math
 import os
 import shlex
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import count
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from config import Config, UserError
-from files import atomic_write
+from files import atomic_write, ordinary
 from training.wandb_record import WandbRecord
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+CHANGES = "data/changes"  # in a row: how often the text had changed by then; absent where it never had
 MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
@@ -34,14 +38,17 @@ class RunFolder:
         UserError: it cannot be written, another process has it, or it is not empty though a new run is to start.
     """
 
-    def __init__(self, path: Path, new: bool):
-        self.path = path
+    def __init__(self, path: Path, new: bool, made: bool = False):
+        """`made`: whether the folder was made for this run, and so is removed where nothing comes of it."""
+        self.path, self._made = path, made or not os.path.exists(path)
+        setting = "hydra.sweep.dir" if os.path.exists(path / "job.json") else "run_dir"  # a sweep's jobs have no run_dir=
+        for name in (".lock", "checkpoints", "attention", "wandb"):  # written, removed or emptied where a link leads
+            if os.path.islink(path / name):
+                raise UserError(f"run_dir={path} has a link for its {name}: put a folder there, or remove it")
         try:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):  # a run that goes on finds its lock there, though nothing new can be made
                 pass
-            if (path / ".lock").is_symlink():  # locking empties what the link leads to
-                raise UserError(f"run_dir={path} has a link for its .lock: remove it")
             if new and any(p.name not in (".lock", ".config.yaml.part", "job.json") for p in path.iterdir()):
                 raise UserError(f"run_dir={path} is not empty: choose another folder, or continue the run in it with resume=true")
             self._lock = FileLock(path / ".lock")
@@ -49,20 +56,22 @@ class RunFolder:
         except Timeout:
             raise UserError(f"run_dir={path} is in use by another process: wait for it, or choose another folder") from None
         except OSError as e:
-            raise UserError(f"run_dir={path} cannot be written ({e.strerror}): choose another folder") from None
+            raise UserError(f"run_dir={path} cannot be written ({e.strerror}): "
+                            f"choose another folder with {setting}=PATH") from None
 
     def release(self) -> None:
-        """Give the folder up, and remove it where nothing came of the run."""
+        """Give the folder up; where nothing came of the run, leave nothing of ours."""
         self._lock.release()
         try:
             if [p.name for p in self.path.iterdir()] in ([], [".lock"]):
                 (self.path / ".lock").unlink(missing_ok=True)
-                self.path.rmdir()
+                if self._made:
+                    self.path.rmdir()
         except OSError:
             return  # not ours to insist: a leftover empty folder harms nobody
 
 
-def new_run_dir(experiment: str) -> Path:
+def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
     """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has that name."""
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{experiment}")
     for n in range(1, 1000):
@@ -73,8 +82,8 @@ def new_run_dir(experiment: str) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as run_dir=PATH") from None
-    raise UserError(f"there are a thousand runs named {base}: give run_dir=PATH")
+            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as {setting}=PATH") from None
+    raise UserError(f"there are a thousand runs named {base}: give {setting}=PATH")
 
 
 class Terminal(Console):
@@ -99,13 +108,18 @@ def teller(console: Console) -> Callable[[str], None]:
 class Diary:
     """Takes what a run measures: a line of metrics.jsonl for each step that has something, W&B, the terminal."""
 
-    def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0):
-        """Continue the diary after `step` updates; rows of later steps, and half a line, are dropped."""
+    def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0,
+                 best: dict | None = None):
+        """Continue the diary after `step` updates; rows of later steps, and half a line, are dropped.
+
+        `best` is the best row as the checkpoint has it: it comes back where metrics.jsonl has lost it.
+        """
         self.console, self.config, self.say = console, config, teller(console)
         self.run_dir = run_dir
-        self.rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step] if step else []
-        known = {row["step"] for row in self.rows}
-        samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] in known]
+        self.damaged = [name for name in (METRICS, SAMPLES) if step and self._set_aside(run_dir / name)]
+        self.rows = with_best([row for row in read_rows(run_dir / METRICS) if row["step"] <= step], best) if step else []
+        last = self.rows[-1]["step"] if self.rows else -1
+        samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] <= last]
         self._lost = False  # whether something could not be written
         self._files = {name: started(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples))}
         self._written = {METRICS: self.rows, SAMPLES: samples}
@@ -130,6 +144,17 @@ class Diary:
                     self._files[name] = started(self.run_dir / name, self._written[name])
                 self._files[name].close()
         self._wandb.finish(failed=kind is not None)
+
+    def _set_aside(self, path: Path) -> bool:
+        """Keep a copy of a file that has lines which cannot be read, since it goes on without them; whether it has."""
+        bad = _read(path)[1]
+        if bad:
+            asides = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
+            aside = next(aside for aside in asides if not os.path.lexists(aside))
+            with atomic_write(aside) as part:
+                shutil.copyfile(path, part)
+            self.say(f"note: {path} has damaged lines ({bad}), which are left out; the file as it was is {aside}")
+        return bad > 0
 
     def has(self, step: int) -> bool:
         return bool(self.rows) and self.rows[-1]["step"] == step
@@ -192,22 +217,53 @@ def started(path: Path, rows: list[dict]):
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The whole rows of a metrics file, in order; a last line cut off by a crash is left out."""
-    rows = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-            if not line.endswith("\n"):
-                break
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return rows
+    """The rows of a metrics or samples file, in order; a line that is none is left out, as a crash may have cut it.
+
+    Raises:
+        UserError: it cannot be read, or is not an ordinary file.
+    """
+    return _read(path)[0]
 
 
-def best_row(rows: list[dict]) -> dict | None:
-    """The row with the lowest validation loss of a trained model, the first of equals."""
-    return min((row for row in rows if row["step"] and "val/loss" in row), key=lambda row: row["val/loss"], default=None)
+def _read(path: Path) -> tuple[list[dict], int]:
+    """The rows of a file, and how many of its lines are none, half a line at the end not counted."""
+    try:
+        lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    rows = [row for line in lines if (row := _row(line)) is not None]
+    return rows, len(lines) - len(rows)
+
+
+def _row(line: bytes) -> dict | None:
+    """The row in a line: an object with a step, whose values are numbers, or a text."""
+    try:
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0 and all(
+        type(value) in (int, float) or (key == "text" and isinstance(value, str)) for key, value in row.items())
+    return row if whole else None
+
+
+def with_best(rows: list[dict], best: dict | None) -> list[dict]:
+    """The rows, in their order, and the best one where it is not among them."""
+    if not best or any(row["step"] == best["step"] for row in rows):
+        return rows
+    return sorted([*rows, best], key=lambda row: row["step"])
+
+
+def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
+    """The row with the lowest validation loss of a trained model, the first of equals.
+
+    Losses on different texts do not compare: only rows after so many `changes` of the text count, by default as many as
+    the last row has.
+    """
+    if changes is None:
+        changes = rows[-1].get(CHANGES, 0) if rows else 0
+    measured = (row for row in rows if row["step"] and {"val/loss", "val/bits_per_byte"} <= row.keys())
+    return min((row for row in measured if row.get(CHANGES, 0) == changes and isfinite(row["val/loss"])),
+               key=lambda row: row["val/loss"], default=None)
 
 
 def quoted(path: Path) -> str:

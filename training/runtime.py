@@ -1,10 +1,12 @@
 """What a run stands on: device, precision, compilation, the random state of a micro-step, stop signals."""
 
+import errno
 import os
 import platform
+import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +119,43 @@ def autocast(device: str, precision: str):
     if precision == "bf16":
         return torch.autocast(device.partition(":")[0], dtype=torch.bfloat16)
     return nullcontext()
+
+
+def check_memory(config: Config) -> None:
+    """Raise `UserError` where the model's weights, and in training their gradients, are more than the memory there is.
+
+    A system that promises more memory than it has would end the process without a word.
+    """
+    with torch.device("meta"), enough_memory(config):
+        needed = (4 if config.eval_only else 8) * GPT(config.model).num_parameters()
+    if (there := memory_here(config.device)) and needed > there:
+        raise too_little_memory(config, f"{needed / 1e9:,.1f} GB of {there / 1e9:,.1f} for its weights alone")
+
+
+def memory_here(device: str) -> float | None:
+    """Bytes of memory of the device, None where nobody says."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+
+
+@contextmanager
+def enough_memory(config: Config) -> Iterator[None]:
+    """What torch and Python raise here for want of memory becomes a `UserError` that names what to lower."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as e:
+        if (isinstance(e, MemoryError | torch.OutOfMemoryError) or getattr(e, "errno", None) == errno.ENOMEM
+                or re.search("can't allocate memory|not enough memory|[Ss]ize calculation overflow|multiplication overflow", str(e))):
+            raise too_little_memory(config, f"{e}".partition("\n")[0][:200] or type(e).__name__) from None
+        raise
+
+
+def too_little_memory(config: Config, why: str) -> UserError:
+    model = config.model
+    return UserError(f"there is too little memory on {config.device} ({why}): raise accumulate={config.accumulate}, which splits "
+                     f"batch_size={config.batch_size}, or lower model.n_layer={model.n_layer}, model.n_embd={model.n_embd} "
+                     f"or model.block_size={model.block_size}")
 
 
 def synchronize(device: str) -> None:

@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 
 from attention_maps.scores import ASIDE
 from config import Config
-from files import atomic_write
+from files import atomic_write, ordinary
 
 MOST_HEAD_METRICS = 200  # names of heads; a larger model's are summed up by layer
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most
@@ -148,9 +149,12 @@ def start(config: Config, run_dir: Path, experiment: str, say):
     import wandb  # a third of a second: only where it is used
 
     id_file = run_dir / "wandb" / "glassgpt-run-id"
-    known = id_file.read_text().strip() if id_file.exists() else None
     try:
         (run_dir / "wandb").mkdir(exist_ok=True)
+        known = ordinary(id_file, 100).read_text(encoding="utf-8", errors="replace").strip() if id_file.exists() else None
+        if known is not None and not re.fullmatch(r"[\w-]{1,64}", known, re.ASCII):
+            say(f"W&B: {id_file} is damaged, so the record begins anew")
+            known = None
         for attempt in (mode, "offline"):
             try:
                 run = wandb.init(

@@ -23,7 +23,8 @@ from processes import without_rights
 
 import data.corpus
 from config import Config, DataConfig, UserError
-from data.corpus import Corpus, cache_root, open_corpus, stdlib_files, text_files
+from data.cache import cache_root
+from data.corpus import Corpus, open_corpus, stdlib_files, text_files
 
 TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
 SHAKESPEARE = Path(TEST_DATA or "", "data", "tinyshakespeare.txt")

@@ -45,7 +45,7 @@ def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_
     from training import checkpoint
 
     most, prune = [], checkpoint.prune
-    monkeypatch.setattr(checkpoint, "prune", lambda run, keep: (prune(run, keep), most.append(len(saved_steps(run)))))
+    monkeypatch.setattr(checkpoint, "prune", lambda run, *more: (prune(run, *more), most.append(len(saved_steps(run)))))
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.eval.every = 0, 1, 1
     train_here(tiny)
     assert len(most) > 3 and max(most) <= 2
