@@ -14,6 +14,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+LARGEST_SEED = 2**63 - 1  # of torch's generators
+
 
 class UserError(Exception):
     """A mistake that the user can mend: one sentence with what was wrong, its value, what to do."""
@@ -38,7 +40,7 @@ class GPTConfig:
     """The shape of a model. `vocab_size` comes from the tokenizer when a run is configured."""
 
     vocab_size: int | None = field(metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
-    block_size: int = knob(256, "context length T, in tokens", ge=1)
+    block_size: int = knob(256, "context length T, in tokens", ge=2)
     n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1)
     n_head: int = knob(4, "query heads H", ge=1)
     n_kv_head: int | None = knob(None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
@@ -117,7 +119,7 @@ class DataConfig:
 class TokenizerConfig:
     name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
                             "(char | bpe | gpt2 | cl100k_base | … | hf)")
-    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257)
+    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
                         choices=("code", "gpt2"))
 
@@ -186,7 +188,7 @@ class Config:
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and end; or for other machines: H100, 8xA100, …")
     accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
-    seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0)
+    seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
     compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run of this length", choices=(True, False, "auto"))
@@ -277,7 +279,7 @@ class SampleConfig:
     num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
     json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
     attention: str | None = knob(None, "PATH.html: a page of the attention over the first text")
-    seed: int = knob(1337, "same seed, same text", ge=0)
+    seed: int = knob(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster", choices=("auto", "fp32", "bf16"))
 

@@ -29,8 +29,6 @@ def sample(config: SampleConfig) -> None:
     """
     prompts = read_prompts(config)
     folder = Path(config.run_dir or config.init_from or newest_run())
-    with suppress(AttributeError):  # a notebook's
-        sys.stdout.reconfigure(errors="replace")  # one that is not UTF-8 gets what it can show
 
     from training.checkpoint import load_model  # torch, now that all that is quickly checked is right
     from training.runtime import for_sampling, pick_device
