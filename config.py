@@ -7,7 +7,9 @@ short diffs from them, and `python train.py --help` is printed from this page.
 import difflib
 import math
 import re
+import sys
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -15,6 +17,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 LARGEST_SEED = 2**63 - 1  # of torch's generators
+# Settings of older versions, with the value that is now the only one.
+REMOVED = {"model.rope_low": 1.0, "model.rope_high": 4.0, "optim.decay_steps": None,
+           "attention.sample_tokens": 100, "attention.ablation_tokens": 4096, "attention.svg": False,
+           "wandb.entity": None, "wandb.name": None, "wandb.group": None}
 
 
 class UserError(Exception):
@@ -57,8 +63,6 @@ class GPTConfig:
     rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
     rope_factor: float = knob(1.0, "by which rotary wavelengths are stretched, for more tokens than they were trained on", ge=1)
     rope_trained: int | None = knob(None, "context they were trained on, of which Llama 3 spares the short ones; null: all are stretched", ge=1)
-    rope_low: float = knob(1.0, "wavelengths that turn less often in rope_trained tokens are stretched whole", gt=0)
-    rope_high: float = knob(4.0, "wavelengths that turn more often in rope_trained tokens are left as they are", gt=0)
     qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
     bias: bool | str = knob(False, "biases: in linear layers and LayerNorms, in attention's layers alone, or on queries, keys and values alone",
                             choices=(True, False, "attention", "qkv"))
@@ -89,8 +93,6 @@ class GPTConfig:
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self, "model.")
-        if self.rope_low >= self.rope_high:
-            raise UserError(f"model.rope_low={self.rope_low} must be below model.rope_high={self.rope_high}")
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head={self.n_head}: "
                             "change one, or set model.head_dim")
@@ -131,8 +133,7 @@ class OptimConfig:
     muon_lr: float = knob(0.02, "peak learning rate of Muon", gt=0)
     schedule: str = knob("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
                          choices=("cosine", "wsd", "constant"))
-    warmup_steps: int | None = knob(None, "steps in which the rate rises linearly; null: a twentieth of the decay_steps", ge=0)
-    decay_steps: int | None = knob(None, "step at which the decay has ended; null: max_steps", ge=1)
+    warmup_steps: int | None = knob(None, "steps in which the rate rises linearly; null: a twentieth of max_steps", ge=0)
     decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls linearly", gt=0, le=1)
     min_lr_ratio: float = knob(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
     weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings; never on biases and norms", ge=0)
@@ -162,9 +163,6 @@ class CheckpointConfig:
 class AttentionConfig:
     every: int = knob(100, "steps between attention snapshots; 0: only at the end", ge=0)
     tokens: int = knob(48, "length of the texts that snapshots look at, at most block_size", ge=8)
-    sample_tokens: int = knob(100, "length of the text that the model writes at each snapshot, for the run's page", ge=1)
-    ablation_tokens: int = knob(4096, "validation tokens on which each head's importance is measured at the end, about", ge=1)
-    svg: bool = knob(False, "draw each snapshot as .svg too")
 
 
 @dataclass
@@ -172,9 +170,6 @@ class WandbConfig:
     mode: str = knob("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
                      choices=("auto", "online", "offline", "disabled"))
     project: str = knob("glassgpt", "project that the run is filed under")
-    entity: str | None = knob(None, "user or team; null: the key's own")
-    name: str | None = knob(None, "name of the run; null: its folder's")
-    group: str | None = knob(None, "group that the run belongs to; null: in a sweep the sweep's folder")
     log_artifacts: bool = knob(False, "at the end, upload the best checkpoint and the run's page")
 
 
@@ -217,9 +212,9 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size={self.batch_size}: "
                             "every micro-step takes the same number of sequences")
-        if self.warmup_steps >= min(self.decay_steps, self.max_steps):
+        if self.warmup_steps >= self.max_steps:
             raise UserError(f"optim.warmup_steps={self.warmup_steps} is not shorter than the run's "
-                            f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
+                            f"{self.max_steps} steps: lower it, or raise max_steps")
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
         if self.tokenizer.name not in ("char", "bpe", "gpt2", "hf"):
@@ -249,12 +244,8 @@ class Config:
             raise UserError("resume=true needs run_dir=PATH, the run to continue")
 
     @property
-    def decay_steps(self) -> int:
-        return self.optim.decay_steps or self.max_steps
-
-    @property
     def warmup_steps(self) -> int:
-        return self.decay_steps // 20 if self.optim.warmup_steps is None else self.optim.warmup_steps
+        return self.max_steps // 20 if self.optim.warmup_steps is None else self.optim.warmup_steps
 
 
 @dataclass
@@ -265,7 +256,6 @@ class SampleConfig:
     init_from: str | None = knob(None, "in place of run_dir: folder of Hugging Face weights (or of a run)")
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - reads it from stdin; null: the start of a text")
-    prompt_file: str | None = knob(None, "file with the text to continue")
     prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} on each line')
     interactive: bool = knob(False, "ask for prompts; Ctrl-C ends a text, Ctrl-D the program")
     score: str | None = knob(None, "FILE: its loss, and its text coloured by surprise; - is stdin")
@@ -287,7 +277,7 @@ class SampleConfig:
         check_fields(self)
         if self.run_dir is not None and self.init_from is not None:
             raise UserError("run_dir= and init_from= are both given: leave one out")
-        sources = ("prompt", "prompt_file", "prompts", "interactive", "score")
+        sources = ("prompt", "prompts", "interactive", "score")
         given = [name + "=" for name in sources if getattr(self, name) not in (None, False)]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)} are both given: leave one out")
@@ -369,8 +359,36 @@ def is_hf(folder: Path) -> bool:
 
 
 def config_from(kept: dict) -> Config:
-    """The configuration whose `asdict` was kept."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(kept)))
+    """The configuration whose `asdict` was kept, by this version or an older one."""
+    tree = _escaped_tree(without_removed(kept))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), tree))
+
+
+def without_removed(kept: dict) -> dict:
+    """What is kept without the settings of older versions; those that meant something are named.
+
+    Raises:
+        UserError: one of them changes what the model computes.
+    """
+    ignored = []
+    for name, neutral in REMOVED.items():
+        section, key = name.split(".")
+        settings = kept.get(section) if isinstance(kept, dict) else None
+        if isinstance(settings, dict) and key in settings:
+            if settings[key] != neutral:
+                ignored.append(f"{name}={settings[key]}")
+            kept = {**kept, section: {k: v for k, v in settings.items() if k != key}}
+    if any(setting.startswith("model.") for setting in ignored):
+        raise UserError(f"this version of GlassGPT has no {ignored[0]}")
+    if ignored:
+        _note(f"note: a setting of an older version is ignored: {', '.join(ignored)}")
+    return kept
+
+
+@cache
+def _note(line: str) -> None:
+    """Print a line, once."""
+    print(line, file=sys.stderr)
 
 
 def config_yaml(config: Config) -> str:

@@ -19,6 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 import cli
 from config import Config, UserError, config_yaml
 
+SAMPLE_TOKENS = 100  # of the text that the model writes at each snapshot, for the run's page
+ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
+
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(cfg) -> float:
@@ -230,12 +233,11 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
             snapshot, path = capture(model, probes, step), run_dir / "attention" / f"step_{step:08d}"
             scores = score_heads(snapshot)
             if step == config.max_steps:
-                scores["importance"] = importance(model, *validation.excerpt(config.attention.ablation_tokens))
+                scores["importance"] = importance(model, *validation.excerpt(ABLATION_TOKENS))
             images = {f"heads/{name}": table_image(table) for name, table in scores.items()}
             with diary.spared():
                 snapshot.save(path.with_suffix(".npz"))
-                for suffix in (".png", ".svg") if config.attention.svg else (".png",):
-                    draw(snapshot, path.with_suffix(suffix), config.model.kv_heads, f"Attention after {step:,} steps")
+                draw(snapshot, path.with_suffix(".png"), config.model.kv_heads, f"Attention after {step:,} steps")
                 images["attention/map"] = path.with_suffix(".png")
             gc.collect()  # a figure's parts refer to each other: ten figures, of 5 to 10 MB each, would wait to be collected
             return named(scores), images
@@ -263,7 +265,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                 if looks:
                     with stop.at_once(leave):
                         heads, shown = look()
-                        text = sample_text(model, tokens.tokenizer, config.attention.sample_tokens, config.seed)
+                        text = sample_text(model, tokens.tokenizer, SAMPLE_TOKENS, config.seed)
                     row |= heads
                     row |= births([*diary.rows, {"step": step, **row}])
                     diary.sample(step, text)

@@ -130,13 +130,13 @@ unquoted = st.characters(categories=["L", "N"], include_characters=" ~=[]{}<>:;|
 
 
 def sweep_of(value):
-    """The alternatives that Hydra makes of wandb.name=VALUE in a sweep."""
+    """The alternatives that Hydra makes of data.name=VALUE in a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (override,) = OverridesParser.create().parse_overrides(cli.check_arguments(["-m", f"wandb.name={value}"])[1:])
+    (override,) = OverridesParser.create().parse_overrides(cli.check_arguments(["-m", f"data.name={value}"])[1:])
     if not override.is_sweep_override():
         return [override.value()]
-    return [OverridesParser.create().parse_override(f"wandb.name={text}").value() for text in override.sweep_string_iterator()]
+    return [OverridesParser.create().parse_override(f"data.name={text}").value() for text in override.sweep_string_iterator()]
 
 
 @many
@@ -183,15 +183,15 @@ def test_an_experiments_settings_win_over_a_typed_preset_and_a_typed_setting_ove
 
 
 def test_null_is_nothing(hydra):
-    config = composed("wandb.name=null", "tokenizer.vocab_size=null")
-    assert config.wandb.name is None and config.tokenizer.vocab_size is None
+    config = composed("data.name=null", "tokenizer.vocab_size=null")
+    assert config.data.name is None and config.tokenizer.vocab_size is None
 
 
 # --- texts arrive unchanged ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data.path", "wandb.name"])
+@pytest.mark.parametrize("name", ["data.path", "data.name"])
 @many
 @given(text=typed)
 @example(text="\\\n")
@@ -205,8 +205,8 @@ def test_a_text_arrives_as_it_was_typed(name, text, hydra):
 
 @pytest.mark.parametrize("text", KNOWN_HARD)
 def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(text, hydra):
-    config = composed(f"data.path={text}", f"wandb.name={text}", f"run_dir={text}")
-    assert (config.data.path, config.wandb.name, config.run_dir) == (text, text, text)
+    config = composed(f"data.path={text}", f"data.name={text}", f"run_dir={text}")
+    assert (config.data.path, config.data.name, config.run_dir) == (text, text, text)
 
 
 @many
@@ -237,7 +237,7 @@ def test_the_settings_of_sample_have_their_types():
     (["temprature=1"], "temprature is not a setting of sample.py; did you mean temperature"),
     (["hello"], "hello is not of the form key=value; a prompt is prompt=TEXT"),
     (["--prompt"], "--prompt is not of the form key=value; did you mean prompt"), (["temperature=-1"], "temperature=-1.0 must be at least 0"),
-    (["prompt=a", "prompt_file=b"], "both given"), (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
+    (["prompt=a", "prompts=b"], "both given"), (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
 def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
     with pytest.raises(UserError) as error:
         cli.sample_config(argv)
@@ -369,7 +369,7 @@ def test_a_text_that_is_not_there_is_one_sentence_and_leaves_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("argv, fragment", [(["temprature=1"], "did you mean temperature"), (["top_p=2"], "top_p=2.0 must be at most 1"),
-                                            ([], "runs/"), (["top_k=1.5"], "top_k"), (["prompt_file=none.txt"], "none.txt"), (["seed=???"], "seed")],
+                                            ([], "runs/"), (["top_k=1.5"], "top_k"), (["prompts=none.txt"], "none.txt"), (["seed=???"], "seed")],
                          ids=lambda v: " ".join(v) if isinstance(v, list) else "")
 def test_a_mistaken_sample_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path, no_torch):
     assert fragment in one_sentence(tmp_path, "sample.py", *argv, path=no_torch)
@@ -383,13 +383,13 @@ def test_help_is_given_without_making_anything(script, flag, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [["--cfg", "job", "max_steps=3", "wandb.name=it's, ${x}"], ["max_steps=3", "wandb.name=it's, ${x}", "--cfg", "job"],
-                                  ["max_steps=3", "--cfg", "job", "wandb.name=it's, ${x}"]], ids=["first", "last", "between"])
+@pytest.mark.parametrize("argv", [["--cfg", "job", "max_steps=3", "data.name=it's, ${x}"], ["max_steps=3", "data.name=it's, ${x}", "--cfg", "job"],
+                                  ["max_steps=3", "--cfg", "job", "data.name=it's, ${x}"]], ids=["first", "last", "between"])
 def test_the_configuration_is_printed_wherever_the_option_stands(argv, tmp_path):
     done = run(tmp_path, "train.py", *argv)
     assert (done.returncode, done.stderr) == (0, "")
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(done.stdout)))
-    assert (config.max_steps, config.wandb.name) == (3, "it's, ${x}")
+    assert (config.max_steps, config.data.name) == (3, "it's, ${x}")
     assert list(tmp_path.iterdir()) == []
 
 
