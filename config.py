@@ -9,7 +9,9 @@ import glob
 import math
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+import sys
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -19,6 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 from files import ordinary
 
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
+LARGEST_SEED = 2**63 - 1  # of torch's generators
+# Settings of older versions, with the value that is now the only one.
+REMOVED = {"model.rope_low": 1.0, "model.rope_high": 4.0, "optim.decay_steps": None,
+           "attention.sample_tokens": 100, "attention.ablation_tokens": 4096, "attention.svg": False,
+           "wandb.entity": None, "wandb.name": None, "wandb.group": None}
 
 
 class UserError(Exception):
@@ -44,7 +51,7 @@ class GPTConfig:
     """The shape of a model. `vocab_size` comes from the tokenizer when a run is configured."""
 
     vocab_size: int | None = field(metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
-    block_size: int = knob(256, "context length T, in tokens", ge=1)
+    block_size: int = knob(256, "context length T, in tokens", ge=2)
     n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
     n_head: int = knob(4, "query heads H", ge=1)
     n_kv_head: int | None = knob(None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
@@ -61,8 +68,6 @@ class GPTConfig:
     rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
     rope_factor: float = knob(1.0, "by which rotary wavelengths are stretched, for more tokens than they were trained on", ge=1)
     rope_trained: int | None = knob(None, "context they were trained on, of which Llama 3 spares the short ones; null: all are stretched", ge=1)
-    rope_low: float = knob(1.0, "wavelengths that turn less often in rope_trained tokens are stretched whole", gt=0)
-    rope_high: float = knob(4.0, "wavelengths that turn more often in rope_trained tokens are left as they are", gt=0)
     qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
     bias: bool | str = knob(False, "biases: in linear layers and LayerNorms, in attention's layers alone, or on queries, keys and values alone",
                             choices=(True, False, "attention", "qkv"))
@@ -93,8 +98,6 @@ class GPTConfig:
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self, "model.")
-        if self.rope_low >= self.rope_high:
-            raise UserError(f"model.rope_low={self.rope_low} must be below model.rope_high={self.rope_high}")
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head={self.n_head}: "
                             "change one, or set model.head_dim")
@@ -128,7 +131,7 @@ class DataConfig:
 class TokenizerConfig:
     name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
                             "(char | bpe | gpt2 | cl100k_base | … | hf)")
-    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257)
+    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
                         choices=("code", "gpt2"))
 
@@ -140,8 +143,7 @@ class OptimConfig:
     muon_lr: float = knob(0.02, "peak learning rate of Muon", gt=0)
     schedule: str = knob("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
                          choices=("cosine", "wsd", "constant"))
-    warmup_steps: int | None = knob(None, "steps in which the rate rises linearly; null: a twentieth of the decay_steps", ge=0)
-    decay_steps: int | None = knob(None, "step at which the decay has ended; null: max_steps", ge=1)
+    warmup_steps: int | None = knob(None, "steps in which the rate rises linearly; null: a twentieth of max_steps", ge=0)
     decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls linearly", gt=0, le=1)
     min_lr_ratio: float = knob(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
     weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings; never on biases and norms", ge=0)
@@ -174,10 +176,6 @@ class AttentionConfig:
         0, "steps between pictures, samples and new pages; 0: at the first, the last and each doubling", ge=0)
     tokens: int = knob(
         48, "length of the texts that snapshots look at, at most block_size; of repeats at most 64", ge=8)
-    sample_tokens: int = knob(100, "length of the text that the model writes for the run's page", ge=1)
-    ablation_tokens: int = knob(
-        4096, "validation tokens on which each head's importance is measured at the end, about", ge=1)
-    svg: bool = knob(False, "draw each picture as .svg too")
 
 
 @dataclass
@@ -185,9 +183,6 @@ class WandbConfig:
     mode: str = knob("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
                      choices=("auto", "online", "offline", "disabled"))
     project: str = knob("glassgpt", "project that the run is filed under")
-    entity: str | None = knob(None, "user or team; null: the key's own")
-    name: str | None = knob(None, "name of the run; null: its folder's")
-    group: str | None = knob(None, "group that the run belongs to; null: in a sweep the sweep's folder")
     log_artifacts: bool = knob(False, "at the end, upload the best checkpoint and the run's page")
 
 
@@ -201,7 +196,7 @@ class Config:
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and end; or for other machines: H100, 8xA100, …")
     accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
-    seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0)
+    seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
     compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run of this length", choices=(True, False, "auto"))
@@ -230,9 +225,9 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size={self.batch_size}: "
                             "every micro-step takes the same number of sequences")
-        if self.warmup_steps >= min(self.decay_steps, self.max_steps):
+        if self.warmup_steps >= self.max_steps:
             raise UserError(f"optim.warmup_steps={self.warmup_steps} is not shorter than the run's "
-                            f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
+                            f"{self.max_steps} steps: lower it, or raise max_steps")
         look = self.attention
         if look.picture_every and (look.every == 0 or look.picture_every % look.every):
             raise UserError(f"attention.picture_every={look.picture_every} is not a multiple of attention.every={look.every}: "
@@ -267,12 +262,8 @@ class Config:
             raise UserError("resume=true needs run_dir=PATH, the run to continue")
 
     @property
-    def decay_steps(self) -> int:
-        return self.optim.decay_steps or self.max_steps
-
-    @property
     def warmup_steps(self) -> int:
-        return self.decay_steps // 20 if self.optim.warmup_steps is None else self.optim.warmup_steps
+        return self.max_steps // 20 if self.optim.warmup_steps is None else self.optim.warmup_steps
 
 
 @dataclass
@@ -283,7 +274,6 @@ class SampleConfig:
     init_from: str | None = knob(None, "in place of run_dir: folder of Hugging Face weights (or of a run)")
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - reads it from stdin; null: the start of a text")
-    prompt_file: str | None = knob(None, "file with the text to continue")
     prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} on each line')
     interactive: bool = knob(False, "ask for prompts; Ctrl-C ends a text, Ctrl-D the program")
     score: str | None = knob(None, "FILE: its loss, and its text coloured by surprise; - is stdin")
@@ -297,7 +287,7 @@ class SampleConfig:
     num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
     json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
     attention: str | None = knob(None, "PATH.html: a page of the attention over the first text")
-    seed: int = knob(1337, "same seed, same text", ge=0)
+    seed: int = knob(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster", choices=("auto", "fp32", "bf16"))
 
@@ -305,7 +295,7 @@ class SampleConfig:
         check_fields(self)
         if self.run_dir is not None and self.init_from is not None:
             raise UserError("run_dir= and init_from= are both given: leave one out")
-        sources = ("prompt", "prompt_file", "prompts", "interactive", "score")
+        sources = ("prompt", "prompts", "interactive", "score")
         given = [name + "=" for name in sources if getattr(self, name) not in (None, False)]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)} are both given: leave one out")
@@ -388,25 +378,30 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
 
-def find_paths(config: Config) -> None:
-    """Put the home folder in place of ~, and make absolute what a run needs again from wherever it is resumed.
+def resolve_paths(config: Config) -> Config:
+    """The configuration with ~ expanded, and with absolute paths where a run that is resumed from
+    another folder needs them.
 
     Raises:
         UserError: a name is not UTF-8, which safetensors would not find again.
     """
+    paths = {}
     for name in ("run_dir", "init_from"):
         if (path := getattr(config, name)) is not None:
             if path.encode(errors="ignore").decode() != path:
                 raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
-            setattr(config, name, os.path.expanduser(path))
-    if config.init_from is not None:
-        config.init_from = str(Path(config.init_from).absolute())
-    if config.data.path is not None:
-        path = os.path.expanduser(config.data.path)
-        pattern = glob.has_magic(path) and not os.path.exists(path)
-        config.data.path = str(Path(glob.escape(os.getcwd()) if pattern else os.getcwd(), path))
-    if config.data.name is not None and os.path.isdir(os.path.expanduser(config.data.name)):
-        config.data.name = str(Path(config.data.name).expanduser().absolute())
+            paths[name] = os.path.expanduser(path)
+    if "init_from" in paths:
+        paths["init_from"] = str(Path(paths["init_from"]).absolute())
+    data = config.data
+    if data.path is not None:
+        path, here = os.path.expanduser(data.path), os.getcwd()
+        if glob.has_magic(path) and not os.path.exists(path):
+            here = glob.escape(here)
+        data = replace(data, path=str(Path(here, path)))
+    if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
+        data = replace(data, name=str(Path(data.name).expanduser().absolute()))
+    return replace(config, data=data, **paths)
 
 
 def is_hf(folder: Path) -> bool:
@@ -419,8 +414,36 @@ EARLIER = {"data": {"val_windows": "first"}}
 
 
 def config_from(kept: dict) -> Config:
-    """The configuration whose `asdict` was kept."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), EARLIER, _escaped_tree(kept)))
+    """The configuration whose `asdict` was kept, by this version or an older one."""
+    tree = _escaped_tree(without_removed(kept))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), EARLIER, tree))
+
+
+def without_removed(kept: dict) -> dict:
+    """What is kept without the settings of older versions; those that meant something are named.
+
+    Raises:
+        UserError: one of them changes what the model computes.
+    """
+    ignored = []
+    for name, neutral in REMOVED.items():
+        section, key = name.split(".")
+        settings = kept.get(section) if isinstance(kept, dict) else None
+        if isinstance(settings, dict) and key in settings:
+            if settings[key] != neutral:
+                ignored.append(f"{name}={settings[key]}")
+            kept = {**kept, section: {k: v for k, v in settings.items() if k != key}}
+    if any(setting.startswith("model.") for setting in ignored):
+        raise UserError(f"this version of GlassGPT has no {ignored[0]}")
+    if ignored:
+        _note(f"note: a setting of an older version is ignored: {', '.join(ignored)}")
+    return kept
+
+
+@cache
+def _note(line: str) -> None:
+    """Print a line, once."""
+    print(line, file=sys.stderr)
 
 
 def config_yaml(config: Config) -> str:

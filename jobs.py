@@ -62,7 +62,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     typed, folder = cli.typed(cfg, job.overrides.task), Path(job.sweep.dir)
     swept = [key for key in typed if key not in job.job.config.override_dirname.exclude_keys]
     path = begin_job(folder, typed, swept)
-    cfg.run_dir, cfg.wandb.group = str(path), cfg.wandb.group or folder.name
+    cfg.run_dir = str(path)
+    os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best = float("nan")
     print(f"\njob {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept), flush=True)
     try:

@@ -69,6 +69,7 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
     return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
 
 
+ROPE_LOW, ROPE_HIGH = 1.0, 4.0  # turns in rope_trained tokens: up to, from which Llama 3 stretches whole, not
 SHORT = 512  # tokens up to which `short_attention` is the faster one
 
 
@@ -99,7 +100,7 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
         # Rounded as where such models were trained: far tokens turn by much of a last bit.
         frequencies = 1 / c.rope_theta ** exponents
         turns = (c.rope_trained or 0) / (2 * math.pi / frequencies)
-        kept = ((turns - c.rope_low) / (c.rope_high - c.rope_low)).clamp(0, 1)
+        kept = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)
         frequencies = (1 - kept) * frequencies / c.rope_factor + kept * frequencies
     angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (T, d_k/2)
     cos, sin = angles.cos(), angles.sin()

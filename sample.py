@@ -255,8 +255,6 @@ def read_prompts(config: SampleConfig) -> list[str]:
         return [text]
     if config.prompts is not None:
         return list(prompt_lines(read(config.prompts, "prompts="), config.prompts))
-    if config.prompt_file is not None:
-        return [read(config.prompt_file, "prompt_file=").removesuffix("\n")]
     if config.prompt == "-":
         return [read("-", "prompt=").removesuffix("\n")]
     return [config.prompt or ""]

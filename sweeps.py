@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
 
+import cli
 from attention_maps.scores import ASIDE
 from config import Config, UserError, read_config
 from files import atomic_write
@@ -278,11 +279,11 @@ def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
         say(f"{name:<12}{value}")
 
 
+def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        raise UserError("give the folder of a sweep: python -m sweeps DIR")
+    print_sweep(Terminal(), Path(sys.argv[1]), summarise(Path(sys.argv[1])))
+
+
 if __name__ == "__main__":
-    try:
-        if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-            raise UserError("give the folder of a sweep: python -m sweeps DIR")
-        print_sweep(Terminal(), Path(sys.argv[1]), summarise(Path(sys.argv[1])))
-    except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(1)
+    cli.start(main, lambda: __doc__)

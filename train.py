@@ -19,6 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 import cli
 from config import Config, UserError, config_yaml, read_config
 
+SAMPLE_TOKENS = 100  # of the text that the model writes at each snapshot, for the run's page
+
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(cfg) -> float:
@@ -261,7 +263,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                     stopwatch.switch("attention")
                     with stop.at_once(leave):
                         heads, shown = snapshots.take(model, step, diary.rows)
-                        text = sample_text(model, tokens.tokenizer, config.attention.sample_tokens,
+                        text = sample_text(model, tokens.tokenizer, SAMPLE_TOKENS,
                                            config.seed) if shown else ""
                     row |= heads
                     if shown:

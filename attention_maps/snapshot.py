@@ -14,6 +14,8 @@ from data.tokens import Tokens
 from model import GPT
 from training.evaluate import Validation
 
+ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
+
 Images = dict[str, Path | np.ndarray]
 
 
@@ -43,7 +45,7 @@ class Snapshots:
         readings = scores.readings(seen.text, seen.repeat, seen.control, self.probes.periods)
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
         if step == self.config.max_steps:
-            windows = self.validation.excerpt(self.config.attention.ablation_tokens)
+            windows = self.validation.excerpt(ABLATION_TOKENS)
             whole, without = ablation.losses_without_heads(model, *windows, between)
             losses = {"importance_loss": whole, "importance_loss_without": without}
             tables["importance"] = ablation.importance(whole, without)
@@ -72,8 +74,7 @@ class Snapshots:
                           if not name.endswith(scores.ASIDE)}
         title, groups = f"Attention after {seen.step:,} steps", self.config.model.kv_heads
         with self.may_fail():
-            for suffix in (".png", ".svg") if self.config.attention.svg else (".png",):
-                picture.draw(seen, path.with_suffix(suffix), groups, title)
+            picture.draw(seen, path.with_suffix(".png"), groups, title)
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import cli
 from benchmarks import apart, options, write_json
 from config import DataConfig, TokenizerConfig
 from data.corpus import stdlib_files
@@ -58,4 +59,4 @@ def main(argv: list[str]) -> list[dict]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+import cli
 from benchmarks import apart, chosen, options, seconds_per, write_json
 
 # Layers, heads, width, context, vocabulary.
@@ -179,4 +180,4 @@ def plot(rows: list[dict], context: int, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)

@@ -18,6 +18,7 @@ from statistics import mean
 from rich.console import Console
 from rich.table import Table
 
+import cli
 from benchmarks import ROOT, options, write_json
 
 PUBLISHED = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}  # nanoGPT's losses at these settings, the first on the whole validation split
@@ -58,4 +59,4 @@ def main(argv: list[str]) -> dict:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)

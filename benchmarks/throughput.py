@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+import cli
 from benchmarks import apart, chosen, options, seconds_per, write_json
 
 # Layers, heads, width, context, sequences a step, vocabulary.
@@ -175,4 +176,4 @@ def table(size: str, rows: dict, machine: str) -> Table:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)

@@ -22,7 +22,7 @@ from torch import Tensor
 from config import GPTConfig, UserError, is_hf, knobs, read_config
 from data.hf_tokenizer import HFTokenizer, hf_files, read_json, read_tokenizer
 from data.tokenizer import Tokenizer
-from model import GPT, parameter_shapes
+from model import GPT, ROPE_HIGH, ROPE_LOW, parameter_shapes
 from training.checkpoint import (
     MODEL,
     check_model,
@@ -258,9 +258,11 @@ def _from_llama(settings: dict) -> GPTConfig:
     if kind != "default":
         scaling["rope_factor"] = float(_number(rope, "factor", whole=False))
     if kind == "llama3":
-        scaling |= {"rope_trained": _number(rope, "original_max_position_embeddings", block_size),
-                    "rope_low": float(_number(rope, "low_freq_factor", whole=False)),
-                    "rope_high": float(_number(rope, "high_freq_factor", whole=False))}
+        for key, ours in (("low_freq_factor", ROPE_LOW), ("high_freq_factor", ROPE_HIGH)):
+            factor = _number(rope, key, whole=False)
+            if factor != ours:
+                raise UserError(f"{key} is {factor}; what our model has is {ours}")
+        scaling["rope_trained"] = _number(rope, "original_max_position_embeddings", block_size)
     return GPTConfig(vocab_size=_number(settings, "vocab_size"), block_size=block_size, n_layer=_number(settings, "num_hidden_layers"), n_head=heads,
                      n_kv_head=_number(settings, "num_key_value_heads", heads), n_embd=C, head_dim=_number(settings, "head_dim", max(1, C // heads)),
                      mlp="swiglu", mlp_hidden=_number(settings, "intermediate_size"), norm="rmsnorm", position="rope",
@@ -382,7 +384,7 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> tuple[
                 "attention_dropout": c.dropout, **ends}
     if c.rope_factor != 1:
         settings["rope_scaling"] = {"rope_type": "linear", "factor": c.rope_factor} if c.rope_trained is None else {
-            "rope_type": "llama3", "factor": c.rope_factor, "low_freq_factor": c.rope_low, "high_freq_factor": c.rope_high,
+            "rope_type": "llama3", "factor": c.rope_factor, "low_freq_factor": ROPE_LOW, "high_freq_factor": ROPE_HIGH,
             "original_max_position_embeddings": c.rope_trained}
     if c.bias == "qkv":
         return "llama", {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **settings}

@@ -99,7 +99,7 @@ class Process:
 def tiny(text_file: Path, *more: str) -> list[str]:
     """A run with dropout, of 12 steps, that evaluates and saves every 4 and captures every 6."""
     return [*TINY, "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=12", "model.dropout=0.2", "eval.every=4", "attention.every=6",
-            "attention.tokens=16", "attention.sample_tokens=8", "checkpoint.every=4", *more]
+            "attention.tokens=16", "checkpoint.every=4", *more]
 
 
 def finished(folder: Path, *argv: str, status: int = 0, **more) -> str:

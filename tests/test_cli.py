@@ -5,16 +5,19 @@ import re
 import shlex
 import subprocess
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import cli
-from config import Config, SampleConfig, UserError, knobs
+from config import Config, GPTConfig, SampleConfig, TokenizerConfig, UserError, config_yaml, knobs
 
 ROOT = Path(__file__).parents[1]
 many = settings(deadline=None, max_examples=50)
@@ -115,9 +118,9 @@ def test_a_sweep_over_an_unknown_preset_names_that_one():
 # --- what is taken -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["max_steps=3"], ["model=small", "optim=muon"], ["hydra.sweep.dir=x"], ["hydra/launcher=basic"], ["--cfg", "job"],
+@pytest.mark.parametrize("argv", [["max_steps=3"], ["model=small", "optim=muon"], ["hydra/launcher=basic"], ["--cfg", "job"],
                                   ["-c", "job", "seed=1"], ["-m", "seed=1,2"], ["-m", "model=small,gpt2"], ["-m", "model=glob(*)"],
-                                  ["--config-dir", "x"], ["-m", "seed=range(1,4)"], ["-m", "optim.lr=choice(1,2)"],
+                                  ["--config-dir", str(ROOT / "docs")], ["-m", "seed=range(1,4)"], ["-m", "optim.lr=choice(1,2)"],
                                   ["-m", "model=choice(small,gpt2)"]])
 def test_what_needs_no_quotes_is_passed_on_as_it_is(argv):
     assert cli.check_arguments(argv) == argv
@@ -127,13 +130,13 @@ unquoted = st.characters(categories=["L", "N"], include_characters=" ~=[]{}<>:;|
 
 
 def sweep_of(value):
-    """The alternatives that Hydra makes of wandb.name=VALUE in a sweep."""
+    """The alternatives that Hydra makes of data.name=VALUE in a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (override,) = OverridesParser.create().parse_overrides(cli.check_arguments(["-m", f"wandb.name={value}"])[1:])
+    (override,) = OverridesParser.create().parse_overrides(cli.check_arguments(["-m", f"data.name={value}"])[1:])
     if not override.is_sweep_override():
         return [override.value()]
-    return [OverridesParser.create().parse_override(f"wandb.name={text}").value() for text in override.sweep_string_iterator()]
+    return [OverridesParser.create().parse_override(f"data.name={text}").value() for text in override.sweep_string_iterator()]
 
 
 @many
@@ -155,7 +158,7 @@ def test_null_among_the_alternatives_of_a_sweep_is_null():
 
 
 def test_the_groups_are_the_folders_of_presets():
-    assert cli.groups()["optim"] == ["adamw", "muon"]
+    assert list(cli.groups()["optim"]) == ["adamw", "muon"]
     assert {"data", "experiment", "model", "optim", "tokenizer"} <= set(cli.groups())
 
 
@@ -180,15 +183,15 @@ def test_an_experiments_settings_win_over_a_typed_preset_and_a_typed_setting_ove
 
 
 def test_null_is_nothing(hydra):
-    config = composed("wandb.name=null", "tokenizer.vocab_size=null")
-    assert config.wandb.name is None and config.tokenizer.vocab_size is None
+    config = composed("data.name=null", "tokenizer.vocab_size=null")
+    assert config.data.name is None and config.tokenizer.vocab_size is None
 
 
 # --- texts arrive unchanged ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data.path", "wandb.name"])
+@pytest.mark.parametrize("name", ["data.path", "data.name"])
 @many
 @given(text=typed)
 @example(text="\\\n")
@@ -202,8 +205,8 @@ def test_a_text_arrives_as_it_was_typed(name, text, hydra):
 
 @pytest.mark.parametrize("text", KNOWN_HARD)
 def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(text, hydra):
-    config = composed(f"data.path={text}", f"wandb.name={text}", f"run_dir={text}")
-    assert (config.data.path, config.wandb.name, config.run_dir) == (text, text, text)
+    config = composed(f"data.path={text}", f"data.name={text}", f"run_dir={text}")
+    assert (config.data.path, config.data.name, config.run_dir) == (text, text, text)
 
 
 @many
@@ -234,7 +237,7 @@ def test_the_settings_of_sample_have_their_types():
     (["temprature=1"], "temprature is not a setting of sample.py; did you mean temperature"),
     (["hello"], "hello is not of the form key=value; a prompt is prompt=TEXT"),
     (["--prompt"], "--prompt is not of the form key=value; did you mean prompt"), (["temperature=-1"], "temperature=-1.0 must be at least 0"),
-    (["prompt=a", "prompt_file=b"], "both given"), (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
+    (["prompt=a", "prompts=b"], "both given"), (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
 def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
     with pytest.raises(UserError) as error:
         cli.sample_config(argv)
@@ -294,8 +297,8 @@ def no_torch(tmp_path_factory):
     return str(folder)
 
 
-def run(folder, script, *argv, path=""):
-    env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache"), "PYTHONPATH": path}
+def run(folder, script, *argv, path="", **variables):
+    env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache"), "PYTHONPATH": path, **variables}
     return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=folder, env=env, capture_output=True, text=True, timeout=120,
                           stdin=subprocess.DEVNULL)
 
@@ -366,7 +369,7 @@ def test_a_text_that_is_not_there_is_one_sentence_and_leaves_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("argv, fragment", [(["temprature=1"], "did you mean temperature"), (["top_p=2"], "top_p=2.0 must be at most 1"),
-                                            ([], "runs/"), (["top_k=1.5"], "top_k"), (["prompt_file=none.txt"], "none.txt"), (["seed=???"], "seed")],
+                                            ([], "runs/"), (["top_k=1.5"], "top_k"), (["prompts=none.txt"], "none.txt"), (["seed=???"], "seed")],
                          ids=lambda v: " ".join(v) if isinstance(v, list) else "")
 def test_a_mistaken_sample_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path, no_torch):
     assert fragment in one_sentence(tmp_path, "sample.py", *argv, path=no_torch)
@@ -380,13 +383,13 @@ def test_help_is_given_without_making_anything(script, flag, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [["--cfg", "job", "max_steps=3", "wandb.name=it's, ${x}"], ["max_steps=3", "wandb.name=it's, ${x}", "--cfg", "job"],
-                                  ["max_steps=3", "--cfg", "job", "wandb.name=it's, ${x}"]], ids=["first", "last", "between"])
+@pytest.mark.parametrize("argv", [["--cfg", "job", "max_steps=3", "data.name=it's, ${x}"], ["max_steps=3", "data.name=it's, ${x}", "--cfg", "job"],
+                                  ["max_steps=3", "--cfg", "job", "data.name=it's, ${x}"]], ids=["first", "last", "between"])
 def test_the_configuration_is_printed_wherever_the_option_stands(argv, tmp_path):
     done = run(tmp_path, "train.py", *argv)
     assert (done.returncode, done.stderr) == (0, "")
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(done.stdout)))
-    assert (config.max_steps, config.wandb.name) == (3, "it's, ${x}")
+    assert (config.max_steps, config.data.name) == (3, "it's, ${x}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -394,3 +397,226 @@ def test_the_configuration_is_printed_wherever_the_option_stands(argv, tmp_path)
 def test_a_sweeps_folder_is_taken_as_it_is_typed(path):
     checked = cli.check_arguments(["-m", f"hydra.sweep.dir={path}"])
     assert cli.typed_value("hydra.sweep.dir", checked) == path
+
+
+# --- presets of one's own ------------------------------------------------------------------------
+
+GLOBAL = "# @package _global_\n"
+OWN = {"model/tiny": "n_layer: 1\nn_head: 2\nn_embd: 16\nblock_size: 16\n",
+       "data/mine": f"source: text\npath: {ROOT / 'LICENSE'}\n",
+       "tokenizer/letters": "name: char\n",
+       "optim/fast": "name: adamw\nlr: 0.01\n",
+       "experiment/mine": GLOBAL + "defaults:\n  - override /model: tiny\n"
+                          "  - override /data: mine\n"
+                          "  - override /tokenizer: letters\n  - override /optim: fast\n"
+                          "max_steps: 2\nbatch_size: 2\nattention:\n  every: 0\n",
+       "sweep/seeds": GLOBAL + "hydra:\n  sweeper:\n    params:\n"
+                      "      seed: 1,2\n      experiment: mine\n"}
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Add presets to a folder for --config-dir: own({"model/tiny": "n_layer: 1"})."""
+    def write(presets: dict[str, str | bytes]) -> str:
+        for name, text in presets.items():
+            path = tmp_path / "own" / f"{name}.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return "--config-dir=" + str(tmp_path / "own")
+
+    return write
+
+
+@pytest.mark.slow
+def test_a_preset_of_ones_own_is_found_in_every_group_and_for_a_run_that_goes_on(own, tmp_path):
+    folder = own(OWN)
+    done = run(tmp_path, "train.py", folder, "experiment=mine", "run_dir=run")
+    assert (done.returncode, done.stderr) == (0, "")
+    kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (kept["model"]["n_embd"], kept["optim"]["lr"]) == (16, 0.01)
+    assert (kept["data"]["source"], kept["tokenizer"]["name"]) == ("text", "char")
+    done = run(tmp_path, "train.py", "experiment=mine", folder, "run_dir=run", "resume=true",
+               "max_steps=3")
+    assert (done.returncode, done.stderr) == (0, "") and "going on after 2 steps" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_sweep_of_ones_own_runs_and_its_best_command_runs_again(own, tmp_path):
+    done = run(tmp_path, "train.py", own(OWN), "-m", "sweep=seeds", "hydra.sweep.dir=~/sweep",
+               HOME=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    folders = sorted(path.name for path in (tmp_path / "sweep").glob("*/"))
+    assert folders == ["seed=1", "seed=2"]
+    best = re.search(r"^best +python (train.py .*)", done.stdout, re.MULTILINE)[1]
+    done = run(tmp_path, *shlex.split(best), "dry_run=true")
+    assert done.returncode == 0 and "1 layers of 16" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name, text, sentence", [
+    ("experiment/bad", GLOBAL + "max_steps: [3\n", "bad.yaml, line 3: expected"),
+    ("experiment/bad", GLOBAL + "model:\n\tn_layer: 3\n", "bad.yaml, line 3: found character"),
+    ("experiment/bad", GLOBAL + "seed: 1\nseed: 2\n", "bad.yaml, line 3: found duplicate"),
+    ("experiment/bad", b"# @package _global_\n# r\xe9glages\n", "bad.yaml cannot be read: 'utf-8'"),
+    ("experiment/bad", "max_steps: 3\n", "bad.yaml: its first line has to be # @package _global_"),
+    ("experiment/bad", GLOBAL + "max_step: 3\n",
+     "experiment/bad.yaml: max_step is not a setting; did you mean max_steps"),
+    ("model/bad", "n_layers: 3\n", "model/bad.yaml: model.n_layers is not a setting; did you mean"),
+    ("model/bad", "n_layer: many\n", "model/bad.yaml: model.n_layer=many is not a whole number"),
+    ("experiment/bad", GLOBAL + "defaults:\n  - override /model: smal\n", "did you mean small"),
+    ("experiment/bad", "# @package\nmax_steps: 3\n", "Expected header format"),
+    ("model/small", "n_layer: 3\n", "model=small is one of GlassGPT's presets: give the file"),
+])
+def test_a_mistake_in_a_preset_of_ones_own_is_one_sentence(name, text, sentence, own, tmp_path):
+    done = run(tmp_path, "train.py", own({name: text}), name.replace("/", "="))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sentence in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+# --- what Hydra cannot read -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["-m", "seed=1,,2"], ["model.n_layer=[1"], ["optim.lr={"],
+                                  ["max_steps='3"], ["hydra.job.name=[a"],
+                                  ["-m", "model.n_layer="]])
+def test_what_cannot_be_read_is_named_with_what_to_type(argv):
+    key = argv[-1].partition("=")[0]
+    assert refused(*argv).startswith(argv[-1]) and f"type {key}=VALUE" in refused(*argv)
+
+
+@pytest.mark.parametrize("argv, sentence", [
+    (["-m", "hydra/launcher=foo", "seed=1,2"], "hydra/launcher=foo is not one of basic, "),
+    (["hydra.foo=3"], "hydra.foo is not a setting"),
+    (["--cfg", "job", "--info", "all"], "Only one of"), (["--resolve"], "--resolve"),
+    (["--config-path=/tmp"], "--config-path=/tmp"), (["--config-dir=none"], "none is not a folder"),
+    (["--experimental-rerun=x"], "x"), (["-sc"], "subcommand")])
+def test_what_hydra_refuses_is_one_sentence(argv, sentence, tmp_path):
+    done = run(tmp_path, "train.py", *argv)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sentence in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+# --- nanoGPT's habits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arg, here", [
+    ("init_from=resume", "run_dir=PATH resume=true"), ("init_from=scratch", "leave it out"),
+    ("init_from=gpt2", "hf download openai-community/gpt2 "), ("init_from=gpt2-xl", "gpt2-xl"),
+    ("learning_rate=6e-4", "optim.lr="), ("optim.learning_rate=1", "optim.lr="),
+    ("dtype=bfloat16", "precision=bf16"), ("max_iters=5", "max_steps="),
+    ("eval_interval=1", "eval.every="), ("out_dir=out", "run_dir="), ("n_layer=3", "model.n_layer"),
+    ("block_size=8", "model.block_size"),
+    ("--batch_size=8", "batch_size=8"), ("--batch_size", "batch_size=VALUE"),
+    ("--compile=False", "compile=False"), ("--max_iters=5", "max_steps="),
+    ("--init_from=gpt2", "hf download"),
+    ("config/train_shakespeare_char.py", "experiment=nanogpt_gpu"), ("train_gpt2.py", "gpt2_124m"),
+    ("min_lr=1e-4", "optim.min_lr_ratio="), ("decay_lr=False", "optim.schedule=constant")])
+def test_nanogpts_habits_are_answered_with_what_to_type_here(arg, here):
+    assert here in refused(arg)
+
+
+def test_every_setting_of_nanogpt_in_the_readme_is_taken_or_answered():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| nanoGPT | here |")[2]
+    rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
+    cells = [name for row in rows for name in re.findall(r"`([\w=]+)`", row[1] + row[3])]
+    assert len(cells) > 15
+    taken = {name for name, _, _ in knobs(Config())}
+    for name in cells:
+        arg = name if "=" in name else f"{name}=1"
+        if name not in taken:
+            assert re.search(r"here it is|did you mean", refused(arg))
+
+
+def test_a_folder_with_the_name_of_a_habit_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert cli.check_arguments(["init_from=gpt2"]) == ["init_from='gpt2'"]
+
+
+def test_nanogpts_habits_are_answered_by_sample_too():
+    with pytest.raises(UserError, match="here it is prompt=TEXT"):
+        cli.sample_config(["--start=To be"])
+
+
+# --- from arguments to a configuration ------------------------------------------------------------
+
+
+def configured(*argv) -> tuple[Config, bool]:
+    """What `to_config` makes of a command line."""
+    checked = cli.check_arguments(list(argv))
+    return cli.to_config(compose("config", overrides=checked), checked)
+
+
+@pytest.mark.parametrize("n_head, fitting", [(1, 1), (2, 2), (4, 2), (8, 2), (16, 2)])
+def test_a_presets_kv_heads_follow_the_heads_that_are_typed(n_head, fitting, hydra, capsys):
+    config, _ = configured(f"model.n_head={n_head}")
+    assert (config.model.n_head, config.model.n_kv_head) == (n_head, fitting)
+    noted = "model.n_kv_head is 1, since the preset's 2" in capsys.readouterr().out
+    assert noted == (n_head == 1)
+
+
+def test_kv_heads_become_the_largest_divisor_that_is_not_more(hydra):
+    config, _ = configured("model=llama3_8b", "model.n_head=12", "model.n_embd=96")
+    assert config.model.n_kv_head == 6
+
+
+@pytest.mark.parametrize("argv", [["model.n_head=1", "model.n_kv_head=2"], ["model.n_kv_head=3"]])
+def test_kv_heads_that_are_typed_and_do_not_fit_are_refused(argv, hydra):
+    with pytest.raises(UserError, match="does not divide"):
+        configured(*argv)
+
+
+def test_a_run_is_planned_with_its_own_configuration(hydra, tmp_path):
+    kept = Config(model=GPTConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
+    (tmp_path / "config.yaml").write_text(config_yaml(kept))
+    config, _ = configured(f"run_dir={tmp_path}", "dry_run=true", "max_steps=5")
+    assert (config.model, config.max_steps) == (kept.model, 5)
+    config, continues = configured(f"run_dir={tmp_path / 'new'}", "dry_run=true")
+    assert (config.model.n_layer, continues) == (4, False)
+    with pytest.raises(UserError, match="n_layer: 3 in the run, 8 asked for"):
+        configured(f"run_dir={tmp_path}", "dry_run=true", "model.n_layer=8")
+
+
+def test_home_is_found_behind_an_equals_sign(hydra, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.yaml").write_text(config_yaml(Config()))
+    config, _ = configured("run_dir=~/run", "init_from=~/base")
+    assert (config.run_dir, config.init_from) == (str(tmp_path / "run"), str(tmp_path / "base"))
+    checked = cli.check_arguments(["-m", "hydra.sweep.dir=~/a (1)"])
+    assert cli.typed_value("hydra.sweep.dir", checked) == str(tmp_path / "a (1)")
+
+
+def test_neither_what_is_asked_for_nor_the_run_that_goes_on_is_changed():
+    run, asked = Config(model=GPTConfig(vocab_size=9)), Config(max_steps=7, run_dir="x")
+    before = deepcopy((run, asked))
+    config, _ = cli.continued(run, asked, ["experiment", "max_steps", "optim.lr"])
+    assert config.max_steps == 7 and config.model.vocab_size == 9
+    assert cli.fit_kv_heads(replace(asked, model=GPTConfig(None, n_head=1, n_kv_head=2)))
+    assert (run, asked) == before
+
+
+# --- outputs that cannot show every character -----------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding, argv", [
+    ("ascii", [ROOT / "train.py", "--help"]), ("cp1252", [ROOT / "train.py", "--help"]),
+    ("latin-1", [ROOT / "sample.py", "--help"]), ("ascii", ["-m", "data.prepare", "--help"]),
+    ("ascii", ["-m", "sweeps", "--help"]), ("ascii", ["-m", "interop", "--help"]),
+    ("ascii", ["-m", "benchmarks.throughput", "help=true"]),
+    ("ascii", ["-m", "benchmarks.sampling", "help=true"])])
+def test_help_is_printed_in_every_encoding(encoding, argv, tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, *argv], cwd=tmp_path, env=env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.decode(encoding)) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argv", [["seed=1"], ["dry_run=true"], ["-m", "seed=1,2"],
+                                  ["-m", "seed=1,2", "hydra/launcher=joblib"]])
+def test_a_run_or_a_sweep_ends_in_every_encoding(argv, own, tmp_path):
+    text = tmp_path / "café – 日本.txt"
+    text.write_text("the glass model attends to every token before it – café\n" * 30)
+    done = run(tmp_path, "train.py", own(OWN), "experiment=mine", "data=text", f"data.path={text}",
+               *argv, PYTHONIOENCODING="ascii")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -50,6 +50,7 @@ WRONG = [
     ({"accumulate": 5}, "accumulate=5 does not divide batch_size=32"),
     ({"batch_size": 2, "accumulate": 4}, "accumulate=4 does not divide batch_size=2"),
     ({"seed": -1}, "seed=-1 must be at least 0"),
+    ({"seed": 2**63}, f"seed={2**63} must be at most {2**63 - 1}"),
     ({"device": "tpu"}, "device=tpu is not one of auto, cpu, cuda, cuda:N, mps"),
     ({"device": ""}, "device= is not one of"),
     ({"device": "cuda0"}, "device=cuda0 is not one of"),
@@ -60,7 +61,7 @@ WRONG = [
     ({"resume": True}, "resume=true needs run_dir=PATH"),
     ({"eval_only": True}, "eval_only=true needs run_dir=PATH"),
     ({"model.vocab_size": 0}, "model.vocab_size=0 must be at least 1"),
-    ({"model.block_size": 0}, "model.block_size=0 must be at least 1"),
+    ({"model.block_size": 1}, "model.block_size=1 must be at least 2"),
     ({"model.n_layer": 0}, "model.n_layer=0 must be at least 1"),
     ({"model.n_head": 0}, "model.n_head=0 must be at least 1"),
     ({"model.n_embd": 0}, "model.n_embd=0 must be at least 1"),
@@ -90,8 +91,6 @@ WRONG = [
     ({"optim.warmup_steps": -1}, "optim.warmup_steps=-1 must be at least 0"),
     ({"optim.warmup_steps": 1000}, "optim.warmup_steps=1000 is not shorter than the run's 1000 steps"),
     ({"optim.warmup_steps": 10, "max_steps": 10}, "optim.warmup_steps=10 is not shorter than the run's 10 steps"),
-    ({"optim.warmup_steps": 50, "optim.decay_steps": 50}, "optim.warmup_steps=50 is not shorter than the run's 50 steps"),
-    ({"optim.decay_steps": 0}, "optim.decay_steps=0 must be at least 1"),
     ({"optim.decay_share": 0.0}, "optim.decay_share=0.0 must be above 0"),
     ({"optim.decay_share": 1.5}, "optim.decay_share=1.5 must be at most 1"),
     ({"optim.min_lr_ratio": 1.1}, "optim.min_lr_ratio=1.1 must be at most 1"),
@@ -114,6 +113,7 @@ WRONG = [
     ({"data.name": "a/b"}, "data.name=a/b is for data=hf"),
     ({"data.source": "text", "data.path": "a", "data.subset": "b"}, "data.subset=b is for data=hf"),
     ({"tokenizer.vocab_size": 256}, "tokenizer.vocab_size=256 must be at least 257"),
+    ({"tokenizer.vocab_size": 3_000_000_000}, "=3000000000 must be at most 1000000"),
     ({"tokenizer.name": "char", "tokenizer.vocab_size": 300}, "tokenizer.vocab_size=300 is for tokenizer=bpe"),
     ({"tokenizer.name": "gpt2", "tokenizer.vocab_size": 50257}, "tokenizer=gpt2 has its own vocabulary"),
     ({"log.every": -1}, "log.every=-1 must be at least 0"),
@@ -135,14 +135,15 @@ def test_a_wrong_setting_is_named_with_its_value_and_what_to_do(values, sentence
 
 
 RIGHT = [
-    {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1}, {"batch_size": 32, "accumulate": 32}, {"seed": 0},
+    {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1}, {"batch_size": 32, "accumulate": 32}, {"seed": 0}, {"seed": 2**63 - 1},
+    {"model.block_size": 2}, {"tokenizer.vocab_size": 1_000_000},
     {"device": "cuda:1"}, {"device": "mps"}, {"resume": "auto"}, {"resume": True, "run_dir": "x"}, {"eval_only": True, "run_dir": "x"},
     {"model.n_kv_head": 1}, {"model.n_kv_head": 4}, {"model.n_head": 3, "model.head_dim": 7}, {"model.dropout": 0.99},
     {"model.position": "rope", "model.head_dim": 2}, {"model.head_dim": 5, "model.value_head_dim": 3}, {"compile": True}, {"compile": False},
     {"data.source": "text", "data.path": "x"}, {"data.source": "shakespeare"}, {"data.source": "shakespeare", "data.path": "x"},
     {"tokenizer.name": "o200k_base"}, {"data.source": "hf", "data.name": "a/b", "data.subset": "c"},
     {"tokenizer.vocab_size": 257}, {"tokenizer.name": "char"}, {"log.every": 0, "eval.every": 0, "checkpoint.every": 0, "attention.every": 0},
-    {"optim.grad_clip": 0.0}, {"optim.min_lr_ratio": 1.0}, {"optim.decay_share": 1.0}, {"attention.tokens": 8}, {"optim.decay_steps": 5000},
+    {"optim.grad_clip": 0.0}, {"optim.min_lr_ratio": 1.0}, {"optim.decay_share": 1.0}, {"attention.tokens": 8},
 ]
 
 
@@ -161,10 +162,11 @@ SAMPLE_WRONG = [
     ({"min_p": 1.1}, "min_p=1.1 must be at most 1"),
     ({"num_samples": 0}, "num_samples=0 must be at least 1"),
     ({"seed": -1}, "seed=-1 must be at least 0"),
+    ({"seed": 2**63}, f"must be at most {2**63 - 1}"),
     ({"checkpoint": "newest"}, "checkpoint=newest is not best, last or a step's number"),
     ({"checkpoint": "-1"}, "checkpoint=-1 is not best, last or a step's number"),
     ({"checkpoint": "²"}, "checkpoint=² is not best, last or a step's number"),
-    ({"prompt": "a", "prompt_file": "b"}, "prompt= and prompt_file= are both given"),
+    ({"prompt": "a", "score": "b"}, "prompt= and score= are both given"),
     ({"prompt": "", "prompts": "b"}, "prompt= and prompts= are both given"),
     ({"interactive": True, "score": "b"}, "interactive= and score= are both given"),
     ({"repetition_penalty": 0.001}, "repetition_penalty=0.001 must be at least 0.01"),
@@ -180,7 +182,7 @@ def test_a_wrong_setting_of_sample_is_named_with_its_value(values, sentence):
 
 
 @pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 1.0}, {"min_p": 0.0}, {"min_p": 1.0}, {"checkpoint": "0"},
-                                    {"checkpoint": "last"}, {"prompt": ""}, {"prompt_file": "x"}], ids=lambda v: ",".join(v))
+                                    {"checkpoint": "last"}, {"prompt": ""}, {"prompts": "x"}], ids=lambda v: ",".join(v))
 def test_a_value_of_sample_at_its_bound_is_taken(values):
     changed(SampleConfig(), values).check()
 
@@ -226,9 +228,9 @@ def test_what_is_given_is_kept():
     assert GPTConfig(vocab_size=9, head_dim=7).value_dim == 7
 
 
-def test_the_warm_up_is_a_twentieth_of_the_decay():
+def test_the_warm_up_is_a_twentieth_of_the_run():
     assert Config().warmup_steps == 50
-    assert changed(Config(), {"optim.decay_steps": 200}).warmup_steps == 10
+    assert changed(Config(), {"max_steps": 200}).warmup_steps == 10
     assert changed(Config(), {"optim.warmup_steps": 0}).warmup_steps == 0
 
 
@@ -287,14 +289,14 @@ def test_a_kept_configuration_is_read_back_the_same(values, tmp_path):
 
 
 @many
-@given(text=st.text(st.characters(exclude_categories=["Cs"])), lr=st.floats(1e-12, 1e3), seed=st.integers(0, 2**63))
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), lr=st.floats(1e-12, 1e3), seed=st.integers(0, 2**63 - 1))
 @example(text="null", lr=1e-5, seed=0)
 @example(text="1e3", lr=3e-4, seed=1)
 @example(text="~/notes (1).txt", lr=1.0, seed=2)
 @example(text="a: b # c", lr=1.0, seed=2)
 def test_any_text_and_number_is_read_back_the_same(text, lr, seed, tmp_path_factory):
     assume(text != "???")  # which the command line refuses
-    config = changed(Config(), {"data.path": text, "wandb.name": text, "run_dir": text, "optim.lr": lr, "seed": seed})
+    config = changed(Config(), {"data.path": text, "data.name": text, "run_dir": text, "optim.lr": lr, "seed": seed})
     assert read_back(config, tmp_path_factory.mktemp("run")) == config
 
 
@@ -320,6 +322,23 @@ def test_a_configuration_that_does_not_fit_is_one_sentence(text, tmp_path):
 def test_a_configuration_that_is_not_utf8_is_one_sentence(tmp_path):
     (tmp_path / "config.yaml").write_bytes(b"wandb:\n  name: caf\xe9\n")
     with pytest.raises(UserError, match=r"config\.yaml"):
+        read_config(tmp_path / "config.yaml")
+
+
+OLD = "model:\n  rope_low: {low}\n  n_layer: 3\nattention:\n  svg: true\n  every: 7\nwandb:\n  name: {name}\n"
+
+
+def test_settings_of_an_older_version_are_ignored_with_one_line(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(OLD.format(low=1.0, name="mine"))
+    config = [read_config(tmp_path / "config.yaml") for _ in range(2)][1]
+    assert (config.model.n_layer, config.attention.every) == (3, 7)
+    assert capsys.readouterr().err == ("note: a setting of an older version is ignored: "
+                                       "attention.svg=True, wandb.name=mine\n")
+
+
+def test_a_setting_of_an_older_version_that_makes_another_model_is_refused(tmp_path):
+    (tmp_path / "config.yaml").write_text(OLD.format(low=2.0, name="null"))
+    with pytest.raises(UserError, match=r"no model\.rope_low=2\.0"):
         read_config(tmp_path / "config.yaml")
 
 

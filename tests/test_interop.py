@@ -62,7 +62,7 @@ def llama3(theta, factor, low, high, trained):
 
 ROPE = st.sampled_from([{"rope_type": "default", "rope_theta": 10000.0}, {"rope_type": "default", "rope_theta": 500000.0},
                         {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-                        llama3(500.0, 8.0, 1.0, 4.0, 12), llama3(10000.0, 5.0, 0.5, 2.0, 10)])
+                        llama3(500.0, 8.0, 1.0, 4.0, 12), llama3(10000.0, 5.0, 1.0, 4.0, 10)])
 
 
 @st.composite
@@ -216,7 +216,7 @@ def test_a_setting_that_export_has_never_heard_of_stands_in_the_way():
     """Each setting of a model either stays as it is, is translated, or refuses: none is dropped in silence."""
     from interop import hf_settings
 
-    neutral = {"dropout", "n_kv_head", "head_dim", "value_head_dim", "rope_trained", "rope_low", "rope_high"}
+    neutral = {"dropout", "n_kv_head", "head_dim", "value_head_dim", "rope_trained"}
     config = GPTConfig(vocab_size=23, n_embd=16, n_head=4, **LLAMA)
     plain = hf_settings(config)[1]
     for f in fields(GPTConfig):
@@ -462,6 +462,8 @@ WTE, DOWN, SAFE = "transformer.wte.weight", "model.layers.1.mlp.down_proj.weight
     ("gpt2", settings_changed(quantization_config={"bits": 4}), "quantised"),
     ("gpt2", settings_changed(n_embd=16), "does not hold the model"),
     ("llama", settings_changed(rope_parameters={"rope_type": "yarn", "factor": 2.0}), "\"yarn\""),
+    ("llama", settings_changed(rope_parameters=llama3(500000.0, 8.0, 2.0, 4.0, 12)),
+     "low_freq_factor is 2.0; what our model has is 1.0"),
     ("llama", settings_changed(rope_parameters=[1]), "not an object"),
     ("llama", settings_changed(rope_parameters={"rope_type": "linear"}), "factor is missing"),
     ("llama", settings_changed(rope_parameters={"rope_type": "linear", "factor": 10**400}), "factor is 1000"),

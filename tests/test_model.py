@@ -15,6 +15,8 @@ from config import UserError
 from model import (
     GPT,
     MLP,
+    ROPE_HIGH,
+    ROPE_LOW,
     GPTConfig,
     KVCache,
     SelfAttention,
@@ -45,11 +47,11 @@ def frequency_by_hand(c, i):
     """Radians that pair i turns by from one token to the next."""
     f = c.rope_theta ** (-2 * i / c.key_dim)
     turns = (c.rope_trained or 0) * f / (2 * math.pi)
-    if turns >= c.rope_high:
+    if turns >= ROPE_HIGH:
         return f
-    if turns <= c.rope_low:
+    if turns <= ROPE_LOW:
         return f / c.rope_factor
-    share = (turns - c.rope_low) / (c.rope_high - c.rope_low)
+    share = (turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)
     return share * f + (1 - share) * f / c.rope_factor
 
 

@@ -41,12 +41,11 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(command, run
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_the_prompt_is_read_from_the_command_line_a_file_or_stdin(command, run, tmp_path):
-    (tmp_path / "prompt.txt").write_text("the glass é", encoding="utf-8")
-    ways = [("prompt=the glass é",), ("prompt_file=prompt.txt",)]
-    texts = [command("sample.py", f"run_dir={run / 'char'}", *way, "temperature=0").stdout for way in ways]
-    texts.append(command("sample.py", f"run_dir={run / 'char'}", "prompt=-", "temperature=0", input="the glass é\n").stdout)
-    assert texts[0] == texts[1] == texts[2] != ""
+def test_the_prompt_is_read_from_the_command_line_or_stdin(command, run):
+    argv = [f"run_dir={run / 'char'}", "temperature=0"]
+    typed = command("sample.py", *argv, "prompt=the glass é").stdout
+    read = command("sample.py", *argv, "prompt=-", input="the glass é\n").stdout
+    assert typed == read != ""
 
 
 def test_several_samples_and_prompts_longer_than_the_context_work(command, run):
@@ -73,7 +72,7 @@ def test_half_a_character_is_never_written(command, run):
     (["top_p=0"], "must be above 0"),
     (["checkpoint=7"], "no checkpoint of step 7: there are 3"),
     (["promt=x"], "did you mean prompt"),
-    (["prompt_file=none.txt"], "cannot be read"),
+    (["prompts=none.txt"], "cannot be read"),
     (["max_new_tokens=many"], "max_new_tokens"),
     (["device=tpu"], "device=tpu"),
     (["run_dir=nowhere"], "does not exist"),

@@ -116,9 +116,9 @@ def lr_factor(step: int, config: Config) -> float:
     """The rate of the update after `step` updates, over the peak rate.
 
     A linear warm-up; then a cosine down to min_lr_ratio (Loshchilov and Hutter 2017), or flat with a linear
-    end (warm-up–stable-decay, Hu et al. 2024), or flat. After decay_steps it stays where it is.
+    end (warm-up–stable-decay, Hu et al. 2024), or flat. After max_steps it stays where it is.
     """
-    c, warmup, end = config.optim, config.warmup_steps, config.decay_steps
+    c, warmup, end = config.optim, config.warmup_steps, config.max_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if c.schedule == "constant":
@@ -138,8 +138,8 @@ def rises_again(step: int, before: Config, now: Config) -> list[str]:
     old, new = lr_factor(step, before), lr_factor(step, now)
     if before.optim.schedule != now.optim.schedule or new <= old:
         return []
-    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, since it falls until step "
-            f"{now.decay_steps:,} now; optim.decay_steps={before.decay_steps} keeps it as it was"]
+    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, since it "
+            f"now falls until step {now.max_steps:,}"]
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:

@@ -158,8 +158,8 @@ def start(config: Config, run_dir: Path, experiment: str, say):
         for attempt in (mode, "offline"):
             try:
                 run = wandb.init(
-                    project=config.wandb.project, entity=config.wandb.entity, group=config.wandb.group,
-                    name=config.wandb.name or run_dir.name, dir=str(run_dir), mode=attempt, id=known,
+                    project=config.wandb.project, name=os.environ.get("WANDB_NAME") or run_dir.name,
+                    dir=str(run_dir), mode=attempt, id=known,
                     resume="allow" if known and attempt == "online" else None,
                     config={**asdict(config), "experiment": experiment},
                     settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from processes import finished, rows, tiny, without_rights
 
 from config import SampleConfig, UserError
-from sample import read_prompts, sample
+from sample import read, sample
 
 NOTHING = {"PATH": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None,
            "CXX": None, "TERM": None, "XDG_CACHE_HOME": None, "XDG_CONFIG_HOME": None, "MPLCONFIGDIR": None, "TMPDIR": None}
@@ -52,7 +52,7 @@ def test_whatever_is_allowed_gives_a_text(whole, capsys, more):
 
 @pytest.mark.parametrize("argv", [["temperature=-1"], ["temperature=nan"], ["temperature=inf"], ["top_k=0"], ["top_k=-5"], ["top_p=0"],
                                   ["top_p=1.01"], ["min_p=-0.1"], ["max_new_tokens=0"], ["max_new_tokens=-3"], ["max_new_tokens=1e9"],
-                                  ["num_samples=0"], ["seed=-1"], ["prompt=a", "prompt_file=b"], ["checkpoint=-1"], ["top_k=many"],
+                                  ["num_samples=0"], ["seed=-1"], ["prompt=a", "prompts=b"], ["checkpoint=-1"], ["top_k=many"],
                                   ["repetition_penalty=0"], ["repetition_penalty=inf"], ["stop="], ["stop=\\x"],
                                   ["score=a", "prompts=b"]], ids=" ".join)
 def test_values_out_of_bounds_are_a_sentence_that_names_them(argv):
@@ -78,7 +78,7 @@ def test_any_bytes_as_a_prompt_are_a_text_or_a_sentence(tmp_path_factory, conten
     path = tmp_path_factory.mktemp("prompt") / "prompt.txt"
     path.write_bytes(content)
     try:
-        assert len(read_prompts(SampleConfig(prompt_file=str(path)))) == 1
+        assert isinstance(read(str(path), "prompt="), str)
     except UserError as e:
         assert "is not UTF-8 text: byte 0x" in str(e)
 

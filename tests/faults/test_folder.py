@@ -1,11 +1,10 @@
 """The run's folder: refused at once where it cannot be written, has one owner, may be renamed; the clock may jump, the machine change."""
 
 import re
-import shutil
 import time
 
 import pytest
-from processes import KILL, Process, assert_same_run, at_call, finished, kill_me, rows, tiny, without_rights
+from processes import KILL, Process, after_8_steps, assert_same_run, at_call, finished, kill_me, rows, tiny, without_rights
 
 import data.tokens
 import training.optim
@@ -68,9 +67,7 @@ def test_the_lock_of_a_killed_preparation_is_free(tmp_path, text_file, monkeypat
 
 
 def test_a_run_that_was_renamed_goes_on_in_its_new_place(tmp_path, text_file, whole):
-    finished(tmp_path, *tiny(text_file, "max_steps=8", "optim.decay_steps=12"))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "run").rename(tmp_path / "elsewhere" / "new name")
+    after_8_steps(whole, tmp_path / "elsewhere" / "new name")
     finished(tmp_path, "run_dir=elsewhere/new name", "resume=true", "max_steps=12")
     assert [row["train/loss"] for row in rows(tmp_path / "elsewhere" / "new name")[1:]] == [row["train/loss"] for row in rows(whole)[1:]]
     assert not (tmp_path / "run").exists()
@@ -91,7 +88,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, text_file, whole, jump):
 def test_another_machine_goes_on_and_says_what_may_differ(tmp_path, text_file, whole):
     import torch
 
-    finished(tmp_path, *tiny(text_file, "max_steps=8", "optim.decay_steps=12"))
+    after_8_steps(whole, tmp_path / "run")
     said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=12", fault=lambda: torch.set_num_threads(2))
     note, = (line for line in said.splitlines() if "the last bits may differ" in line)
     assert "1 threads" in note and "2 threads" in note and f"torch {torch.__version__}" in note
@@ -114,7 +111,6 @@ def test_a_run_of_another_device_is_told_how_to_go_on_here(tmp_path, text_file):
 
 
 def test_a_copy_of_a_run_goes_on_as_the_run(tmp_path, text_file, whole):
-    finished(tmp_path, *tiny(text_file, "run_dir=first", "max_steps=8", "optim.decay_steps=12"))
-    shutil.copytree(tmp_path / "first", tmp_path / "run")
-    finished(tmp_path, *tiny(text_file, "resume=true", "optim.decay_steps=12"))
+    after_8_steps(whole, tmp_path / "run")
+    finished(tmp_path, *tiny(text_file, "resume=true"))
     assert [row["train/loss"] for row in rows(tmp_path / "run")[1:]] == [row["train/loss"] for row in rows(whole)[1:]]

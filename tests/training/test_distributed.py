@@ -84,7 +84,7 @@ class Torchrun:
 
 def twenty(text_file: Path, *more: str) -> list[str]:
     """A run of 20 steps without dropout."""
-    return tiny(text_file, "model.dropout=0", "batch_size=8", "accumulate=2", "max_steps=20", "optim.decay_steps=20", "optim.warmup_steps=1",
+    return tiny(text_file, "model.dropout=0", "batch_size=8", "accumulate=2", "max_steps=20", "optim.warmup_steps=1",
                 "eval.every=5", "attention.every=10", "checkpoint.every=5", *more)
 
 
@@ -107,7 +107,7 @@ def assert_same_steps(one: Path, other: Path, steps: int = 20):
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (("adamw", 2, 1), ("muon", 4, 2))),
     *(pytest.param(*case, marks=pytest.mark.soak) for case in (("adamw", 4, 2), ("muon", 1, 4), ("adamw", 1, 4)))])
 def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_on(tmp_path, text_file, optim, first, then):
-    argv = twenty(text_file, f"optim={optim}", *(["accumulate=1"] if 4 in (first, then) else []), "run_dir=team")
+    argv = twenty(text_file, f"optim={optim}", "optim.schedule=constant", *(["accumulate=1"] if 4 in (first, then) else []), "run_dir=team")
 
     def run(processes: int, *more: str):
         if processes == 1:
@@ -183,7 +183,8 @@ if rank == {rank}:
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_saves_and_the_run_goes_on_to_the_same_bits(tmp_path, text_file):
-    argv = tiny(text_file, "max_steps=400", "optim=muon", "checkpoint.every=0", "eval.every=0", "attention.every=0")
+    argv = tiny(text_file, "max_steps=400", "optim=muon", "optim.schedule=constant", "optim.warmup_steps=20",
+                "checkpoint.every=0", "eval.every=0", "attention.every=0")
     torchrun = Torchrun(tmp_path, 2, *argv)
     torchrun.wait_for("step  20 ")
     torchrun.agent.terminate()
@@ -192,7 +193,7 @@ def test_a_signal_to_torchrun_saves_and_the_run_goes_on_to_the_same_bits(tmp_pat
     step = find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"]
     assert step >= 20
     for more in (["resume=true"], ["run_dir=whole"]):
-        torchrun = Torchrun(tmp_path, 2, *argv, f"max_steps={step + 5}", "optim.decay_steps=400", *more)
+        torchrun = Torchrun(tmp_path, 2, *argv, f"max_steps={step + 5}", *more)
         assert torchrun.wait() == 0, torchrun.said()
     assert_same_run(tmp_path / "whole", tmp_path / "run", step + 5)
 
