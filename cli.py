@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from importlib.metadata import distributions
 from pathlib import Path
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -161,15 +160,6 @@ def typed_value(key: str, checked: list[str]):
     """The value that checked arguments give a key; None where they do not."""
     given = [arg for arg in checked if arg.partition("=")[0] == key]
     return OverridesParser.create().parse_override(given[-1]).value() if given else None
-
-
-def constant(checked: list[str]) -> list[str]:
-    """The keys to which a sweep's checked arguments, and the preset that they choose, give one value for all jobs."""
-    arguments, preset = {arg.partition("=")[0]: arg for arg in checked if not arg.startswith(("-", "hydra"))}, typed_value("sweep", checked)
-    if preset:
-        params = yaml.safe_load((CONFIGS / "sweep" / f"{preset}.yaml").read_text(encoding="utf-8"))["hydra"]["sweeper"]["params"]
-        arguments = {key: f"{key}={value}" for key, value in params.items()} | arguments
-    return [key for key, arg in arguments.items() if not OverridesParser.create().parse_override(arg).is_sweep_override()]
 
 
 def typed(cfg, overrides: list[str]) -> dict[str, str]:

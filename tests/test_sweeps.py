@@ -1,6 +1,7 @@
 """Sweeps: what the jobs leave, what is said of them, what survives; with every launcher, and by the command that a W&B agent runs."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -28,11 +29,11 @@ from rich.console import Console
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 import cli
-import jobs
 import sweeps
 from config import Config, GPTConfig, TokenizerConfig, UserError
 from model import GPT, KVCache
-from sweeps import Run, best_run, command, compared_by, print_sweep, ranked, read_sweep, table, write_csv
+from report.sweep import Run, best_run, command, compared_by, ranked, read_sweep
+from sweeps import print_sweep, table, write_csv
 
 SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2", "attention.tokens=16", "attention.sample_tokens=2",
          "attention.ablation_tokens=64", "checkpoint.every=2", "data.val_max_tokens=300"]
@@ -168,7 +169,7 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     assert process.wait() == 143, process.said()
     assert "to go on: the same command with resume=auto hydra.sweep.dir=sweep" in process.said()
     job = tmp_path / "sweep" / "model.n_kv_head=2"
-    assert (job / "checkpoints" / "step_00000003").is_dir() and not (tmp_path / "sweep" / "model.n_kv_head=1").exists()
+    assert (job / "checkpoints" / "step_00000003").is_dir() and [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
     finished(tmp_path, *argv, "resume=auto")
     assert timeless(job) == timeless(swept / "model.n_kv_head=2,seed=1")
     assert {run.status for run in read_sweep(tmp_path / "sweep")} == {"finished"}
@@ -192,7 +193,7 @@ def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_fil
     process = Process(tmp_path, "-m", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep",
                       fault=at_call(data.tokens, "prepare", 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert process.wait(30) == 143 and "to go on: the same command" in process.said()
-    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["unfinished"]
+    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
 
 
 @pytest.mark.slow
@@ -238,15 +239,16 @@ def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(a
 
 def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len({jobs.open_sweep(None, False) for _ in range(5)}) == 5
+    assert len({sweeps.open_sweep(None, False) for _ in range(5)}) == 5
 
 
 def test_jobs_whose_settings_make_no_name_have_folders_of_their_own(tmp_path):
     values = ["a/b", "a:b", "../a", "", "é" * 200, "é" * 201, "x" * 400, "\n", ".", ".."]
-    folders = [jobs.begin_job(tmp_path, {"data.path": value}, ["data.path"]) for value in values]
+    folders = [tmp_path / sweeps.job_name({"data.path": value}) for value in values]
+    for folder, value in zip(folders, values):
+        sweeps.begin_job(folder, {"data.path": value}, ["data.path"])
     assert len(set(folders)) == len(values) and all(folder.parent == tmp_path and folder.is_dir() for folder in folders)
     assert {run.settings["data.path"] for run in read_sweep(tmp_path)} == set(values)
-    assert jobs.begin_job(tmp_path, {"data.path": values[0]}, ["data.path"]) == folders[0]
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -353,9 +355,25 @@ def test_every_job_of_a_prepared_sweep_is_right_and_is_told_in_full_by_what_it_w
 def test_what_is_typed_wins_over_the_prepared_sweep(expand):
     made = expand("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
     assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
-    assert cli.constant(["-m", "sweep=kv_heads", "seed=7"]) == ["seed", "model.n_head", "model.n_layer", "model.n_embd", "tokenizer", "max_steps",
-                                                              "eval.every", "attention.every", "sweep"]
-    assert set(cli.constant(["-m", "sweep=kv_heads", "max_steps=3,4"])).isdisjoint({"max_steps", "seed", "model.n_kv_head"})
+    assert set(plan("sweep=kv_heads", "seed=7")) == {f"model.n_kv_head={n}" for n in (1, 2, 4, 8)}
+    assert len(plan("sweep=kv_heads", "max_steps=3,4")) == 4 * 3 * 2
+
+
+def plan(*argv: str) -> dict[str, dict[str, str]]:
+    """The jobs that these arguments ask for."""
+    return sweeps.planned(sweeps.arguments(cli.check_arguments(["-m", *argv])))
+
+
+def test_the_jobs_are_known_before_they_begin():
+    assert plan("seed=1") == {"job": {}}
+    assert list(plan("seed=range(1,4)")) == ["seed=1", "seed=2", "seed=3"]
+    assert set(plan("model=glob(small*)")) == {f"model={name}" for name in cli.groups()["model"]
+                                               if name.startswith("small")}
+    assert list(plan("optim.lr=1e-3,.01", "compile=true,auto")) == [
+        f"compile={c},optim.lr={lr}" for lr in ("0.001", "0.01") for c in ("true", "auto")]
+    assert [*plan("data=text", "data.path=a b,c")] == [
+        "data.path=a_b_" + hashlib.sha256(b"data.path=a b").hexdigest()[:8], "data.path=c"]
+    assert plan("optim.lr=interval(0,1)") == {}  # for a sweeper that chooses as it goes
 
 
 def test_depth_and_width_are_compared_at_equal_parameters(expand):

@@ -61,8 +61,11 @@ class RunFolder:
             return  # not ours to insist: a leftover empty folder harms nobody
 
 
-def new_run_dir(experiment: str) -> Path:
-    """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has that name."""
+def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
+    """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has that name.
+
+    `setting` is what names another folder.
+    """
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{experiment}")
     for n in range(1, 1000):
         path = base if n == 1 else base.with_name(f"{base.name}_{n}")
@@ -72,8 +75,8 @@ def new_run_dir(experiment: str) -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as run_dir=PATH") from None
-    raise UserError(f"there are a thousand runs named {base}: give run_dir=PATH")
+            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as {setting}=PATH") from None
+    raise UserError(f"there are a thousand runs named {base}: give {setting}=PATH")
 
 
 class Terminal(Console):
