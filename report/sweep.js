@@ -347,7 +347,7 @@ function drawCosts() {
     const [low, high] = [found[0], found.at(-1)];
     const host = panel($("against-charts"), `cost-${name}`), log = low > 0 && high > 8 * low;
     host.hidden = !(high > low);
-    if (low === high && !measured && settings.length > 1) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
+    if (found.length === 1 && !measured && settings.length > 1) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
     if (host.hidden) continue;
     const stops = !measured && found.length < 9 ? found : log ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
     dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: best, near, pick,

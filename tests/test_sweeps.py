@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from math import inf, nan, sqrt
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 import cli
 import sweeps
-from config import Config, GPTConfig, TokenizerConfig, UserError
+from config import Config, GPTConfig, TokenizerConfig, UserError, config_yaml
 from model import GPT, KVCache
 from report.sweep import Run, best_run, command, compared_by, ranked, read_sweep
 from sweeps import print_sweep, table, write_csv
@@ -141,14 +142,115 @@ def test_a_folder_without_a_sweep_gets_a_sentence(argv, tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "sweep" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"overrides": {}, "swept": ["x"]}', '{"overrides": 3, "swept": []}'])
+DAMAGED = ["", "{", "[]", "3", "[" * 10 ** 5, '{"overrides": {}, "swept": ["x"]}', '{"overrides": 3, "swept": []}',
+           '{"overrides": {"x": 3}, "swept": ["x"]}', '{"overrides": {}, "swept": [[]]}', '{"overrides": {}, "swept": 3}',
+           '{"overrides": {}, "swept": [], "failed": 3}', '{"overrides": {}, "swept": [], "until": [{"step": "x", "config": {}}]}',
+           '{"overrides": {}, "swept": [], "until": [3]}', '{"overrides": {}, "swept": [], "until": [{"step": 1, "config": {"x": 1}}]}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_note_of_a_job_is_named(copy, text):
-    (copy / "model.n_kv_head=1,seed=1" / "job.json").write_text(text)
-    with pytest.raises(UserError, match=re.escape(str(copy / "model.n_kv_head=1,seed=1" / "job.json"))):
+    note = copy / "model.n_kv_head=1,seed=1" / "job.json"
+    note.write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"{note} cannot be read (")):
         read_sweep(copy)
 
 
+@pytest.mark.parametrize("text", ["3", '{"jobs": 3}', '{"jobs": {"a": {"x": 3}}}'])
+def test_a_damaged_list_of_jobs_is_named(copy, text):
+    (copy / "sweep.json").write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"{copy}/sweep.json cannot be read (")):
+        read_sweep(copy)
+
+
+def test_pipes_do_not_hang_and_nothing_is_written_through_links(copy, tmp_path):
+    mine, note = tmp_path / "mine", copy / "model.n_kv_head=1,seed=1" / "job.json"
+    mine.write_text("mine")
+    for name in ("sweep.csv", "sweep.html", "multirun.yaml", "sweep.json", ".lock"):
+        for make in (lambda path: path.symlink_to(mine), os.mkfifo, Path.mkdir):
+            (copy / name).rename(tmp_path / "kept")
+            make(copy / name)
+            for refused in (lambda: sweeps.summarise(copy), lambda: sweeps.open_sweep(str(copy), True)):
+                with pytest.raises(UserError, match=re.escape(f"{copy / name} is a link, or not a file")):
+                    refused()
+            (copy / name).rmdir() if make is Path.mkdir else (copy / name).unlink()
+            (tmp_path / "kept").rename(copy / name)
+    note.rename(tmp_path / "job.json")
+    note.symlink_to(tmp_path / "job.json")
+    before = note.read_text()
+    sweeps.end_job(note.parent, "why")
+    assert not note.is_symlink() and (tmp_path / "job.json").read_text() == before
+    note.unlink()
+    os.mkfifo(note)
+    with pytest.raises(UserError, match=r"job\.json cannot be read"):
+        read_sweep(copy)
+    (copy / "linked").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="linked is a link"):
+        sweeps.begin_job(copy / "linked", {}, [])
+    assert mine.read_text() == "mine"
+
+
 # --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def note_of(job: Path) -> dict:
+    return json.loads((job / "job.json").read_text())
+
+
+def test_a_job_that_is_refused_or_finished_keeps_the_settings_that_it_trained_under(copy, tmp_path, text_file):
+    before = [run for run in read_sweep(copy) if run.status == "finished"]
+    again = ["-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto"]
+    # Finished, so that nothing is trained; and what failed before is no job of this command.
+    finished(tmp_path, *again, *of(text_file, "optim.lr=0.5"))
+    said = finished(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
+    assert said.count("cannot continue with other settings") == 2 * 4  # as each fails, and at the end
+    now = [run for run in read_sweep(copy) if run.status == "finished"]
+    assert [(run.overrides, run.changes) for run in now] == [(run.overrides, ()) for run in before]
+    assert f"best        {command(best_run(before))}\n" in said
+
+
+def test_of_a_run_that_was_extended_no_command_is_said_to_give_it_again(copy, tmp_path, text_file):
+    before = {run.path.name: run for run in read_sweep(copy)}
+    said = finished(tmp_path, "-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto",
+                    *of(text_file, "max_steps=6", "optim.lr=0.002"))
+    runs = [run for run in read_sweep(copy) if run.status == "finished"]
+    for run in runs:
+        assert run.overrides == before[run.path.name].overrides
+        assert run.changes == ((4, {"max_steps": "6", "optim.lr": "0.002"}),)
+    lines = [line.strip() for line in said.splitlines()]
+    shown = lines.index(f"best        {command(best_run(runs))}")
+    assert lines[shown + 1:shown + 3] == ["after 4 steps it went on with max_steps=6 optim.lr=0.002",
+                                          "so this command alone does not give that run again"]
+    # A run that was gone on with by itself is known to have changed too.
+    finished(tmp_path, f"run_dir={runs[0].path}", "resume=true", "max_steps=8")
+    assert read_sweep(copy)[0].changes[1] == (6, {"max_steps": "8"})
+
+
+def test_only_what_was_trained_under_counts_as_a_change(tmp_path):
+    def begun(max_steps: int, saved: int) -> None:
+        (run / "checkpoints" / f"step_{saved:08d}").mkdir(parents=True, exist_ok=True)
+        (run / "config.yaml").write_text(config_yaml(Config(max_steps=max_steps)))
+
+    run = tmp_path / "seed=1"
+
+    def attempt(max_steps: int) -> None:
+        sweeps.begin_job(run, {"max_steps": str(max_steps), "seed": "1"}, ["seed"])
+
+    attempt(3)  # refused: nothing has trained
+    attempt(4)
+    begun(4, saved=2)  # and killed, so that no end is noted
+    attempt(4)
+    begun(4, saved=4)
+    attempt(5)  # refused
+    attempt(6)
+    begun(6, saved=4)  # killed before its first checkpoint
+    attempt(7)
+    begun(7, saved=7)
+    sweeps.end_job(run, "")
+    found, = read_sweep(tmp_path)
+    assert found.overrides["max_steps"] == "4" and found.changes == ((4, {"max_steps": "7"}),)
+    attempt(7)
+    assert len(note_of(run)["until"]) == 2
 
 
 @pytest.mark.slow
@@ -187,6 +289,14 @@ def stopping_after_3_steps():
     training.optim.update = stopped
 
 
+def test_a_sweep_whose_output_is_full_trains_and_ends_with_a_sentence(tmp_path, text_file):
+    process = Process(tmp_path, "-m", "seed=1,2", *of(text_file), "hydra.sweep.dir=sweep", stdout=os.open("/dev/full", os.O_WRONLY))
+    assert process.wait() == 1
+    error, = process.said().splitlines()
+    assert error.startswith("error: not all that the sweep prints could be written") and "python -m sweeps sweep" in error
+    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"] * 2
+
+
 def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_file):
     import data.tokens
 
@@ -194,6 +304,9 @@ def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_fil
                       fault=at_call(data.tokens, "prepare", 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert process.wait(30) == 143 and "to go on: the same command" in process.said()
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
+    lines = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open(encoding="utf-8")))
+    assert {line["run"]: line["status"] for line in lines} == {"model.n_kv_head=1": "not begun", "model.n_kv_head=2": "unfinished"}
+    assert "not begun   model.n_kv_head=1\n" in summary(tmp_path, "-m", "sweeps", "sweep").stdout
 
 
 @pytest.mark.slow
@@ -235,6 +348,22 @@ def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(a
     if runs.exists():
         runs.rmdir()  # and is empty
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["sweep.csv", "multirun.yaml", "notes/mine.txt", "sub/job.json", "sweep.json"])
+@pytest.mark.parametrize("resume", ["false", "auto"])
+def test_a_folder_that_is_not_empty_and_no_sweep_is_refused_and_left_as_it_is(name, resume, tmp_path):
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text('{"mine": 1}')
+    told = finished(tmp_path, "-m", "seed=1,2", f"resume={resume}", "hydra.sweep.dir=mine", status=1)
+    assert told.startswith("error: ") and "mine" in told and told.count("\n") == 1
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine] and mine.read_text() == '{"mine": 1}'
+
+
+def test_where_nothing_can_be_written_the_sweeps_own_setting_is_named(tmp_path):
+    (tmp_path / "runs").touch()
+    assert "hydra.sweep.dir=PATH" in (told := finished(tmp_path, "-m", "seed=1,2", status=1)) and "run_dir" not in told
 
 
 def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
@@ -315,6 +444,36 @@ def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
     write_csv(folder / "sweep.csv", runs)
     with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
         assert sorted(line["data.path"] for line in csv.DictReader(file)) == sorted(run.settings["data.path"] for run in runs)
+
+
+def test_control_characters_reach_no_terminal(tmp_path, copy):
+    hostile = "\x1b[31m\x9b\x07\n\u202e\ud800"
+    for n, job in enumerate(("model.n_kv_head=1,seed=1", "model.n_kv_head=2,seed=1", "model.n_kv_head=1,seed=2")):
+        note = note_of(copy / job)
+        note["overrides"] |= {"data.path": f"{n}{hostile}", f"a{hostile}": "b"}
+        (copy / job / "job.json").write_text(json.dumps({**note, "swept": ["data.path", f"a{hostile}"], "failed": hostile}))
+    done = summary(tmp_path, "-m", "sweeps", "sweep")
+    assert done.returncode == 0, done.stderr
+    assert "␛[31m" in done.stdout and done.stdout.replace("\n", "").isprintable()
+    line = next(line for line in done.stdout.splitlines() if line.startswith("best  "))
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line.removeprefix('best')}"], capture_output=True).stdout.decode(errors="replace")
+    assert "\x1b[31m\x9b\x07\n\u202e" in words  # the shell gets what was typed
+
+
+def test_summaries_between_jobs_take_a_small_share_of_the_time(tmp_path):
+    assert sweeps.summary_is_due(tmp_path)
+    for name in ("sweep.csv", "sweep.html"):
+        (tmp_path / name).touch()
+    for took, since, due in ((0.01, 1, True), (10, 100, False), (10, 300, True), (0, 0, True)):
+        now = time.time()
+        os.utime(tmp_path / "sweep.csv", (now, now - since - took))
+        os.utime(tmp_path / "sweep.html", (now, now - since))
+        assert sweeps.summary_is_due(tmp_path) == due
+
+
+def test_a_sweeps_end_is_summed_up_however_short_ago_the_last_summary_was(swept):
+    lines = list(csv.DictReader((swept / "sweep.csv").open(encoding="utf-8")))
+    assert len(lines) == 6 and (swept / "sweep.html").stat().st_mtime >= (swept / "sweep.csv").stat().st_mtime
 
 
 def test_names_of_settings_that_end_alike_stay_whole():

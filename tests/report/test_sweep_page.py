@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from config import Config, GPTConfig, TokenizerConfig, config_yaml
 from report import encode, page, sweep_page
 from report.sweep import read_sweep
-from sweeps import begin_job, end_job, job_name
+from sweeps import begin_job, end_job, job_name, write_note
 
 STEPS = (0, 10, 20)
 TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
@@ -355,6 +355,32 @@ def test_failed_and_unfinished_runs_are_shown_as_such(see, tmp_path):
     assert sum(dash == "3, 3" for dash in dashes) == 2
     assert "Dashed: a run that has not finished" in tab.inner_text("#curves-note")
     assert tab.locator(".side select >> nth=0").locator("option").all_inner_texts() == ["★ n_head 4 · 2.000", "n_head 2 · 1.000", "n_head 8 · 3.000"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_shows_what_it_has_and_what_never_began(see, tmp_path):
+    job(tmp_path, {"model.n_head": "2"}, 3.0, steps=(0, 10))
+    names = {job_name({"model.n_head": heads}): {"model.n_head": heads} for heads in ("2", "4", "8")}
+    write_note(tmp_path / "sweep.json", {"jobs": names})
+    tab = see(write(tmp_path))
+    assert "No run has finished yet" in tab.inner_text("main") and "loss yet" not in tab.inner_text("main")
+    assert tab.locator("#curve-0 .line").count() > 0
+    assert tab.inner_text("#troubles h3") == "1 run unfinished, 2 runs not begun"
+    assert tab.locator("#troubles li").all_inner_texts() == [
+        "n_head 2 unfinished after 10 of 20 steps", "not begun: n_head 4, n_head 8"]
+    tab.click("#runs summary")
+    assert tab.locator("#runs tbody tr").count() == 3
+
+
+@pytest.mark.slow
+def test_of_a_run_whose_settings_changed_the_page_says_so(see, tmp_path):
+    run = job(tmp_path, {"model.n_head": "2"})
+    end_job(run, "")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("max_steps: 20", "max_steps: 19"))
+    tab = see(write(tmp_path))
+    assert tab.inner_text("#again") == "It was started by this command, which alone does not give it again:"
+    assert tab.inner_text("#changes") == "after 20 steps it went on with max_steps=19"
 
 
 @pytest.mark.slow
