@@ -56,8 +56,8 @@ def run_sweep(main: Callable[[], object]) -> None:
     """Have Hydra, by `main`, run the jobs of the sweep that is typed; then print what came of them.
 
     Raises:
-        SystemExit: 1 where a job of this command failed or the output is lost; 130 or 143 after
-            a stop signal.
+        SystemExit: 1 where not all jobs of this command are finished; 130 or 143 after a stop.
+        UserError: the sweep cannot start, or not all that it prints could be written.
     """
     typed, stdout = sys.argv[1:], os.fstat(sys.stdout.fileno())
     given = arguments(typed)
@@ -89,7 +89,8 @@ def run_sweep(main: Callable[[], object]) -> None:
     runs = summarise(folder)
     print_sweep(Terminal(), folder, runs)
     check_output(stdout, folder)
-    if failed or any(run.reason for run in runs if not plan or run.path.name in plan):
+    own = [run for run in runs if not plan or run.path.name in plan]
+    if failed or any(run.reason or run.status != "finished" for run in own):
         sys.exit(1)
 
 
@@ -111,11 +112,12 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         begin_job(path, typed, swept)
         best = train()
     except Exception as e:
-        reason = cli.sentence(e)
+        reason, foreseen = cli.sentence(e), isinstance(e, (UserError, OmegaConfBaseException))
+        if not foreseen and str(e):
+            reason = f"{type(e).__name__}: {reason}"
         with suppress(OSError):  # where stderr is full, the reason is in the folder
-            if not isinstance(e, (UserError, OmegaConfBaseException)):
+            if not foreseen:
                 traceback.print_exc()
-                reason = type(e).__name__ + (f": {reason}" if str(e) else "")
             print(printable(f"error in {path}: {reason}"), file=sys.stderr)
     with suppress(UserError):  # the end of the sweep meets with it again
         end_job(path, reason)
@@ -259,18 +261,22 @@ def begin_job(path: Path, overrides: dict[str, str], swept: list[str]) -> None:
     """Note in a job's folder what it is given. A run that has trained keeps the note of what it
     trained under: this attempt may be refused, or find the run finished.
     """
-    if path.is_symlink():
-        raise UserError(f"{path} is a link: remove it")
     job = {"overrides": overrides, "swept": swept, "until": []}
     if (path / "config.yaml").exists() and (path / JOB).exists():
         job = read_job(path)
-    write_note(path / JOB, {**job, "failed": "", "until": sweep.until_now(path, job["until"])})
+    write_job(path, job, "")
 
 
 def end_job(path: Path, reason: str) -> None:
-    """Note why a job's last attempt failed, or that it did not (""), and its settings until now."""
-    job = read_job(path)
-    write_note(path / JOB, {**job, "failed": reason, "until": sweep.until_now(path, job["until"])})
+    """Note why a job's last attempt failed, or that it did not ("")."""
+    write_job(path, read_job(path), reason)
+
+
+def write_job(path: Path, job: dict, reason: str) -> None:
+    if path.is_symlink():
+        raise UserError(f"{path} is a link: remove it")
+    until = sweep.until_now(path, job["until"])
+    write_note(path / JOB, {**job, "failed": reason, "until": until})
 
 
 def write_note(path: Path, note: dict) -> None:

@@ -185,8 +185,9 @@ def test_pipes_do_not_hang_and_nothing_is_written_through_links(copy, tmp_path):
     with pytest.raises(UserError, match=r"job\.json cannot be read"):
         read_sweep(copy)
     (copy / "linked").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="linked is a link"):
-        sweeps.begin_job(copy / "linked", {}, [])
+    for write in (lambda path: sweeps.begin_job(path, {}, []), lambda path: sweeps.end_job(path, "why")):
+        with pytest.raises(UserError, match="linked is a link"):
+            write(copy / "linked")
     assert mine.read_text() == "mine"
 
 
@@ -258,7 +259,7 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
     kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
     # In another order, and so by other numbers.
-    said = finished(tmp_path, "-m", "seed=2,1", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep", "resume=auto", status=1)
+    said = finished(tmp_path, "-m", "seed=2,1", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep", "resume=auto")
     assert said.count("best validation loss") == 1 and said.count("is finished") == 3
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
     assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(swept / "model.n_kv_head=1,seed=2")
@@ -630,7 +631,7 @@ def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
                 file.write(json.dumps([resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]) + "\n")
             return runs
 
-        sweeps.summarise = summarise
+        sweeps.summarise, sweeps.summary_is_due = summarise, lambda folder: True
 
     process = Process(tmp_path, "-m", "model.n_kv_head=1,2", f"seed={','.join(map(str, range(15)))}", *of(text_file, "wandb.mode=offline"),
                       "hydra.sweep.dir=sweep", fault=fault)
