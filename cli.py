@@ -16,7 +16,6 @@ from pathlib import Path
 import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -384,30 +383,17 @@ def typed_value(key: str, checked: list[str]):
     return OverridesParser.create().parse_override(given[-1]).value() if given else None
 
 
-def constant(checked: list[str]) -> list[str]:
-    """The keys that have one value for all jobs, by a sweep's checked arguments and its preset."""
-    given, preset = hydra_options(checked), typed_value("sweep", checked)
-    arguments = {arg.partition("=")[0]: arg for arg in given.overrides
-                 if not arg.startswith("hydra")}
-    if preset:
-        values = OmegaConf.create(read_preset(groups(given.config_dir)["sweep"][preset]))
-        params = OmegaConf.select(values, "hydra.sweeper.params", default={})
-        arguments = {key: f"{key}={value}" for key, value in params.items()} | arguments
-    parser = OverridesParser.create()
-    return [key for key, arg in arguments.items()
-            if not parser.parse_override(arg).is_sweep_override()
-            ] + ["--config-dir"] * (given.config_dir is not None)
-
-
 def typed(cfg, overrides: list[str]) -> dict[str, str]:
-    """What the job that runs was given, by key, as a user types it."""
-    own = [source.path.removeprefix("file://")
-           for source in HydraConfig.get().runtime.config_sources
-           if source.provider == "command-line"]
-    given = {"--config-dir": own[0]} if own else {}
-    for key, _, value in (override.partition("=") for override in overrides):
-        given[key] = value if key in groups() else _shown(OmegaConf.select(cfg, key))
-    return given
+    """What a job was given, by key, as a user types it."""
+    pairs = (override.partition("=")[::2] for override in overrides)
+    return {key: value if key in groups() else _shown(OmegaConf.select(cfg, key))
+            for key, value in pairs}
+
+
+def own_config_dir(job) -> dict[str, str]:
+    """The --config-dir that `job`, Hydra's configuration of a job, was given, by that name."""
+    return {"--config-dir": source.path.removeprefix("file://")
+            for source in job.runtime.config_sources if source.provider == "command-line"}
 
 
 # --- the configuration ----------------------------------------------------------------------------

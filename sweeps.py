@@ -1,43 +1,356 @@
-"""A sweep's folder → a table, sweep.csv, sweep.html, the best setting as a command: `python -m sweeps DIR`. Does not import torch.
+"""The jobs of `python train.py -m …`, and what they come to: `python -m sweeps DIR`.
 
-All that is said is read from the folder, so it is the same whatever started the jobs and whichever of them are left to do.
+Hydra starts the jobs. Their table, sweep.csv and sweep.html are read from the folder, so they are
+the same whatever started the jobs and whichever of them are left to do. Does not import torch.
 """
 
 import csv
+import hashlib
 import json
+import multiprocessing
+import os
+import re
 import shlex
+import signal
 import sys
-from collections import defaultdict
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
-from math import isfinite, nan, prod, sqrt
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import product
+from math import isfinite
 from pathlib import Path
-from statistics import fmean, stdev
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from safetensors import SafetensorError, safe_open
 
 import cli
-from attention_maps.scores import ASIDE
-from config import Config, UserError, read_config
+from config import Config, UserError
 from files import atomic_write
-from training.record import METRICS, Terminal, best_row, read_rows, teller
+from report import sweep
+from report.sweep import JOB, PLAN, Run, Setting, ranked, read_job, read_sweep
+from report.sweep_page import write_sweep_page
+from training.record import Terminal, new_run_dir, teller
 
-JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
+CSV, PAGE = "sweep.csv", "sweep.html"
+WRITTEN = (".lock", "multirun.yaml", PLAN, CSV, PAGE)  # in the sweep's folder, beside the jobs'
+SUMMARY_SHARE = 0.05  # of the time, at most, for summaries between jobs
 MOST_SHOWN = 30  # settings in the printed table; sweep.csv has all
+MOST_NAMED = 10  # jobs that did not begin
 
 
-def _step(value: float) -> str:
+# --- the jobs -------------------------------------------------------------------------------------
+
+
+def run_sweep(main: Callable[[], object]) -> None:
+    """Have Hydra, by `main`, run the jobs of the sweep that is typed; then print what came of them.
+
+    Raises:
+        SystemExit: 1 where not all jobs of this command are finished; 130 or 143 after a stop.
+        UserError: the sweep cannot start, or not all that it prints could be written.
+    """
+    typed, stdout = sys.argv[1:], os.fstat(sys.stdout.fileno())
+    given = arguments(typed)
+    plan = planned(given)
+    folder = open_sweep(cli.typed_value("hydra.sweep.dir", typed),
+                        resume=cli.typed_value("resume", typed) == "auto")
+    write_note(folder / PLAN, {"jobs": plan})
+    constant = ["--config-dir", *(o.key_or_group for o in given if not o.is_sweep_override())]
+    sys.argv += [f"hydra.sweep.dir={cli.quote(str(folder))}",
+                 f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant)}]"]
+    # A job in a process of its own has to find the modules from wherever it is started.
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    failed = False
+    try:
+        with stoppable(folder):
+            main()
+    except SystemExit:
+        print("the sweep was stopped; to go on: the same command with resume=auto "
+              f"hydra.sweep.dir={shlex.quote(str(folder))}", file=sys.stderr)
+        with suppress(UserError):
+            summarise(folder)
+        raise
+    except Exception as e:
+        if removed_if_empty(folder):
+            raise
+        failed = True  # not a job, but what starts them, as where a job's process was killed
+        print(f"error: {type(e).__name__}: {cli.sentence(e)}", file=sys.stderr)
+    runs = summarise(folder)
+    print_sweep(Terminal(), folder, runs)
+    check_output(stdout, folder)
+    own = [run for run in runs if not plan or run.path.name in plan]
+    if failed or any(run.reason or run.status != "finished" for run in own):
+        sys.exit(1)
+
+
+def run_job(cfg, job, train: Callable[[], float]) -> float:
+    """Run a job in a folder of its own by `train`, which reads `cfg`; `job` is Hydra's
+    configuration of it.
+
+    One that fails says why, in its folder too, and gives nan: an exception would end the sweep,
+    with some of Hydra's sweepers.
+    """
+    typed = cli.own_config_dir(job) | cli.typed(cfg, job.overrides.task)
+    folder = Path(job.sweep.dir)
+    swept = [key for key in typed if key not in job.job.config.override_dirname.exclude_keys]
+    path = folder / job_name({key: typed[key] for key in swept})
+    cfg.run_dir = str(path)
+    os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
+    best, reason = float("nan"), ""
+    title = " ".join([f"job {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept)])
+    teller(Terminal())(f"\n{printable(title)}")
+    try:
+        begin_job(path, typed, swept)
+        best = train()
+    except Exception as e:
+        reason, foreseen = cli.sentence(e), isinstance(e, (UserError, OmegaConfBaseException))
+        if not foreseen and str(e):
+            reason = f"{type(e).__name__}: {reason}"
+        with suppress(OSError):  # where stderr is full, the reason is in the folder
+            if not foreseen:
+                traceback.print_exc()
+            print(printable(f"error in {path}: {reason}"), file=sys.stderr)
+    with suppress(UserError):  # the end of the sweep meets with it again
+        end_job(path, reason)
+        if summary_is_due(folder):
+            summarise(folder)
+    return best
+
+
+def arguments(typed: list[str]) -> list[Override]:
+    """The checked arguments and what the preset of a sweep adds to them, parsed."""
+    options = cli.hydra_options(typed)
+    given = {arg.partition("=")[0]: arg for arg in options.overrides
+             if not arg.startswith("hydra")}
+    preset = cli.typed_value("sweep", typed)
+    if preset:
+        path = cli.groups(options.config_dir)["sweep"][preset]
+        params = OmegaConf.select(OmegaConf.create(cli.read_preset(path)), "hydra.sweeper.params",
+                                  default={})
+        given = {key: f"{key}={value}" for key, value in params.items()} | given
+    return OverridesParser.create().parse_overrides(list(given.values()))
+
+
+def planned(given: list[Override]) -> dict[str, dict[str, str]]:
+    """The jobs that a grid has: folder's name → what is swept. Empty where it is no grid.
+
+    Raises:
+        OmegaConfBaseException: a value does not fit its setting.
+    """
+    swept = [override for override in given if override.is_sweep_override()]
+    if not all(override.is_discrete_sweep() for override in swept):
+        return {}
+    cfg = OmegaConf.structured(Config)
+    choices = [[(o.key_or_group, text) for text in swept_values(o, cfg)] for o in swept]
+    return {job_name(dict(job)): dict(job) for job in product(*choices)}
+
+
+def swept_values(override: Override, cfg) -> list[str]:
+    """The values of a swept key as jobs, whose configuration is like `cfg`, will name them."""
+    key, shown = override.key_or_group, []
+    if isinstance(override.value(), Glob):
+        return override.value().filter(cli.groups()[key])
+    for text in override.sweep_string_iterator():
+        one = f"{key}={text}"
+        if key not in cli.groups():
+            OmegaConf.update(cfg, key, OverridesParser.create().parse_override(one).value())
+        shown.append(cli.typed(cfg, [one])[key])
+    return shown
+
+
+def open_sweep(typed: str | None, resume: bool) -> Path:
+    """The folder of a sweep that starts, or goes on; by default a new one in runs/.
+
+    Raises:
+        UserError: it holds a sweep already, or something else, or cannot be made.
+    """
+    if typed is None:
+        return new_run_dir("sweep", setting="hydra.sweep.dir")
+    folder = Path(typed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = not any(folder.iterdir())
+    except OSError as e:
+        raise UserError(f"hydra.sweep.dir={folder} cannot be made or read ({e.strerror}): "
+                        "choose another folder") from None
+    if not empty and not sweep.is_sweep(folder):
+        raise UserError(f"hydra.sweep.dir={folder} is not empty and holds no sweep: "
+                        "choose another folder")
+    if not empty and not resume:
+        raise UserError(f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, "
+                        "or choose another folder")
+    refuse_links(folder)
+    if not empty:
+        read_sweep(folder)  # before anything is written beside notes that are not a sweep's
+    return folder
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise `UserError` where what a sweep writes in its folder would be written elsewhere."""
+    for path in (folder / name for name in WRITTEN):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise UserError(f"{path} is a link, or not a file: remove it")
+
+
+def removed_if_empty(folder: Path) -> bool:
+    """Leave no folder of a sweep that was refused before its first job; whether it was."""
+    if any(folder.glob(f"*/{JOB}")):
+        return False
+    if {path.name for path in folder.iterdir()} <= {"multirun.yaml", PLAN}:
+        for name in ("multirun.yaml", PLAN):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+    return True
+
+
+def check_output(stdout: os.stat_result, folder: Path) -> None:
+    """Raise `UserError` where something was not printed, for which a `Terminal` closes stdout."""
+    if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
+        raise UserError("not all that the sweep prints could be written (the disk is full, or "
+                        f"nobody reads): python -m sweeps {shlex.quote(str(folder))} prints it")
+
+
+@contextmanager
+def stoppable(folder: Path):
+    """While this lasts Ctrl-C and SIGTERM reach the jobs in processes of their own too, and wait
+    until those have saved. A job in this process sees to itself (`runtime.StopSignal`).
+    """
+    def stop(number, frame):
+        running = [lock for lock in folder.glob("*/.lock") if _held(lock)]
+        processes = multiprocessing.active_children()
+        for process in processes:
+            process.terminate()
+        while any(map(_held, running)) and any(process.is_alive() for process in processes):
+            time.sleep(0.05)
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _held(lock: Path) -> bool:
+    """Whether a process has this lock."""
+    if lock.is_symlink():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def job_name(settings: dict[str, str]) -> str:
+    """The name of the folder of the job with these settings: the same whatever their order."""
+    named = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
+    name = re.sub(r"[^\w.,=+-]", "_", named, flags=re.ASCII)[:120]
+    return name if name == named else f"{name}_{hashlib.sha256(named.encode()).hexdigest()[:8]}"
+
+
+def begin_job(path: Path, overrides: dict[str, str], swept: list[str]) -> None:
+    """Note in a job's folder what it is given. A run that has trained keeps the note of what it
+    trained under: this attempt may be refused, or find the run finished.
+    """
+    job = {"overrides": overrides, "swept": swept, "until": []}
+    if (path / "config.yaml").exists() and (path / JOB).exists():
+        job = read_job(path)
+    write_job(path, job, "")
+
+
+def end_job(path: Path, reason: str) -> None:
+    """Note why a job's last attempt failed, or that it did not ("")."""
+    write_job(path, read_job(path), reason)
+
+
+def write_job(path: Path, job: dict, reason: str) -> None:
+    if path.is_symlink():
+        raise UserError(f"{path} is a link: remove it")
+    until = sweep.until_now(path, job["until"])
+    write_note(path / JOB, {**job, "failed": reason, "until": until})
+
+
+def write_note(path: Path, note: dict) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as part:
+            part.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise UserError(f"{path.parent} cannot be written ({e.strerror}): "
+                        "choose another folder by hydra.sweep.dir=PATH") from None
+
+
+# --- what came of them ----------------------------------------------------------------------------
+
+
+def summary_is_due(folder: Path) -> bool:
+    """Whether the last summary is so long ago that another keeps to `SUMMARY_SHARE`."""
+    try:
+        began, ended = ((folder / name).stat().st_mtime for name in (CSV, PAGE))
+    except OSError:
+        return True
+    return time.time() - ended >= (ended - began) / SUMMARY_SHARE
+
+
+def summarise(folder: Path) -> list[Run]:
+    """Write sweep.csv and sweep.html anew from what is in the folder; jobs that end at the same
+    time wait for each other.
+
+    Raises:
+        UserError: it is no sweep's folder, or cannot be read or written.
+    """
+    sweep.require_sweep(folder)  # before a lock is left in a folder that is none of ours
+    refuse_links(folder)
+    began = time.time()
+    try:
+        with FileLock(folder / ".lock"):
+            runs = read_sweep(folder)
+            write_csv(folder / CSV, runs)
+            write_sweep_page(folder, runs)
+            os.utime(folder / CSV, (began, began))  # for `summary_is_due`, in any process
+    except OSError as e:
+        raise UserError(f"{e.filename or folder} cannot be written: {e.strerror or e}") from None
+    return runs
+
+
+def write_csv(path: Path, runs: list[Run]) -> None:
+    """A line for each run, those of the best setting first: its folder, how it ended, what was
+    swept, and its `measures`.
+    """
+    lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings,
+              **run.measures} for setting in ranked(runs) for run in setting.runs]
+    fullest_first = sorted(lines, key=len, reverse=True)
+    columns = list(dict.fromkeys(key for line in fullest_first for key in line))
+    with (atomic_write(path) as part,
+          part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file):
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def printable(text: str) -> str:
+    """The text in one line, its control characters as signs: a terminal would obey them."""
+    return "".join(c if c.isprintable() else chr(0x2400 + ord(c)) if c < " " else "\ufffd"
+                   for c in text)
+
+
+def rounded(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _thousands(value: float, unit: str = "") -> str:
+def thousands(value: float, unit: str = "") -> str:
     """12 k, 3.4 M, 124 M."""
     for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= size:
@@ -45,245 +358,107 @@ def _thousands(value: float, unit: str = "") -> str:
     return f"{value:.0f} {unit}".strip()
 
 
-# The measures of the table, in the order of their weight, and what they are called there; then come the births and the scores of heads.
+# The measures of the table by their weight; then come the births and the scores of heads.
 FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
-           "parameters": _thousands, "kv_cache_bytes": partial(_thousands, unit="B"),
-           "tokens_per_second": _step, "train_seconds": _step}
-HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache", "tokens_per_second": "tokens/s", "train_seconds": "train s"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A job of a sweep as its folder has it."""
-
-    path: Path
-    settings: dict[str, str]  # what the sweep varied, as typed for this job: model.n_kv_head → 2; `seed` too where it varied
-    overrides: dict[str, str]  # all that was typed for this job: what reproduces it
-    config: Config | None  # as resolved; None where the job failed or was stopped before it had one
-    rows: list[dict]  # metrics.jsonl
-    status: str  # finished: all its steps are recorded; failed: its last attempt was; unfinished: stopped, or still running
-    reason: str  # why its last attempt failed, in one line; else empty. An attempt to go on with a finished run can fail too
-
-    @cached_property
-    def measures(self) -> dict[str, float]:
-        """What it came to: losses at its best step, size, speed; of each kind of head the first birth and the greatest last score.
-
-        Names as in metrics.jsonl (`births/induction`, `heads/induction` without a head's name), and `best_step`, `tokens_per_second`
-        (of training), `parameters`, `kv_cache_bytes` (one sequence of block_size tokens). What was not measured is not there.
-        """
-        found, best, last = {}, best_row(self.rows), self.rows[-1] if self.rows else {}
-        if best:
-            found |= {"val/loss": best["val/loss"], "val/bits_per_byte": best["val/bits_per_byte"], "best_step": best["step"]}
-        found |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
-        if found.get("train_seconds"):
-            found["tokens_per_second"] = last["tokens"] / last["train_seconds"]
-        found |= {name: value for name, value in (("parameters", parameters(self.path)), ("kv_cache_bytes", kv_cache_bytes(self.config))) if value}
-        for kind, choose in (("births", min), ("heads", max)):
-            scores = defaultdict(list)
-            for key in last:
-                if key.startswith(f"{kind}/") and not key.rpartition("/")[0].endswith(ASIDE):
-                    scores[key.rpartition("/")[0]].append(last[key])
-            found |= {score: choose(values) for score, values in scores.items()}
-        return found
-
-
-# --- the folder, read -------------------------------------------------------------------------------------------------
-
-
-def read_sweep(folder: Path) -> list[Run]:
-    """The jobs of a sweep in the order of their folders' names; of one that another process writes now, what is whole.
-
-    Raises:
-        UserError: there is no sweep, or a file in it does not fit this version.
-    """
-    return [read_run(job.parent) for job in jobs_of(folder)]
-
-
-def jobs_of(folder: Path) -> list[Path]:
-    jobs = sorted(folder.glob(f"*/{JOB}"))
-    if not jobs:
-        raise UserError(f"{folder} is not the folder of a sweep: python train.py -m … names it when it ends")
-    return jobs
-
-
-def read_run(path: Path) -> Run:
-    try:
-        job = json.loads((path / JOB).read_text(encoding="utf-8"))
-        overrides, swept, reason = dict(job["overrides"]), list(job["swept"]), str(job.get("failed", ""))
-        settings = {key: overrides[key] for key in swept}
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{path / JOB} cannot be read ({e}): mend it, or remove {path}") from None
-    config = read_config(path / "config.yaml") if (path / "config.yaml").exists() else None
-    rows = read_rows(path / METRICS)
-    done = config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
-    return Run(path, settings, overrides, config, rows, "finished" if done else "failed" if reason else "unfinished", reason)
-
-
-def parameters(run_dir: Path) -> int | None:
-    """Numbers that are trained, counted in the newest checkpoint."""
-    for weights in sorted(run_dir.glob("checkpoints/step_*/model.safetensors"))[-1:]:
-        with suppress(SafetensorError, OSError), safe_open(weights, "np") as tensors:
-            shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118  it is no dict
-            return sum(prod(shape) for shape in shapes)
-    return None
-
-
-def kv_cache_bytes(config: Config | None) -> int | None:
-    """Bytes of the keys and values of one sequence of block_size tokens, in the precision of the run."""
-    if config is None:
-        return None
-    model = config.model
-    return model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim) * (2 if config.precision == "bf16" else 4)
-
-
-# --- the runs, compared -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The runs that differ by their seed alone."""
-
-    settings: dict[str, str]  # without the seed
-    runs: list[Run]
-
-    @property
-    def finished(self) -> list[Run]:
-        return [run for run in self.runs if run.status == "finished"]
-
-    def values(self, measure: str) -> list[float]:
-        """A measure of each finished run that has it."""
-        return [run.measures[measure] for run in self.finished if measure in run.measures]
-
-    def mean(self, measure: str) -> float:
-        """The mean over the finished runs; nan where there is none."""
-        values = self.values(measure)
-        return fmean(values) if values else nan
-
-    def error(self, measure: str) -> float:
-        """The standard error of that mean: nan where fewer than two runs are finished."""
-        values = self.values(measure)
-        return stdev(values) / sqrt(len(values)) if len(values) > 1 and all(map(isfinite, values)) else nan
-
-
-def compared_by(runs: list[Run]) -> str:
-    """The metric that ranks the runs: the loss where their vocabulary is one, else bits per byte, which compare across vocabularies."""
-    vocabularies = {(run.config.tokenizer.name, run.config.model.vocab_size, run.config.data.source, run.config.data.path, run.config.data.name)
-                    for run in runs if run.config and run.rows}
-    return "val/loss" if len(vocabularies) < 2 else "val/bits_per_byte"
-
-
-def ranked(runs: list[Run]) -> list[Setting]:
-    """The settings, best mean first; then those whose mean is not a number, at the end those without a finished run."""
-    metric, groups = compared_by(runs), {}
-    for run in runs:
-        settings = {key: value for key, value in run.settings.items() if key != "seed"}
-        groups.setdefault(tuple(sorted(settings.items())), Setting(settings, [])).runs.append(run)
-
-    def order(setting: Setting) -> tuple:
-        mean = setting.mean(metric)
-        return not setting.finished, not isfinite(mean), mean if isfinite(mean) else 0
-
-    return sorted(groups.values(), key=order)
-
-
-def best_run(runs: list[Run]) -> Run | None:
-    """The best run of the best setting; None where no run has a result."""
-    metric = compared_by(runs)
-    results = [run for run in ranked(runs)[0].finished if isfinite(run.measures.get(metric, nan))] if runs else []
-    return min(results, key=lambda run: run.measures[metric], default=None)
-
-
-def command(run: Run) -> str:
-    """The command that gives this run again, by itself."""
-    return shlex.join(["python", "train.py", *(f"{key}={value}" for key, value in run.overrides.items() if key not in ("sweep", "resume"))])
-
-
-# --- what is written and said -----------------------------------------------------------------------------------------
-
-
-def summarise(folder: Path) -> list[Run]:
-    """Write sweep.csv and sweep.html anew from what is in the folder; jobs that end at the same time wait for each other."""
-    from report.sweep_page import write_sweep_page
-
-    jobs_of(folder)  # before a lock is left in a folder that is none of ours
-    try:
-        with FileLock(folder / ".lock"):
-            runs = read_sweep(folder)
-            write_csv(folder / "sweep.csv", runs)
-            write_sweep_page(folder, runs)
-    except OSError as e:
-        raise UserError(f"{e.filename or folder} cannot be written: {e.strerror or e}") from None
-    return runs
-
-
-def write_csv(path: Path, runs: list[Run]) -> None:
-    """A line for each run, those of the best setting first: its folder, how it ended, what was swept, and its `measures`."""
-    lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings, **run.measures}
-             for setting in ranked(runs) for run in setting.runs]
-    columns = list(dict.fromkeys(key for line in sorted(lines, key=len, reverse=True) for key in line))  # in the order of the fullest line
-    with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(lines)
+           "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
+           "tokens_per_second": rounded, "train_seconds": rounded}
+HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
+            "tokens_per_second": "tokens/s", "train_seconds": "train s"}
 
 
 def table(settings: list[Setting], metric: str, width: int) -> Table:
-    """The settings in a table; of its columns, in the order of their weight, as many as fit into `width` characters."""
+    """The settings in a table; of its columns, by their weight, as many as fit into `width`."""
     keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
     short = [key.rpartition(".")[2] for key in keys]
-    columns = [[name if short.count(name) == 1 else key, *(setting.settings.get(key, "") for setting in settings)] for key, name in zip(keys, short)]
+    columns = [[name if short.count(name) == 1 else key,
+                *(setting.settings.get(key, "") for setting in settings)]
+               for key, name in zip(keys, short)]
     if any("seed" in run.settings for setting in settings for run in setting.runs):
-        columns.append(["seeds", *(f"{len(s.finished)}" + f" of {len(s.runs)}" * (len(s.finished) < len(s.runs)) for s in settings)])
-    measured = dict.fromkeys(name for setting in settings for run in setting.finished for name in run.measures)
-    scores = [name for kind in ("births/", "heads/") for name in measured if name.startswith(kind)]
+        columns.append(["seeds", *map(seeds, settings)])
+    finished = [run for setting in settings for run in setting.finished]
+    names = dict.fromkeys(name for run in finished for name in run.measures)
+    scores = [name for kind in ("births/", "heads/") for name in names if name.startswith(kind)]
     for name in (metric, *(name for name in FORMATS if name != metric), *scores):
-        column = [HEADINGS.get(name, name), *(_cell(setting, name, exact=name == metric) for setting in settings)]
-        if sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2 > width and name != metric:
+        column = [HEADINGS.get(name, name), *(cell(s, name, name == metric) for s in settings)]
+        needed = sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2
+        if needed > width and name != metric:
             break
         columns.append(column)
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for n, (heading, *_) in enumerate(columns):
-        made.add_column(Text(heading), justify="left" if n < len(keys) else "right", no_wrap=n >= len(keys))
+        made.add_column(Text(printable(heading)), justify="left" if n < len(keys) else "right",
+                        no_wrap=n >= len(keys))
     for row in zip(*(cells for _, *cells in columns)):
-        made.add_row(*map(Text, row))
+        made.add_row(*(Text(printable(text)) for text in row))
     return made
 
 
-def _cell(setting: Setting, name: str, exact: bool) -> str:
-    """A setting's mean of a measure; with its standard error where that is asked for, and where some seeds lack it, in how many it is."""
-    shown, values = FORMATS.get(name, _step if name.startswith("births/") else "{:.2f}".format), setting.values(name)
+def seeds(setting: Setting) -> str:
+    done, of = len(setting.finished), len(setting.runs)
+    return f"{done}" if done == of else f"{done} of {of}"
+
+
+def cell(setting: Setting, name: str, exact: bool) -> str:
+    """A setting's mean of a measure; its standard error where `exact`; how many seeds have it."""
+    shown = FORMATS.get(name, rounded if name.startswith("births/") else "{:.2f}".format)
+    values, error = setting.values(name), setting.error(name)
     if not values:
         return "–"
-    error, some = setting.error(name), f" ({len(values)} of {len(setting.finished)})" * (len(values) < len(setting.finished))
-    return shown(setting.mean(name)) + (f" ± {shown(error)}" if exact and isfinite(error) else "") + some
+    text = shown(setting.mean(name))
+    if exact and isfinite(error):
+        text += f" ± {shown(error)}"
+    some = len(values) < len(setting.finished)
+    return f"{text} ({len(values)} of {len(setting.finished)})" if some else text
 
 
 def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
-    """The table; the best setting as a command; in a line each what failed and why, and what is not finished."""
-    say, metric, settings = teller(console), compared_by(runs), [setting for setting in ranked(runs) if setting.finished]
+    """The table; the best setting as a command; what failed and why; what is not finished."""
+    say, metric = teller(console), sweep.compared_by(runs)
+    settings = [setting for setting in ranked(runs) if setting.finished]
     say("")
     if settings:
-        console.print(table(settings[:MOST_SHOWN], metric, console.width))
+        with console.capture() as drawn:
+            console.print(table(settings[:MOST_SHOWN], metric, console.width))
+        say(drawn.get().rstrip("\n"))
     if len(settings) > MOST_SHOWN:
         say(f"… and {len(settings) - MOST_SHOWN} more, in sweep.csv")
     say("")
-    best = best_run(runs)
-    lines = [("best", command(best))] if best else []
+    lines, best = [], sweep.best_run(runs)
+    if best:
+        lines += [("best", sweep.command(best))]
+        lines += [("", words) for words in sweep.in_words(best.changes)]
+    if best and best.changes:
+        lines += [("", "so this command alone does not give that run again")]
     lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
-    lines += [("unfinished", f"{run.path.name}: {run.rows[-1]['step'] if run.rows else 0:,} of {run.config.max_steps:,} steps" if run.config
-               else run.path.name) for run in runs if run.status == "unfinished"]
-    lines += [("table", folder / "sweep.csv"), ("page", folder / "sweep.html")]
+    lines += [("unfinished", reached(run)) for run in runs if run.status == "unfinished"]
+    waiting = [run.path.name for run in runs if run.status == "not begun"]
+    if waiting:
+        more = f" … and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
+        lines += [("not begun", " ".join(waiting[:MOST_NAMED]) + more)]
+    lines += [("table", folder / CSV), ("page", folder / PAGE)]
     if any(run.status != "finished" for run in runs):
-        lines += [("to go on", f"the same command with resume=auto hydra.sweep.dir={shlex.quote(str(folder))}")]
+        resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
+        lines += [("to go on", f"the same command with {resume}")]
     for name, value in lines:
-        say(f"{name:<12}{value}")
+        say(printable(f"{name:<12}{value}"))
 
 
-def main() -> None:
+def reached(run: Run) -> str:
+    """The name of an unfinished run, with how far it came."""
+    if run.config is None:
+        return run.path.name
+    step = run.rows[-1]["step"] if run.rows else 0
+    return f"{run.path.name}: {step:,} of {run.config.max_steps:,} steps"
+
+
+def summary_command() -> None:
+    """`python -m sweeps DIR`"""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise UserError("give the folder of a sweep: python -m sweeps DIR")
-    print_sweep(Terminal(), Path(sys.argv[1]), summarise(Path(sys.argv[1])))
+    folder, stdout = Path(sys.argv[1]), os.fstat(sys.stdout.fileno())
+    print_sweep(Terminal(), folder, summarise(folder))
+    check_output(stdout, folder)
 
 
 if __name__ == "__main__":
-    cli.start(main, lambda: __doc__)
+    cli.start(summary_command, lambda: __doc__)

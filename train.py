@@ -35,9 +35,9 @@ def main(cfg) -> float:
         return train(*cli.to_config(cfg, list(job.overrides.task)), job.runtime.choices.get("experiment") or "default")
 
     if job.mode == RunMode.MULTIRUN:
-        import jobs
+        import sweeps
 
-        return jobs.run_job(cfg, job, run)
+        return sweeps.run_job(cfg, job, run)
     try:
         return run()
     except (UserError, OmegaConfBaseException) as e:
@@ -49,9 +49,9 @@ def main(cfg) -> float:
 def launch() -> None:
     """Run what is typed: one job, or those of a sweep."""
     if {"-m", "--multirun"} & set(sys.argv):
-        import jobs
+        import sweeps
 
-        jobs.run_sweep(main)
+        sweeps.run_sweep(main)
     else:
         main()
 

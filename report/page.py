@@ -80,9 +80,9 @@ def put_together(path: Path, name: str, content: dict, blobs: list[str]) -> Path
 
 
 def template(name: str) -> str:
-    """A page without its data."""
-    return re.sub(r"/\* (\w+\.(?:css|js)) \*/", lambda part: (PARTS / part[1]).read_text(encoding="utf-8"),
-                  (PARTS / name).read_text(encoding="utf-8"))
+    """A page without its data, with the parts that it names in comments."""
+    return re.sub(r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n",
+                  lambda part: template(part[1]), (PARTS / name).read_text(encoding="utf-8"))
 
 
 def safe_json(value) -> str:

@@ -33,7 +33,7 @@ const digits = (x, n) => Number(x.toPrecision(n));
 const within = (mean, error) => error ? `${figure(mean)} ± ${digits(error, 2)}` : figure(mean);
 const reached = run => run.figures.step === null ? "before its first step"
   : `after ${count(run.figures.step)} ${run.maxSteps ? `of ${count(run.maxSteps)} ` : ""}steps`;
-const outcome = run => run.status === "finished" ? "finished" : `${run.status} ${reached(run)}`;
+const outcome = run => ["finished", "not begun"].includes(run.status) ? run.status : `${run.status} ${reached(run)}`;
 
 function bytes(n) {
   const power = Math.min(3, Math.floor(Math.log10(Math.max(1, n)) / 3));
@@ -123,6 +123,8 @@ function drawLegend() {
 function showBest() {
   $("nothing").hidden = best !== null;
   $("best").hidden = best === null;
+  $("nothing").textContent = runs.some(run => run.status === "finished")
+    ? "No finished run has a validation loss that is a number." : "No run has finished yet.";
   if (best === null) return;
   const { figures: f } = settings[best], one = (value, name) => el("div", {}, el("b", {}, value), el("span", {}, name));
   const chosen = keys.map((_, k) => k).filter(k => same(best, k)).map(k => one(bdi(valueOf(runsOf[best][0], k)), keyName(k)));
@@ -131,6 +133,11 @@ function showBest() {
     one(within(f.metric, f.error), `validation loss, ${metric}${f.n > 1 ? `; mean ± standard error of ${f.n} seeds` : ""}`),
     ...costs.map(name => one(written(name, f[name]), `${COSTS[name].name} ${COSTS[name].more}`)));
   $("best-command").textContent = data.command;
+  $("changes").hidden = !data.changes.length;
+  if (data.changes.length) {
+    $("again").textContent = "It was started by this command, which alone does not give it again:";
+    $("changes").textContent = data.changes.join("; ");
+  }
   $("copy").onclick = async () => {
     try { await navigator.clipboard.writeText(data.command); } catch { // where that is not allowed
       getSelection().selectAllChildren($("best-command"));
@@ -142,12 +149,19 @@ function showBest() {
 }
 
 function showTroubles() {
-  const bad = runs.filter(run => run.status !== "finished" || run.reason), number = status => runs.filter(run => run.status === status).length;
-  const says = ["failed", "unfinished"].filter(number).map(status => `${some(number(status), "run")} ${status}`);
-  $("troubles").hidden = !bad.length;
+  const number = status => runs.filter(run => run.status === status).length;
+  const waiting = runs.filter(run => run.status === "not begun");
+  const bad = runs.filter(run => run.status === "failed" || run.status === "unfinished" || run.reason);
+  const says = ["failed", "unfinished", "not begun"].filter(number)
+    .map(status => `${some(number(status), "run")} ${status}`);
+  $("troubles").hidden = !bad.length && !waiting.length;
   $("troubles").querySelector("h3").textContent = says.join(", ") || "Finished runs that could not go on";
   $("troubles").querySelector("ul").append(...bad.map(run =>
     el("li", {}, el("b", {}, bdi(runName(run))), ` ${outcome(run)}`, ...run.reason ? [": ", bdi(asText(run.reason))] : [])));
+  if (waiting.length) { // in one item: while a sweep runs they are most of it
+    const names = waiting.flatMap(run => [", ", bdi(runName(run))]).slice(1);
+    $("troubles").querySelector("ul").append(el("li", {}, "not begun: ", ...names));
+  }
 }
 
 // ---- tables
@@ -333,7 +347,7 @@ function drawCosts() {
     const [low, high] = [found[0], found.at(-1)];
     const host = panel($("against-charts"), `cost-${name}`), log = low > 0 && high > 8 * low;
     host.hidden = !(high > low);
-    if (low === high && !measured && settings.length > 1) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
+    if (found.length === 1 && !measured && settings.length > 1) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
     if (host.hidden) continue;
     const stops = !measured && found.length < 9 ? found : log ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
     dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: best, near, pick,

@@ -1,4 +1,6 @@
-"""A sweep's folder → sweep.html, one file that opens offline: its settings compared, and the attention of any two of its runs side by side."""
+"""A sweep's folder → sweep.html, one file that opens offline: its settings compared, and the
+attention of any two of its runs side by side.
+"""
 
 from contextlib import contextmanager
 from itertools import pairwise
@@ -8,52 +10,73 @@ from urllib.parse import quote
 
 import numpy as np
 
+from report import page
 from report.encode import Shot, embed, estimate
-from report.page import attention, curve, head_metrics, number, open_shot, put_together, room_for_maps, snapshots, thin
-from sweeps import Run, Setting, best_run, command, compared_by, ranked
+from report.page import curve, head_metrics, number, snapshots, thin
+from report.sweep import Run, Setting, best_run, command, compared_by, in_words, ranked
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
 LONGEST_TEXT = 500  # characters shown of a value and of a reason
-STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")  # of these the strongest head tells, of other scores the mean over heads
-SHOWN = ("parameters", "kv_cache_bytes", "tokens_per_second", "train_seconds", "val/loss", "val/bits_per_byte", "step")
+# Of these scores the strongest head is shown, of others the mean over the heads.
+STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
+SHOWN = ("parameters", "kv_cache_bytes", "tokens_per_second", "train_seconds", "val/loss",
+         "val/bits_per_byte", "step")
 PROBE = ("text", "text_tokens", "text_value_norms")
-PLANS = (("float16", {}), ("bytes", {}), ("blocks", {}), ("wide blocks", {}))  # for the maps of a run, as in report.encode
+# How the maps of a run are kept (report.encode), the most exact first.
+PLANS = (("float16", {}), ("bytes", {}), ("blocks", {}), ("wide blocks", {}))
 
 
 def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
-    """Write folder/sweep.html from what the folders of the runs hold so far, and return its path."""
-    folder, settings, best = Path(folder), ranked(runs), best_run(runs)
-    metric, keys = compared_by(runs), swept_keys(runs)
+    """Write folder/sweep.html from what the runs' folders hold so far, and return its path."""
+    folder, settings = Path(folder), ranked(runs)
+    shown = [run for setting in settings for run in setting.runs]
+    content = compared(folder, runs, settings) | {"maps": [None] * len(shown)}
+    blobs: list[str] = []
+    room = page.room_for_maps("sweep.html", content)
+    shots = [[page.open_shot(folder, path, text_probe) for path in snapshots(run.path)]
+             for run in shown]
+    most, plan = fitting(shots, room)
+    # One run of each setting, then the others.
+    turns = [n for setting in settings for n in range(len(setting.runs))]
+    for k in sorted(range(len(shown)), key=turns.__getitem__):
+        before = len(blobs)
+        maps = page.attention(embed(thin(shots[k], most), room, [plan]), blobs)
+        if maps["steps"]:
+            content["maps"][k] = {"steps": maps["steps"], "of": len(shots[k]),
+                                  "shape": maps["shape"], **maps["probes"][0]}
+        tokens = sum(probe["T"] for probe in maps["probes"])
+        room -= sum(len(blob) + 80 for blob in blobs[before:]) + 20 * tokens
+    return page.put_together(folder / "sweep.html", "sweep.html", content, blobs)
+
+
+def compared(folder: Path, runs: list[Run], settings: list[Setting]) -> dict:
+    """What the page says beside the maps."""
+    metric, keys, best = compared_by(runs), swept_keys(runs), best_run(runs)
     values = {key: in_order([run.settings.get(key, "") for run in runs]) for key in keys}
     most = max(10, min(MOST_POINTS, ALL_POINTS // max(1, 8 * len(runs))))
-    told = [(k, run) for k, setting in enumerate(settings) for run in setting.runs]
-    content = {
-        "title": folder.resolve().name, "metric": metric, "command": None if best is None else command(best), "points": most,
-        "keys": [{"name": clipped(key), "values": list(map(clipped, values[key])), **axis(values[key])} for key in keys],
-        "settings": [{"figures": figures(setting, metric), "births": births(setting), "scores": scores(setting)} for setting in settings],
-        "runs": [{"setting": k, "values": [values[key].index(run.settings.get(key, "")) for key in keys],
-                  **about(folder, run, metric, most)} for k, run in told],
-        "maps": [None] * len(told),
+    return {
+        "title": folder.resolve().name, "metric": metric, "points": most,
+        "command": command(best) if best else None,
+        "changes": in_words(best.changes) if best else [],
+        "keys": [{"name": clipped(key), "values": list(map(clipped, values[key])),
+                  **axis(values[key])} for key in keys],
+        "settings": [{"figures": figures(setting, metric), "births": births(setting),
+                      "scores": scores(setting)} for setting in settings],
+        "runs": [{"setting": k, **about(folder, run, metric, most),
+                  "values": [values[key].index(run.settings.get(key, "")) for key in keys]}
+                 for k, setting in enumerate(settings) for run in setting.runs],
     }
-    blobs: list[str] = []
-    room = room_for_maps("sweep.html", content)
-    shots = [[open_shot(folder, path, text_probe) for path in snapshots(run.path)] for _, run in told]
-    most, plan = fitting(shots, room)
-    for k in sorted(range(len(told)), key=lambda k: (settings[told[k][0]].runs.index(told[k][1]), k)):  # one of each setting, then the others
-        before = len(blobs)
-        maps = attention(embed(thin(shots[k], most), room, [plan]), blobs)
-        if maps["steps"]:
-            content["maps"][k] = {"steps": maps["steps"], "of": len(shots[k]), "shape": maps["shape"], **maps["probes"][0]}
-        room -= sum(len(blob) + 80 for blob in blobs[before:]) + 20 * sum(probe["T"] for probe in maps["probes"])
-    return put_together(folder / "sweep.html", "sweep.html", content, blobs)
 
 
 def fitting(shots: list[list[Shot]], room: int) -> tuple[int, tuple[str, dict]]:
-    """How many snapshots of a run, kept in which way, are estimated to fit for all runs: one way, so that any two can be compared."""
+    """How many snapshots of a run, kept in which way, are estimated to fit for all runs: one way,
+    so that any two can be compared.
+    """
     for most in (MOST_SNAPSHOTS, MOST_SNAPSHOTS // 2, MOST_SNAPSHOTS // 4, 1):
+        chosen = [[shot for shot in thin(of, most) if shot.probes()] for of in shots]
         for plan in PLANS:
-            if sum(estimate(kept, *plan) for of in shots if (kept := [shot for shot in thin(of, most) if shot.probes()])) < 0.95 * room:
+            if sum(estimate(kept, *plan) for kept in chosen if kept) < 0.95 * room:
                 return most, plan
     return 1, PLANS[-1]
 
@@ -87,7 +110,7 @@ def as_number(value: str) -> float | None:
 
 
 def axis(values: list[str]) -> dict:
-    """How values in their order are spread: as names, or as numbers (`at`) at even distances or ratios."""
+    """How values in their order are spread: as names, or as numbers (`at`), evenly or by ratio."""
     at = [as_number(value) for value in values]
     if None in at:
         return {"axis": "names", "at": None}
@@ -95,8 +118,10 @@ def axis(values: list[str]) -> dict:
         return {"axis": "linear", "at": at}
     if len(at) == 2:
         return {"axis": "log" if at[1] >= 4 * at[0] else "linear", "at": at}
-    unevenness = [pstdev(gaps) / fmean(gaps) for gaps in ([b - a for a, b in pairwise(at)], [np.log(b / a) for a, b in pairwise(at)])]
-    return {"axis": "log" if unevenness[1] < unevenness[0] else "linear", "at": at}
+    differences = [b - a for a, b in pairwise(at)]
+    ratios = [np.log(b / a) for a, b in pairwise(at)]
+    uneven, uneven_log = (pstdev(gaps) / fmean(gaps) for gaps in (differences, ratios))
+    return {"axis": "log" if uneven_log < uneven else "linear", "at": at}
 
 
 def clipped(text: str, most: int = LONGEST_TEXT) -> str:
@@ -106,19 +131,20 @@ def clipped(text: str, most: int = LONGEST_TEXT) -> str:
 # What came of it
 
 def figures(setting: Setting, metric: str) -> dict:
-    """The mean over the finished runs of what the page shows, the standard error of the metric, and how many runs it is of."""
-    return {"n": len(setting.values(metric)), "error": number(setting.error(metric)), "metric": number(setting.mean(metric)),
+    """Means over the finished runs, the metric's standard error, and of how many runs it is."""
+    return {"n": len(setting.values(metric)), "error": number(setting.error(metric)),
+            "metric": number(setting.mean(metric)),
             **{name: number(setting.mean(name)) for name in SHOWN}}
 
 
 def births(setting: Setting) -> dict[str, dict]:
-    """For each kind of head: in how many of the finished runs one was born, and the mean of their first births' steps."""
+    """For each kind of head: in how many finished runs one was born, and the mean first step."""
     steps = {kind: setting.values(f"births/{kind}") for kind in STRONGEST}
     return {kind: {"runs": len(of), "step": number(fmean(of))} for kind, of in steps.items() if of}
 
 
 def scores(setting: Setting) -> dict[str, float]:
-    """Of each score the mean over the finished runs, of the strongest head or of all heads, at the end."""
+    """Of each score at the end the mean over the finished runs."""
     found: dict[str, list[float]] = {}
     for run in setting.finished:
         for score, value in of_heads(run.rows[-1]).items():
@@ -132,22 +158,34 @@ def of_heads(row: dict) -> dict[str, float]:
     for kind, score, _, _, value in head_metrics(row):
         if kind == "heads" and number(value) is not None:
             found.setdefault(score, []).append(value)
-    return {score: max(values) if score in (*STRONGEST, "importance") else fmean(values) for score, values in found.items()}
+    return {score: max(values) if score in (*STRONGEST, "importance") else fmean(values)
+            for score, values in found.items()}
 
 
 def about(folder: Path, run: Run, metric: str, most: int) -> dict:
     """A run's name, how it ended, its curves."""
     found, config, name = run.measures, run.config, run.path.relative_to(folder).as_posix()
     heads = [{"step": row["step"], **of_heads(row)} for row in run.rows]
-    inducing = [(value, [layer, head]) for kind, score, layer, head, value in head_metrics((run.rows or [{}])[-1])
-                if (kind, score) == ("heads", "induction") and number(value) is not None]
+    curves = dict.fromkeys(score for row in heads for score in row if score != "step")
+    link = quote(f"{name}/report.html") if (run.path / "report.html").exists() else None
     return {
-        "name": clipped(name), "page": quote(f"{name}/report.html") if (run.path / "report.html").exists() else None,
-        "seed": clipped(run.settings.get("seed", str(config.seed) if config else "")), "status": run.status, "reason": clipped(run.reason),
-        "maxSteps": config.max_steps if config else None, "groups": config.model.kv_heads if config else None,
-        "head": max(inducing)[1] if inducing else [0, 0],  # the one to look at first
-        "figures": {key: number(found.get(key)) for key in SHOWN}, "metric": number(found.get(metric)),
-        "curves": {"val": curve(run.rows, metric, most), "train": curve(run.rows, "train/loss", most)},
-        "heads": {score: curve(heads, score, most) for score in dict.fromkeys(key for row in heads for key in row) if score != "step"},
-        "births": {kind: number(found[f"births/{kind}"]) for kind in STRONGEST if f"births/{kind}" in found},
+        "name": clipped(name), "page": link, "status": run.status, "reason": clipped(run.reason),
+        "seed": clipped(run.settings.get("seed", str(config.seed) if config else "")),
+        "maxSteps": config.max_steps if config else None,
+        "groups": config.model.kv_heads if config else None, "head": first_head(run),
+        "figures": {key: number(found.get(key)) for key in SHOWN},
+        "metric": number(found.get(metric)),
+        "curves": {"val": curve(run.rows, metric, most),
+                   "train": curve(run.rows, "train/loss", most)},
+        "heads": {score: curve(heads, score, most) for score in curves},
+        "births": {kind: number(found[f"births/{kind}"]) for kind in STRONGEST
+                   if f"births/{kind}" in found},
     }
+
+
+def first_head(run: Run) -> list[int]:
+    """[layer, head] to look at first: at the end the strongest by induction."""
+    last = head_metrics(run.rows[-1]) if run.rows else []
+    inducing = [(value, [layer, head]) for kind, score, layer, head, value in last
+                if (kind, score) == ("heads", "induction") and number(value) is not None]
+    return max(inducing)[1] if inducing else [0, 0]

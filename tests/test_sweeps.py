@@ -1,6 +1,7 @@
 """Sweeps: what the jobs leave, what is said of them, what survives; with every launcher, and by the command that a W&B agent runs."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from math import inf, nan, sqrt
 from pathlib import Path
 
@@ -28,11 +30,11 @@ from rich.console import Console
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 import cli
-import jobs
 import sweeps
-from config import Config, GPTConfig, TokenizerConfig, UserError
+from config import Config, GPTConfig, TokenizerConfig, UserError, config_yaml
 from model import GPT, KVCache
-from sweeps import Run, best_run, command, compared_by, print_sweep, ranked, read_sweep, table, write_csv
+from report.sweep import Run, best_run, command, compared_by, ranked, read_sweep
+from sweeps import print_sweep, table, write_csv
 
 SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2", "attention.tokens=16",
          "checkpoint.every=2", "data.val_max_tokens=300"]
@@ -140,14 +142,116 @@ def test_a_folder_without_a_sweep_gets_a_sentence(argv, tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "sweep" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"overrides": {}, "swept": ["x"]}', '{"overrides": 3, "swept": []}'])
+DAMAGED = ["", "{", "[]", "3", "[" * 10 ** 5, '{"overrides": {}, "swept": ["x"]}', '{"overrides": 3, "swept": []}',
+           '{"overrides": {"x": 3}, "swept": ["x"]}', '{"overrides": {}, "swept": [[]]}', '{"overrides": {}, "swept": 3}',
+           '{"overrides": {}, "swept": [], "failed": 3}', '{"overrides": {}, "swept": [], "until": [{"step": "x", "config": {}}]}',
+           '{"overrides": {}, "swept": [], "until": [3]}', '{"overrides": {}, "swept": [], "until": [{"step": 1, "config": {"x": 1}}]}']
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_note_of_a_job_is_named(copy, text):
-    (copy / "model.n_kv_head=1,seed=1" / "job.json").write_text(text)
-    with pytest.raises(UserError, match=re.escape(str(copy / "model.n_kv_head=1,seed=1" / "job.json"))):
+    note = copy / "model.n_kv_head=1,seed=1" / "job.json"
+    note.write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"{note} cannot be read (")):
         read_sweep(copy)
 
 
+@pytest.mark.parametrize("text", ["3", '{"jobs": 3}', '{"jobs": {"a": {"x": 3}}}'])
+def test_a_damaged_list_of_jobs_is_named(copy, text):
+    (copy / "sweep.json").write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"{copy}/sweep.json cannot be read (")):
+        read_sweep(copy)
+
+
+def test_pipes_do_not_hang_and_nothing_is_written_through_links(copy, tmp_path):
+    mine, note = tmp_path / "mine", copy / "model.n_kv_head=1,seed=1" / "job.json"
+    mine.write_text("mine")
+    for name in ("sweep.csv", "sweep.html", "multirun.yaml", "sweep.json", ".lock"):
+        for make in (lambda path: path.symlink_to(mine), os.mkfifo, Path.mkdir):
+            (copy / name).rename(tmp_path / "kept")
+            make(copy / name)
+            for refused in (lambda: sweeps.summarise(copy), lambda: sweeps.open_sweep(str(copy), True)):
+                with pytest.raises(UserError, match=re.escape(f"{copy / name} is a link, or not a file")):
+                    refused()
+            (copy / name).rmdir() if make is Path.mkdir else (copy / name).unlink()
+            (tmp_path / "kept").rename(copy / name)
+    note.rename(tmp_path / "job.json")
+    note.symlink_to(tmp_path / "job.json")
+    before = note.read_text()
+    sweeps.end_job(note.parent, "why")
+    assert not note.is_symlink() and (tmp_path / "job.json").read_text() == before
+    note.unlink()
+    os.mkfifo(note)
+    with pytest.raises(UserError, match=r"job\.json cannot be read"):
+        read_sweep(copy)
+    (copy / "linked").symlink_to(tmp_path)
+    for write in (lambda path: sweeps.begin_job(path, {}, []), lambda path: sweeps.end_job(path, "why")):
+        with pytest.raises(UserError, match="linked is a link"):
+            write(copy / "linked")
+    assert mine.read_text() == "mine"
+
+
 # --- going on ---------------------------------------------------------------------------------------------------------
+
+
+def note_of(job: Path) -> dict:
+    return json.loads((job / "job.json").read_text())
+
+
+def test_a_job_that_is_refused_or_finished_keeps_the_settings_that_it_trained_under(copy, tmp_path, text_file):
+    before = [run for run in read_sweep(copy) if run.status == "finished"]
+    again = ["-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto"]
+    # Finished, so that nothing is trained; and what failed before is no job of this command.
+    finished(tmp_path, *again, *of(text_file, "optim.lr=0.5"))
+    said = finished(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
+    assert said.count("cannot continue with other settings") == 2 * 4  # as each fails, and at the end
+    now = [run for run in read_sweep(copy) if run.status == "finished"]
+    assert [(run.overrides, run.changes) for run in now] == [(run.overrides, ()) for run in before]
+    assert f"best        {command(best_run(before))}\n" in said
+
+
+def test_of_a_run_that_was_extended_no_command_is_said_to_give_it_again(copy, tmp_path, text_file):
+    before = {run.path.name: run for run in read_sweep(copy)}
+    said = finished(tmp_path, "-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto",
+                    *of(text_file, "max_steps=6", "optim.lr=0.002"))
+    runs = [run for run in read_sweep(copy) if run.status == "finished"]
+    for run in runs:
+        assert run.overrides == before[run.path.name].overrides
+        assert run.changes == ((4, {"max_steps": "6", "optim.lr": "0.002"}),)
+    lines = [line.strip() for line in said.splitlines()]
+    shown = lines.index(f"best        {command(best_run(runs))}")
+    assert lines[shown + 1:shown + 3] == ["after 4 steps it went on with max_steps=6 optim.lr=0.002",
+                                          "so this command alone does not give that run again"]
+    # A run that was gone on with by itself is known to have changed too.
+    finished(tmp_path, f"run_dir={runs[0].path}", "resume=true", "max_steps=8")
+    assert read_sweep(copy)[0].changes[1] == (6, {"max_steps": "8"})
+
+
+def test_only_what_was_trained_under_counts_as_a_change(tmp_path):
+    def begun(max_steps: int, saved: int) -> None:
+        (run / "checkpoints" / f"step_{saved:08d}").mkdir(parents=True, exist_ok=True)
+        (run / "config.yaml").write_text(config_yaml(Config(max_steps=max_steps)))
+
+    run = tmp_path / "seed=1"
+
+    def attempt(max_steps: int) -> None:
+        sweeps.begin_job(run, {"max_steps": str(max_steps), "seed": "1"}, ["seed"])
+
+    attempt(3)  # refused: nothing has trained
+    attempt(4)
+    begun(4, saved=2)  # and killed, so that no end is noted
+    attempt(4)
+    begun(4, saved=4)
+    attempt(5)  # refused
+    attempt(6)
+    begun(6, saved=4)  # killed before its first checkpoint
+    attempt(7)
+    begun(7, saved=7)
+    sweeps.end_job(run, "")
+    found, = read_sweep(tmp_path)
+    assert found.overrides["max_steps"] == "4" and found.changes == ((4, {"max_steps": "7"}),)
+    attempt(7)
+    assert len(note_of(run)["until"]) == 2
 
 
 @pytest.mark.slow
@@ -155,7 +259,7 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
     kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
     # In another order, and so by other numbers.
-    said = finished(tmp_path, "-m", "seed=2,1", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep", "resume=auto", status=1)
+    said = finished(tmp_path, "-m", "seed=2,1", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep", "resume=auto")
     assert said.count("best validation loss") == 1 and said.count("is finished") == 3
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
     assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(swept / "model.n_kv_head=1,seed=2")
@@ -168,7 +272,7 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     assert process.wait() == 143, process.said()
     assert "to go on: the same command with resume=auto hydra.sweep.dir=sweep" in process.said()
     job = tmp_path / "sweep" / "model.n_kv_head=2"
-    assert (job / "checkpoints" / "step_00000003").is_dir() and not (tmp_path / "sweep" / "model.n_kv_head=1").exists()
+    assert (job / "checkpoints" / "step_00000003").is_dir() and [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
     finished(tmp_path, *argv, "resume=auto")
     assert timeless(job) == timeless(swept / "model.n_kv_head=2,seed=1")
     assert {run.status for run in read_sweep(tmp_path / "sweep")} == {"finished"}
@@ -186,13 +290,24 @@ def stopping_after_3_steps():
     training.optim.update = stopped
 
 
+def test_a_sweep_whose_output_is_full_trains_and_ends_with_a_sentence(tmp_path, text_file):
+    process = Process(tmp_path, "-m", "seed=1,2", *of(text_file), "hydra.sweep.dir=sweep", stdout=os.open("/dev/full", os.O_WRONLY))
+    assert process.wait() == 1
+    error, = process.said().splitlines()
+    assert error.startswith("error: not all that the sweep prints could be written") and "python -m sweeps sweep" in error
+    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"] * 2
+
+
 def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_file):
     import data.tokens
 
     process = Process(tmp_path, "-m", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep",
                       fault=at_call(data.tokens, "prepare", 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert process.wait(30) == 143 and "to go on: the same command" in process.said()
-    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["unfinished"]
+    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
+    lines = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open(encoding="utf-8")))
+    assert {line["run"]: line["status"] for line in lines} == {"model.n_kv_head=1": "not begun", "model.n_kv_head=2": "unfinished"}
+    assert "not begun   model.n_kv_head=1\n" in summary(tmp_path, "-m", "sweeps", "sweep").stdout
 
 
 @pytest.mark.slow
@@ -236,17 +351,34 @@ def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(a
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["sweep.csv", "multirun.yaml", "notes/mine.txt", "sub/job.json", "sweep.json"])
+@pytest.mark.parametrize("resume", ["false", "auto"])
+def test_a_folder_that_is_not_empty_and_no_sweep_is_refused_and_left_as_it_is(name, resume, tmp_path):
+    mine = tmp_path / "mine" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text('{"mine": 1}')
+    told = finished(tmp_path, "-m", "seed=1,2", f"resume={resume}", "hydra.sweep.dir=mine", status=1)
+    assert told.startswith("error: ") and "mine" in told and told.count("\n") == 1
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine] and mine.read_text() == '{"mine": 1}'
+
+
+def test_where_nothing_can_be_written_the_sweeps_own_setting_is_named(tmp_path):
+    (tmp_path / "runs").touch()
+    assert "hydra.sweep.dir=PATH" in (told := finished(tmp_path, "-m", "seed=1,2", status=1)) and "run_dir" not in told
+
+
 def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len({jobs.open_sweep(None, False) for _ in range(5)}) == 5
+    assert len({sweeps.open_sweep(None, False) for _ in range(5)}) == 5
 
 
 def test_jobs_whose_settings_make_no_name_have_folders_of_their_own(tmp_path):
     values = ["a/b", "a:b", "../a", "", "é" * 200, "é" * 201, "x" * 400, "\n", ".", ".."]
-    folders = [jobs.begin_job(tmp_path, {"data.path": value}, ["data.path"]) for value in values]
+    folders = [tmp_path / sweeps.job_name({"data.path": value}) for value in values]
+    for folder, value in zip(folders, values):
+        sweeps.begin_job(folder, {"data.path": value}, ["data.path"])
     assert len(set(folders)) == len(values) and all(folder.parent == tmp_path and folder.is_dir() for folder in folders)
     assert {run.settings["data.path"] for run in read_sweep(tmp_path)} == set(values)
-    assert jobs.begin_job(tmp_path, {"data.path": values[0]}, ["data.path"]) == folders[0]
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -315,6 +447,36 @@ def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
         assert sorted(line["data.path"] for line in csv.DictReader(file)) == sorted(run.settings["data.path"] for run in runs)
 
 
+def test_control_characters_reach_no_terminal(tmp_path, copy):
+    hostile = "\x1b[31m\x9b\x07\n\u202e\ud800"
+    for n, job in enumerate(("model.n_kv_head=1,seed=1", "model.n_kv_head=2,seed=1", "model.n_kv_head=1,seed=2")):
+        note = note_of(copy / job)
+        note["overrides"] |= {"data.path": f"{n}{hostile}", f"a{hostile}": "b"}
+        (copy / job / "job.json").write_text(json.dumps({**note, "swept": ["data.path", f"a{hostile}"], "failed": hostile}))
+    done = summary(tmp_path, "-m", "sweeps", "sweep")
+    assert done.returncode == 0, done.stderr
+    assert "␛[31m" in done.stdout and done.stdout.replace("\n", "").isprintable()
+    line = next(line for line in done.stdout.splitlines() if line.startswith("best  "))
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line.removeprefix('best')}"], capture_output=True).stdout.decode(errors="replace")
+    assert "\x1b[31m\x9b\x07\n\u202e" in words  # the shell gets what was typed
+
+
+def test_summaries_between_jobs_take_a_small_share_of_the_time(tmp_path):
+    assert sweeps.summary_is_due(tmp_path)
+    for name in ("sweep.csv", "sweep.html"):
+        (tmp_path / name).touch()
+    for took, since, due in ((0.01, 1, True), (10, 100, False), (10, 300, True), (0, 0, True)):
+        now = time.time()
+        os.utime(tmp_path / "sweep.csv", (now, now - since - took))
+        os.utime(tmp_path / "sweep.html", (now, now - since))
+        assert sweeps.summary_is_due(tmp_path) == due
+
+
+def test_a_sweeps_end_is_summed_up_however_short_ago_the_last_summary_was(swept):
+    lines = list(csv.DictReader((swept / "sweep.csv").open(encoding="utf-8")))
+    assert len(lines) == 6 and (swept / "sweep.html").stat().st_mtime >= (swept / "sweep.csv").stat().st_mtime
+
+
 def test_names_of_settings_that_end_alike_stay_whole():
     made = table(ranked([run_of({"model.name": "1", "optim.name": "2", "optim.lr": "3"}, 1.0)]), "val/loss", 80)
     assert [str(column.header) for column in made.columns][:3] == ["model.name", "optim.name", "lr"]
@@ -353,9 +515,25 @@ def test_every_job_of_a_prepared_sweep_is_right_and_is_told_in_full_by_what_it_w
 def test_what_is_typed_wins_over_the_prepared_sweep(expand):
     made = expand("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
     assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
-    assert cli.constant(["-m", "sweep=kv_heads", "seed=7"]) == ["seed", "model.n_head", "model.n_layer", "model.n_embd", "tokenizer", "max_steps",
-                                                              "eval.every", "attention.every", "sweep"]
-    assert set(cli.constant(["-m", "sweep=kv_heads", "max_steps=3,4"])).isdisjoint({"max_steps", "seed", "model.n_kv_head"})
+    assert set(plan("sweep=kv_heads", "seed=7")) == {f"model.n_kv_head={n}" for n in (1, 2, 4, 8)}
+    assert len(plan("sweep=kv_heads", "max_steps=3,4")) == 4 * 3 * 2
+
+
+def plan(*argv: str) -> dict[str, dict[str, str]]:
+    """The jobs that these arguments ask for."""
+    return sweeps.planned(sweeps.arguments(cli.check_arguments(["-m", *argv])))
+
+
+def test_the_jobs_are_known_before_they_begin():
+    assert plan("seed=1") == {"job": {}}
+    assert list(plan("seed=range(1,4)")) == ["seed=1", "seed=2", "seed=3"]
+    assert set(plan("model=glob(small*)")) == {f"model={name}" for name in cli.groups()["model"]
+                                               if name.startswith("small")}
+    assert list(plan("optim.lr=1e-3,.01", "compile=true,auto")) == [
+        f"compile={c},optim.lr={lr}" for lr in ("0.001", "0.01") for c in ("true", "auto")]
+    assert [*plan("data=text", "data.path=a b,c")] == [
+        "data.path=a_b_" + hashlib.sha256(b"data.path=a b").hexdigest()[:8], "data.path=c"]
+    assert plan("optim.lr=interval(0,1)") == {}  # for a sweeper that chooses as it goes
 
 
 def test_depth_and_width_are_compared_at_equal_parameters(expand):
@@ -453,7 +631,7 @@ def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
                 file.write(json.dumps([resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]) + "\n")
             return runs
 
-        sweeps.summarise = summarise
+        sweeps.summarise, sweeps.summary_is_due = summarise, lambda folder: True
 
     process = Process(tmp_path, "-m", "model.n_kv_head=1,2", f"seed={','.join(map(str, range(15)))}", *of(text_file, "wandb.mode=offline"),
                       "hydra.sweep.dir=sweep", fault=fault)

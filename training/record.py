@@ -72,7 +72,10 @@ class RunFolder:
 
 
 def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
-    """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has that name."""
+    """runs/<date>_<time>_<experiment>, with a number where a run of the same second has that name.
+
+    `setting` is what names another folder.
+    """
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{experiment}")
     for n in range(1, 1000):
         path = base if n == 1 else base.with_name(f"{base.name}_{n}")

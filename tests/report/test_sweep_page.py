@@ -12,9 +12,9 @@ from pages import HOSTILE, aside, causal, check_maps, exactly, expect_text, pixe
 from safetensors.numpy import save_file
 
 from config import Config, GPTConfig, TokenizerConfig, config_yaml
-from jobs import begin_job, fail_job
 from report import encode, page, sweep_page
-from sweeps import read_sweep
+from report.sweep import read_sweep
+from sweeps import begin_job, end_job, job_name, write_note
 
 STEPS = (0, 10, 20)
 TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
@@ -26,7 +26,8 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 def job(folder: Path, settings: dict, final: float | None = 2.0, *, L=2, H=4, groups=2, T=16, steps=STEPS, words=None, vocab=65, speed=1000,
         size=500, maps=True) -> Path:
     """A job with these settings whose validation loss falls from 4 to `final`; None: it never had one."""
-    run = begin_job(folder, {"max_steps": "20", **settings}, list(settings))
+    run = folder / job_name(settings)
+    begin_job(run, {"max_steps": "20", **settings}, list(settings))
     if final is None:
         return run
     model = GPTConfig(vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T, n_embd=8 * H)
@@ -151,8 +152,8 @@ def test_values_are_put_in_order_and_on_a_fitting_axis(typed, axis, order):
 
 def test_runs_that_failed_or_never_finished_are_part_of_it(tmp_path):
     job(tmp_path, {"model.n_head": "4"})
-    fail_job(job(tmp_path, {"model.n_head": "3"}, None), "model.n_embd=32 is not a multiple of model.n_head=3")
-    fail_job(job(tmp_path, {"model.n_head": "2"}, 1.0, steps=(0, 10)), "the loss is NaN at step 12")
+    end_job(job(tmp_path, {"model.n_head": "3"}, None), "model.n_embd=32 is not a multiple of model.n_head=3")
+    end_job(job(tmp_path, {"model.n_head": "2"}, 1.0, steps=(0, 10)), "the loss is NaN at step 12")
     job(tmp_path, {"model.n_head": "8"}, 3.0, steps=(0, 10))
     content = content_of(tmp_path)
     by = {run["name"]: run for run in content["runs"]}
@@ -175,7 +176,7 @@ def test_nothing_at_all_and_broken_maps_make_a_page(tmp_path):
 
 def test_data_cannot_leave_its_element(tmp_path):
     for k, value in enumerate(TYPED):
-        fail_job(job(tmp_path / "<b>&sweep<!--", {HOSTILE[0]: value}, 2 + k / 10, T=len(HOSTILE), words=HOSTILE), value)
+        end_job(job(tmp_path / "<b>&sweep<!--", {HOSTILE[0]: value}, 2 + k / 10, T=len(HOSTILE), words=HOSTILE), value)
     text = write(tmp_path / "<b>&sweep<!--").read_bytes()
     content, blobs = read_back(tmp_path / "<b>&sweep<!--" / "sweep.html")
     data = re.search(rb'id="data">(.*?)</script>', text, re.S)[1]
@@ -342,8 +343,8 @@ def test_two_runs_are_seen_side_by_side_over_one_slider(see, tmp_path):
 @pytest.mark.slow
 def test_failed_and_unfinished_runs_are_shown_as_such(see, tmp_path):
     job(tmp_path, {"model.n_head": "4"})
-    fail_job(job(tmp_path, {"model.n_head": "3"}, None), "model.n_embd=32 is not a multiple of model.n_head=3")
-    fail_job(job(tmp_path, {"model.n_head": "2"}, 1.0, steps=(0, 10)), "NaN")
+    end_job(job(tmp_path, {"model.n_head": "3"}, None), "model.n_embd=32 is not a multiple of model.n_head=3")
+    end_job(job(tmp_path, {"model.n_head": "2"}, 1.0, steps=(0, 10)), "NaN")
     job(tmp_path, {"model.n_head": "8"}, 3.0, steps=(0, 10))
     tab = see(write(tmp_path))
     assert tab.inner_text("#troubles h3") == "2 runs failed, 1 run unfinished"
@@ -354,6 +355,32 @@ def test_failed_and_unfinished_runs_are_shown_as_such(see, tmp_path):
     assert sum(dash == "3, 3" for dash in dashes) == 2
     assert "Dashed: a run that has not finished" in tab.inner_text("#curves-note")
     assert tab.locator(".side select >> nth=0").locator("option").all_inner_texts() == ["★ n_head 4 · 2.000", "n_head 2 · 1.000", "n_head 8 · 3.000"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_shows_what_it_has_and_what_never_began(see, tmp_path):
+    job(tmp_path, {"model.n_head": "2"}, 3.0, steps=(0, 10))
+    names = {job_name({"model.n_head": heads}): {"model.n_head": heads} for heads in ("2", "4", "8")}
+    write_note(tmp_path / "sweep.json", {"jobs": names})
+    tab = see(write(tmp_path))
+    assert "No run has finished yet" in tab.inner_text("main") and "loss yet" not in tab.inner_text("main")
+    assert tab.locator("#curve-0 .line").count() > 0
+    assert tab.inner_text("#troubles h3") == "1 run unfinished, 2 runs not begun"
+    assert tab.locator("#troubles li").all_inner_texts() == [
+        "n_head 2 unfinished after 10 of 20 steps", "not begun: n_head 4, n_head 8"]
+    tab.click("#runs summary")
+    assert tab.locator("#runs tbody tr").count() == 3
+
+
+@pytest.mark.slow
+def test_of_a_run_whose_settings_changed_the_page_says_so(see, tmp_path):
+    run = job(tmp_path, {"model.n_head": "2"})
+    end_job(run, "")
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("max_steps: 20", "max_steps: 19"))
+    tab = see(write(tmp_path))
+    assert tab.inner_text("#again") == "It was started by this command, which alone does not give it again:"
+    assert tab.inner_text("#changes") == "after 20 steps it went on with max_steps=19"
 
 
 @pytest.mark.slow
@@ -402,7 +429,7 @@ def test_one_run_and_sixty_read_sensibly(see, tmp_path, n):
 @pytest.mark.slow
 def test_an_empty_sweep_and_one_of_seeds_alone_open(see, tmp_path):
     tab = see(sweep_page.write_sweep_page(tmp_path, []))
-    assert "No run has a validation loss yet" in tab.inner_text("main") and tab.locator("#looking").is_hidden()
+    assert "No run has finished yet" in tab.inner_text("main") and tab.locator("#looking").is_hidden()
     for seed in range(3):
         job(tmp_path / "seeds", {"seed": str(seed)}, 2 + seed / 10)
     tab = see(write(tmp_path / "seeds"))
@@ -416,7 +443,7 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path):
     for k, value in enumerate(TYPED):
         run = job(tmp_path / name, {"model.x": value, HOSTILE[0]: "1"}, 2 + k / 10, T=len(HOSTILE), words=HOSTILE)
         if k % 3 == 0:
-            fail_job(run, value)
+            end_job(run, value)
     tab = see(write(tmp_path / name))
     tab.click("#runs summary")
     for chip in tab.locator(".chip").all()[:4]:
