@@ -392,8 +392,9 @@ def typed(cfg, overrides: list[str]) -> dict[str, str]:
 
 def own_config_dir(job) -> dict[str, str]:
     """The --config-dir that `job`, Hydra's configuration of a job, was given, by that name."""
-    return {"--config-dir": source.path.removeprefix("file://")
-            for source in job.runtime.config_sources if source.provider == "command-line"}
+    folders = [source.path.removeprefix("file://")
+               for source in job.runtime.config_sources if source.provider == "command-line"]
+    return {"--config-dir": folders[0]} if folders else {}
 
 
 # --- the configuration ----------------------------------------------------------------------------
