@@ -126,8 +126,9 @@ def check_memory(config: Config) -> None:
 
     A system that promises more memory than it has would end the process without a word.
     """
-    with torch.device("meta"), enough_memory(config):
-        needed = (4 if config.eval_only else 8) * GPT(config.model).num_parameters()
+    with torch.device("meta"), enough_memory(config):  # a deep model takes long even where it has no numbers
+        one, two = (GPT(replace(config.model, n_layer=layers)).num_parameters() for layers in (1, 2))
+    needed = (4 if config.eval_only else 8) * (one + (config.model.n_layer - 1) * (two - one))
     if (there := memory_here(config.device)) and needed > there:
         raise too_little_memory(config, f"{needed / 1e9:,.1f} GB of {there / 1e9:,.1f} for its weights alone")
 
