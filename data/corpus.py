@@ -1,4 +1,4 @@
-"""Where text comes from: Python's standard library, tiny Shakespeare, the Hugging Face hub, or your own files, plain, .gz or .jsonl."""
+"""Where text comes from: Python's library, tiny Shakespeare, the Hugging Face hub, your files."""
 
 import codecs
 import glob
@@ -25,24 +25,27 @@ from data.cache import cache_root, locked
 from data.hub import hub_files, row_text, text_fields
 from files import atomic_write, sha256_of
 
-SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_URL = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+                   "tinyshakespeare/input.txt")
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 STALLED, PATIENCE = 20, 300  # seconds that a server may say nothing, and may take in all
 PIECE = 1 << 20  # characters read at a time
 CHECKED = 1 << 20  # bytes of a file that are looked at before it is taken for text
 NAMED = 10  # files left out for one reason, at most; of the rest the number is given
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-# A folder with all of these is one that a program wrote: a run, a sweep, prepared tokens, a virtual environment.
-PROGRAMS = ({"config.yaml", "metrics.jsonl"}, {"config.yaml", "checkpoints"}, {"config.yaml", "attention"}, {"multirun.yaml"},
-            {"meta.json", "train.bin"}, {"pyvenv.cfg"})
-PACKED = {b"%PDF-": "PDF", b"PK\x03\x04": "zip archive", b"PK\x05\x06": "zip archive"}  # how a file begins → what it is
+# What all is in a folder that a program wrote: a run, a sweep, prepared tokens, or Python's own.
+PROGRAMS = ({"config.yaml", "metrics.jsonl"}, {"config.yaml", "checkpoints"},
+            {"config.yaml", "attention"}, {"multirun.yaml"}, {"meta.json", "train.bin"},
+            {"pyvenv.cfg"})
+# How a file begins → what it is.
+PACKED = {b"%PDF-": "PDF", b"PK\x03\x04": "zip archive", b"PK\x05\x06": "zip archive"}
 DOCUMENTS = {".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".epub"}  # zip archives inside
 EXCLUDED, UNREADABLE = "data.exclude", "unreadable"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of text, one document each, in a fixed order. Nothing is read before it is asked for."""
+    """Files of text, one document each, in a fixed order; read when they are asked for."""
 
     name: str
     files: tuple[Path, ...]
@@ -97,7 +100,8 @@ def _records(file: io.TextIOBase, path: Path, field: str) -> Iterator[tuple[str,
         text = row_text(record, field)
         if text is None:
             raise UserError(f"{path} has no text in the field {field} of line {number} "
-                            f"(texts there: {text_fields(record)}): name another with data.field=NAME")
+                            f"(texts there: {text_fields(record)}): "
+                            "name another with data.field=NAME")
         yield text, True
 
 
@@ -129,8 +133,9 @@ def encoding_name(encoding: str) -> str:
 def undecodable(path: Path, encoding: str) -> UserError:
     """What there is to say of a file that is not in the encoding."""
     offset, byte = first_bad_byte(path, encoding)
-    return UserError(f"{path} is not {encoding_name(encoding)} text: byte {byte:#04x} at offset {offset}; name its encoding, "
-                     "as in data.encoding=cp1252, convert it to UTF-8, or leave it out (data.exclude)")
+    return UserError(f"{path} is not {encoding_name(encoding)} text: byte {byte:#04x} at offset "
+                     f"{offset}; name its encoding, as in data.encoding=cp1252, convert it "
+                     "to UTF-8, or leave it out (data.exclude)")
 
 
 def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
@@ -143,13 +148,15 @@ def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
                 decoder.decode(part, final=not part)
             except UnicodeDecodeError as e:
                 return offset - kept + e.start, e.object[e.start]
-            except UnicodeError:  # a codec that does not say where: utf-16 without the mark it begins with
+            except UnicodeError:  # a codec that does not say where: utf-16 without its mark
                 return offset, part[0] if part else 0
             offset += len(part)
 
 
 def open_corpus(config: DataConfig, say=print) -> Corpus:
-    """The corpus that the configuration names; `say` takes a line on what was left out or looks wrong.
+    """The corpus that the configuration names.
+
+    `say` takes a line on what is fetched, was left out or looks wrong.
 
     Raises:
         UserError: there is no such text, or it cannot be fetched.
@@ -165,11 +172,12 @@ def open_corpus(config: DataConfig, say=print) -> Corpus:
 
 
 def stdlib_files() -> tuple[Path, ...]:
-    """The standard library's Python sources, sorted by path; tests and installed packages left out."""
+    """The standard library's Python sources, sorted by path, without tests and packages."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [p for p in root.rglob("*.py") if not NOT_LIBRARY & set(p.relative_to(root).parts)]
     if not files:
-        raise UserError(f"no Python sources in {root}, where this Python keeps its library: use data=text data.path=…")
+        raise UserError(f"no Python sources in {root}, where this Python keeps its library: "
+                        "use data=text data.path=…")
     return tuple(sorted(files, key=lambda p: p.relative_to(root).as_posix()))
 
 
@@ -178,10 +186,12 @@ def shakespeare_file(path: str | None, say) -> Path:
     if path is not None:
         file = _given(path, say)
         if sha256_of(file) != SHAKESPEARE_SHA256:
-            say(f"note: {file} is not the usual tiny Shakespeare (another sha256): losses do not compare with published ones")
+            say(f"note: {file} is not the usual tiny Shakespeare (another sha256): "
+                "losses do not compare with published ones")
         return file
     file = cache_root() / "tinyshakespeare.txt"
-    with locked(file.with_suffix(".lock"), say, "waiting for another process to fetch tiny Shakespeare"):
+    waiting = "waiting for another process to fetch tiny Shakespeare"
+    with locked(file.with_suffix(".lock"), say, waiting):
         if not (file.exists() and sha256_of(file) == SHAKESPEARE_SHA256):
             text = _fetch_shakespeare(say)
             with atomic_write(file) as part:
@@ -225,7 +235,8 @@ def text_files(
     is_folder = os.path.isdir(path)
     if not is_folder and (os.path.exists(path) or not glob.has_magic(path)):
         return (_given(path, say, encoding),)
-    globs = [g.strip().removeprefix("**/").rstrip("/") for g in exclude.split(",")] if exclude else []
+    globs = exclude.split(",") if exclude else []
+    globs = [g.strip().removeprefix("**/").rstrip("/") for g in globs]
     root = Path(*takewhile(lambda part: is_folder or not glob.has_magic(part), Path(path).parts))
     text, left = [], {}  # left: reason → files
     for file, why in _below(root, globs) if is_folder else _matching(path, root, globs):
@@ -254,7 +265,7 @@ def _below(root: Path, globs: list[str]) -> Iterator[tuple[Path, str | None]]:
         folder = folders.pop()
         try:
             inside = list(folder.iterdir())
-            if folder != root and _is_programs(folder, {path.name for path in inside}, cache):
+            if folder != root and _by_program(folder, {path.name for path in inside}, cache):
                 yield folder, "written by a program"
                 continue
         except OSError:
@@ -291,7 +302,7 @@ def _excluded(path: Path, globs: list[str]) -> bool:
                for part in (path, *path.parents)[:-1] for g in globs)
 
 
-def _is_programs(folder: Path, names: set[str], cache: Path) -> bool:
+def _by_program(folder: Path, names: set[str], cache: Path) -> bool:
     """Whether a program wrote the folder, by its name or the names of what it holds."""
     return (folder.name in ("__pycache__", "wandb") or any(marks <= names for marks in PROGRAMS)
             or folder.samefile(cache))
@@ -358,5 +369,6 @@ def _given(path: str, say, encoding: str = "utf-8") -> Path:
         advice = "unpack it and give the folder" if is_archive else "save it as plain text"
         raise UserError(f"{file} is a {kind}: {advice}")
     if _is_binary(head, encoding):
-        say(f"note: {file} holds NUL bytes, as text seldom does; if its encoding is UTF-16, say data.encoding=utf-16")
+        say(f"note: {file} holds NUL bytes, as text seldom does; "
+            "if its encoding is UTF-16, say data.encoding=utf-16")
     return file

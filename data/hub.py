@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub, or a folder of its files, streamed once into .jsonl.gz files that are read like any others."""
+"""A dataset of the Hugging Face hub, or a folder of its files, kept as .jsonl.gz files."""
 
 import gzip
 import hashlib
@@ -11,14 +11,15 @@ from config import DataConfig, UserError
 from data.cache import locked
 from files import atomic_write
 
-DOCUMENTS = 10_000  # in a file; what came is kept file by file, and an interrupted download goes on after the last
+DOCUMENTS = 10_000  # in a file; an interrupted download goes on after the last whole file
 
 
 def hub_files(config: DataConfig, root: Path, say: Callable[[str], None]) -> tuple[Path, ...]:
     """The documents of config.name, a {"text": …} to a line, in files that are kept below `root`.
 
     Raises:
-        UserError: there is no such dataset, subset, split or field, it cannot be fetched, or `datasets` is not installed.
+        UserError: there is no such dataset, subset, split or field, it cannot be fetched, or
+            the library `datasets` is not installed.
     """
     folder = root / f"hf_{identity(config)[:16]}"
     waiting = f"waiting for another process to fetch {config.name}"
@@ -33,8 +34,10 @@ def hub_files(config: DataConfig, root: Path, say: Callable[[str], None]) -> tup
 def identity(config: DataConfig) -> str:
     """Hex digest of what is asked for; of a folder, also of the sizes and times of its files."""
     local = Path(config.name).expanduser()
-    files = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(local.rglob("*")) if p.is_file()] if local.is_dir() else []
-    return hashlib.sha256(json.dumps([config.name, config.subset, config.split, config.field, files]).encode()).hexdigest()
+    paths = sorted(local.rglob("*")) if local.is_dir() else []
+    files = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+    asked = [config.name, config.subset, config.split, config.field, files]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
@@ -47,13 +50,15 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
         from datasets import load_dataset
         from huggingface_hub.utils import logging
     except ImportError:
-        raise UserError("data=hf needs the library datasets, which is not installed: pip install datasets") from None
+        raise UserError("data=hf needs the library datasets, which is not installed: "
+                        "pip install datasets") from None
 
     logging.set_verbosity_error()  # it tries again by itself, and says so each time
     try:
         if not local.is_dir():
             reach_hub()
-        rows = load_dataset(str(local) if local.is_dir() else config.name, config.subset, split=config.split, streaming=True)
+        source = str(local) if local.is_dir() else config.name
+        rows = load_dataset(source, config.subset, split=config.split, streaming=True)
         rows = iter(rows.skip(have * DOCUMENTS) if have else rows)
         folder.mkdir(exist_ok=True)
         for number in itertools.count(have):
@@ -61,7 +66,8 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
             if not some:
                 break
             # Without a time or a name in it the file has the same bytes whenever it is made.
-            with atomic_write(folder / f"{number:06}.jsonl.gz") as part, part.open("wb") as raw, gzip.GzipFile("", "wb", 5, raw, 0) as file:
+            with (atomic_write(folder / f"{number:06}.jsonl.gz") as part, part.open("wb") as raw,
+                  gzip.GzipFile("", "wb", 5, raw, 0) as file):
                 file.writelines(line(row, config.field) for row in some)
             if (number + 1) % 10 == 0:
                 say(f"fetched {(number + 1) * DOCUMENTS:,} documents")
@@ -69,8 +75,11 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
         raise
     except Exception as e:  # the library and those below it raise errors of many kinds
         why = " ".join(str(e).split()) or type(e).__name__
-        by_hand = "" if local.is_dir() else "; without a network, fetch its files elsewhere and give their folder as data.name=FOLDER"
-        raise UserError(f"data.name={config.name} cannot be read: {why if len(why) < 300 else why[:300] + '…'}{by_hand}") from None
+        why = why if len(why) < 300 else why[:300] + "…"
+        by_hand = ("; without a network, fetch its files elsewhere and give their folder as "
+                   "data.name=FOLDER")
+        raise UserError(f"data.name={config.name} cannot be read: {why}"
+                        f"{'' if local.is_dir() else by_hand}") from None
     if number == 0:
         raise UserError(f"data.name={config.name} has no documents in data.split={config.split}")
 
@@ -97,14 +106,15 @@ def line(row: dict, field: str) -> bytes:
     """A document as it is kept."""
     text = row_text(row, field)
     if text is None:
-        raise UserError(f"the dataset has no text in data.field={field} (fields with text: {text_fields(row)})")
+        raise UserError(f"the dataset has no text in data.field={field} "
+                        f"(fields with text: {text_fields(row)})")
     return json.dumps({"text": text}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def row_text(row: dict, field: str) -> str | None:
-    """The text in a field of a row, None where there is none: `a.b` is the field b of the object in a.
+    """The text in a field of a row; None where there is none.
 
-    Where the way leads through a list, its texts are joined with a blank line between.
+    `a.b` is the field b of the object in a; the texts of a list are joined by blank lines.
     """
     try:
         texts = list(_texts(row, field)) if isinstance(row, dict) else []
