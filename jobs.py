@@ -33,8 +33,10 @@ def run_sweep(main: Callable[[], object]) -> None:
     """
     typed = sys.argv[1:]
     folder = open_sweep(cli.typed_value("hydra.sweep.dir", typed), resume=cli.typed_value("resume", typed) == "auto")
-    sys.argv += [f"hydra.sweep.dir={cli.quote(str(folder))}", f"hydra.job.config.override_dirname.exclude_keys=[{','.join(cli.constant(typed))}]"]
-    # A job in a process of its own has to find the modules from wherever it is started.
+    # For Hydra (configs/config.yaml), and for jobs in processes of their own, which also have to
+    # find the modules from wherever they are started.
+    os.environ["GLASSGPT_SWEEP_DIR"] = str(folder)
+    os.environ["GLASSGPT_SWEEP_CONSTANT"] = ",".join(cli.constant(typed))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     failed = False
     try:
@@ -60,7 +62,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     One that fails says why, in its folder too, and gives nan: an exception would end the sweep, with some of Hydra's sweepers.
     """
     typed, folder = cli.typed(cfg, job.overrides.task), Path(job.sweep.dir)
-    swept = [key for key in typed if key not in job.job.config.override_dirname.exclude_keys]
+    constant = os.environ["GLASSGPT_SWEEP_CONSTANT"].split(",")
+    swept = [key for key in typed if key not in constant]
     path = begin_job(folder, typed, swept)
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
