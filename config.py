@@ -24,8 +24,8 @@ LARGEST = 1 << 20  # bytes of a config.yaml that is read
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 # Settings of older versions, with the value that is now the only one.
 REMOVED = {"model.rope_low": 1.0, "model.rope_high": 4.0, "optim.decay_steps": None,
-           "attention.sample_tokens": 100, "attention.ablation_tokens": 4096, "attention.svg": False,
-           "wandb.entity": None, "wandb.name": None, "wandb.group": None}
+           "attention.sample_tokens": 100, "attention.ablation_tokens": 4096,
+           "attention.svg": False, "wandb.entity": None, "wandb.name": None, "wandb.group": None}
 
 
 class UserError(Exception):
@@ -131,7 +131,8 @@ class DataConfig:
 class TokenizerConfig:
     name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
                             "(char | bpe | gpt2 | cl100k_base | … | hf)")
-    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
+    vocab_size: int | None = knob(
+        None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
                         choices=("code", "gpt2"))
 
@@ -143,7 +144,8 @@ class OptimConfig:
     muon_lr: float = knob(0.02, "peak learning rate of Muon", gt=0)
     schedule: str = knob("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
                          choices=("cosine", "wsd", "constant"))
-    warmup_steps: int | None = knob(None, "steps in which the rate rises linearly; null: a twentieth of max_steps", ge=0)
+    warmup_steps: int | None = knob(
+        None, "steps in which the rate rises linearly; null: a twentieth of max_steps", ge=0)
     decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls linearly", gt=0, le=1)
     min_lr_ratio: float = knob(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
     weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings; never on biases and norms", ge=0)
@@ -196,7 +198,8 @@ class Config:
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and end; or for other machines: H100, 8xA100, …")
     accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
-    seed: int = knob(1337, "of the weights, the order of the data and the dropout", ge=0, le=LARGEST_SEED)
+    seed: int = knob(1337, "of the weights, the order of the data and the dropout",
+                     ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
     compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run of this length", choices=(True, False, "auto"))

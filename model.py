@@ -69,7 +69,9 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
     return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
 
 
-ROPE_LOW, ROPE_HIGH = 1.0, 4.0  # turns in rope_trained tokens: up to, from which Llama 3 stretches whole, not
+# Llama 3 stretches wavelengths that make at most so many turns in rope_trained tokens whole, and
+# those that make at least so many not at all.
+ROPE_LOW, ROPE_HIGH = 1.0, 4.0
 SHORT = 512  # tokens up to which `short_attention` is the faster one
 
 

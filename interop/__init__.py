@@ -384,7 +384,8 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> tuple[
                 "attention_dropout": c.dropout, **ends}
     if c.rope_factor != 1:
         settings["rope_scaling"] = {"rope_type": "linear", "factor": c.rope_factor} if c.rope_trained is None else {
-            "rope_type": "llama3", "factor": c.rope_factor, "low_freq_factor": ROPE_LOW, "high_freq_factor": ROPE_HIGH,
+            "rope_type": "llama3", "factor": c.rope_factor,
+            "low_freq_factor": ROPE_LOW, "high_freq_factor": ROPE_HIGH,
             "original_max_position_embeddings": c.rope_trained}
     if c.bias == "qkv":
         return "llama", {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **settings}

@@ -298,7 +298,8 @@ def no_torch(tmp_path_factory):
 
 
 def run(folder, script, *argv, path="", **variables):
-    env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache"), "PYTHONPATH": path, **variables}
+    env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache"),
+           "PYTHONPATH": path, **variables}
     return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=folder, env=env, capture_output=True, text=True, timeout=120,
                           stdin=subprocess.DEVNULL)
 

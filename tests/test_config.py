@@ -325,7 +325,8 @@ def test_a_configuration_that_is_not_utf8_is_one_sentence(tmp_path):
         read_config(tmp_path / "config.yaml")
 
 
-OLD = "model:\n  rope_low: {low}\n  n_layer: 3\nattention:\n  svg: true\n  every: 7\nwandb:\n  name: {name}\n"
+OLD = ("model:\n  rope_low: {low}\n  n_layer: 3\nattention:\n  svg: true\n  every: 7\n"
+       "wandb:\n  name: {name}\n")
 
 
 def test_settings_of_an_older_version_are_ignored_with_one_line(tmp_path, capsys):

@@ -107,7 +107,8 @@ def assert_same_steps(one: Path, other: Path, steps: int = 20):
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (("adamw", 2, 1), ("muon", 4, 2))),
     *(pytest.param(*case, marks=pytest.mark.soak) for case in (("adamw", 4, 2), ("muon", 1, 4), ("adamw", 1, 4)))])
 def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_on(tmp_path, text_file, optim, first, then):
-    argv = twenty(text_file, f"optim={optim}", "optim.schedule=constant", *(["accumulate=1"] if 4 in (first, then) else []), "run_dir=team")
+    argv = twenty(text_file, f"optim={optim}", "optim.schedule=constant", "run_dir=team",
+                  *(["accumulate=1"] if 4 in (first, then) else []))
 
     def run(processes: int, *more: str):
         if processes == 1:
