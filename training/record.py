@@ -62,9 +62,8 @@ class RunFolder:
 
 
 def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
-    """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has that name.
-
-    `setting` is what names another folder.
+    """runs/<date>_<time>_<experiment>, with a number behind it where a run of the same second has
+    that name. `setting` is what names another folder.
     """
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{experiment}")
     for n in range(1, 1000):
@@ -75,7 +74,8 @@ def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as {setting}=PATH") from None
+            raise UserError(f"{path} cannot be made ({e.strerror}): "
+                            f"give a folder that can be written as {setting}=PATH") from None
     raise UserError(f"there are a thousand runs named {base}: give {setting}=PATH")
 
 
