@@ -65,9 +65,10 @@ def run_sweep(main: Callable[[], object]) -> None:
                         resume=cli.typed_value("resume", typed) == "auto")
     write_note(folder / PLAN, {"jobs": plan})
     constant = ["--config-dir", *(o.key_or_group for o in given if not o.is_sweep_override())]
-    sys.argv += [f"hydra.sweep.dir={cli.quote(str(folder))}",
-                 f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant)}]"]
-    # A job in a process of its own has to find the modules from wherever it is started.
+    # For Hydra (configs/config.yaml), and for jobs in processes of their own, which also have to
+    # find the modules from wherever they are started.
+    os.environ["GLASSGPT_SWEEP_DIR"] = str(folder)
+    os.environ["GLASSGPT_SWEEP_CONSTANT"] = ",".join(constant)
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     failed = False
@@ -102,7 +103,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     """
     typed = cli.own_config_dir(job) | cli.typed(cfg, job.overrides.task)
     folder = Path(job.sweep.dir)
-    swept = [key for key in typed if key not in job.job.config.override_dirname.exclude_keys]
+    constant = os.environ["GLASSGPT_SWEEP_CONSTANT"].split(",")
+    swept = [key for key in typed if key not in constant]
     path = folder / job_name({key: typed[key] for key in swept})
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)

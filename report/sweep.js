@@ -33,7 +33,8 @@ const digits = (x, n) => Number(x.toPrecision(n));
 const within = (mean, error) => error ? `${figure(mean)} ± ${digits(error, 2)}` : figure(mean);
 const reached = run => run.figures.step === null ? "before its first step"
   : `after ${count(run.figures.step)} ${run.maxSteps ? `of ${count(run.maxSteps)} ` : ""}steps`;
-const outcome = run => ["finished", "not begun"].includes(run.status) ? run.status : `${run.status} ${reached(run)}`;
+const outcome = run => ["finished", "not begun"].includes(run.status)
+  ? run.status : `${run.status} ${reached(run)}`;
 
 function bytes(n) {
   const power = Math.min(3, Math.floor(Math.log10(Math.max(1, n)) / 3));
@@ -151,7 +152,7 @@ function showBest() {
 function showTroubles() {
   const number = status => runs.filter(run => run.status === status).length;
   const waiting = runs.filter(run => run.status === "not begun");
-  const bad = runs.filter(run => run.status === "failed" || run.status === "unfinished" || run.reason);
+  const bad = runs.filter(run => ["failed", "unfinished"].includes(run.status) || run.reason);
   const says = ["failed", "unfinished", "not begun"].filter(number)
     .map(status => `${some(number(status), "run")} ${status}`);
   $("troubles").hidden = !bad.length && !waiting.length;
@@ -347,7 +348,9 @@ function drawCosts() {
     const [low, high] = [found[0], found.at(-1)];
     const host = panel($("against-charts"), `cost-${name}`), log = low > 0 && high > 8 * low;
     host.hidden = !(high > low);
-    if (found.length === 1 && !measured && settings.length > 1) said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
+    if (found.length === 1 && !measured && settings.length > 1) {
+      said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
+    }
     if (host.hidden) continue;
     const stops = !measured && found.length < 9 ? found : log ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
     dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: best, near, pick,

@@ -142,10 +142,13 @@ def test_a_folder_without_a_sweep_gets_a_sentence(argv, tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "sweep" in done.stderr and "Traceback" not in done.stderr
 
 
-DAMAGED = ["", "{", "[]", "3", "[" * 10 ** 5, '{"overrides": {}, "swept": ["x"]}', '{"overrides": 3, "swept": []}',
-           '{"overrides": {"x": 3}, "swept": ["x"]}', '{"overrides": {}, "swept": [[]]}', '{"overrides": {}, "swept": 3}',
-           '{"overrides": {}, "swept": [], "failed": 3}', '{"overrides": {}, "swept": [], "until": [{"step": "x", "config": {}}]}',
-           '{"overrides": {}, "swept": [], "until": [3]}', '{"overrides": {}, "swept": [], "until": [{"step": 1, "config": {"x": 1}}]}']
+DAMAGED = [
+    "", "{", "[]", "3", "[" * 10 ** 5, '{"overrides": {}, "swept": ["x"]}',
+    '{"overrides": 3, "swept": []}', '{"overrides": {"x": 3}, "swept": ["x"]}',
+    '{"overrides": {}, "swept": [[]]}', '{"overrides": {}, "swept": 3}',
+    '{"overrides": {}, "swept": [], "failed": 3}', '{"overrides": {}, "swept": [], "until": [3]}',
+    '{"overrides": {}, "swept": [], "until": [{"step": "x", "config": {}}]}',
+    '{"overrides": {}, "swept": [], "until": [{"step": 1, "config": {"x": 1}}]}']
 
 
 @pytest.mark.parametrize("text", DAMAGED)
@@ -170,9 +173,11 @@ def test_pipes_do_not_hang_and_nothing_is_written_through_links(copy, tmp_path):
         for make in (lambda path: path.symlink_to(mine), os.mkfifo, Path.mkdir):
             (copy / name).rename(tmp_path / "kept")
             make(copy / name)
-            for refused in (lambda: sweeps.summarise(copy), lambda: sweeps.open_sweep(str(copy), True)):
-                with pytest.raises(UserError, match=re.escape(f"{copy / name} is a link, or not a file")):
-                    refused()
+            refusal = re.escape(f"{copy / name} is a link, or not a file")
+            with pytest.raises(UserError, match=refusal):
+                sweeps.summarise(copy)
+            with pytest.raises(UserError, match=refusal):
+                sweeps.open_sweep(str(copy), True)
             (copy / name).rmdir() if make is Path.mkdir else (copy / name).unlink()
             (tmp_path / "kept").rename(copy / name)
     note.rename(tmp_path / "job.json")
@@ -185,9 +190,10 @@ def test_pipes_do_not_hang_and_nothing_is_written_through_links(copy, tmp_path):
     with pytest.raises(UserError, match=r"job\.json cannot be read"):
         read_sweep(copy)
     (copy / "linked").symlink_to(tmp_path)
-    for write in (lambda path: sweeps.begin_job(path, {}, []), lambda path: sweeps.end_job(path, "why")):
-        with pytest.raises(UserError, match="linked is a link"):
-            write(copy / "linked")
+    with pytest.raises(UserError, match="linked is a link"):
+        sweeps.begin_job(copy / "linked", {}, [])
+    with pytest.raises(UserError, match="linked is a link"):
+        sweeps.end_job(copy / "linked", "why")
     assert mine.read_text() == "mine"
 
 
@@ -198,13 +204,14 @@ def note_of(job: Path) -> dict:
     return json.loads((job / "job.json").read_text())
 
 
-def test_a_job_that_is_refused_or_finished_keeps_the_settings_that_it_trained_under(copy, tmp_path, text_file):
+def test_a_job_refused_or_finished_keeps_the_settings_of_its_run(copy, tmp_path, text_file):
     before = [run for run in read_sweep(copy) if run.status == "finished"]
     again = ["-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto"]
     # Finished, so that nothing is trained; and what failed before is no job of this command.
     finished(tmp_path, *again, *of(text_file, "optim.lr=0.5"))
     said = finished(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
-    assert said.count("cannot continue with other settings") == 2 * 4  # as each fails, and at the end
+    # As each fails, and at the end.
+    assert said.count("cannot continue with other settings") == 2 * 4
     now = [run for run in read_sweep(copy) if run.status == "finished"]
     assert [(run.overrides, run.changes) for run in now] == [(run.overrides, ()) for run in before]
     assert f"best        {command(best_run(before))}\n" in said
@@ -212,16 +219,17 @@ def test_a_job_that_is_refused_or_finished_keeps_the_settings_that_it_trained_un
 
 def test_of_a_run_that_was_extended_no_command_is_said_to_give_it_again(copy, tmp_path, text_file):
     before = {run.path.name: run for run in read_sweep(copy)}
-    said = finished(tmp_path, "-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto",
-                    *of(text_file, "max_steps=6", "optim.lr=0.002"))
+    said = finished(tmp_path, "-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep",
+                    "resume=auto", *of(text_file, "max_steps=6", "optim.lr=0.002"))
     runs = [run for run in read_sweep(copy) if run.status == "finished"]
     for run in runs:
         assert run.overrides == before[run.path.name].overrides
         assert run.changes == ((4, {"max_steps": "6", "optim.lr": "0.002"}),)
     lines = [line.strip() for line in said.splitlines()]
     shown = lines.index(f"best        {command(best_run(runs))}")
-    assert lines[shown + 1:shown + 3] == ["after 4 steps it went on with max_steps=6 optim.lr=0.002",
-                                          "so this command alone does not give that run again"]
+    assert lines[shown + 1:shown + 3] == [
+        "after 4 steps it went on with max_steps=6 optim.lr=0.002",
+        "so this command alone does not give that run again"]
     # A run that was gone on with by itself is known to have changed too.
     finished(tmp_path, f"run_dir={runs[0].path}", "resume=true", "max_steps=8")
     assert read_sweep(copy)[0].changes[1] == (6, {"max_steps": "8"})
@@ -259,7 +267,8 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
     kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
     # In another order, and so by other numbers.
-    said = finished(tmp_path, "-m", "seed=2,1", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep", "resume=auto")
+    said = finished(tmp_path, "-m", "seed=2,1", "model.n_kv_head=2,1", *of(text_file),
+                    "hydra.sweep.dir=sweep", "resume=auto")
     assert said.count("best validation loss") == 1 and said.count("is finished") == 3
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
     assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(swept / "model.n_kv_head=1,seed=2")
@@ -272,7 +281,8 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     assert process.wait() == 143, process.said()
     assert "to go on: the same command with resume=auto hydra.sweep.dir=sweep" in process.said()
     job = tmp_path / "sweep" / "model.n_kv_head=2"
-    assert (job / "checkpoints" / "step_00000003").is_dir() and [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
+    assert (job / "checkpoints" / "step_00000003").is_dir()
+    assert [run.status for run in read_sweep(job.parent)] == ["not begun", "unfinished"]
     finished(tmp_path, *argv, "resume=auto")
     assert timeless(job) == timeless(swept / "model.n_kv_head=2,seed=1")
     assert {run.status for run in read_sweep(tmp_path / "sweep")} == {"finished"}
@@ -291,10 +301,12 @@ def stopping_after_3_steps():
 
 
 def test_a_sweep_whose_output_is_full_trains_and_ends_with_a_sentence(tmp_path, text_file):
-    process = Process(tmp_path, "-m", "seed=1,2", *of(text_file), "hydra.sweep.dir=sweep", stdout=os.open("/dev/full", os.O_WRONLY))
+    process = Process(tmp_path, "-m", "seed=1,2", *of(text_file), "hydra.sweep.dir=sweep",
+                      stdout=os.open("/dev/full", os.O_WRONLY))
     assert process.wait() == 1
     error, = process.said().splitlines()
-    assert error.startswith("error: not all that the sweep prints could be written") and "python -m sweeps sweep" in error
+    assert error.startswith("error: not all that the sweep prints could be written")
+    assert "python -m sweeps sweep" in error
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"] * 2
 
 
@@ -306,7 +318,8 @@ def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_fil
     assert process.wait(30) == 143 and "to go on: the same command" in process.said()
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]
     lines = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open(encoding="utf-8")))
-    assert {line["run"]: line["status"] for line in lines} == {"model.n_kv_head=1": "not begun", "model.n_kv_head=2": "unfinished"}
+    assert {line["run"]: line["status"] for line in lines} == {
+        "model.n_kv_head=1": "not begun", "model.n_kv_head=2": "unfinished"}
     assert "not begun   model.n_kv_head=1\n" in summary(tmp_path, "-m", "sweeps", "sweep").stdout
 
 
@@ -351,20 +364,24 @@ def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(a
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["sweep.csv", "multirun.yaml", "notes/mine.txt", "sub/job.json", "sweep.json"])
+@pytest.mark.parametrize("name", ["sweep.csv", "multirun.yaml", "a/mine.txt", "a/job.json",
+                                  "sweep.json"])
 @pytest.mark.parametrize("resume", ["false", "auto"])
-def test_a_folder_that_is_not_empty_and_no_sweep_is_refused_and_left_as_it_is(name, resume, tmp_path):
+def test_a_folder_that_is_not_empty_and_no_sweep_is_refused(name, resume, tmp_path):
     mine = tmp_path / "mine" / name
     mine.parent.mkdir(parents=True)
     mine.write_text('{"mine": 1}')
-    told = finished(tmp_path, "-m", "seed=1,2", f"resume={resume}", "hydra.sweep.dir=mine", status=1)
-    assert told.startswith("error: ") and "mine" in told and told.count("\n") == 1
-    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine] and mine.read_text() == '{"mine": 1}'
+    error = finished(tmp_path, "-m", "seed=1,2", f"resume={resume}", "hydra.sweep.dir=mine",
+                     status=1)
+    assert error.startswith("error: ") and "mine" in error and error.count("\n") == 1
+    assert [path for path in (tmp_path / "mine").rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == '{"mine": 1}'
 
 
 def test_where_nothing_can_be_written_the_sweeps_own_setting_is_named(tmp_path):
     (tmp_path / "runs").touch()
-    assert "hydra.sweep.dir=PATH" in (told := finished(tmp_path, "-m", "seed=1,2", status=1)) and "run_dir" not in told
+    error = finished(tmp_path, "-m", "seed=1,2", status=1)
+    assert "hydra.sweep.dir=PATH" in error and "run_dir" not in error
 
 
 def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
@@ -449,16 +466,19 @@ def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
 
 def test_control_characters_reach_no_terminal(tmp_path, copy):
     hostile = "\x1b[31m\x9b\x07\n\u202e\ud800"
-    for n, job in enumerate(("model.n_kv_head=1,seed=1", "model.n_kv_head=2,seed=1", "model.n_kv_head=1,seed=2")):
-        note = note_of(copy / job)
+    for n, job in enumerate(path.parent for path in copy.glob("*[12],seed=[12]/job.json")):
+        note = note_of(job)
         note["overrides"] |= {"data.path": f"{n}{hostile}", f"a{hostile}": "b"}
-        (copy / job / "job.json").write_text(json.dumps({**note, "swept": ["data.path", f"a{hostile}"], "failed": hostile}))
+        note |= {"swept": ["data.path", f"a{hostile}"], "failed": hostile}
+        (job / "job.json").write_text(json.dumps(note))
     done = summary(tmp_path, "-m", "sweeps", "sweep")
     assert done.returncode == 0, done.stderr
     assert "␛[31m" in done.stdout and done.stdout.replace("\n", "").isprintable()
     line = next(line for line in done.stdout.splitlines() if line.startswith("best  "))
-    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line.removeprefix('best')}"], capture_output=True).stdout.decode(errors="replace")
-    assert "\x1b[31m\x9b\x07\n\u202e" in words  # the shell gets what was typed
+    shell = subprocess.run(["bash", "-c", f"printf '%s ' {line.removeprefix('best')}"],
+                           capture_output=True)
+    # The shell gets what was typed.
+    assert "\x1b[31m\x9b\x07\n\u202e" in shell.stdout.decode(errors="replace")
 
 
 def test_summaries_between_jobs_take_a_small_share_of_the_time(tmp_path):
@@ -474,7 +494,9 @@ def test_summaries_between_jobs_take_a_small_share_of_the_time(tmp_path):
 
 def test_a_sweeps_end_is_summed_up_however_short_ago_the_last_summary_was(swept):
     lines = list(csv.DictReader((swept / "sweep.csv").open(encoding="utf-8")))
-    assert len(lines) == 6 and (swept / "sweep.html").stat().st_mtime >= (swept / "sweep.csv").stat().st_mtime
+    assert len(lines) == 6
+    table, page = (swept / name for name in ("sweep.csv", "sweep.html"))
+    assert table.stat().st_mtime <= page.stat().st_mtime
 
 
 def test_names_of_settings_that_end_alike_stay_whole():

@@ -85,7 +85,8 @@ def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
         except FileExistsError:
             continue
         except OSError as e:
-            raise UserError(f"{path} cannot be made ({e.strerror}): give a folder that can be written as {setting}=PATH") from None
+            raise UserError(f"{path} cannot be made ({e.strerror}): "
+                            f"give a folder that can be written as {setting}=PATH") from None
     raise UserError(f"there are a thousand runs named {base}: give {setting}=PATH")
 
 

@@ -360,10 +360,11 @@ def test_failed_and_unfinished_runs_are_shown_as_such(see, tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_sweep_shows_what_it_has_and_what_never_began(see, tmp_path):
     job(tmp_path, {"model.n_head": "2"}, 3.0, steps=(0, 10))
-    names = {job_name({"model.n_head": heads}): {"model.n_head": heads} for heads in ("2", "4", "8")}
-    write_note(tmp_path / "sweep.json", {"jobs": names})
+    jobs = [{"model.n_head": heads} for heads in ("2", "4", "8")]
+    write_note(tmp_path / "sweep.json", {"jobs": {job_name(settings): settings for settings in jobs}})
     tab = see(write(tmp_path))
-    assert "No run has finished yet" in tab.inner_text("main") and "loss yet" not in tab.inner_text("main")
+    assert "No run has finished yet" in tab.inner_text("main")
+    assert "loss yet" not in tab.inner_text("main")
     assert tab.locator("#curve-0 .line").count() > 0
     assert tab.inner_text("#troubles h3") == "1 run unfinished, 2 runs not begun"
     assert tab.locator("#troubles li").all_inner_texts() == [
@@ -379,7 +380,8 @@ def test_of_a_run_whose_settings_changed_the_page_says_so(see, tmp_path):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("max_steps: 20", "max_steps: 19"))
     tab = see(write(tmp_path))
-    assert tab.inner_text("#again") == "It was started by this command, which alone does not give it again:"
+    assert tab.inner_text("#again") == (
+        "It was started by this command, which alone does not give it again:")
     assert tab.inner_text("#changes") == "after 20 steps it went on with max_steps=19"
 
 
