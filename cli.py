@@ -31,6 +31,9 @@ HYDRA_SYNTAX = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:choice|glob
 FIXED = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 SETTLED = ("device", "precision", "compile")
 LAUNCHERS = {"joblib": "hydra-joblib-launcher", "submitit_local": "hydra-submitit-launcher", "submitit_slurm": "hydra-submitit-launcher"}
+# How Python, the loader of libraries, torch on a CPU and on a GPU say it.
+TOO_LITTLE_MEMORY = re.compile(r"MemoryError|OutOfMemory|failed to map segment|bad_alloc"
+                               r"|[Cc]annot allocate memory|can't allocate memory")
 
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -38,6 +41,8 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[list[str]], list[str]] = list) -> None:
     """Run an entry point on the checked arguments: a user's mistake becomes one sentence and status 1, Ctrl-C status 130."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
+    sys.stdout.reconfigure(errors="replace")  # one that is not UTF-8 gets what it can show
     try:
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help(), flush=True)
@@ -53,7 +58,16 @@ def start(main: Callable[[], object], help: Callable[[], str], check: Callable[[
         sys.exit(130)
     except BrokenPipeError:
         output_closed()
+    except OSError as e:
+        if e.errno is None:
+            raise
+        if e.filename is None:  # of a stream: the disk under stdout is full
+            discard_output()
+        fail(f"{e.filename or 'the output'} cannot be read or written: {e.strerror}")
     except Exception as e:
+        if TOO_LITTLE_MEMORY.search(f"{type(e).__name__}: {e}"):
+            fail(f"there is too little memory ({first_line(e)}): free some, or ask for less, "
+                 "such as a smaller model, batch or text")
         if type(e).__module__.partition(".")[0] != "hydra":
             raise
         fail(sentence(e.__cause__ if isinstance(e.__cause__, OmegaConfBaseException) else e))
@@ -67,8 +81,13 @@ def fail(error: UserError | str) -> None:
 
 def output_closed() -> None:
     """Whoever read our output has seen enough."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard_output()
     sys.exit(141)
+
+
+def discard_output() -> None:
+    """What stdout still holds is not tried again as Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def give_up() -> None:
@@ -88,11 +107,15 @@ def rank() -> int:
 def sentence(error: Exception) -> str:
     """What Hydra and OmegaConf say over several lines, in one."""
     key = getattr(error, "full_key", None)
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    first = first_line(error)
     wrong = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", first)
     if key and wrong:
         return f"{key}={wrong[1]} is not {({'Integer': 'a whole number', 'Float': 'a number', 'Boolean': 'true or false'}).get(wrong[2], wrong[2])}"
     return f"{key}: {first}" if key else first
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 # --- train.py: Hydra composes; before it sees the arguments they are checked and their texts quoted ---------------

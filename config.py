@@ -6,6 +6,7 @@ short diffs from them, and `python train.py --help` is printed from this page.
 
 import difflib
 import math
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -295,6 +296,8 @@ class SampleConfig:
             raise UserError(f"attention={self.attention} is a page and needs a name that ends in .html")
         if self.attention is not None and not Path(self.attention).expanduser().parent.is_dir():
             raise UserError(f"attention={self.attention} is in a folder that does not exist: make it first")
+        if self.attention is not None and not os.access(Path(self.attention).expanduser().parent, os.W_OK):
+            raise UserError(f"attention={self.attention} is in a folder that you may not write")
         if self.checkpoint not in ("best", "last") and not (self.checkpoint.isascii() and self.checkpoint.isdigit()):
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
 

@@ -15,7 +15,7 @@ from files import atomic_write
 
 DPI = 160
 SMALLEST_LABEL = 4.0  # points; token labels smaller than this are left out
-VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "·"}
+VISIBLE = {"\n": "⏎", "\r": "⇤", "\t": "⇥", " ": "·"}
 
 
 def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:

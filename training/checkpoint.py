@@ -240,7 +240,11 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -
     config = read_config(folder / CONFIG)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
-    return model.eval(), tokenizer_of(folder), config
+    tokenizer = tokenizer_of(folder)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab_size:,} tokens, more than its model's "
+                        f"{model.config.vocab_size:,}: restore the file, or train again")
+    return model.eval(), tokenizer, config
 
 
 def tokenizer_of(folder: Path) -> Tokenizer:

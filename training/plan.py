@@ -23,7 +23,7 @@ from config import Config, UserError
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from model import GPT
 from training.optim import build_optimizers, shares
-from training.runtime import COMPILE_PAYS, autocast, compile_pays, describe, settle, synchronize
+from training.runtime import COMPILE_PAYS, autocast, compile_pays, describe, host_memory, settle, synchronize
 
 # Dense bf16 operations per second with float32 sums, and bytes of memory, as NVIDIA's data sheets give them.
 GPUS = {"B200": (2250e12, 180e9), "H200": (989e12, 141e9), "H100": (989e12, 80e9), "A100": (312e12, 80e9), "A10G": (70e12, 24e9),
@@ -258,7 +258,7 @@ def memory_here(device: str) -> float | None:
     """Bytes of memory of the device, None where nobody says."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return host_memory()
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:

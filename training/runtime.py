@@ -68,6 +68,13 @@ def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
+def host_memory() -> int | None:
+    """Bytes of memory of this machine, None where nobody says."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def processor_flags() -> set[str]:
     """The processor's feature flags, where Linux lists them."""
     try:
