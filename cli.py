@@ -83,6 +83,10 @@ NANOGPT = {
 NANOGPT |= {f"init_from={name}": f"init_from=FOLDER, a folder that you fill by "
             f"hf download openai-community/{name} --local-dir FOLDER"
             for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
+# How Python, the loader of libraries, and torch on a CPU and on a GPU put it.
+TOO_LITTLE_MEMORY = re.compile(
+    r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
+    r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow|multiplication overflow")
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -94,10 +98,10 @@ def start(main: Callable[[], object], help: Callable[[], str],
     A user's mistake becomes one sentence and status 1, Ctrl-C status 130. An output that cannot
     show a character gets a question mark for it.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # not closed
-        sys.stdout.reconfigure(errors="replace")
-        # For the processes that this one starts, such as a sweep's jobs.
-        os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
+    sys.stdout.reconfigure(errors="replace")
+    # For the processes that this one starts, such as a sweep's jobs.
+    os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
     try:
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help(), flush=True)
@@ -109,7 +113,16 @@ def start(main: Callable[[], object], help: Callable[[], str],
         sys.exit(130)
     except BrokenPipeError:
         output_closed()
+    except OSError as e:
+        if e.errno is None:
+            raise
+        if e.filename is None:  # of a stream: the disk under stdout is full
+            discard_output()
+        fail(f"{e.filename or 'the output'} cannot be read or written: {e.strerror}")
     except Exception as e:
+        if is_memory_error(e):
+            fail(f"there is too little memory ({first_line(e)}): free some, or ask for less, "
+                 "such as a smaller model, batch or text")
         if not isinstance(e, UserError) and not raised_by_hydra(e):
             raise
         if getattr(e, "said", False):
@@ -131,8 +144,13 @@ def fail(error: UserError | str) -> None:
 
 def output_closed() -> None:
     """Whoever read our output has seen enough."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    discard_output()
     sys.exit(141)
+
+
+def discard_output() -> None:
+    """What stdout still holds is not tried again as Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def give_up() -> None:
@@ -155,7 +173,7 @@ def rank() -> int:
 
 def sentence(error: Exception) -> str:
     """What Hydra, OmegaConf and YAML say over several lines, in one."""
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    first = first_line(error)
     mark = getattr(error, "problem_mark", None)
     if mark:
         return f"{mark.name}, line {mark.line + 1}: {error.problem}"
@@ -180,6 +198,15 @@ def sentence(error: Exception) -> str:
 
 def no_preset(group: str, name: str, known) -> str:
     return f"{group}={name} is not one of {', '.join(known)}{did_you_mean(name, known)}"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether something was refused for want of memory."""
+    return bool(TOO_LITTLE_MEMORY.search(f"{type(error).__name__}: {error}"))
 
 
 # --- train.py: Hydra composes; before it sees the arguments they are checked and texts quoted -----

@@ -308,6 +308,8 @@ class SampleConfig:
             raise UserError(f"attention={self.attention} is a page and needs a name that ends in .html")
         if self.attention is not None and not Path(self.attention).expanduser().parent.is_dir():
             raise UserError(f"attention={self.attention} is in a folder that does not exist: make it first")
+        if self.attention is not None and not os.access(Path(self.attention).expanduser().parent, os.W_OK):
+            raise UserError(f"attention={self.attention} is in a folder that you may not write")
         if self.checkpoint not in ("best", "last") and not (self.checkpoint.isascii() and self.checkpoint.isdigit()):
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
 

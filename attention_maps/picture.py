@@ -21,7 +21,7 @@ from files import atomic_write
 
 DPI = 160
 SMALLEST_LABEL = 4.0  # points; token labels smaller than this are left out
-VISIBLE = {"\n": "⏎", "\r": "␍", "\t": "⇥", " ": "·"}
+VISIBLE = {"\n": "⏎", "\r": "⇤", "\t": "⇥", " ": "·"}
 # Square root: a diffuse head's small weights stay visible.
 NORM, COLOURS = PowerNorm(0.5, vmin=0, vmax=1), colormaps["magma_r"]
 GROUP_COLOUR = "#3b6fb5"

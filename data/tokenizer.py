@@ -56,11 +56,11 @@ class CharTokenizer:
         return self.encode_array(text).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.alphabet[i] for i in ids)
+        return "".join(self.alphabet[i:i + 1] for i in ids)
 
     def token_bytes(self, id: int) -> bytes:
-        """The UTF-8 bytes that a token stands for."""
-        return self.alphabet[id].encode("utf-8", "surrogatepass")
+        """The UTF-8 bytes that a token stands for: none for what a model has beyond the alphabet."""
+        return self.alphabet[id:id + 1].encode("utf-8", "surrogatepass")
 
     def to_json(self) -> dict:
         return {"kind": "char", "alphabet": self.alphabet}

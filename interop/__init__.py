@@ -31,6 +31,7 @@ from training.checkpoint import (
     load_weights,
     tokenizer_of,
 )
+from training.runtime import memory_here
 
 CONFIG, WEIGHTS, INDEX, CARD = "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"
 LONGEST = 1 << 22  # tokens of context, beyond which a table of rotary angles would fill the memory
@@ -97,6 +98,10 @@ class Checkpoint:
                  for name in sorted(expected.keys() | self._shapes.keys()) if self._shapes.get(name) != expected.get(name)]
         if wrong:
             raise UserError(f"{self.folder} does not hold the model of its {CONFIG}: {'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
+        needed, there_is = 4 * sum(map(math.prod, expected.values())), memory_here("cpu")
+        if there_is and needed > there_is:
+            raise UserError(f"{self.folder} needs {needed / 1e9:,.1f} GB of memory in float32, and this "
+                            f"machine has {there_is / 1e9:,.1f} GB: take a smaller model")
 
     def tokenizer(self) -> HFTokenizer:
         """The tokenizer beside the weights; a model may have more tokens than its tokenizer, not fewer.

@@ -92,6 +92,18 @@ def command(tmp_path):
 
 
 @pytest.fixture
+def disk(tmp_path):
+    """A folder that is a disk of 16 kB in memory."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", path]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.fixture
 def test_data() -> Path:
     """The folder of real data that GLASSGPT_TEST_DATA names."""
     if "GLASSGPT_TEST_DATA" not in os.environ:

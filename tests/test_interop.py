@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face's format, in and out, with transformers as the oracle."""
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -31,6 +32,7 @@ from interop import Checkpoint, load_hf, save_hf
 from interop.__main__ import ExportConfig, export
 from model import GPT
 from training.checkpoint import load_run, load_weights
+from training.runtime import memory_here
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -475,6 +477,10 @@ WTE, DOWN, SAFE = "transformer.wte.weight", "model.layers.1.mlp.down_proj.weight
     ("llama", settings_changed(hidden_act="gelu"), "hidden_act"),
     ("gpt2", replaced("config.json", lambda p: p.write_text("[" * 100_000)), "cannot be read as JSON"),
     ("gpt2", replaced("config.json", lambda p: p.write_text("[1]")), "holds no object"),
+    ("gpt2", replaced("config.json", os.mkfifo), "there is no such file"),
+    ("shards", lambda folder: replaced(next(folder.glob("*1-of*")).name, os.mkfifo)(folder),
+     "there is no such file"),
+    ("shards", replaced("model.safetensors.index.json", os.mkfifo), "holds no model.safetensors"),
     ("gpt2", replaced("config.json", lambda p: p.write_bytes(b"\xff\xfe")), "cannot be read as JSON"),
     ("gpt2", replaced("config.json", lambda p: p.write_text('{"n_embd": ' + "9" * 5000 + "}")), "cannot be read as JSON"),
     ("gpt2", tensors_changed(lambda t: t.pop(WTE)), "missing"),
@@ -509,6 +515,7 @@ def test_damage_and_malice_are_a_sentence(family, damage, why, good, tmp_path):
 @pytest.mark.parametrize("damage, why", [
     (lambda path: path.unlink(), "has no tokenizer.json.*save_pretrained"), (lambda path: path.write_text("{}"), "no tokenizer that can be read"),
     (lambda path: path.write_text("["), "cannot be read as JSON"),
+    (lambda path: (path.unlink(), os.mkfifo(path)), "has no tokenizer.json"),
     (lambda path: path.write_text(path.read_text().replace("0", "-1")), "no tokenizer|JSON"),
     (lambda path: path.write_text(json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}})), "vocabulary is empty"),
     (lambda path: path.write_text(path.read_text().replace('"vocab": {', '"vocab": {"zz": 99999,', 1)), "100,000 tokens, more than its model's 420")])
@@ -518,6 +525,24 @@ def test_a_tokenizer_that_is_none_is_a_sentence(damage, why, good, tmp_path):
     with pytest.raises(UserError, match=why) as error:
         Checkpoint(folder).tokenizer()
     assert "\n" not in str(error.value)
+
+
+def test_a_model_larger_than_the_memory_is_a_sentence_before_any_of_it_is_made(good, tmp_path):
+    folder, total = shutil.copytree(good["gpt2"], tmp_path / "hf"), memory_here("cpu")
+    vocab_size = total * 3 // 4 // 64  # in bf16 3/4 of the memory, in float32 more than all of it
+    settings_changed(vocab_size=vocab_size)(folder)
+    tensors = {name: t.to(torch.bfloat16) for name, t in load_file(folder / SAFE).items()}
+    header, end = {}, 0
+    for name, t in tensors.items():
+        shape = [vocab_size if n == 420 else n for n in t.shape]
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (folder / SAFE).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)  # holes, which take no disk
+    with pytest.raises(UserError, match=r"needs [\d.]+ GB of memory in float32, and this machine"):
+        load_hf(folder)
 
 
 def test_links_as_the_hub_keeps_them_are_followed(good, tmp_path):
@@ -544,6 +569,12 @@ def test_only_a_new_or_empty_folder_is_written_and_whole_or_not_at_all(small_mod
     (tmp_path / "empty").mkdir()
     save_hf(small_model, tmp_path / "empty")
     assert sorted(p.name for p in (tmp_path / "empty").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_an_export_to_a_full_disk_is_a_sentence_and_leaves_nothing(small_model, disk):
+    with pytest.raises(UserError, match=r"could not be written: .*No space left on device"):
+        save_hf(small_model, disk / "hf", train_bpe([TEXT], 400))
+    assert not list(disk.iterdir())
 
 
 # --- as a user runs it ---------------------------------------------------------------------------------------------

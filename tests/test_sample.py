@@ -3,17 +3,23 @@
 import json
 import os
 import pty
+import resource
 import select
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY
+from processes import finished, without_rights
 
 import cli
 from config import SampleConfig, UserError
+from files import sha256_of
 from sample import sample
+from training.checkpoint import _sealed, find_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +118,88 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(com
     done = command("sample.py", f"run_dir={run / 'char'}", f"attention={path}")
     assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr and not done.stdout
 
+
+def test_a_page_that_finds_its_disk_full_or_its_folder_locked_is_a_sentence(run, disk, tmp_path):
+    args = [f"run_dir={run / 'char'}", "max_new_tokens=5", f"attention={disk / 'page.html'}"]
+    said = finished(tmp_path, *args, script="sample.py", status=1)
+    assert "page.html cannot be written: No space left on device\n" in said
+    assert not list(disk.iterdir())
+    disk.chmod(0o500)
+    said = finished(tmp_path, *args, script="sample.py", status=1, fault=without_rights)
+    assert "is in a folder that you may not write" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [["--help"], [], ["json=true"], ["score=text.txt", "json=true"]])
+def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path, args):
+    (tmp_path / "text.txt").write_text("the glass")
+    args = [f"run_dir={run / 'char'}", "max_new_tokens=5", *args]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, str(ROOT / "sample.py"), *args], cwd=tmp_path,
+                              stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be read or written: No space left on device\n"
+
+
+def test_a_full_disk_under_stderr_costs_no_text(run, tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "sample.py"), f"run_dir={run / 'char'}", "max_new_tokens=5"],
+            stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.returncode == 0 and len(done.stdout) == 6
+
+
+@pytest.mark.parametrize("setting", ["prompts", "prompt_file", "score"])
+def test_a_pipe_that_nobody_writes_to_is_refused_and_one_of_the_shells_is_read(
+        command, run, tmp_path, setting):
+    os.mkfifo(tmp_path / "pipe")
+    done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=pipe", timeout=30)
+    assert done.returncode == 1 and f"{setting}=pipe is a named pipe" in done.stderr
+    done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=/dev/stdin",
+                   "max_new_tokens=5", input='{"prompt": "the"}\n' if setting == "prompts" else "the")
+    assert done.returncode == 0, done.stderr
+
+
+def test_too_little_memory_is_a_sentence(run, tmp_path):
+    def fault():
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
+
+    said = finished(tmp_path, f"run_dir={run / 'char'}", "score=/dev/zero", script="sample.py",
+                    status=1, fault=fault)
+    assert said.startswith("error: there is too little memory") and said.count("\n") == 1
+
+
+def with_tokenizer(run_dir: Path, to: Path, **changes) -> Path:
+    """A copy of a run whose last checkpoint has another tokenizer, and hashes that fit it."""
+    shutil.copytree(run_dir, to)
+    folder, manifest = find_checkpoint(to)
+    kept = json.loads((folder / "tokenizer.json").read_text())
+    text = json.dumps({**kept, **{key: change(kept) for key, change in changes.items()}})
+    (folder / "tokenizer.json").write_text(text)
+    manifest["files"]["tokenizer.json"] = {"bytes": len(text),
+                                           "sha256": sha256_of(folder / "tokenizer.json")}
+    del manifest["sha256"]
+    (folder / "manifest.json").write_text(_sealed(json.dumps(manifest, indent=1)))
+    return to
+
+
+LONGER = {"char": {"alphabet": lambda kept: kept["alphabet"] + "ÿ日"},
+          "bpe": {"tokens": lambda kept: [*kept["tokens"], "enp6", "enp6eno="],
+                  "end_of_text": lambda kept: kept["end_of_text"] + 2}}
+SHORTER = {"char": {"alphabet": lambda kept: kept["alphabet"][:5]},
+           "bpe": {"tokens": lambda kept: kept["tokens"][:-20],
+                   "end_of_text": lambda kept: len(kept["tokens"]) - 20}}
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_tokenizer_larger_than_the_model_is_refused_and_a_smaller_one_is_used(run, tmp_path, kind):
+    longer = with_tokenizer(run / kind, tmp_path / "longer", **LONGER[kind])
+    said = finished(tmp_path, f"run_dir={longer}", script="sample.py", status=1)
+    assert "has a tokenizer of" in said and "more than its model's" in said
+    assert said.count("\n") == 1
+    shorter = with_tokenizer(run / kind, tmp_path / "shorter", **SHORTER[kind])
+    finished(tmp_path, f"run_dir={shorter}", "max_new_tokens=100", "temperature=5",
+             "attention=page.html", script="sample.py")
 
 
 # --- several texts, several prompts --------------------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """What a run stands on: device, precision, compilation, the random state of a micro-step, stop signals."""
 
-import errno
 import os
 import platform
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cli import first_line, is_memory_error
 from config import Config, UserError
 from model import GPT
 
@@ -137,26 +136,29 @@ def memory_here(device: str) -> float | None:
     """Bytes of memory of the device, None where nobody says."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager
 def enough_memory(config: Config) -> Iterator[None]:
-    """What torch and Python raise here for want of memory becomes a `UserError` that names what to lower."""
+    """Turn what torch and Python raise for want of memory into a `UserError` on what to lower."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as e:
-        if (isinstance(e, MemoryError | torch.OutOfMemoryError) or getattr(e, "errno", None) == errno.ENOMEM
-                or re.search("can't allocate memory|not enough memory|[Ss]ize calculation overflow|multiplication overflow", str(e))):
-            raise too_little_memory(config, f"{e}".partition("\n")[0][:200] or type(e).__name__) from None
+        if is_memory_error(e):
+            raise too_little_memory(config, first_line(e)[:200]) from None
         raise
 
 
 def too_little_memory(config: Config, why: str) -> UserError:
     model = config.model
-    return UserError(f"there is too little memory on {config.device} ({why}): raise accumulate={config.accumulate}, which splits "
-                     f"batch_size={config.batch_size}, or lower model.n_layer={model.n_layer}, model.n_embd={model.n_embd} "
-                     f"or model.block_size={model.block_size}")
+    return UserError(
+        f"there is too little memory on {config.device} ({why}): raise "
+        f"accumulate={config.accumulate}, which splits batch_size={config.batch_size}, or lower "
+        f"model.n_layer={model.n_layer}, model.n_embd={model.n_embd} "
+        f"or model.block_size={model.block_size}")
 
 
 def synchronize(device: str) -> None:

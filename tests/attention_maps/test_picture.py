@@ -48,6 +48,18 @@ def test_hostile_tokens_are_drawn_as_text(tmp_path, recwarn):
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
 
+@pytest.mark.filterwarnings("error")
+def test_line_ends_of_windows_control_characters_emoji_and_chinese_are_drawn_without_a_warning(
+        tmp_path):
+    words = ["\r\n", "\r", "a\r\n\r\n\r\n", "\t\x0b\x0c", "👩\u200d👧", "日本語", "\u2028", "e\u0301"]
+    words += [chr(c) for c in [*range(32), *range(0x7F, 0xA0)]]
+    draw(snapshot(1, 2, len(words), words), tmp_path / "map.png", 2, "a title")
+    for first in range(0, len(words), 12):  # few enough that their labels are drawn
+        part = (words[first:] + words)[:12]
+        draw(snapshot(1, 1, 12, part), tmp_path / "map.png", 1, "a title")
+    assert printable("\r\n") == "⇤⏎"
+
+
 def test_labels_show_white_space_and_stay_short():
     assert printable("\n        ") == "⏎·×8"
     assert printable(" word") == "·word"
