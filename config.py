@@ -114,14 +114,15 @@ class DataConfig:
     source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files, the Hugging Face hub",
                        choices=("stdlib", "shakespeare", "text", "hf"))
     path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
-    exclude: str | None = knob(None, "for data=text what to leave out of a folder: globs with commas between, "
-                                     "of names or of paths below data.path")
+    exclude: str | None = knob(None, "for data=text what to leave out of a folder: globs with "
+                                     "commas between, of names or of paths below data.path")
     name: str | None = knob(None, "for data=hf the dataset on the hub, or a folder of its files")
     subset: str | None = knob(None, "for data=hf the configuration of a dataset that has several")
     split: str = knob("train", "for data=hf the split to take, of which a part validates")
     encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
-    field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the field that holds a document; "
-                              "with dots inside objects, as messages.content")
+    field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the "
+                              "field that holds a document; with dots inside objects, as "
+                              "messages.content")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
     val_windows: str = knob("spread", "which of more tokens: windows spread evenly over the split, or its first",
                             choices=("spread", "first"))
@@ -254,7 +255,8 @@ class Config:
         for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
             value = getattr(self.data, key)
             if value and self.data.source != source:
-                raise UserError(f"data.{key}={value} is for data={source}: add that, or leave it out")
+                raise UserError(f"data.{key}={value} is for data={source}: "
+                                "add that, or leave it out")
         if self.data.source == "text" and not self.data.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if not is_text_encoding(self.data.encoding):

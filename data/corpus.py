@@ -235,8 +235,8 @@ def text_files(
     is_folder = os.path.isdir(path)
     if not is_folder and (os.path.exists(path) or not glob.has_magic(path)):
         return (_given(path, say, encoding),)
-    globs = exclude.split(",") if exclude else []
-    globs = [g.strip().removeprefix("**/").rstrip("/") for g in globs]
+    globs = [g.strip().removeprefix("**/").rstrip("/") for g in (exclude or "").split(",")]
+    globs = [g for g in globs if g]
     root = Path(*takewhile(lambda part: is_folder or not glob.has_magic(part), Path(path).parts))
     text, left = [], {}  # left: reason → files
     for file, why in _below(root, globs) if is_folder else _matching(path, root, globs):
