@@ -1,12 +1,22 @@
-"""Files written whole or not at all, and their hashes."""
+"""Files written whole or not at all, their hashes; the rows of a run's record, read back."""
 
 import errno
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
+
+from config import UserError
+
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
+# In a row: how often the text had changed since the run began; absent where it never had.
+CHANGES = "data/changes"
+# What ends the names of metrics that stand beside a score of heads.
+ASIDE = ("_se", "_without_first")
 
 
 @contextmanager
@@ -57,3 +67,64 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a metrics or samples file, in order; a line that is none is left out, as a crash may have cut it.
+
+    Raises:
+        UserError: it cannot be read, or is not an ordinary file.
+    """
+    return read_lines(path)[0]
+
+
+def read_lines(path: Path) -> tuple[list[dict], int]:
+    """The rows of a file, and how many of its lines are none, half a line at the end not counted."""
+    try:
+        lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    rows = [row for line in lines if (row := parse_row(line)) is not None]
+    return rows, len(lines) - len(rows)
+
+
+def parse_row(line: bytes) -> dict | None:
+    """The row in a line: an object with a step, whose values are numbers, or a text."""
+    try:
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0 and all(
+        type(value) in (int, float) or (key == "text" and isinstance(value, str)) for key, value in row.items())
+    return row if whole else None
+
+
+def with_best(rows: list[dict], best: dict | None) -> list[dict]:
+    """The rows, in their order, and the best one where it is not among them."""
+    if not best or any(row["step"] == best["step"] for row in rows):
+        return rows
+    return sorted([*rows, best], key=lambda row: row["step"])
+
+
+def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
+    """The row with the lowest validation loss of a trained model, the first of equals.
+
+    Losses on different texts do not compare: only rows after so many `changes` of the text count, by default as many as
+    the last row has.
+    """
+    if changes is None:
+        changes = rows[-1].get(CHANGES, 0) if rows else 0
+    measured = (row for row in rows if row["step"] and {"val/loss", "val/bits_per_byte"} <= row.keys())
+    return min((row for row in measured if row.get(CHANGES, 0) == changes and isfinite(row["val/loss"])),
+               key=lambda row: row["val/loss"], default=None)
+
+
+def snapshot_steps(rows: list[dict]) -> list[int]:
+    """The steps whose rows have scores of heads."""
+    return [row["step"] for row in rows if any(key.startswith("heads/") for key in row)]
+
+
+def born(step: int, snapshots: list[int]) -> str:
+    """When a head was born that was first seen to be at `step`, in words: since the snapshot before."""
+    before = max((s for s in snapshots if s < step), default=step)
+    return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"

@@ -39,7 +39,7 @@ from files import atomic_write
 from report import sweep
 from report.sweep import JOB, PLAN, Run, Setting, ranked, read_job, read_sweep
 from report.sweep_page import write_sweep_page
-from training.record import Terminal, new_run_dir, teller
+from training.record import Terminal, new_run_dir, printer
 
 CSV, PAGE = "sweep.csv", "sweep.html"
 WRITTEN = (".lock", "multirun.yaml", PLAN, CSV, PAGE)  # in the sweep's folder, beside the jobs'
@@ -110,7 +110,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best, reason = float("nan"), ""
     title = " ".join([f"job {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept)])
-    teller(Terminal())(f"\n{printable(title)}")
+    printer(Terminal())(f"\n{printable(title)}")
     try:
         begin_job(path, typed, swept)
         best = train()
@@ -415,7 +415,7 @@ def cell(setting: Setting, name: str, exact: bool) -> str:
 
 def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
     """The table; the best setting as a command; what failed and why; what is not finished."""
-    say, metric = teller(console), sweep.compared_by(runs)
+    say, metric = printer(console), sweep.compared_by(runs)
     settings = [setting for setting in ranked(runs) if setting.finished]
     say("")
     if settings:

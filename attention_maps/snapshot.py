@@ -12,9 +12,11 @@ from attention_maps.probe import make_probes
 from config import Config
 from data.tokens import Tokens
 from model import GPT
-from training.evaluate import Validation
+from training.evaluate import Validation, sample_text
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
+
+SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 
 Images = dict[str, Path | np.ndarray]
 
@@ -29,13 +31,17 @@ class Snapshots:
                  may_fail: Callable[[], AbstractContextManager]):
         self.config, self.folder = config, run_dir / "attention"
         self.validation, self.may_fail = validation, may_fail
+        self.tokenizer = tokens.tokenizer
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
         self.folder.mkdir(exist_ok=True)
 
     def take(self, model: GPT, step: int, rows: list[dict],
-             between: Callable[[], None] = lambda: None) -> tuple[dict[str, float], Images]:
-        """Capture and score every head after `step` updates, and write it down: metrics, and images where they are due.
+             between: Callable[[], None] = lambda: None
+             ) -> tuple[dict[str, float], Images, str | None]:
+        """Capture and score every head after `step` updates, and write it down.
+
+        Returns the metrics, and where a picture is due images and a text by the model.
 
         rows: the run's metrics so far, from which births are told. `between` is called between the
         parts, which can take minutes each of a large model, and may raise: all can be done again.
@@ -58,7 +64,12 @@ class Snapshots:
         with self.may_fail():
             seen.save(path, **losses)
         between()
-        return metrics, self.draw(seen, tables, path) if self.picture_due(step) else {}
+        if not self.picture_due(step):
+            return metrics, {}, None
+        images = self.draw(seen, tables, path)
+        between()
+        text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between=between)
+        return metrics, images, text
 
     def picture_due(self, step: int) -> bool:
         """Whether the snapshot of this step is drawn: every `picture_every` steps; or the first, the last and each doubling."""

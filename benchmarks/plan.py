@@ -24,7 +24,7 @@ from attention_maps.probe import PERIODS
 from config import Config, UserError
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from model import GPT
-from training.optim import build_optimizers, shares
+from training.optim import build_optimizers, partition_parameters
 from training.runtime import (
     COMPILE_PAYS,
     autocast,
@@ -236,7 +236,7 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
                 loss.backward()
             step = counter.most
             states, updates = zip(*(updated(counter, model, config, part)
-                                    for part in shares(model, config, processes)))
+                                    for part in partition_parameters(model, config, processes)))
     gradients = sum(p.grad.nbytes for p in model.parameters())
     parameters = sum(p.nbytes for p in model.parameters())
     weights = parameters + sum(buffer.nbytes for buffer in model.buffers())

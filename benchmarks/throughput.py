@@ -53,7 +53,7 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
 
     from model import GPT
     from training.optim import build_optimizers, update
-    from training.runtime import compile_pays, compiled, synchronize
+    from training.runtime import compile_model, compile_pays, synchronize
 
     config = make_config(size, precision, compile, device)
     torch.manual_seed(0)
@@ -63,7 +63,8 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
     if config.compile == "auto":
         config.compile = compile_pays(config.device, flops * STEPS)[0]
     if config.compile:
-        forward = compiled(model, *(torch.from_numpy(part).to(config.device) for part in batches.batch(0)), config, print)
+        x, y = (torch.from_numpy(part).to(config.device) for part in batches.batch(0))
+        forward, _ = compile_model(model, x, y, config, print)
 
     def train() -> None:
         nonlocal step

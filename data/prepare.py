@@ -20,10 +20,10 @@ from data.tokens import prepare
 def main(cfg) -> None:
     from rich.console import Console
 
-    from training.record import teller
+    from training.record import printer
 
     console = Console()
-    say = teller(console)
+    say = printer(console)
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
         kept = None

@@ -32,8 +32,8 @@ class ExportConfig:
 
 def export(config: ExportConfig) -> None:
     """Write a run's model, its tokenizer and a card as a folder of Hugging Face's format."""
+    from files import read_rows
     from training.checkpoint import find_checkpoint, load_run
-    from training.record import read_rows
 
     run_dir, to = (Path(path).expanduser() for path in (config.run_dir, config.to))
     _, manifest = find_checkpoint(run_dir, config.checkpoint, note)

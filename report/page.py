@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from files import atomic_write
+from files import atomic_write, born, read_rows, snapshot_steps
 from report.encode import PROBES, Embedded, Probe, Shot, embed
-from training.record import born, read_rows, snapshot_steps
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
 SAMPLES_BUDGET = 3_000_000  # of it, for samples

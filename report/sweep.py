@@ -17,8 +17,8 @@ from statistics import fmean, stdev
 from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
+from files import METRICS, best_row, read_rows
 from report.page import flat, head_metrics, number
-from training.record import METRICS, best_row, read_rows
 
 PLAN = "sweep.json"  # in the sweep's folder: the jobs of its last command
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed

@@ -15,7 +15,7 @@ from conftest import ROOT, TINY
 from omegaconf import OmegaConf
 
 from config import knobs, read_config
-from training.record import read_rows
+from files import read_rows
 
 pytestmark = pytest.mark.slow
 

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -12,22 +14,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from config import Config, GPTConfig, UserError, knobs, read_config
+from config import Config, GPTConfig, UserError, config_yaml, knobs, read_config
 from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
-from files import atomic_write, ordinary, sha256_of, sync
+from files import CHANGES, METRICS, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
 from model import GPT, parameter_shapes
-from training.record import METRICS, best_row, read_rows
+from training.distributed import Team
+from training.optim import optimizer_tensors
+from training.runtime import numerics_id
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
     "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json")
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
 LARGEST = 1 << 24  # bytes of a manifest that is read
-# What a run goes on with, and what that was before it was kept (`best` null: not known; {}: there is none).
-STATE = {"step": int, "seconds": dict, "fingerprint": str, "metrics": dict, "skipped": list, "machine": str,
-         "changes": int, "best": dict, "kept": list}
+# What a manifest says of the run, and of what type; and what those of earlier versions lack.
+TYPES = {"step": int, "seconds": dict, "fingerprint": str, "metrics": dict, "skipped": list,
+         "machine": str, "changes": int, "best": dict, "kept": list}
 EARLIER = {"skipped": [0, 0], "machine": "", "changes": 0, "best": None, "kept": []}
 
 
@@ -35,19 +39,95 @@ class NotSaved(UserError):
     """A checkpoint could not be written; earlier ones are as they were."""
 
 
-def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, Tensor], tokenizer: Tokenizer,
-                    config_yaml: str, state: dict) -> None:
-    """Write checkpoints/step_XXXXXXXX and make `last` name it. `state` is JSON kept in the manifest.
+@dataclass
+class TrainState:
+    """Where a run stands, beside its weights and the optimizers' state; a manifest holds it."""
 
-    A checkpoint gets its name only when every byte of it is on disk, the manifest last, so whatever has the name
-    is whole.
+    fingerprint: str  # of the text
+    step: int = 0  # optimizer steps done
+    seconds: dict[str, float] = field(default_factory=dict)  # by kind of work
+    metrics: dict[str, float] = field(default_factory=dict)  # logged after this step
+    skipped: list[int] = field(default_factory=lambda: [0, 0])  # steps left out: all, just now
+    changes: int = 0  # of the text since the run began: losses on different texts do not compare
+    # The row of the lowest loss on this text; in a manifest {} where there is none, and null where
+    # an earlier version did not keep it.
+    best: dict | None = None
+    kept: list[int] = field(default_factory=list)  # checkpoints, one of which may be the best
+
+    @classmethod
+    def after(cls, manifest: dict, fingerprint: str) -> "TrainState":
+        """The state that a manifest holds, on the text of this fingerprint; {}: of a new run."""
+        if not manifest:
+            return cls(fingerprint)
+        state = cls(**{f.name: manifest[f.name] for f in fields(cls)})
+        state.changes += manifest["fingerprint"] != fingerprint
+        state.fingerprint = fingerprint
+        return state
+
+    def restore_best(self, run_dir: Path, rows: list[dict], damaged: bool) -> None:
+        """Take the best from the rows of a run that goes on; where it is not known, prune nothing."""
+        known = self.best is not None
+        self.best = restore_best(run_dir, rows, self.changes)
+        if self.step and not known and (damaged or self.best is None):
+            self.kept = saved_steps(run_dir)
+
+    def text_mark(self) -> dict[str, int]:
+        """What rows say of the text that their losses are on."""
+        return {CHANGES: self.changes} if self.changes else {}
+
+
+class Checkpoints:
+    """Saves a run's steps, each once."""
+
+    def __init__(self, config: Config, run_dir: Path, model: GPT,
+                 optimizers: list[torch.optim.Optimizer], tokenizer: Tokenizer, team: Team,
+                 say: Callable[[str], None]):
+        self.config, self.run_dir, self.model, self.optimizers = config, run_dir, model, optimizers
+        self.tokenizer, self.team, self.say = tokenizer, team, say
+        self.saved: int | None = None  # the step that was saved last
+        self._tried: int | None = None
+
+    def save(self, state: TrainState, last_chance: bool) -> bool:
+        """Save the step that the run is at, unless it is saved; whether it is now.
+
+        Where that fails training goes on, unless it is the last step, or the last chance.
+
+        Raises:
+            NotSaved: it could not be written.
+        """
+        if self.saved == state.step or (self._tried == state.step and not last_chance):
+            return self.saved == state.step
+        self._tried = state.step
+        self.team.order("gather")
+        optimizer = self.team.gather(optimizer_tensors(self.optimizers, self.model))
+        machine = numerics_id(self.config, self.team.size)
+        kept = {**asdict(state), "best": state.best or {}, "machine": machine}
+        try:
+            save_checkpoint(self.run_dir, self.model, optimizer, self.tokenizer,
+                            config_yaml(self.config), kept)
+            self.saved = state.step
+        except NotSaved as e:
+            if last_chance or state.step == self.config.max_steps:
+                raise
+            self.say(f"{e}; training goes on")
+        return self.saved == state.step
+
+
+def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tokenizer: Tokenizer,
+                    config_yaml: str, state: dict) -> None:
+    """Write checkpoints/step_XXXXXXXX and make `last` name it. `state` is JSON for the manifest.
+
+    A checkpoint gets its name only when every byte of it is on disk, the manifest last, so whatever
+    has the name is whole.
 
     Raises:
         NotSaved: it could not be written, for want of space or otherwise.
     """
+    step = state["step"]
     folder = run_dir / "checkpoints" / f"step_{step:08d}"
     part = folder.with_name(f".{folder.name}.part")
-    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}  # tied ones once, as safetensors wants them
+    # Tied weights once, as safetensors wants them.
+    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     try:
         _remove(part)
         part.mkdir(parents=True)
@@ -57,25 +137,49 @@ def save_checkpoint(run_dir: Path, step: int, model: GPT, optimizer: dict[str, T
         (part / CONFIG).write_text(config_yaml, encoding="utf-8")
         files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
                  for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG)}
-        (part / MANIFEST).write_text(_sealed(json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1)))
+        manifest = json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1)
+        (part / MANIFEST).write_text(_sealed(manifest))
         for name in (*files, MANIFEST):
             sync(part / name)
         sync(part)
         _remove(folder)  # only ever a damaged one: a whole one is not saved again
         part.rename(folder)
         sync(folder.parent)
-        point(run_dir, "last", step)
+        write_pointer(run_dir, "last", step)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(part, ignore_errors=True)  # what is free counts without it
         needed = sum(t.nbytes for t in (*weights.values(), *optimizer.values()))
         why = getattr(e, "strerror", None) or re.sub(r"^.*error: | \(os error \d+\)$", "", str(e))
-        raise NotSaved(f"the checkpoint of step {step} could not be written ({why}): it needs {needed:,} bytes, and {_free(run_dir)} are free "
-                       f"where {run_dir} is; earlier checkpoints are as they were") from None
+        raise NotSaved(f"the checkpoint of step {step} could not be written ({why}): it needs "
+                       f"{needed:,} bytes, and {_free(run_dir)} are free where {run_dir} is; "
+                       "earlier checkpoints are as they were") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def point(run_dir: Path, name: str, step: int) -> None:
+def to_resume(run_dir: Path, resume: bool | str, say=print) -> tuple[Path | None, dict]:
+    """The folder and the manifest of the checkpoint that a run goes on from; None and {} where
+    there is none yet and `resume` is "auto".
+
+    Raises:
+        UserError: there is none, or none that is whole.
+    """
+    if saved_steps(run_dir):
+        return find_checkpoint(run_dir, "last", say)
+    if resume != "auto":
+        raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
+                        "start it again with resume=auto")
+    return None, {}
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """What to do with a run that stopped for a number that is not finite."""
+    if saved_steps(run_dir):
+        return "the checkpoints are as they were: go on from the last one with resume=true"
+    return "there is no checkpoint yet: start again with resume=auto"
+
+
+def write_pointer(run_dir: Path, name: str, step: int) -> None:
     """Make checkpoints/`name` hold the name of a step's folder, at once and for good."""
     with atomic_write(run_dir / "checkpoints" / name) as part:
         part.write_text(f"step_{step:08d}\n")
@@ -83,7 +187,7 @@ def point(run_dir: Path, name: str, step: int) -> None:
     sync(run_dir / "checkpoints")
 
 
-def pointed(run_dir: Path, name: str) -> int | None:
+def read_pointer(run_dir: Path, name: str) -> int | None:
     """The step that checkpoints/`name` names, or None."""
     try:
         found = re.fullmatch(r"step_(\d{8,})", ordinary(run_dir / "checkpoints" / name, 100).read_text().strip())
@@ -100,7 +204,7 @@ def saved_steps(run_dir: Path) -> list[int]:
 
 def prune(run_dir: Path, keep: int, also: list[int]) -> None:
     """Remove all but the `keep` newest checkpoints, the best and those `also` kept, and what an interrupted save left behind."""
-    also = [*also, pointed(run_dir, "best")]
+    also = [*also, read_pointer(run_dir, "best")]
     for step in saved_steps(run_dir)[:-keep]:
         if step not in also:
             _remove(run_dir / "checkpoints" / f"step_{step:08d}")
@@ -113,7 +217,7 @@ def discard_after(run_dir: Path, step: int) -> None:
     for later in saved_steps(run_dir):
         if later > step:
             _remove(run_dir / "checkpoints" / f"step_{later:08d}")
-    if (pointed(run_dir, "best") or 0) > step:
+    if (read_pointer(run_dir, "best") or 0) > step:
         (run_dir / "checkpoints" / "best").unlink()
 
 
@@ -123,12 +227,12 @@ def restore_best(run_dir: Path, rows: list[dict], changes: int) -> dict | None:
     Where `best` names a checkpoint whose loss is in no row, that is better than all rows: it stays, and the best row is
     what a later one has to beat.
     """
-    steps, named = saved_steps(run_dir), pointed(run_dir, "best")
+    steps, named = saved_steps(run_dir), read_pointer(run_dir, "best")
     if named in steps and named not in [row["step"] for row in rows]:
         return best_row(rows, changes)
     best = best_row([row for row in rows if row["step"] in steps], changes)
     if best and best["step"] != named:
-        point(run_dir, "best", best["step"])
+        write_pointer(run_dir, "best", best["step"])
     return best
 
 
@@ -161,17 +265,24 @@ def verify(folder: Path) -> dict:
 
 
 def _state(manifest: dict) -> dict:
-    """The manifest with every entry of STATE; raises KeyError or TypeError where one is missing or of another type."""
+    """The manifest with all that a `TrainState` needs.
+
+    Raises:
+        KeyError, TypeError: something is missing, or of another type.
+    """
     manifest = EARLIER | manifest
-    for key, kind in STATE.items():
-        value = manifest[key]
-        if value is None and key == "best":
+    for name, kind in TYPES.items():
+        value = manifest[name]
+        if value is None and name == "best":
             continue
-        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if type(value) is not kind or any(type(number) not in (int, float) for number in numbers):
-            raise TypeError(key)
-    if len(manifest["skipped"]) != 2 or (manifest["best"] and type(manifest["best"]["step"]) is not int):
-        raise TypeError("skipped, best")
+        numbers = (value.values() if isinstance(value, dict)
+                   else value if isinstance(value, list) else ())
+        if type(value) is not kind or any(type(n) not in (int, float) for n in numbers):
+            raise TypeError(name)
+    if len(manifest["skipped"]) != 2:
+        raise TypeError("skipped")
+    if manifest["best"] and type(manifest["best"]["step"]) is not int:
+        raise TypeError("best")
     return manifest
 
 
@@ -200,7 +311,7 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
     if wanted not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}")
     if which == "best":
-        wanted = pointed(run_dir, "best")
+        wanted = read_pointer(run_dir, "best")
         if wanted not in steps:  # damaged; or there was no evaluation
             best = best_row([row for row in read_rows(run_dir / METRICS) if row["step"] in steps])
             wanted = best["step"] if best else steps[-1]

@@ -150,7 +150,7 @@ class Team:
         if self.rank == 0:
             self.stop.save_asked |= asked > 0
             if (interrupted or terminated) and self.stop.exit_status is None:
-                self.stop.stop(130 if interrupted else 143)
+                self.stop.exit_status = 130 if interrupted else 143
         return sums.tolist()
 
     # What a step needs.
@@ -187,7 +187,7 @@ class Team:
         return values
 
     @torch.no_grad()
-    def share_weights(self, of_first: bool = False) -> None:
+    def broadcast_weights(self, of_first: bool = False) -> None:
         """Broadcast each parameter from the process that updates it, or all from the first."""
         if self.size == 1:
             return

@@ -1,9 +1,9 @@
-"""What a model has learned, leaving it and the random state as they were: its loss on windows of the
-validation split, how surprising each token of a text is to it, and a text as it begins one."""
+"""What a model has learned: its loss on windows of the validation split, how surprising each token
+of a text is to it, and a text as it begins one. Leaves it and the random state as they were."""
 
 import lzma
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -50,26 +50,34 @@ class Validation:
         token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
         self.text = b"".join(token_bytes[id] for id in targets[targets >= 0].tolist())
 
-    def evaluate(self, model: GPT) -> tuple[float, float]:
-        """The loss in nats per token, and in bits per byte of UTF-8 text, which compares across vocabularies."""
+    def evaluate(self, model: GPT,
+                 between: Callable[[], None] = lambda: None) -> tuple[float, float]:
+        """The loss in nats per token; in bits per byte of UTF-8, to compare across vocabularies.
+
+        `between` is called between the chunks of windows, and may raise.
+        """
         self.team.order("evaluate")
-        nats, predicted = self.team.total(*self.share(model))
+        nats, predicted = self.team.total(*self.local_loss(model, between))
         return nats / predicted, nats / math.log(2) / len(self.text)
 
     @torch.no_grad()
-    def share(self, model: GPT) -> tuple[float, int]:
-        """The sum of the loss over the tokens that fall to this process, in nats, and their number."""
-        training = model.training
-        model.eval()
+    def local_loss(self, model: GPT, between: Callable[[], None]) -> tuple[float, int]:
+        """The sum of the loss over the tokens that fall to this process, in nats; their number."""
+        training, team = model.training, self.team
         nats, count, windows = 0.0, 0, len(self.inputs)
-        mine = slice(windows * self.team.rank // self.team.size, windows * (self.team.rank + 1) // self.team.size)
-        for x, y in zip(self.inputs[mine].split(self.rows), self.targets[mine].split(self.rows)):
-            with autocast(self.device, self.precision):
-                _, loss = model(x.to(self.device), y.to(self.device))
-            predicted = int((y >= 0).sum())
-            if predicted:
-                nats, count = nats + loss.item() * predicted, count + predicted
-        model.train(training)
+        mine = slice(windows * team.rank // team.size, windows * (team.rank + 1) // team.size)
+        model.eval()
+        try:
+            for x, y in zip(self.inputs[mine].split(self.rows),
+                            self.targets[mine].split(self.rows)):
+                between()
+                with autocast(self.device, self.precision):
+                    _, loss = model(x.to(self.device), y.to(self.device))
+                predicted = int((y >= 0).sum())
+                if predicted:
+                    nats, count = nats + loss.item() * predicted, count + predicted
+        finally:
+            model.train(training)
         return nats, count
 
     def extent(self) -> str:
@@ -77,7 +85,10 @@ class Validation:
         return f"{int((self.targets >= 0).sum()):,} of {self.of:,} validation tokens"
 
     def xz(self) -> float:
-        """Bits per byte that `xz -9` needs for the text that is predicted: a model that needs more has learned little."""
+        """Bits per byte that `xz -9` needs for the text that is predicted.
+
+        A model that needs more has learned little.
+        """
         return 8 * len(lzma.compress(self.text, preset=9)) / max(1, len(self.text))
 
     def excerpt(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -117,10 +128,13 @@ def surprise(model: GPT, tokens: Tensor) -> Iterator[Tensor]:
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,
-                temperature: float = 0.8) -> str:
-    """A text as the model begins one, always the same for the same weights and seed."""
+                temperature: float = 0.8, between: Callable[[], None] = lambda: None) -> str:
+    """A text as the model begins one, always the same for the same weights and seed.
+
+    `between` is called before each token, and may raise.
+    """
     text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
     decoder = Decoder(model, model.make_cache(1, 1 + max_new_tokens))
     for _ in write(decoder, [text], max_new_tokens, temperature=temperature):
-        pass
+        between()
     return text.text

@@ -14,12 +14,8 @@ from data.tokens import Tokens, prepare
 from model import GPT
 from training.distributed import Lost, Team, join
 from training.evaluate import Validation
-from training.optim import build_optimizers, load_optimizer_tensors, optimizer_tensors, shares, update
-from training.runtime import compiled
-
-
-class _Leave(Exception):
-    """A signal to stop came to this process amid an evaluation."""
+from training.optim import build_optimizers, load_optimizer_tensors, optimizer_tensors, partition_parameters, update
+from training.runtime import Stopped, compile_model
 
 
 def follow() -> None:
@@ -45,14 +41,13 @@ def _follow(team: Team) -> None:
         order, number = team.next_order(nats, predicted)
         if order == "start":
             told = json.loads(team.tell())
-            config = config_from(told["config"])
-            config = team.resolve_device(config)
+            config = team.resolve_device(config_from(told["config"]))
             tokens = same_tokens(config, told)
             torch.manual_seed(config.seed)
             model = GPT(config.model).to(config.device)
-            mine = team.divide(shares(model, config, team.size))
+            mine = team.divide(partition_parameters(model, config, team.size))
             optimizers = build_optimizers(model, config, mine)
-            team.share_weights(of_first=True)
+            team.broadcast_weights(of_first=True)
             T, forward = config.model.block_size, model
             batches = Batches(tokens.train, T, config.batch_size, config.seed)
             validation = Validation(
@@ -66,20 +61,16 @@ def _follow(team: Team) -> None:
                 update(forward, model, optimizers, x, y, config, number, team)
             else:
                 x, y = (part[:len(part) // config.accumulate].to(config.device) for part in (x, y))
-                forward = compiled(model, x, y, config, lambda line: None)
+                forward, _ = compile_model(model, x, y, config, lambda line: None)
         elif order == "evaluate":
             nats, predicted = 0.0, 0
-            with suppress(_Leave), team.stop.at_once(_leave):
-                nats, predicted = validation.share(model)
+            with suppress(Stopped):
+                nats, predicted = validation.local_loss(model, team.stop.check)
         elif order == "gather":
             team.gather(optimizer_tensors(optimizers, model))
     if number:
         team.stop.exit_status = number  # torchrun, which sees some end before others, signals those
         raise SystemExit(number)
-
-
-def _leave() -> None:
-    raise _Leave
 
 
 def same_tokens(config: Config, told: dict) -> Tokens:

@@ -77,7 +77,7 @@ def by_muon(model: nn.Module, config: Config) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if config.optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
 
 
-def shares(model: nn.Module, config: Config, processes: int) -> list[list[nn.Parameter]]:
+def partition_parameters(model: nn.Module, config: Config, processes: int) -> list[list[nn.Parameter]]:
     """Which parameters each of so many processes updates: the costliest go first, each to the process with the least to do so far."""
     muon = {id(p) for p in by_muon(model, config)}
     cost = {p: p.numel() * (min(p.shape) if id(p) in muon else 1) for p in model.parameters()}  # Newton–Schulz multiplies matrices
@@ -133,7 +133,7 @@ def lr_factor(step: int, config: Config) -> float:
     return c.min_lr_ratio + left * (1 - c.min_lr_ratio)
 
 
-def rises_again(step: int, before: Config, now: Config) -> list[str]:
+def rate_rises_again(step: int, before: Config, now: Config) -> list[str]:
     """What is to be said where a run that goes on after `step` updates has a larger share of the peak rate than it had."""
     old, new = lr_factor(step, before), lr_factor(step, now)
     if before.optim.schedule != now.optim.schedule or new <= old:
@@ -187,12 +187,16 @@ def update(forward: Callable, model: nn.Module, optimizers: list[torch.optim.Opt
         if on_gpu or finite.all():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    team.share_weights()
+    team.broadcast_weights()
     return loss, grad_norm, finite
 
 
 class NotFinite(UserError):
-    """Updates were left out, and it is time to stop."""
+    """Updates were left out, and it is time to stop; `at_once`: after the first of them."""
+
+    def __init__(self, message: str, at_once: bool):
+        super().__init__(message)
+        self.at_once = at_once
 
 
 class Watch:
@@ -221,6 +225,11 @@ class Watch:
         self._noted.append((step, finite, event))
         self.read(but=int(event is not None))
 
+    def counts(self) -> list[int]:
+        """Steps left out so far, and just before; reads all, and raises as `note`."""
+        self.read()
+        return [self.skipped, self.in_a_row]
+
     def read(self, but: int = 0) -> None:
         """Read all that was noted, but the newest so many; raises as `note`."""
         while len(self._noted) > but:
@@ -237,7 +246,7 @@ class Watch:
                 what = ["the loss"] * (not loss) + [f"the gradient of {wrong[0]}" + f" (and {len(wrong) - 1} more)" * (len(wrong) > 1)] * bool(wrong)
                 again = (f", and so were the {self.in_a_row - 1} before it" if self._stops_at > 1 else "")
                 raise NotFinite(f"step {step}: {' and '.join(what) or 'the norm of the gradient'} is not a finite number, "
-                                f"so that update was left out{again}")
+                                f"so that update was left out{again}", self._stops_at == 1)
 
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:

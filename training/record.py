@@ -1,10 +1,8 @@
-"""The run's diary: its folder and lock, metrics.jsonl, samples.jsonl, the progress bar, the summary."""
+"""What a run writes as it goes: its folder and lock, metrics.jsonl, samples.jsonl, W&B, the terminal."""
 
 import errno
 import json
-import math
 import os
-import shlex
 import shutil
 import tempfile
 import time
@@ -12,7 +10,6 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
-from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from config import Config, UserError
-from files import atomic_write, ordinary
+from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, read_rows, with_best
 from training.wandb_record import WandbRecord
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
-CHANGES = "data/changes"  # in a row: how often the text had changed by then; absent where it never had
-MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
 
@@ -98,7 +92,7 @@ class Terminal(Console):
             super().on_broken_pipe()
 
 
-def teller(console: Console) -> Callable[[str], None]:
+def printer(console: Console) -> Callable[[str], None]:
     """What prints a line for the user as it is: nothing in it is markup, and nothing that is to be copied is broken."""
     def say(line: str) -> None:
         try:
@@ -109,23 +103,23 @@ def teller(console: Console) -> Callable[[str], None]:
     return say
 
 
-class Diary:
+class MetricLogger:
     """Takes what a run measures: a line of metrics.jsonl for each step that has something, W&B, the terminal."""
 
     def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0,
                  best: dict | None = None):
-        """Continue the diary after `step` updates; rows of later steps, and half a line, are dropped.
+        """Continue the record after `step` updates; rows of later steps, and half a line, are dropped.
 
         `best` is the best row as the checkpoint has it: it comes back where metrics.jsonl has lost it.
         """
-        self.console, self.config, self.say = console, config, teller(console)
+        self.console, self.config, self.say = console, config, printer(console)
         self.run_dir = run_dir
         self.damaged = [name for name in (METRICS, SAMPLES) if step and self._set_aside(run_dir / name)]
         self.rows = with_best([row for row in read_rows(run_dir / METRICS) if row["step"] <= step], best) if step else []
         last = self.rows[-1]["step"] if self.rows else -1
         samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] <= last]
         self._lost = False  # whether something could not be written
-        self._files = {name: started(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples))}
+        self._files = {name: open_rows(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples))}
         self._written = {METRICS: self.rows, SAMPLES: samples}
         self._wandb = WandbRecord(config, run_dir, experiment, self.say)
         self._latest: dict[str, str] = {}
@@ -143,15 +137,15 @@ class Diary:
         if self._bar:
             self._bar.stop()
         for name in (METRICS, SAMPLES):
-            with self.spared():
+            with self.tolerate_io_errors():
                 if self._files[name] is None:  # perhaps there is room again
-                    self._files[name] = started(self.run_dir / name, self._written[name])
+                    self._files[name] = open_rows(self.run_dir / name, self._written[name])
                 self._files[name].close()
         self._wandb.finish(failed=kind is not None)
 
     def _set_aside(self, path: Path) -> bool:
         """Keep a copy of a file that has lines which cannot be read, since it goes on without them; whether it has."""
-        bad = _read(path)[1]
+        bad = read_lines(path)[1]
         if bad:
             asides = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
             aside = next(aside for aside in asides if not os.path.lexists(aside))
@@ -181,14 +175,14 @@ class Diary:
         """Add a line to a file; where that fails, the whole file is written again with the next line, so that none is lost or cut."""
         rows, file, line = self._written[name], self._files[name], (json.dumps(row) + "\n").encode()
         rows.append(row)
-        with self.spared():
+        with self.tolerate_io_errors():
             self._files[name] = None
             if file is not None and file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run_dir / name))
-            self._files[name] = file or started(self.run_dir / name, rows)
+            self._files[name] = file or open_rows(self.run_dir / name, rows)
 
     @contextmanager
-    def spared(self):
+    def tolerate_io_errors(self):
         """What is written here may fail, as on a full disk, and training goes on; that is said once."""
         try:
             yield
@@ -213,121 +207,11 @@ class Diary:
         if shown and (not self._bar or "val" in shown):
             self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  " + "  ".join(f"{name} {value}" for name, value in shown.items()))
 
-def started(path: Path, rows: list[dict]):
+def open_rows(path: Path, rows: list[dict]):
     """A file of JSON lines opened to go on after these rows, as bytes and unbuffered; half a line, or what is later, is gone."""
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path.open("ab", buffering=0)
-
-
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a metrics or samples file, in order; a line that is none is left out, as a crash may have cut it.
-
-    Raises:
-        UserError: it cannot be read, or is not an ordinary file.
-    """
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[list[dict], int]:
-    """The rows of a file, and how many of its lines are none, half a line at the end not counted."""
-    try:
-        lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    rows = [row for line in lines if (row := _row(line)) is not None]
-    return rows, len(lines) - len(rows)
-
-
-def _row(line: bytes) -> dict | None:
-    """The row in a line: an object with a step, whose values are numbers, or a text."""
-    try:
-        row = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return None
-    whole = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0 and all(
-        type(value) in (int, float) or (key == "text" and isinstance(value, str)) for key, value in row.items())
-    return row if whole else None
-
-
-def with_best(rows: list[dict], best: dict | None) -> list[dict]:
-    """The rows, in their order, and the best one where it is not among them."""
-    if not best or any(row["step"] == best["step"] for row in rows):
-        return rows
-    return sorted([*rows, best], key=lambda row: row["step"])
-
-
-def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
-    """The row with the lowest validation loss of a trained model, the first of equals.
-
-    Losses on different texts do not compare: only rows after so many `changes` of the text count, by default as many as
-    the last row has.
-    """
-    if changes is None:
-        changes = rows[-1].get(CHANGES, 0) if rows else 0
-    measured = (row for row in rows if row["step"] and {"val/loss", "val/bits_per_byte"} <= row.keys())
-    return min((row for row in measured if row.get(CHANGES, 0) == changes and isfinite(row["val/loss"])),
-               key=lambda row: row["val/loss"], default=None)
-
-
-def quoted(path: Path) -> str:
-    """A path as a shell takes it."""
-    return shlex.quote(str(path))
-
-
-def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
-    """What is to be said of a run whose model, text and length do not fit each other."""
-    said = []
-    if epochs > MANY_EPOCHS:
-        said.append(f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by heart: give more text or fewer max_steps")
-    if parameters > MANY_PARAMETERS * tokens:
-        said.append(f"note     {parameters / tokens:,.0f} parameters for each token of text: a smaller model would be as good, and faster")
-    return said
-
-
-def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], seconds: dict[str, float],
-                  xz: float, extent: str) -> None:
-    """Where the run is, how good it became (over `extent`, beside the bits per byte of `xz -9`), what its heads do, where the time went,
-    what to do next."""
-    lines, best = [("", ""), ("run", run_dir)], best_row(rows)
-    if best is not None:
-        lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte"),
-                  ("", f"after {best['step']:,} steps, over {extent}; xz -9 needs {xz:.4f} bits per byte")]
-    for score in ("previous_token", "duplicate_token", "induction", "sink"):
-        heads = {key.rpartition("/")[2]: value for key, value in rows[-1].items() if key.startswith(f"heads/{score}/")}
-        if heads:
-            head = max(heads, key=heads.get)
-            error = rows[-1].get(f"heads/{score}_se/{head}")
-            lines += [(f"most {score.replace('_', ' ')}", f"{as_known(heads[head], error)}, by head {head}")]
-    born = sorted((step, key) for key, step in rows[-1].items() if key.startswith("births/"))
-    looked = snapshot_steps(rows)
-    lines += [("births" if n == 0 else "", f"{key.split('/')[2]} as {key.split('/')[1].replace('_', ' ')} head {born(step, looked)}")
-              for n, (step, key) in enumerate(born[:4])]
-    maps = sorted((run_dir / "attention").glob("*.png"))
-    lines += [("attention", maps[-1])] if maps else []
-    lines += [("numbers", run_dir / "metrics.jsonl"),
-              ("page", run_dir / "report.html"),
-              ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
-              ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
-    for name, value in lines:
-        say(f"{name:<21}{value}".rstrip())
-
-
-def snapshot_steps(rows: list[dict]) -> list[int]:
-    """The steps whose rows have scores of heads."""
-    return [row["step"] for row in rows if any(key.startswith("heads/") for key in row)]
-
-
-def born(step: int, snapshots: list[int]) -> str:
-    """When a head was born that was first seen to be at `step`, in words: since the snapshot before."""
-    before = max((s for s in snapshots if s < step), default=step)
-    return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"
-
-
-def as_known(value: float, error: float | None) -> str:
-    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06; without one, to 0.01."""
-    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}")))) if error else 2
-    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
 
 
 class Stopwatch:
@@ -343,6 +227,11 @@ class Stopwatch:
         if kind != self._kind:
             self.read()
             self._kind = kind
+
+    def metrics(self) -> dict[str, float]:
+        """The seconds as a row of metrics has them."""
+        return {"train_seconds" if kind == "train" else f"seconds/{kind}": seconds
+                for kind, seconds in self.seconds.items()}
 
     def read(self) -> float:
         """Seconds of training so far, the device's work included."""

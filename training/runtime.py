@@ -100,17 +100,22 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name)
 
 
-def compiled(model: GPT, x: Tensor, y: Tensor, config: Config, say: Callable[[str], None]) -> Callable:
-    """The model compiled, tried on a micro-batch x, y (rows, T); or the model itself, where that fails, and a line that says so."""
+def compile_model(model: GPT, x: Tensor, y: Tensor, config: Config,
+                  say: Callable[[str], None]) -> tuple[Callable, bool]:
+    """The model compiled, tried on a micro-batch x, y (rows, T), and True.
+
+    Where that fails, the model itself and False, after a line that says so.
+    """
     forward = torch.compile(model)
     try:
         with autocast(config.device, config.precision):
             forward(x, y)[1].backward()
-    except Exception as e:  # the compilers' errors have no common base, and none of them is a reason not to train
+        worked = True
+    except Exception as e:  # the compilers' errors have no common base; the run can go on without
         say(f"torch.compile failed here ({type(e).__name__}), so the run is eager")
-        config.compile, forward = False, model
+        forward, worked = model, False
     model.zero_grad(set_to_none=True)
-    return forward
+    return forward, worked
 
 
 def autocast(device: str, precision: str):
@@ -184,59 +189,53 @@ def describe(device: str) -> str:
     return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def rounding(config: Config, processes: int = 1) -> str:
+def numerics_id(config: Config, processes: int = 1) -> str:
     """What the last bits of a result depend on besides the seed, in words."""
     machine = f"{processes} of {describe(config.device)}" if processes > 1 else describe(config.device)
     return f"{machine}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {config.precision}"
 
 
-class StopSignal:
-    """Notes Ctrl-C and SIGTERM instead of dying of them, so that the loop can save first. A second Ctrl-C ends at once.
+class Stopped(Exception):
+    """A signal asked the run to end, with `exit_status` 130 or 143."""
 
-    Used as a context manager; `exit_status` is None until a signal came, then 130 or 143, and what comes later is only noted, until
-    the process ends. `save_asked` becomes true with SIGUSR1, by which Slurm and others warn: save now, and go on.
+    def __init__(self, exit_status: int):
+        super().__init__(exit_status)
+        self.exit_status = exit_status
+
+
+class StopSignal:
+    """Notes Ctrl-C and SIGTERM, for which the run looks with `check`; twice Ctrl-C ends at once.
+
+    Used as a context manager. `exit_status` is None until a signal came, then 130 or 143.
+    `save_asked` becomes true with SIGUSR1, by which Slurm and others warn: save now, and go on.
     """
 
     def __init__(self):
-        self.exit_status, self.save_asked, self._leave = None, False, None
+        self.exit_status, self.save_asked = None, False
 
     def __enter__(self):
-        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]  # Windows lacks the last
-        self._before = {s: signal.signal(s, self._note) for s in numbers}
+        names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+        self._before = {number: signal.signal(number, self._note)
+                        for number in (getattr(signal, name) for name in names)}
         return self
 
     def __exit__(self, *_):
         if self.exit_status is not None:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Python drops its own handlers as it ends, and torchrun signals who is still ending
+            # Python drops its own handlers as it ends, and torchrun signals who is still ending.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def at_once(self, leave: Callable[[], None]):
-        """While this lasts a signal to stop calls `leave`, which saves and raises SystemExit, amid whatever is going on.
-
-        For what only looks at the run: it may take minutes, and can be done again.
-        """
+    def check(self) -> None:
+        """Raise `Stopped` where a signal came."""
         if self.exit_status is not None:
-            leave()
-        self._leave = leave
-        try:
-            yield
-        finally:
-            self._leave = None
+            raise Stopped(self.exit_status)
 
     def _note(self, number, frame):
         if number == getattr(signal, "SIGUSR1", None):
             self.save_asked = True
-            return
-        if number == signal.SIGINT and self.exit_status is not None:
+        elif number == signal.SIGINT and self.exit_status is not None:
             os._exit(130)
-        self.stop(128 + number)
-
-    def stop(self, exit_status: int) -> None:
-        """Stop, as by a signal: with the next step, or at once where that is allowed."""
-        self.exit_status = exit_status
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+        else:
+            self.exit_status = 128 + number

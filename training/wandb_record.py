@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attention_maps.scores import ASIDE
 from config import Config
-from files import atomic_write, ordinary
+from files import ASIDE, atomic_write, ordinary
 
 MOST_HEAD_METRICS = 200  # names of heads; a larger model's are summed up by layer
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most

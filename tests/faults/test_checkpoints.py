@@ -10,7 +10,7 @@ from processes import Process, after_8_steps, assert_same_run, at_call, finished
 
 import attention_maps.capture
 import training.evaluate
-from training.checkpoint import find_checkpoint, load_run, pointed, saved_steps
+from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_steps
 
 FORMAT_1 = Path(__file__).parent / "format_1"
 FILES = ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"]
@@ -55,7 +55,7 @@ def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_fi
 
     finished(tmp_path, *tiny(text_file, "max_steps=20", "checkpoint.every=1", "checkpoint.keep=2", "eval.every=1", "attention.every=0"),
              fault=best_after_5)
-    assert pointed(tmp_path / "run", "best") == 5 and saved_steps(tmp_path / "run") == [5, 19, 20]
+    assert read_pointer(tmp_path / "run", "best") == 5 and saved_steps(tmp_path / "run") == [5, 19, 20]
     assert find_checkpoint(tmp_path / "run", "best", pytest.fail)[1]["step"] == 5
 
 

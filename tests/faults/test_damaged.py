@@ -14,8 +14,8 @@ from test_hostile import forge
 import training.evaluate
 import training.optim
 from config import UserError
-from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run, pointed, saved_steps
-from training.record import best_row, read_rows
+from files import best_row, read_rows
+from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run, read_pointer, saved_steps
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def best_at_4(text_file, tmp_path_factory) -> Path:
     """A run of 12 steps whose loss was best after 4, with checkpoints of steps 4 and 12."""
     folder = tmp_path_factory.mktemp("best")
     finished(folder, *tiny(text_file, "attention.every=0", "checkpoint.keep=1"), fault=losses(5.0, 1.0, 2.0, 3.0))
-    assert saved_steps(folder / "run") == [4, 12] and pointed(folder / "run", "best") == 4
+    assert saved_steps(folder / "run") == [4, 12] and read_pointer(folder / "run", "best") == 4
     return folder / "run"
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_b
     assert 4 in saved_steps(run)
     assert {row["step"] for row in rows(run)} >= {*before, 16, 20}
     if version == "now" or damage in (blank_line, empty_best, flipped_byte):
-        assert pointed(run, "best") == 4
+        assert read_pointer(run, "best") == 4
     if version == "now":
         assert best_row(rows(run))["step"] == 4 and "best validation loss 1.0000" in " ".join(said.split())
     assert (run / "metrics.jsonl.damaged").exists() == (damage in (blank_line, flipped_byte, both))
@@ -138,10 +138,10 @@ def test_after_the_text_changed_best_is_the_best_on_the_present_text(tmp_path, t
     go_on = ["run_dir=run", "resume=true", "accept_changed_data=true"]
     said = finished(tmp_path, *go_on, "max_steps=24", fault=losses(4.0, 3.5, 3.8))
     assert "best validation loss 3.5000" in " ".join(said.split()) and "after 20 steps" in said
-    assert pointed(tmp_path / "run", "best") == 20 and best_row(rows(tmp_path / "run"))["step"] == 20
+    assert read_pointer(tmp_path / "run", "best") == 20 and best_row(rows(tmp_path / "run"))["step"] == 20
     said = finished(tmp_path, *go_on, "max_steps=28", fault=losses(3.6))
     assert "best validation loss 3.5000" in " ".join(said.split())
-    assert pointed(tmp_path / "run", "best") == 20
+    assert read_pointer(tmp_path / "run", "best") == 20
 
 
 # --- what is no file, or leads elsewhere ----------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from pages import (
     write_snapshot,
 )
 
+from files import read_rows
 from report import encode, page
-from training.record import read_rows
 
 
 @settings(deadline=None, max_examples=60)

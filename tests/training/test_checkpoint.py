@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from config import UserError
-from training.checkpoint import find_checkpoint, load_run, pointed, saved_steps, verify
+from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_steps, verify
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_fi
 def test_best_last_and_a_step_name_checkpoints(run):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row and row["step"]}
-    assert pointed(run, "best") == min(losses, key=losses.get)
+    assert read_pointer(run, "best") == min(losses, key=losses.get)
     assert find_checkpoint(run, "last")[1]["step"] == 12
     assert find_checkpoint(run, 8)[1]["step"] == 8
     assert find_checkpoint(run, "8")[1]["step"] == 8
@@ -37,7 +37,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.max_steps = 1, 2, 20
     train_here(tiny)
     run = Path(tiny.run_dir)
-    assert set(saved_steps(run)) == {19, 20, pointed(run, "best")}
+    assert set(saved_steps(run)) == {19, 20, read_pointer(run, "best")}
     assert not list((run / "checkpoints").glob(".*"))
 
 

@@ -23,7 +23,7 @@ from model import GPT
 from training.checkpoint import find_checkpoint
 from training.distributed import Team, check
 from training.follower import same_tokens
-from training.optim import build_optimizers, shares
+from training.optim import build_optimizers, partition_parameters
 
 SCRIPT = f"""
 import os, runpy, signal, sys, time
@@ -287,7 +287,7 @@ def test_every_parameter_is_updated_by_one_process_and_the_work_is_even(name):
     model = GPT(GPTConfig(vocab_size=96, block_size=16, n_layer=4, n_head=2, n_embd=32))
     config = Config(optim=OptimConfig(name=name))
     for processes in (1, 2, 3, 4, 40):
-        parts = shares(model, config, processes)
+        parts = partition_parameters(model, config, processes)
         assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
         updated = [[p for o in build_optimizers(model, config, part) for g in o.param_groups for p in g["params"]] for part in parts]
         assert [{id(p) for p in part} for part in updated] == [{id(p) for p in part} for part in parts]

@@ -7,7 +7,9 @@ import pytest
 from conftest import TINY
 
 from config import Config, UserError, WandbConfig, knobs, read_config
-from training.record import RunFolder, Stopwatch, new_run_dir, proportions, read_rows, started
+from files import read_rows
+from training.record import RunFolder, Stopwatch, new_run_dir, open_rows
+from training.summary import proportions
 from training.wandb_record import MOST_HEAD_METRICS, few_heads, head_table, wandb_mode
 
 
@@ -39,7 +41,7 @@ def test_rows_are_read_up_to_the_first_damaged_line(tmp_path):
 def test_a_file_of_rows_is_started_again_with_what_is_to_be_kept(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "text": "\u00e9"}\n{"st')
-    with started(path, read_rows(path)) as file:
+    with open_rows(path, read_rows(path)) as file:
         file.write(b'{"step": 3}\n')
     assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]

@@ -1,0 +1,97 @@
+"""What a run prints of itself: what is going to be trained, and at its end what came of it."""
+
+import math
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from config import Config
+from data.tokens import Tokens
+from files import best_row, born, snapshot_steps
+from model import GPT
+from training.evaluate import Validation
+from training.runtime import describe
+
+MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
+STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
+
+
+def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
+              validation: Validation, processes: int, why: str) -> None:
+    """What is going to be trained, on what, for how long; `why` says it of compiling."""
+    step_tokens, parameters = config.batch_size * config.model.block_size, model.num_parameters()
+    epochs = config.max_steps * step_tokens / len(tokens.train)
+    many = f"{processes} processes, each " if processes > 1 else ""
+    how = "compiled" if config.compile else "eager"
+    say(f"model    {parameters:,} parameters")
+    say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:.1f} epochs")
+    say(f"val/loss is over {validation.extent()}")
+    for line in proportions(parameters, len(tokens.train), epochs):
+        say(line)
+    say(f"machine  {many}{describe(config.device)}, {config.precision}, {how}{why}")
+
+
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
+def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
+    """Notes on a run whose model, text and length do not fit each other."""
+    notes = []
+    if epochs > MANY_EPOCHS:
+        notes.append(f"note     each token is seen {epochs:,.0f} times, so the model will learn "
+                     "the text by heart: give more text or fewer max_steps")
+    if parameters > MANY_PARAMETERS * tokens:
+        notes.append(f"note     {parameters / tokens:,.0f} parameters for each token of text: "
+                     "a smaller model would be as good, and faster")
+    return notes
+
+
+def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
+                  seconds: dict[str, float], validation: Validation) -> None:
+    """Where the run is, how good it became, what its heads do, where the time went, what is next."""
+    lines, best = [("", ""), ("run", run_dir)], best_row(rows)
+    if best is not None:
+        lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
+                                           f"{best['val/bits_per_byte']:.4f} bits per byte"),
+                  ("", f"after {best['step']:,} steps, over {validation.extent()}; "
+                       f"xz -9 needs {validation.xz():.4f} bits per byte")]
+    lines += head_lines(rows)
+    maps = sorted((run_dir / "attention").glob("*.png"))
+    lines += [("attention", maps[-1])] if maps else []
+    lines += [("numbers", run_dir / "metrics.jsonl"),
+              ("page", run_dir / "report.html"),
+              ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
+              ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
+    for name, value in lines:
+        say(f"{name:<21}{value}".rstrip())
+
+
+def head_lines(rows: list[dict]) -> list[tuple[str, str]]:
+    """The strongest head of each kind, and the first births."""
+    lines, last = [], rows[-1]
+    for score in STRONGEST:
+        prefix = f"heads/{score}/"
+        heads = {key.removeprefix(prefix): value for key, value in last.items()
+                 if key.startswith(prefix)}
+        if heads:
+            head = max(heads, key=heads.get)
+            error = last.get(f"heads/{score}_se/{head}")
+            lines.append((f"most {score.replace('_', ' ')}",
+                          f"{as_known(heads[head], error)}, by head {head}"))
+    births = sorted((step, *key.split("/")[1:]) for key, step in last.items()
+                    if key.startswith("births/"))
+    looked = snapshot_steps(rows)
+    names = ["births", "", "", ""]
+    return lines + [
+        (name, f"{head} as {score.replace('_', ' ')} head {born(step, looked)}")
+        for name, (step, score, head) in zip(names, births)]
+
+
+def as_known(value: float, error: float | None) -> str:
+    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
+    if not error:
+        return f"{value:.2f}"
+    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}"))))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
