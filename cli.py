@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config import Config, SampleConfig, TokenizerConfig, UserError, did_you_mean, escaped, find_paths, is_hf, knobs, read_config
+from config import Config, SampleConfig, TokenizerConfig, UserError, absolute_paths, did_you_mean, escaped, expand_paths, is_hf, knobs, read_config
 
 CONFIGS = Path(__file__).parent / "configs"
 # Hydra's options that go with train.py, and the words that follow them (None: any).
@@ -214,7 +214,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
         UserError: a setting is wrong, or the run cannot be continued with it.
     """
     asked: Config = OmegaConf.to_object(cfg)
-    find_paths(asked)
+    expand_paths(asked)
     if asked.init_from is not None:
         adopt(asked, overrides)
     if not (asked.resume or asked.eval_only) or asked.run_dir is None:
@@ -226,8 +226,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
             asked.check()
             return asked, False
         raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: leave resume=true out to start one there")
-    run = read_config(kept)
-    find_paths(run)
+    asked, run = absolute_paths(asked), absolute_paths(read_config(kept))
     config = deepcopy(run)
     typed = [o.partition("=")[0] for o in overrides]
     if "experiment" in typed:

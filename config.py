@@ -9,7 +9,7 @@ import glob
 import math
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -374,8 +374,8 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
 
-def find_paths(config: Config) -> None:
-    """Put the home folder in place of ~, and make absolute what a run needs again from wherever it is resumed.
+def expand_paths(config: Config) -> None:
+    """Put the home folder in place of ~ where a run is named.
 
     Raises:
         UserError: a name is not UTF-8, which safetensors would not find again.
@@ -385,14 +385,19 @@ def find_paths(config: Config) -> None:
             if path.encode(errors="ignore").decode() != path:
                 raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
             setattr(config, name, os.path.expanduser(path))
-    if config.init_from is not None:
-        config.init_from = str(Path(config.init_from).absolute())
-    if config.data.path is not None:
-        path = os.path.expanduser(config.data.path)
+
+
+def absolute_paths(config: Config) -> Config:
+    """The configuration with those paths absolute that a run needs again, from wherever it is resumed."""
+    data = replace(config.data)
+    if data.path is not None:
+        path = os.path.expanduser(data.path)
         pattern = glob.has_magic(path) and not os.path.exists(path)
-        config.data.path = str(Path(glob.escape(os.getcwd()) if pattern else os.getcwd(), path))
-    if config.data.name is not None and os.path.isdir(os.path.expanduser(config.data.name)):
-        config.data.name = str(Path(config.data.name).expanduser().absolute())
+        data.path = str(Path(glob.escape(os.getcwd()) if pattern else os.getcwd(), path))
+    if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
+        data.name = str(Path(data.name).expanduser().absolute())
+    init_from = config.init_from and str(Path(config.init_from).absolute())
+    return replace(config, data=data, init_from=init_from)
 
 
 def is_hf(folder: Path) -> bool:
@@ -406,7 +411,8 @@ def config_from(kept: dict) -> Config:
 
 
 def config_yaml(config: Config) -> str:
-    return yaml.safe_dump(asdict(config), sort_keys=False)
+    """The configuration as `read_config` reads it, from any folder."""
+    return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
 
 
 def _escaped_tree(node):

@@ -97,6 +97,17 @@ def test_a_larger_max_steps_extends_a_finished_run(tiny: Config, train_here, cap
     assert rows(tiny.run_dir)[-1]["step"] == 16
 
 
+def test_a_decayed_rate_that_rises_again_is_mentioned(tiny: Config, train_here, capsys):
+    train_here(tiny)
+    train_here(tiny, resume=True, max_steps=16, optim=replace(tiny.optim, decay_steps=12))
+    assert "rises again" not in capsys.readouterr().out
+    train_here(tiny, resume=True, max_steps=20)
+    note, = (line for line in capsys.readouterr().out.splitlines() if "rises again" in line)
+    assert "from 10% to" in note and "optim.decay_steps=12 keeps it" in note
+    rates = [row["train/lr"] for row in rows(tiny.run_dir)[1:]]
+    assert rates[15] < rates[16]
+
+
 def test_training_seconds_are_carried_over_a_resume(tiny: Config, train_here):
     train_here(tiny, max_steps=8)
     before = rows(tiny.run_dir)[-1]["train_seconds"]
