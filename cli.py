@@ -26,12 +26,13 @@ from config import (
     SampleConfig,
     TokenizerConfig,
     UserError,
+    absolute_paths,
     did_you_mean,
     escaped,
     is_hf,
     knobs,
     read_config,
-    resolve_paths,
+    named_paths,
 )
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -438,7 +439,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
         UserError: a setting is wrong, or the run cannot be continued with it.
     """
     asked: Config = OmegaConf.to_object(cfg)
-    asked = resolve_paths(asked)
+    asked = named_paths(asked)
     keys, notes = [o.partition("=")[0] for o in overrides], []
     if asked.init_from is not None:
         asked = adopt(asked, overrides)
@@ -447,7 +448,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
     run = kept_config(asked)
     config = asked
     if run:
-        config, notes = continued(run, asked, keys)
+        config, notes = continued(run, absolute_paths(asked), keys)
     config.check()
     for note in notes:
         print(f"note: {note}")
@@ -465,7 +466,7 @@ def kept_config(asked: Config) -> Config | None:
         return None
     path = Path(asked.run_dir) / "config.yaml"
     if path.exists():
-        return resolve_paths(read_config(path))
+        return absolute_paths(read_config(path))
     if asked.resume is True or asked.eval_only:
         raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: "
                         "leave resume=true out to start one there")

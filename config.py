@@ -385,22 +385,23 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
 
-def resolve_paths(config: Config) -> Config:
-    """The configuration with ~ expanded, and with absolute paths where a run that is resumed from
-    another folder needs them.
+def named_paths(config: Config) -> Config:
+    """The configuration with the home folder in place of ~ where a run is named.
 
     Raises:
         UserError: a name is not UTF-8, which safetensors would not find again.
     """
-    paths = {}
-    for name in ("run_dir", "init_from"):
-        if (path := getattr(config, name)) is not None:
-            if path.encode(errors="ignore").decode() != path:
-                raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
-            paths[name] = os.path.expanduser(path)
-    if "init_from" in paths:
-        paths["init_from"] = str(Path(paths["init_from"]).absolute())
-    data = config.data
+    paths = {name: path for name in ("run_dir", "init_from")
+             if (path := getattr(config, name)) is not None}
+    for name, path in paths.items():
+        if path.encode(errors="ignore").decode() != path:
+            raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
+    return replace(config, **{name: os.path.expanduser(path) for name, path in paths.items()})
+
+
+def absolute_paths(config: Config) -> Config:
+    """The configuration with absolute paths where a run needs them again, resumed from anywhere."""
+    data, init_from = config.data, config.init_from
     if data.path is not None:
         path, here = os.path.expanduser(data.path), os.getcwd()
         if glob.has_magic(path) and not os.path.exists(path):
@@ -408,7 +409,8 @@ def resolve_paths(config: Config) -> Config:
         data = replace(data, path=str(Path(here, path)))
     if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
         data = replace(data, name=str(Path(data.name).expanduser().absolute()))
-    return replace(config, data=data, **paths)
+    return replace(config, data=data,
+                   init_from=init_from and str(Path(init_from).absolute()))
 
 
 def is_hf(folder: Path) -> bool:
@@ -454,7 +456,8 @@ def _note(line: str) -> None:
 
 
 def config_yaml(config: Config) -> str:
-    return yaml.safe_dump(asdict(config), sort_keys=False)
+    """The configuration as `read_config` reads it, from any folder."""
+    return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
 
 
 def _escaped_tree(node):

@@ -35,7 +35,7 @@ def test_fine_tuning_starts_from_the_best_model_with_its_tokenizer_and_resumes(c
     assert tuned[0]["val/loss"] < 0.9 * rows(tmp_path / "base")[0]["val/loss"]  # it knows the words already
     (model, tokenizer, config), (base, base_tokenizer, _) = load_run(tmp_path / "tuned"), load_run(tmp_path / "base")
     assert tokenizer.to_json() == base_tokenizer.to_json() and model.config == base.config
-    assert config.init_from == "base" and any((a != b).any() for a, b in zip(model.parameters(), base.parameters()))
+    assert config.init_from == str(tmp_path / "base") and any((a != b).any() for a, b in zip(model.parameters(), base.parameters()))
 
     done = command("train.py", "run_dir=tuned", "resume=true", "max_steps=8")
     assert done.returncode == 0, done.stderr

@@ -336,7 +336,7 @@ def test_a_failure_halfway_leaves_nothing_that_looks_finished(write, cache, monk
     def full(*args):
         raise OSError("no space left")
 
-    with monkeypatch.context() as broken, pytest.raises(OSError, match="no space left"):
+    with monkeypatch.context() as broken, pytest.raises(UserError, match="no space left"):
         broken.setattr(data.tokens, "save_tokenizer", full)
         prepare(write(PROSE), CHAR, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []

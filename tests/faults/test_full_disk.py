@@ -116,4 +116,5 @@ def test_a_full_disk_while_text_is_prepared_is_one_sentence(tmp_path, text_file,
     large.write_text(text_file.read_text(encoding="utf-8") * 60, encoding="utf-8")
     finished(tmp_path, *tiny(large, "run_dir=other"), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert sentence.startswith("error: ") and "No space left on device" in sentence
+    assert sentence.startswith(f"error: the cache folder {disk} cannot be written (No space left on device)")
+    assert "GLASSGPT_CACHE" in sentence

@@ -58,6 +58,17 @@ def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
 
 
 @pytest.mark.slow
+def test_what_is_not_finite_before_the_first_checkpoint_names_a_way_on_that_works(tmp_path, text_file):
+    argv = tiny(text_file)
+    finished(tmp_path, *argv, status=1, fault=faulty({2}, nan_loss))
+    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    assert "there is no checkpoint yet: start again with resume=auto and a lower optim.lr" in sentence
+    assert "resume=true" not in sentence
+    finished(tmp_path, *argv, "resume=auto", "optim.lr=1e-4")
+    assert rows(tmp_path / "run")[-1]["step"] == 12
+
+
+@pytest.mark.slow
 def test_steps_left_out_are_counted_and_a_resumed_run_counts_on(tmp_path, text_file):
     argv, fault = tiny(text_file, "on_nonfinite=skip"), faulty({3, 6, 7, 10}, nan_loss)
     finished(tmp_path, *argv, "run_dir=whole", fault=fault)

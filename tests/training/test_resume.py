@@ -97,6 +97,16 @@ def test_a_larger_max_steps_extends_a_finished_run(tiny: Config, train_here, cap
     assert rows(tiny.run_dir)[-1]["step"] == 16
 
 
+def test_a_decayed_rate_that_rises_again_is_mentioned(tiny: Config, train_here, capsys):
+    train_here(tiny)
+    assert "rises again" not in capsys.readouterr().out
+    train_here(tiny, resume=True, max_steps=16)
+    note, = (line for line in capsys.readouterr().out.splitlines() if "rises again" in line)
+    assert "from 10% to" in note and "falls until step 16" in note
+    rates = [row["train/lr"] for row in rows(tiny.run_dir)[1:]]
+    assert rates[11] < rates[12]
+
+
 def test_training_seconds_are_carried_over_a_resume(tiny: Config, train_here):
     train_here(tiny, max_steps=8)
     before = rows(tiny.run_dir)[-1]["train_seconds"]
