@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from data.tokenizer import Tokenizer, prompt_ids
 from model import GPT, KVCache, activate, rotate
 
+SAMPLE_TOKENS = 100  # of the text that a model writes at each snapshot, for the run's page
 CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\t\n"} | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 

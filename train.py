@@ -19,9 +19,6 @@ from omegaconf.errors import OmegaConfBaseException
 import cli
 from config import Config, UserError, config_yaml
 
-SAMPLE_TOKENS = 100  # of the text that the model writes at each snapshot, for the run's page
-ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
-
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(cfg) -> float:
@@ -88,14 +85,14 @@ def train(config: Config, resume: bool, experiment: str) -> float:
 def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console, team) -> float:
     import torch
 
-    from attention_maps.ablation import importance
+    from attention_maps.ablation import ABLATION_TOKENS, importance
     from attention_maps.capture import capture
     from attention_maps.picture import draw, table_image
     from attention_maps.probe import make_probes
     from attention_maps.scores import births, named, score_heads
     from data.batches import Batches
     from data.tokens import prepare
-    from decoding import sample_text
+    from decoding import SAMPLE_TOKENS, sample_text
     from files import atomic_write
     from model import GPT
     from report.page import write_page

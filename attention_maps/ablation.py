@@ -7,6 +7,8 @@ from torch.func import functional_call
 
 from model import GPT
 
+ABLATION_TOKENS = 4096  # of validation, on which importance is measured at the end of a run
+
 
 @torch.no_grad()
 def importance(model: GPT, x: Tensor, y: Tensor, rows: int) -> np.ndarray:
