@@ -31,8 +31,8 @@ from config import (
     escaped,
     is_hf,
     knobs,
-    read_config,
     named_paths,
+    read_config,
 )
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -225,8 +225,9 @@ def check_arguments(argv: list[str]) -> list[str]:
     checked = [check_argument(arg, types, presets, given.multirun) for arg in given.overrides]
     if given.multirun:
         check_sweep(checked)
-    settings = list(given.overrides)
-    flags = [arg for arg in argv if not (settings and arg == settings[0] and settings.pop(0) != "")]
+    flags = list(argv)
+    for arg in given.overrides:
+        flags.remove(arg)
     return flags + checked
 
 
@@ -281,7 +282,7 @@ def check_argument(arg: str, types: dict[str, str], presets: dict, sweep: bool) 
     elif not value and types[key] not in TEXTS:
         raise UserError(f"{arg} has no value: type {key}=VALUE")
     elif types[key] in TEXTS:
-        if not Path(value).exists():
+        if arg in NANOGPT and not Path(value).exists():
             check_habit(arg)
         return f"{key}={quote_texts(value, sweep)}"
     elif not sweep and "," in value:

@@ -19,13 +19,14 @@ from conftest import ROOT, TINY
 from safetensors.numpy import load_file
 
 import attention_maps.ablation
-import attention_maps.picture  # noqa: F401
+import attention_maps.snapshot
 import report.page  # noqa: F401
 import train  # noqa: F401
 from data.tokenizer import train_bpe  # noqa: F401
 
 CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
 KILL = 9
+attention_maps.snapshot.SAMPLE_TOKENS = 8  # the processes write less, and so are sooner at what a test is about
 
 
 class Process:

@@ -1,4 +1,5 @@
-"""Signals: SIGTERM and Ctrl-C save and leave within seconds, whatever is going on; twice Ctrl-C leaves at once; SIGUSR1 saves and goes on."""
+"""SIGTERM and Ctrl-C save and leave within seconds, whatever is going on; twice Ctrl-C leaves at
+once; SIGUSR1 saves and goes on."""
 
 import os
 import signal
@@ -10,6 +11,7 @@ from processes import Process, assert_same_run, at_call, finished, same_tensors,
 import attention_maps.capture
 import attention_maps.picture
 import data.tokens
+import decoding
 import training.checkpoint
 import training.evaluate
 import training.optim
@@ -28,21 +30,55 @@ def signals(*numbers: int, then: float = 0.0):
     return do
 
 
-# Where it happens, the step that is saved, and how long whatever is going on would take.
+def slow_from(owner, name: str, call: int, number: int, seconds: float = 2.0):
+    """A fault: from its n-th call on, before which a signal comes, a function takes seconds."""
+    def fault():
+        calls, original = iter(range(1, 10 ** 9)), getattr(owner, name)
+
+        def patched(*args, **more):
+            now = next(calls)
+            if now == call:
+                os.kill(os.getpid(), number)
+            if now >= call:
+                time.sleep(seconds)
+            return original(*args, **more)
+
+        setattr(owner, name, patched)
+
+    return fault
+
+
+def in_evaluation(call: int, number: int):
+    """A fault: a signal in an evaluation of some 38 chunks, which takes a minute from there on."""
+    def fault():
+        training.evaluate.LOGITS = 1
+        slow_from(training.evaluate, "autocast", call, number)()
+
+    return fault
+
+
+def in_capture():
+    """A fault: a signal while maps are captured, of which the drawing would take long."""
+    at_call(attention_maps.capture, "maps", 4, signals(signal.SIGTERM))()
+    at_call(attention_maps.picture, "draw", 2, signals(then=40))()
+
+
+# Where SIGTERM comes, and the step that is saved.
 MOMENTS = {
-    "in a step": (training.optim, "seed_micro_step", 6, 6, 0),
-    "in an evaluation": (training.evaluate, "autocast", 2, 4, 40),
-    "in a capture": (attention_maps.capture, "maps", 4, 6, 40),
-    "in a drawing": (attention_maps.picture, "printable", 20, 6, 40),
-    "in a saving": (training.checkpoint, "save_tokenizer", 1, 4, 0),
+    "in a step": (at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGTERM)), 6),
+    "in an evaluation": (in_evaluation(60, signal.SIGTERM), 4),
+    "in a capture": (in_capture, 6),
+    "in a drawing": (slow_from(attention_maps.picture, "printable", 20, signal.SIGTERM, 0.1), 6),
+    "in a sample": (slow_from(decoding.Text, "add", 10, signal.SIGTERM), 6),
+    "in a saving": (at_call(training.checkpoint, "save_tokenizer", 1, signals(signal.SIGTERM)), 4),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(tmp_path, text_file, whole, moment):
-    owner, name, call, step, seconds = MOMENTS[moment]
+    fault, step = MOMENTS[moment]
     began = time.monotonic()
-    process = Process(tmp_path, *tiny(text_file), fault=at_call(owner, name, call, signals(signal.SIGTERM, then=seconds)))
+    process = Process(tmp_path, *tiny(text_file), fault=fault)
     assert process.wait() == 143, process.said()
     assert time.monotonic() - began < 10
     assert "resume=true" in process.said() and "Traceback" not in process.said()
@@ -53,8 +89,7 @@ def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(
 
 @pytest.mark.parametrize("argv", [(), ("checkpoint.every=0",)], ids=["with a checkpoint", "without"])
 def test_sigterm_in_the_last_evaluation_leaves_what_is_missing_to_the_resumed_run(tmp_path, text_file, whole, argv):
-    fault = at_call(training.evaluate, "autocast", 4, signals(signal.SIGTERM, then=40))
-    process = Process(tmp_path, *tiny(text_file, *argv), fault=fault)
+    process = Process(tmp_path, *tiny(text_file, *argv), fault=in_evaluation(130, signal.SIGTERM))
     assert process.wait() == 143, process.said()
     finished(tmp_path, *tiny(text_file, *argv, "resume=true"))
     assert_same_run(whole, tmp_path / "run")
@@ -78,18 +113,21 @@ def test_ctrl_c_while_the_text_is_prepared_leaves_without_a_traceback(tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("moment", ["in a step", "in an evaluation", "in a saving"])
+WARNED = {
+    "in a step": (training.optim, "seed_micro_step", 6, 6),
+    "in an evaluation": (training.evaluate, "autocast", 2, 4),
+    "in a saving": (training.checkpoint, "save_tokenizer", 1, 4),
+}
+
+
+@pytest.mark.parametrize("moment", WARNED)
 def test_sigusr1_saves_and_the_run_goes_on(tmp_path, text_file, whole, moment):
-    owner, name, call, step, _ = MOMENTS[moment]
-    process = Process(tmp_path, *tiny(text_file, "checkpoint.keep=99"), fault=at_call(owner, name, call, signals(signal.SIGUSR1)))
+    owner, name, call, step = WARNED[moment]
+    fault = at_call(owner, name, call, signals(signal.SIGUSR1))
+    process = Process(tmp_path, *tiny(text_file, "checkpoint.keep=99"), fault=fault)
     assert process.wait() == 0, process.said()
     assert f"saved after {step} steps" in process.said()
     for file in ("model.safetensors", "optimizer.safetensors"):
-        assert same_tensors(*(run / "checkpoints" / f"step_{step:08d}" / file for run in (whole, tmp_path / "run")))
+        assert same_tensors(*(run / "checkpoints" / f"step_{step:08d}" / file
+                              for run in (whole, tmp_path / "run")))
     assert_same_run(whole, tmp_path / "run")
-
-
-def test_sigterm_in_a_sample_of_the_model_is_not_held_up(tmp_path, text_file):
-    fault = at_call(training.evaluate, "sample_text", 2, signals(signal.SIGTERM, then=40))
-    process, began = Process(tmp_path, *tiny(text_file), fault=fault), time.monotonic()
-    assert process.wait() == 143 and time.monotonic() - began < 10
