@@ -48,11 +48,18 @@ def slow_from(owner, name: str, call: int, number: int, seconds: float = 2.0):
     return fault
 
 
-def in_evaluation(call: int, number: int):
-    """A fault: a signal in an evaluation of some 38 chunks, which takes a minute from there on."""
+def in_evaluation(call: int):
+    """A fault: SIGTERM in the n-th evaluation, of which each window then takes seconds."""
     def fault():
-        training.evaluate.LOGITS = 1
-        slow_from(training.evaluate, "autocast", call, number)()
+        calls, original = iter(range(1, 100)), training.evaluate.Validation.evaluate
+
+        def patched(self, *args):
+            if next(calls) == call:
+                self.rows = 1
+                slow_from(training.evaluate, "autocast", 3, signal.SIGTERM)()
+            return original(self, *args)
+
+        training.evaluate.Validation.evaluate = patched
 
     return fault
 
@@ -66,7 +73,7 @@ def in_capture():
 # Where SIGTERM comes, and the step that is saved.
 MOMENTS = {
     "in a step": (at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGTERM)), 6),
-    "in an evaluation": (in_evaluation(60, signal.SIGTERM), 4),
+    "in an evaluation": (in_evaluation(2), 4),
     "in a capture": (in_capture, 6),
     "in a drawing": (slow_from(attention_maps.picture, "printable", 20, signal.SIGTERM, 0.1), 6),
     "in a sample": (slow_from(decoding.Text, "add", 10, signal.SIGTERM), 6),
@@ -89,7 +96,7 @@ def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(
 
 @pytest.mark.parametrize("argv", [(), ("checkpoint.every=0",)], ids=["with a checkpoint", "without"])
 def test_sigterm_in_the_last_evaluation_leaves_what_is_missing_to_the_resumed_run(tmp_path, text_file, whole, argv):
-    process = Process(tmp_path, *tiny(text_file, *argv), fault=in_evaluation(130, signal.SIGTERM))
+    process = Process(tmp_path, *tiny(text_file, *argv), fault=in_evaluation(4))
     assert process.wait() == 143, process.said()
     finished(tmp_path, *tiny(text_file, *argv, "resume=true"))
     assert_same_run(whole, tmp_path / "run")
