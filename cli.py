@@ -239,7 +239,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
             setattr(getattr(config, section) if section else config, name,
                     getattr(getattr(asked, section) if section else asked, name))
     config.model.vocab_size = config.model.vocab_size or run.model.vocab_size
-    if "data.val_windows" not in typed:  # a run keeps the windows it began with, under whatever presets
+    if "data.val_windows" not in typed:  # a run keeps those it began with
         config.data.val_windows = run.data.val_windows
     for key in ("run_dir", "resume", "eval_only", "dry_run", "accept_changed_data", "distributed"):  # said each time
         setattr(config, key, getattr(asked, key))

@@ -111,7 +111,7 @@ class DataConfig:
     encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
     field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the field that holds a document")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
-    val_windows: str = knob("spread", "which of more tokens: windows spread evenly over the split, or its first",
+    val_windows: str = knob("spread", "of more: windows spread evenly over the split, or its first",
                             choices=("spread", "first"))
 
 
@@ -160,14 +160,15 @@ class CheckpointConfig:
 
 @dataclass
 class AttentionConfig:
-    every: int = knob(100, "steps between snapshots, of every head's maps and scores; 0: only at the end", ge=0)
+    every: int = knob(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
     picture_every: int = knob(
-        0, "steps between pictures, samples and new pages; 0: at the first, the last and each doubling", ge=0)
+        0, "steps between pictures, samples, new pages; 0: at the first, the last, each doubling",
+        ge=0)
     tokens: int = knob(
-        48, "length of the texts that snapshots look at, at most block_size; of repeats at most 64", ge=8)
-    sample_tokens: int = knob(100, "length of the text that the model writes for the run's page", ge=1)
+        48, "length of the texts looked at, at most block_size; of repeats at most 64", ge=8)
+    sample_tokens: int = knob(100, "length of the texts that the model writes for the page", ge=1)
     ablation_tokens: int = knob(
-        4096, "validation tokens on which each head's importance is measured at the end, about", ge=1)
+        4096, "validation tokens that each head's importance at the end is measured on", ge=1)
     svg: bool = knob(False, "draw each picture as .svg too")
 
 
@@ -226,8 +227,8 @@ class Config:
                             f"{min(self.decay_steps, self.max_steps)} steps: lower it, or raise max_steps")
         look = self.attention
         if look.picture_every and (look.every == 0 or look.picture_every % look.every):
-            raise UserError(f"attention.picture_every={look.picture_every} is not a multiple of attention.every={look.every}: "
-                            "a picture is of a snapshot")
+            raise UserError(f"attention.picture_every={look.picture_every} is not a multiple of "
+                            f"attention.every={look.every}: a picture is of a snapshot")
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
         if self.tokenizer.name not in ("char", "bpe", "gpt2", "hf"):
@@ -382,7 +383,8 @@ EARLIER = {"data": {"val_windows": "first"}}
 
 def config_from(kept: dict) -> Config:
     """The configuration whose `asdict` was kept."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), EARLIER, _escaped_tree(kept)))
+    schema = OmegaConf.structured(Config)
+    return OmegaConf.to_object(OmegaConf.merge(schema, EARLIER, _escaped_tree(kept)))
 
 
 def config_yaml(config: Config) -> str:

@@ -136,7 +136,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         begin(model)
     optimizers = build_optimizers(model, config, team.divide(shares(model, config, team.size)))
     batches = Batches(tokens.train, T, config.batch_size, config.seed)
-    validation = Validation(tokens.val, tokens.tokenizer, T, device, config.precision, team, config.data)
+    validation = Validation(
+        tokens.val, tokens.tokenizer, T, device, config.precision, team, config.data)
 
     # Where the run stands: at its beginning, or at its last checkpoint.
     step, saved_at, tried_at, seconds, metrics = 0, None, None, {}, {}

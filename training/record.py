@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from attention_maps.scores import is_scored
 from config import Config, UserError
 from files import atomic_write
 from training.wandb_record import WandbRecord
@@ -225,24 +226,27 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
     return said
 
 
-def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], seconds: dict[str, float],
-                  xz: float, extent: str) -> None:
-    """Where the run is, how good it became (over `extent`, beside the bits per byte of `xz -9`), what its heads do, where the time went,
-    what to do next."""
+def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
+                  seconds: dict[str, float], xz: float, extent: str) -> None:
+    """Where the run is, how good it became (over `extent`, beside the bits per byte of `xz -9`),
+    what its heads do, where the time went, what to do next."""
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, {best['val/bits_per_byte']:.4f} bits per byte"),
-                  ("", f"after {best['step']:,} steps, over {extent}; xz -9 needs {xz:.4f} bits per byte")]
+                  ("", f"after {best['step']:,} steps, over {extent}"),
+                  ("", f"xz -9 needs {xz:.4f} bits per byte")]
     for score in ("previous_token", "duplicate_token", "induction", "sink"):
         heads = {key.rpartition("/")[2]: value for key, value in rows[-1].items() if key.startswith(f"heads/{score}/")}
         if heads:
             head = max(heads, key=heads.get)
             error = rows[-1].get(f"heads/{score}_se/{head}")
-            lines += [(f"most {score.replace('_', ' ')}", f"{as_known(heads[head], error)}, by head {head}")]
-    born = sorted((step, key) for key, step in rows[-1].items() if key.startswith("births/"))
+            value = as_known(heads[head], error)
+            lines += [(f"most {score.replace('_', ' ')}", f"{value}, by head {head}")]
     looked = snapshot_steps(rows)
-    lines += [("births" if n == 0 else "", f"{key.split('/')[2]} as {key.split('/')[1].replace('_', ' ')} head {born(step, looked)}")
-              for n, (step, key) in enumerate(born[:4])]
+    births = sorted((step, key) for key, step in rows[-1].items() if key.startswith("births/"))
+    for n, (step, key) in enumerate(births[:4]):
+        _, score, head = key.replace("_", " ").split("/")
+        lines += [("" if n else "births", f"{head} as {score} head {born_when(step, looked)}")]
     maps = sorted((run_dir / "attention").glob("*.png"))
     lines += [("attention", maps[-1])] if maps else []
     lines += [("numbers", run_dir / "metrics.jsonl"),
@@ -255,19 +259,20 @@ def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict], s
 
 def snapshot_steps(rows: list[dict]) -> list[int]:
     """The steps whose rows have scores of heads."""
-    return [row["step"] for row in rows if any(key.startswith("heads/") for key in row)]
+    return [row["step"] for row in rows if is_scored(row)]
 
 
-def born(step: int, snapshots: list[int]) -> str:
-    """When a head was born that was first seen to be at `step`, in words: since the snapshot before."""
+def born_when(step: int, snapshots: list[int]) -> str:
+    """When a head was born of which the snapshot of `step` is the first to tell, in words."""
     before = max((s for s in snapshots if s < step), default=step)
     return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"
 
 
 def as_known(value: float, error: float | None) -> str:
-    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06; without one, to 0.01."""
+    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
     digits = max(0, -math.floor(math.log10(float(f"{error:.0e}")))) if error else 2
-    return f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if error else "")
+    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
+    return f"{shown} ± {error:.{digits}f}" if error else shown
 
 
 class Stopwatch:
