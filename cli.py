@@ -8,6 +8,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from importlib.metadata import distributions
 from operator import attrgetter
@@ -20,9 +21,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from rich.console import Console
 
 from config import (
     Config,
+    GPTConfig,
     SampleConfig,
     TokenizerConfig,
     UserError,
@@ -129,6 +132,25 @@ def start(main: Callable[[], object], help: Callable[[], str],
         if getattr(e, "said", False):
             sys.exit(1)
         fail(sentence(e))
+
+
+class Terminal(Console):
+    """A console that falls silent where its output is gone: under `| head` a run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
+def printer(console: Console) -> Callable[[str], None]:
+    """What prints a line as it is: without markup, and unbroken, so that it can be copied."""
+    def say(line: str) -> None:
+        try:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the disk of the log is full, or the terminal is gone
+            console.on_broken_pipe()
+
+    return say
 
 
 def raised_by_hydra(error: Exception) -> bool:
@@ -429,7 +451,8 @@ def own_config_dir(job) -> dict[str, str]:
 # --- the configuration ----------------------------------------------------------------------------
 
 
-def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
+def to_config(cfg, overrides: list[str],
+              hf_config: Callable[[Path], GPTConfig] | None = None) -> tuple[Config, bool]:
     """The checked configuration that Hydra composed, and whether it continues a run.
 
     A run that is resumed has the configuration it was started with, changed by what is typed now;
@@ -443,7 +466,7 @@ def to_config(cfg, overrides: list[str]) -> tuple[Config, bool]:
     asked = named_paths(asked)
     keys, notes = [o.partition("=")[0] for o in overrides], []
     if asked.init_from is not None:
-        asked = adopt(asked, overrides)
+        asked = adopt(asked, overrides, hf_config)
     elif "model.n_kv_head" not in keys:
         asked, notes = fit_kv_heads(asked)
     run = kept_config(asked)
@@ -523,17 +546,20 @@ def fit_kv_heads(config: Config) -> tuple[Config, list[str]]:
         f"model.n_head={heads}"]
 
 
-def adopt(asked: Config, overrides: list[str]) -> Config:
+def adopt(asked: Config, overrides: list[str],
+          hf_config: Callable[[Path], GPTConfig] | None) -> Config:
     """The configuration with the model and the tokenizer of the trained model that it starts from.
+
+    `hf_config` reads the model's of a folder in Hugging Face's format; None where only the
+    tokenizer matters.
 
     Raises:
         UserError: there is no such run, or other settings for them are typed.
     """
     folder, start = Path(asked.init_from), f"init_from={asked.init_from}"
     if is_hf(folder):
-        from interop import model_config  # which imports torch
-
-        model, tokenizer = model_config(folder), TokenizerConfig(name="hf")
+        model = hf_config(folder) if hf_config else asked.model
+        tokenizer = TokenizerConfig(name="hf")
     else:
         source = read_config(folder / "config.yaml")
         model, tokenizer = source.model, source.tokenizer

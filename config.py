@@ -122,7 +122,7 @@ class DataConfig:
                               "field that holds a document; with dots inside objects, as "
                               "messages.content")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
-    val_windows: str = knob("spread", "which of more tokens: windows spread evenly over the split, or its first",
+    val_windows: str = knob("spread", "of more: windows spread evenly over the split, or its first",
                             choices=("spread", "first"))
 
 
@@ -172,11 +172,12 @@ class CheckpointConfig:
 
 @dataclass
 class AttentionConfig:
-    every: int = knob(100, "steps between snapshots, of every head's maps and scores; 0: only at the end", ge=0)
+    every: int = knob(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
     picture_every: int = knob(
-        0, "steps between pictures, samples and new pages; 0: at the first, the last and each doubling", ge=0)
+        0, "steps between pictures, samples, new pages; 0: at the first, the last, each doubling",
+        ge=0)
     tokens: int = knob(
-        48, "length of the texts that snapshots look at, at most block_size; of repeats at most 64", ge=8)
+        48, "length of the texts looked at, at most block_size; of repeats at most 64", ge=8)
 
 
 @dataclass
@@ -232,8 +233,8 @@ class Config:
                             f"{self.max_steps} steps: lower it, or raise max_steps")
         look = self.attention
         if look.picture_every and (look.every == 0 or look.picture_every % look.every):
-            raise UserError(f"attention.picture_every={look.picture_every} is not a multiple of attention.every={look.every}: "
-                            "a picture is of a snapshot")
+            raise UserError(f"attention.picture_every={look.picture_every} is not a multiple of "
+                            f"attention.every={look.every}: a picture is of a snapshot")
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
         if self.tokenizer.name not in ("char", "bpe", "gpt2", "hf"):

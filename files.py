@@ -119,12 +119,17 @@ def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
                key=lambda row: row["val/loss"], default=None)
 
 
+def is_scored(row: dict) -> bool:
+    """Whether a row is of a snapshot, with scores of heads."""
+    return any(key.startswith("heads/") for key in row)
+
+
 def snapshot_steps(rows: list[dict]) -> list[int]:
-    """The steps whose rows have scores of heads."""
-    return [row["step"] for row in rows if any(key.startswith("heads/") for key in row)]
+    """The steps of the snapshots."""
+    return [row["step"] for row in rows if is_scored(row)]
 
 
-def born(step: int, snapshots: list[int]) -> str:
-    """When a head was born that was first seen to be at `step`, in words: since the snapshot before."""
+def born_when(step: int, snapshots: list[int]) -> str:
+    """When a head was born of which the snapshot of `step` is the first to tell, in words."""
     before = max((s for s in snapshots if s < step), default=step)
     return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"

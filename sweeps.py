@@ -39,7 +39,7 @@ from files import atomic_write
 from report import sweep
 from report.sweep import JOB, PLAN, Run, Setting, ranked, read_job, read_sweep
 from report.sweep_page import write_sweep_page
-from training.record import Terminal, new_run_dir, printer
+from training.record import new_run_dir
 
 CSV, PAGE = "sweep.csv", "sweep.html"
 WRITTEN = (".lock", "multirun.yaml", PLAN, CSV, PAGE)  # in the sweep's folder, beside the jobs'
@@ -87,7 +87,7 @@ def run_sweep(main: Callable[[], object]) -> None:
         failed = True  # not a job, but what starts them, as where a job's process was killed
         print(f"error: {type(e).__name__}: {cli.sentence(e)}", file=sys.stderr)
     runs = summarise(folder)
-    print_sweep(Terminal(), folder, runs)
+    print_sweep(cli.Terminal(), folder, runs)
     check_output(stdout, folder)
     own = [run for run in runs if not plan or run.path.name in plan]
     if failed or any(run.reason or run.status != "finished" for run in own):
@@ -110,7 +110,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best, reason = float("nan"), ""
     title = " ".join([f"job {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept)])
-    printer(Terminal())(f"\n{printable(title)}")
+    cli.printer(cli.Terminal())(f"\n{printable(title)}")
     try:
         begin_job(path, typed, swept)
         best = train()
@@ -415,7 +415,7 @@ def cell(setting: Setting, name: str, exact: bool) -> str:
 
 def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
     """The table; the best setting as a command; what failed and why; what is not finished."""
-    say, metric = printer(console), sweep.compared_by(runs)
+    say, metric = cli.printer(console), sweep.compared_by(runs)
     settings = [setting for setting in ranked(runs) if setting.finished]
     say("")
     if settings:
@@ -458,7 +458,7 @@ def summary_command() -> None:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise UserError("give the folder of a sweep: python -m sweeps DIR")
     folder, stdout = Path(sys.argv[1]), os.fstat(sys.stdout.fileno())
-    print_sweep(Terminal(), folder, summarise(folder))
+    print_sweep(cli.Terminal(), folder, summarise(folder))
     check_output(stdout, folder)
 
 

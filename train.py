@@ -6,6 +6,7 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -13,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
-from config import Config, UserError, config_yaml, read_config
+from config import Config, GPTConfig, UserError, config_yaml, read_config
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -38,10 +39,16 @@ def train_composed(cfg, job) -> float:
         from training.follower import follow
 
         return follow()
-    config, resume = cli.to_config(cfg, list(job.overrides.task))
+    config, resume = cli.to_config(cfg, list(job.overrides.task), hf_config)
     from train import train
 
     return train(config, resume, job.runtime.choices.get("experiment") or "default")
+
+
+def hf_config(folder: Path) -> GPTConfig:
+    from interop import model_config
+
+    return model_config(folder)
 
 
 def launch() -> None:
@@ -65,7 +72,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite, nan
-from pathlib import Path
 
 import torch
 
@@ -91,7 +97,7 @@ from training.optim import (
     rate_rises_again,
     update,
 )
-from training.record import MetricLogger, RunFolder, Stopwatch, Terminal, new_run_dir, printer
+from training.record import MetricLogger, RunFolder, Stopwatch, new_run_dir
 from training.summary import print_run, print_summary, quoted
 
 
@@ -158,8 +164,8 @@ def train(config: Config, resume: bool, experiment: str) -> float:
 
 def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team) -> float:
     """Set up, take the steps, sum up; returns and raises as `train`."""
-    console = Terminal()
-    say = printer(console)
+    console = cli.Terminal()
+    say = cli.printer(console)
     config = team.resolve_device(config)
     folder, manifest = checkpoint.to_resume(run_dir, config.resume, say) if resume else (None, {})
     trainer = set_up(config, run_dir, team, folder, manifest, say)

@@ -30,12 +30,13 @@ class Snapshot:
     control: np.ndarray
 
     def save(self, path: Path, **more: np.ndarray) -> None:
-        """Write the maps as float16, what they are of, and `more` to an .npz that needs no pickle."""
+        """Write the maps as float16, what they are of, and `more` to an .npz without pickle."""
         p = self.probes
         arrays = {
             "step": self.step, **{name: getattr(self, name).astype(np.float16)
                                   for name in ("text", "repeat", "control")},
-            "text_value_norms": self.text_value_norms, "repeat_value_norms": self.repeat_value_norms,
+            "text_value_norms": self.text_value_norms,
+            "repeat_value_norms": self.repeat_value_norms,
             "text_ids": p.text, "repeat_ids": p.repeat, "control_ids": p.control,
             "text_tokens": p.words, "repeat_tokens": p.repeat_words, "repeat_periods": p.periods}
         with (atomic_write(path) as part,
@@ -51,9 +52,10 @@ def capture(model: GPT, probes: Probes, step: int) -> Snapshot:
     The model and torch's random state stay as they are.
     """
     text, text_norms = maps(model, probes.text[None])
-    repeat, repeat_norms = maps(model, probes.repeat)
-    control, _ = maps(model, probes.control)
-    return Snapshot(step, probes, text[:, 0], text_norms[:, 0], repeat, repeat_norms, control)
+    random, norms = maps(model, np.concatenate([probes.repeat, probes.control]))
+    P = len(probes.repeat)
+    return Snapshot(step, probes, text[:, 0], text_norms[:, 0], random[:, :P], norms[:, :P],
+                    random[:, P:])
 
 
 @torch.no_grad()

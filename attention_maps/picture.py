@@ -87,7 +87,10 @@ def draw_maps(page: Axes, at: Layout, maps: np.ndarray) -> None:
 
 
 def draw_words(page: Axes, at: Layout, words: list[str]) -> None:
-    """The tokens along the left of each layer's maps and below each head's: outlined once, since text takes long."""
+    """The tokens to the left of each layer's maps and below each head's.
+
+    Outlined once for all of them, since to lay out text takes long.
+    """
     step = at.cell / len(words)
     size = min(8.0, step * 72 * 0.92)
     outlines = [outline(word, size / 72) for word in words]
@@ -95,9 +98,12 @@ def draw_words(page: Axes, at: Layout, words: list[str]) -> None:
     for i, word in enumerate(outlines):
         right = word.vertices[:, 0].max(initial=0)
         middle = -0.36 * size / 72  # half of a capital's height
-        beside.append(Affine2D().translate(-right, at.cell - (i + 0.5) * step + middle).transform_path(word))
-        below.append(Affine2D().translate(-right, middle).rotate_deg(90)
-                     .translate((i + 0.5) * step, 0).transform_path(word))
+        place = (i + 0.5) * step
+        beside.append(
+            Affine2D().translate(-right, middle + at.cell - place).transform_path(word))
+        below.append(
+            Affine2D().translate(-right, middle).rotate_deg(90).translate(place, 0)
+            .transform_path(word))
     beside, below = Outline.make_compound_path(*beside), Outline.make_compound_path(*below)
     places = [(beside, at.left - at.pad - 0.04, y) for y in at.ys]
     places += [(below, x, at.bottom - at.pad - 0.04) for x in at.xs]
@@ -134,8 +140,8 @@ def draw_title(page: Axes, at: Layout, title: str) -> None:
     left, top = at.left - at.pad, at.height - 0.14
     page.text(left, top, title, fontsize=11 * at.scale, weight="bold", va="top", parse_math=False)
     words = "· is a space, ⏎ a line end" if at.labels else "the tokens are in the .npz beside this"
-    page.text(left, top - 0.24 * at.scale, "on the beginning of the validation text; row: the token "
-              f"that looks, column: the token it looks at; {words}",
+    page.text(left, top - 0.24 * at.scale, "on the beginning of the validation text; row: the "
+              f"token that looks, column: the token it looks at; {words}",
               fontsize=7.5 * at.scale, color="0.35", va="top")
 
 

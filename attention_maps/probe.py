@@ -9,7 +9,7 @@ from data.tokenizer import Tokenizer
 ROWS = 16  # random texts of each kind
 PERIODS = 4  # different periods among them, where they are long enough
 LONGEST = 64  # tokens of a random text: a longer one has no more to tell, and a snapshot holds many
-PIECE, COUNTED = 1 << 16, 1 << 22  # tokens of a piece of the training split, and of all pieces counted
+PIECE, COUNTED = 1 << 16, 1 << 22  # tokens of a piece of the training split, of all pieces counted
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def make_probes(
 
 
 def frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each id comes in `ids`, (vocab_size,) float64; of long ones in evenly spread pieces."""
+    """How often each id comes in `ids`, (vocab_size,); in evenly spread pieces of many ids."""
     pieces, counts = -(-len(ids) // PIECE), np.zeros(vocab_size)
     for piece in np.linspace(0, pieces - 1, min(pieces, COUNTED // PIECE)).astype(int):
         counts += np.bincount(ids[piece * PIECE:(piece + 1) * PIECE], minlength=vocab_size)

@@ -1,12 +1,10 @@
-"""What each head does, as numbers: pure functions of its attention weights A[i, j], query i on key j.
+"""What each head does, as numbers: functions of its attention weights A[i, j], query i on key j.
 
 A score is the mean of readings, one for each query of the text, or for each of the random texts;
 its standard error is that of this mean.
 """
 
 import numpy as np
-
-ASIDE = ("_se", "_without_first")  # end the names of what is recorded beside a score
 
 
 def previous_token(A: np.ndarray) -> np.ndarray:
@@ -20,7 +18,7 @@ def sink(A: np.ndarray) -> np.ndarray:
 
 
 def entropy(A: np.ndarray) -> np.ndarray:
-    """The entropy of A[i, :i+1] over log(i + 1), of each i ≥ 1: 0 on one token, 1 on all alike."""
+    """Entropy of A[i, :i+1] over log(i + 1), of each i ≥ 1: 0 on one token, 1 on all alike."""
     A = A.astype(np.float64)
     row = -(A * np.log(np.where(A > 0, A, 1.0))).sum(axis=-1)  # (…, T) nats
     return row[..., 1:] / np.log(np.arange(2, A.shape[-1] + 1))
@@ -41,7 +39,7 @@ def second_occurrence(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndar
     rows = []
     for r, period in enumerate(periods):
         i = np.arange(period, 2 * period)
-        rows.append(A[..., r, :, i, i - period + shift].mean(axis=0))  # the index arrays' axis is first
+        rows.append(A[..., r, :, i, i - period + shift].mean(axis=0))  # the axis of i comes first
     return np.stack(rows, axis=-1)
 
 
@@ -57,14 +55,18 @@ def induction(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> n
 
 
 def without_first(A: np.ndarray) -> np.ndarray:
-    """Maps (…, T - 1, T - 1) without the first token, rows made to sum to 1 again; nan where nothing is left."""
+    """Maps (…, T - 1, T - 1) without the first token, rows made to sum to 1 again, or of nan."""
     A = A[..., 1:, 1:].astype(np.float64)
     with np.errstate(invalid="ignore"):
         return A / A.sum(axis=-1, keepdims=True)
 
 
-def readings(text: np.ndarray, repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> dict[str, np.ndarray]:
-    """Every score's readings, name → (L, H, n): of maps text (L, H, T, T), repeat and control (L, P, H, T_r, T_r)."""
+def readings(text: np.ndarray, repeat: np.ndarray, control: np.ndarray,
+             periods: np.ndarray) -> dict[str, np.ndarray]:
+    """Every score's readings, name → (L, H, n).
+
+    Of maps text (L, H, T, T), and repeat and control (L, P, H, T_r, T_r) with periods (P,).
+    """
     past = without_first(text)
     return {
         "previous_token": previous_token(text),
@@ -96,7 +98,7 @@ SHARES = {"previous_token": 0.25, "duplicate_token": 0.2, "induction": 0.2, "sin
 
 
 def threshold(score: str, length: int) -> float:
-    """The score, less its standard error, from which a head is of a kind, on a text of `length` tokens."""
+    """The score, less its standard error, from which a head is of a kind, at `length` tokens."""
     even = 0.0 if score in ("duplicate_token", "induction") else even_attention(length)
     return even + SHARES[score] * (1 - even)
 
@@ -121,6 +123,7 @@ def births(before: dict, now: dict, length: int) -> dict[str, int]:
     for key in now:
         kind, _, rest = key.partition("/")
         score, _, head = rest.partition("/")
-        if kind == "heads" and score in SHARES and passes(before, score, head) and passes(now, score, head):
+        passed = score in SHARES and all(passes(row, score, head) for row in (before, now))
+        if kind == "heads" and passed:
             born.setdefault(f"births/{rest}", before["step"])
     return born

@@ -1,4 +1,4 @@
-"""A look at a run: its maps, scores, births and, where they are due, its picture and each head's importance."""
+"""A look at a run: maps, scores, births, a picture where it is due, importance at the end."""
 
 import gc
 from collections.abc import Callable
@@ -11,14 +11,15 @@ from attention_maps import ablation, capture, picture, scores
 from attention_maps.probe import make_probes
 from config import Config
 from data.tokens import Tokens
+from files import ASIDE, is_scored
 from model import GPT
 from training.evaluate import Validation, sample_text
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
-
 SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 
 Images = dict[str, Path | np.ndarray]
+Tables = dict[str, tuple[np.ndarray, np.ndarray]]  # name → values and standard errors, (L, H) each
 
 
 class Snapshots:
@@ -43,8 +44,13 @@ class Snapshots:
 
         Returns the metrics, and where a picture is due images and a text by the model.
 
-        rows: the run's metrics so far, from which births are told. `between` is called between the
-        parts, which can take minutes each of a large model, and may raise: all can be done again.
+        rows: the run's metrics so far. `between` is called between the parts, which can take
+        minutes each of a large model, and may raise: all of it can be done again.
+
+        Returns:
+            metrics: the scores, their errors, and the births up to now.
+            images: for W&B; empty where no picture is due.
+            text: by the model; None where no picture is due.
         """
         seen, losses = capture.capture(model, self.probes, step), {}
         between()
@@ -52,13 +58,11 @@ class Snapshots:
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
         if step == self.config.max_steps:
             windows = self.validation.excerpt(ABLATION_TOKENS)
-            whole, without = ablation.losses_without_heads(model, *windows, between)
-            losses = {"importance_loss": whole, "importance_loss_without": without}
-            tables["importance"] = ablation.importance(whole, without)
-        metrics = scores.named({name: mean for name, (mean, _) in tables.items()} | {
-            f"{name}_se": error for name, (_, error) in tables.items()
-            if not name.endswith(scores.ASIDE)})
-        before = next((row for row in reversed(rows) if any(key.startswith("heads/") for key in row)), {})
+            losses = ablation.losses_without_heads(model, *windows, self.config.precision, between)
+            tables["importance"] = ablation.importance(**losses)
+        metrics = scores.named({name: mean for name, (mean, _) in tables.items()})
+        metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
+        before = next((row for row in reversed(rows) if is_scored(row)), {})
         metrics |= scores.births(before, metrics, len(self.probes.text))
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
@@ -72,20 +76,25 @@ class Snapshots:
         return metrics, images, text
 
     def picture_due(self, step: int) -> bool:
-        """Whether the snapshot of this step is drawn: every `picture_every` steps; or the first, the last and each doubling."""
+        """Whether it is drawn: each `picture_every` steps, or at the first and each doubling."""
         every, picture_every = self.config.attention.every, self.config.attention.picture_every
         if step in (0, self.config.max_steps):
             return True
         number = step // every
         return step % picture_every == 0 if picture_every else number & (number - 1) == 0
 
-    def draw(self, seen: capture.Snapshot, tables: dict[str, tuple[np.ndarray, np.ndarray]], path: Path) -> Images:
-        """Draw the maps beside `path`, and each table of scores; a map that could not be written is left out."""
-        images: Images = {f"heads/{name}": picture.table_image(mean) for name, (mean, _) in tables.items()
-                          if not name.endswith(scores.ASIDE)}
+    def draw(self, seen: capture.Snapshot, tables: Tables, path: Path) -> Images:
+        """Draw the maps beside `path`, and each score's table; without what cannot be written."""
+        images: Images = {f"heads/{name}": picture.table_image(mean)
+                          for name, (mean, _) in own(tables).items()}
         title, groups = f"Attention after {seen.step:,} steps", self.config.model.kv_heads
         with self.may_fail():
             picture.draw(seen, path.with_suffix(".png"), groups, title)
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images
+
+
+def own(tables: Tables) -> Tables:
+    """The scores themselves, without what is recorded beside them."""
+    return {name: table for name, table in tables.items() if not name.endswith(ASIDE)}

@@ -1,4 +1,7 @@
-"""Prepare text without training: `python -m data.prepare data=text data.path=notes/ tokenizer=bpe`, with train.py's settings."""
+"""Prepare text without training, with train.py's settings.
+
+    python -m data.prepare data=text data.path=notes/ tokenizer=bpe
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,31 +15,42 @@ from omegaconf.errors import OmegaConfBaseException
 sys.path.insert(0, str(Path(__file__).parents[1]))  # from wherever it is started
 
 import cli
-from config import UserError
+from config import UserError, is_hf
+from data.hf_tokenizer import read_json, read_tokenizer
+from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import prepare
 
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="config")
 def main(cfg) -> None:
-    from rich.console import Console
-
-    from training.record import printer
-
-    console = Console()
-    say = printer(console)
+    console = cli.Terminal()
+    say = cli.printer(console)
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
-        kept = None
-        if config.init_from:
-            from interop import starting_point
-
-            kept, _ = starting_point(Path(config.init_from), say)
+        kept = tokenizer_of(Path(config.init_from)) if config.init_from else None
         with shown(console) as progress:
             tokens = prepare(config.data, config.tokenizer, say, kept, progress)
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
     for line in tokens.summary():
         say(line)
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder in Hugging Face's format, or of a run, whose checkpoints have one.
+
+    Raises:
+        UserError: there is none.
+    """
+    if is_hf(folder):
+        return read_tokenizer(folder, read_json(folder / "config.json"))
+    found = sorted(folder.glob("checkpoints/step_*/tokenizer.json"))
+    if not found:
+        raise UserError(f"init_from={folder} has no checkpoint, and so no tokenizer")
+    try:
+        return load_tokenizer(found[-1])
+    except ValueError as e:
+        raise UserError(str(e)) from None
 
 
 @contextmanager

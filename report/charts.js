@@ -122,7 +122,9 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
     cursor.setAttribute("x1", here);
     cursor.setAttribute("x2", here);
     cursor.setAttribute("class", "cursor on");
-    const says = (s, i) => `${s.name} ${known(s.ys[i], s.errors?.[i])}${s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`}`; // measured less often
+    // Another step where it is measured less often.
+    const when = (s, i) => s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`;
+    const says = (s, i) => `${s.name} ${known(s.ys[i], s.errors?.[i])}${when(s, i)}`;
     const nodes = tip ? tip(one, nearest(one)) : [el("b", {}, `step ${count(xs[k])}`), ...series.map(s => el("div", {}, says(s, nearest(s))))];
     near?.(one);
     tell(nodes, p.left + here * p.width / width, p.top + level);
@@ -156,7 +158,8 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
 
 // A band of one standard error to either side of a line.
 function band(s, x, y) {
-  const at = s.xs.map((_, k) => k).filter(k => s.ys[k] !== null), edge = sign => k => `${x(s.xs[k])} ${y(s.ys[k] + sign * (s.errors[k] ?? 0))}`;
+  const at = s.xs.map((_, k) => k).filter(k => s.ys[k] !== null);
+  const edge = sign => k => `${x(s.xs[k])} ${y(s.ys[k] + sign * (s.errors[k] ?? 0))}`;
   const d = `M${[...at.map(edge(1)), ...at.toReversed().map(edge(-1))].join("L")}Z`;
   return el("svg:path", { d, class: "band", style: `fill: var(--${s.colour})` });
 }

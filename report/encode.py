@@ -78,14 +78,14 @@ def pack_maps(A: np.ndarray, kind: str) -> bytes:
 
 
 def as_blocks(A: np.ndarray, b: int) -> np.ndarray:
-    """Maps (L, H, T, T) in blocks of b tokens, one head at a time, since in float32 all can be many gigabytes."""
+    """Maps (L, H, T, T) in blocks of b tokens; a head at a time, since float32 takes much."""
     return A if b == 1 else np.stack([[in_blocks(head, b) for head in layer] for layer in A])
 
 
 def largest_weighted(A: np.ndarray, norms: np.ndarray) -> float:
     """The largest weight times value norm, of maps (L, H, n, n) and norms (L, H, n)."""
-    found = (np.nan_to_num(head * norm).max() for layer, of in zip(A, norms) for head, norm in zip(layer, of))
-    return float(max(found))
+    heads = zip(A.reshape(-1, *A.shape[2:]), norms.reshape(-1, A.shape[-1]))
+    return max(float(np.nan_to_num(head * norm).max()) for head, norm in heads)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Shot:
         return self._kept["probes"]
 
     def pack(self, name: str, kind: str, b: int = 1) -> tuple[bytes, bytes | None]:
-        """The maps and the value norms of a probe; `largest[name, b]` then holds the largest product of the two."""
+        """The maps and the value norms of a probe; `largest[name, b]` has their largest product."""
         if (name, kind, b) not in self._kept:
             with self._load() as held:
                 maps, norms = maps_of(held, name)
@@ -171,7 +171,7 @@ class Embedded:
     kinds: dict[str, tuple[str, int]]  # probe → kind, tokens along a block
     packed: dict[str, list[tuple[bytes, bytes | None]]]  # probe → a (maps, norms) for each step
     rows: dict[str, tuple[str, tuple[bytes, bytes | None]]]  # probe → kind, (maps, norms) of the newest
-    largest: dict[tuple[str, int], float]  # probe, tokens along a block → largest value-weighted cell of all steps
+    largest: dict[tuple[str, int], float]  # probe, tokens in a block → largest value-weighted cell
 
 
 def embed(shots: list[Shot], room: int, plans=PLANS) -> Embedded | None:
@@ -183,8 +183,9 @@ def embed(shots: list[Shot], room: int, plans=PLANS) -> Embedded | None:
     if not shots:
         return None
     probes, of = shots[-1].probes(), len(shots)
-    # A run that goes on under a later version may have other repeats than it began with: those are left out.
-    alike = {name: probe for name, probe in probes.items() if all(shot.probes().get(name) == probe for shot in shots)}
+    # A run that went on under a later version may have changed its repeats: they are left out.
+    alike = {name: probe for name, probe in probes.items()
+             if all(shot.probes().get(name) == probe for shot in shots)}
     if not alike:
         shots = [shot for shot in shots if shot.probes() == probes]
     probes = alike or probes

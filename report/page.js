@@ -195,8 +195,9 @@ function sayWhatIsSeen(view, by) {
   const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `random tokens, the first ${period} of which come twice`;
   const cell = by ? `the weight times the length of what it moves, ‖v W‖${average ? ", averaged" : ""}` : "an attention weight; a row sums to 1";
-  const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step) && scoreAt(score, layer, head).value !== null)
-    .map(score => { const { value, error } = scoreAt(score, layer, head); return `${plain(score)} ${known(value, error)}`; });
+  const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step))
+    .map(score => [score, scoreAt(score, layer, head)]).filter(([, { value }]) => value !== null)
+    .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
   $("seen").textContent = `On ${on}. Row: the ${view.block > 1 ? "tokens that look" : "token that looks"}; column: what is looked at. `
     + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`;
   $("precision").textContent = `${says} ${data.thinned}`;
@@ -246,11 +247,10 @@ function scoreRow(name) {
   const k = at.findLastIndex(step => step <= steps[state.step]);
   return k >= 0 ? values[k] : at.length === 1 ? values[0] : null;
 }
-// A head's score in such a row: its value, standard error, and value with attention to the first token left out.
-function ofHead(row, layer, head) {
-  const [, , value = null, error = null, without = null] = row?.find(([l, h]) => l === layer && h === head) ?? [];
-  return { value, error, without };
-}
+// A head's score as such a row has it: its value, standard error, value without the first token.
+const asScore = ([, , value = null, error = null, without = null] = []) =>
+  ({ value, error, without });
+const ofHead = (row, layer, head) => asScore(row?.find(([l, h]) => l === layer && h === head));
 const scoreAt = (name, layer, head) => ofHead(scoreRow(name), layer, head);
 
 function drawHeads() {
@@ -261,10 +261,13 @@ function drawHeads() {
   scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
   const story = name => data.scores[name].values.map(row => ofHead(row, state.layer, state.head));
-  const series = shares.map(name => ({ name: plain(name), colour: colourOf(name), xs: data.scores[name].steps,
-    ys: story(name).map(of => of.value), errors: story(name).map(of => of.error) }));
+  const series = shares.map(name => ({
+    name: plain(name), colour: colourOf(name), xs: data.scores[name].steps,
+    ys: story(name).map(of => of.value), errors: story(name).map(of => of.error),
+  }));
   chart($("trajectory"), {
-    title: `${headName(state.layer, state.head)} over the steps`, height: 240, at: steps[state.step], zero: 1, series,
+    title: `${headName(state.layer, state.head)} over the steps, ± one standard error`,
+    height: 240, at: steps[state.step], zero: 1, series,
   });
   drawBirths();
 }
@@ -276,30 +279,33 @@ function drawScore(name) {
     $("scores").append(el("figure", {}, el("figcaption", {}, el("h3", {}, plain(name)), caption), host));
     scoreMaps[name] = Object.assign(cells(host, `${plain(name)} of every head`), { caption });
   }
-  const table = new Map((scoreRow(name) ?? []).map(([l, h, value, error, without]) => [l * H + h, { value, error, without }]));
-  const of = (l, h) => table.get(l * H + h) ?? { value: null }, value = (l, h) => of(l, h).value;
+  const table = new Map((scoreRow(name) ?? []).map(found => [found[0] * H + found[1], found]));
+  const of = (l, h) => asScore(table.get(l * H + h)), value = (l, h) => of(l, h).value;
   const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1; // one scale for all steps
   const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
   scoreMaps[name].caption.textContent = `0 to ${most === 1 ? 1 : figure(most)}${unit}${when}`;
   scoreMaps[name]({
     rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
-    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most), write: (l, h) => brief(of(l, h), most), pick: choose,
+    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most),
+    write: (l, h) => brief(of(l, h), most), pick: choose,
     tell: (l, h) => aboutScore(name, l, h, of(l, h)),
   });
 }
 
 // What is said of a head's score: its value as far as it is known, and without the first token.
 function aboutScore(name, l, h, { value, error, without }) {
-  const lines = [el("div", {}, `${headName(l, h)} ${plain(name)}`), el("div", { className: "value" }, el("b", {}, known(value, error)))];
-  if (without !== null && without !== undefined) lines.push(el("div", {}, `${without.toFixed(2)} with attention to the first token left out`));
-  return lines;
+  const of = [el("div", {}, `${headName(l, h)} ${plain(name)}`),
+    el("div", { className: "value" }, el("b", {}, known(value, error)))];
+  const rest = "with attention to the first token left out";
+  return without === null ? of : [...of, el("div", {}, `${without.toFixed(2)} ${rest}`)];
 }
 
 // A score in a cell: .15, 12.3, fewer digits where its error leaves fewer
 function brief({ value, error }, most) {
   const digits = error ? Math.max(0, -Math.floor(Math.log10(error))) : 2;
-  return value.toFixed(Math.min(digits, most >= 10 ? 1 : 2)).replace(/^-(0\.?0*)$/, "$1").replace(/^(-?)0\./, "$1.");
+  const text = value.toFixed(Math.min(digits, most >= 10 ? 1 : 2));
+  return text.replace(/^-(0\.?0*)$/, "$1").replace(/^(-?)0\./, "$1.");
 }
 
 function drawBirths() {
@@ -316,7 +322,8 @@ function drawBirths() {
         const free = ends.findIndex(end => end < at - 6), row = free < 0 ? ends.length : free; // names do not overlap
         const middle = y + row * 15, colour = `var(--${colourOf(kind)})`;
         ends[row] = at + wide;
-        const says = `${plain(kind)}, born ${birth.when}`, choice = () => choose(birth.layer, birth.head);
+        const says = `${plain(kind)}, born ${birth.when}`;
+        const choice = () => choose(birth.layer, birth.head);
         const mark = el("svg:g", { "data-birth": name, role: "button", "aria-label": `${name}: ${says}`, tabindex: -1 },
           el("svg:line", { x1: x(birth.step), x2: x(birth.step), y1: 10, y2: middle, class: "stem", style: `stroke: ${colour}` }),
           el("svg:circle", { cx: at, cy: middle, r: 4, style: `fill: ${colour}` }), el("svg:text", { x: at + 7, y: middle + 4 }, name));

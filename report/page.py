@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from files import atomic_write, born, read_rows, snapshot_steps
+from files import ASIDE, atomic_write, born_when, read_rows, snapshot_steps
 from report.encode import PROBES, Embedded, Probe, Shot, embed
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
@@ -22,7 +22,7 @@ MOST_SCORED = 200  # steps for which every head's scores are kept
 LONGEST_VALUE, LONGEST_TOKEN = 2000, 100  # characters shown of a setting and of a token
 CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/grad_norm", "train/tokens_per_second")
 SPENT = ("evaluate", "attention", "save")
-HEAD_METRIC = re.compile(r"(heads|births)/(\w+?)(_se|_without_first)?/L(\d+)H(\d+)")
+HEAD_METRIC = re.compile(rf"(heads|births)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d+)")
 PARTS = Path(__file__).parent
 
 
@@ -130,7 +130,8 @@ def attention(maps: Embedded | None, blobs: list[str]) -> dict:
             "tokens": None if probe.tokens is None else [t if len(t) <= LONGEST_TOKEN else t[:LONGEST_TOKEN - 1] + "…" for t in probe.tokens],
             "T": probe.shape[2], "kind": kind, "block": b, "maps": [add(parts) for parts in maps.packed[name]],
             "largest": number(maps.largest.get((name, b))),  # one scale of colours for all steps
-            "rows": {"kind": rows[0], "maps": add(rows[1]), "largest": number(maps.largest.get((name, 1)))} if rows else None,
+            "rows": {"kind": rows[0], "maps": add(rows[1]),
+                     "largest": number(maps.largest.get((name, 1)))} if rows else None,
             "says": in_words(probe, kind, b, rows[0] if rows else None, maps.steps[-1]),
         })
     thinned = "" if len(maps.steps) == maps.of else f"{len(maps.steps)} of {maps.of} snapshots are in this page, so that it stays small."
@@ -222,8 +223,8 @@ def seconds_spent(rows: list[dict]) -> dict[str, float]:
 
 
 def head_scores(rows: list[dict]) -> dict[str, dict]:
-    """Score → the steps that have it, and for each a list of (layer, head, value, its standard error, the value
-    with attention to the first token left out), as far as these are known."""
+    """Score → the steps that have it, and for each a list of (layer, head, value, standard error,
+    value with attention to the first token left out), as far as these are known."""
     found: dict[str, dict] = {}
     for row in thin([row for row in rows if any(key.startswith("heads/") for key in row)], MOST_SCORED):
         for kind, score, layer, head, value in head_metrics(row):
@@ -232,8 +233,9 @@ def head_scores(rows: list[dict]) -> dict[str, dict]:
                 if not of["steps"] or of["steps"][-1] != row["step"]:
                     of["steps"].append(row["step"])
                     of["values"].append([])
-                beside = [number(row.get(f"heads/{score}{end}/L{layer}H{head}"), 3) for end in ("_se", "_without_first")]
-                known = 2 if beside[1] is not None else 1 if beside[0] is not None else 0
+                keys = (f"heads/{score}{end}/L{layer}H{head}" for end in ASIDE)
+                beside = [number(row.get(key), 3) for key in keys]
+                known = max((n for n, x in enumerate(beside, 1) if x is not None), default=0)
                 of["values"][-1].append([layer, head, number(value, 4), *beside[:known]])
     return found
 
@@ -242,12 +244,13 @@ def births(rows: list[dict]) -> list[dict]:
     """Who was born when, as the last row that says so has it."""
     last = next((row for row in reversed(rows) if any(key.startswith("births/") for key in row)), {})
     looked = snapshot_steps(rows)
-    found = [{"score": score, "layer": layer, "head": head, "step": number(value), "when": born(value, looked)}
+    found = [{"score": score, "layer": layer, "head": head, "step": number(value),
+              "when": born_when(value, looked)}
              for kind, score, layer, head, value in head_metrics(last) if kind == "births" and number(value) is not None]
     return sorted(found, key=lambda b: (b["step"], b["score"], b["layer"], b["head"]))
 
 
 def head_metrics(row: dict) -> list[tuple[str, str, int, int, float]]:
-    """The scores and births of single heads in a row: (heads or births, score, layer, head, value) each."""
+    """Scores and births of heads in a row: (heads or births, score, layer, head, value) each."""
     matches = ((HEAD_METRIC.fullmatch(key), value) for key, value in row.items())
     return [(m[1], m[2], int(m[4]), int(m[5]), value) for m, value in matches if m and not m[3]]

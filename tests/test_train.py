@@ -39,7 +39,7 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
     assert last["tokens"] == 10 * 4 * 32
-    # Six scores and at the end the importance, with their errors; three of them without the first token too.
+    # Six scores and at the end the importance, with errors; three without the first token too.
     assert sum(key.startswith("heads/") for key in last) == (7 + 7 + 3) * 2 * 2
     assert {"seconds/evaluate", "seconds/attention", "seconds/save"} <= last.keys()
     assert sorted(p.name for p in (run / "attention").iterdir()) == sorted(

@@ -92,8 +92,8 @@ class Validation:
         return 8 * len(lzma.compress(self.text, preset=9)) / max(1, len(self.text))
 
     def excerpt(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Inputs and targets of about so many tokens, in whole windows spread evenly over all, on the
-        device, and how many windows go through the model at once."""
+        """Inputs and targets of about so many tokens, in whole windows spread evenly over all, on
+        the device, and how many windows go through the model at once."""
         windows = len(self.inputs)
         some = min(windows, max(1, tokens // self.inputs.shape[1]))
         chosen = np.linspace(0, windows - 1, some).round().astype(int)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cli import printer
 from config import Config, UserError
 from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, read_rows, with_best
 from training.wandb_record import WandbRecord
@@ -82,25 +83,6 @@ def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
             raise UserError(f"{path} cannot be made ({e.strerror}): "
                             f"give a folder that can be written as {setting}=PATH") from None
     raise UserError(f"there are a thousand runs named {base}: give {setting}=PATH")
-
-
-class Terminal(Console):
-    """A console that falls silent where what it writes to is gone: `python train.py | head` trains to its end."""
-
-    def on_broken_pipe(self) -> None:
-        with suppress(SystemExit):
-            super().on_broken_pipe()
-
-
-def printer(console: Console) -> Callable[[str], None]:
-    """What prints a line for the user as it is: nothing in it is markup, and nothing that is to be copied is broken."""
-    def say(line: str) -> None:
-        try:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        except OSError:  # the disk of the log is full, or the terminal is gone
-            console.on_broken_pipe()
-
-    return say
 
 
 class MetricLogger:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from config import Config
 from data.tokens import Tokens
-from files import best_row, born, snapshot_steps
+from files import best_row, born_when, snapshot_steps
 from model import GPT
 from training.evaluate import Validation
 from training.runtime import describe
@@ -55,8 +55,8 @@ def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
                                            f"{best['val/bits_per_byte']:.4f} bits per byte"),
-                  ("", f"after {best['step']:,} steps, over {validation.extent()}; "
-                       f"xz -9 needs {validation.xz():.4f} bits per byte")]
+                  ("", f"after {best['step']:,} steps, over {validation.extent()}"),
+                  ("", f"xz -9 needs {validation.xz():.4f} bits per byte")]
     lines += head_lines(rows)
     maps = sorted((run_dir / "attention").glob("*.png"))
     lines += [("attention", maps[-1])] if maps else []
@@ -85,13 +85,12 @@ def head_lines(rows: list[dict]) -> list[tuple[str, str]]:
     looked = snapshot_steps(rows)
     names = ["births", "", "", ""]
     return lines + [
-        (name, f"{head} as {score.replace('_', ' ')} head {born(step, looked)}")
+        (name, f"{head} as {score.replace('_', ' ')} head {born_when(step, looked)}")
         for name, (step, score, head) in zip(names, births)]
 
 
 def as_known(value: float, error: float | None) -> str:
     """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
-    if not error:
-        return f"{value:.2f}"
-    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}"))))
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}")))) if error else 2
+    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
+    return f"{shown} ± {error:.{digits}f}" if error else shown

@@ -29,7 +29,8 @@ class WandbRecord:
     def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step's metrics, and images under their keys."""
         row = few_heads(without_aside(row))
-        self._do(lambda run: run.log({**row, **{key: _image(key, image, row["step"]) for key, image in images.items()}}))
+        self._do(lambda run: run.log(
+            row | {key: _image(key, image, row["step"]) for key, image in images.items()}))
 
     def page(self, path: Path, row: dict, last: bool) -> None:
         """Record the run's page: at its first, second, fourth … writing, since each holds all before it, and at its last."""

@@ -101,7 +101,8 @@ def test_scores_are_their_written_out_definitions(seed):
     assert found["sink"] == pytest.approx(np.mean([one[i, 0] for i in range(1, T)]))
     by_hand = [sum(one[i, j] * (i - j) for j in range(i + 1)) for i in range(T)]
     assert found["distance"] == pytest.approx(np.mean(by_hand))
-    by_hand = [-(one[i, :i + 1] * np.log(one[i, :i + 1])).sum() / np.log(i + 1) for i in range(1, T)]
+    rows = [one[i, :i + 1] for i in range(1, T)]
+    by_hand = [-(row * np.log(row)).sum() / np.log(len(row)) for row in rows]
     assert found["entropy"] == pytest.approx(np.mean(by_hand))
     for name, shift in (("duplicate_token", 0), ("induction", 1)):
         by_hand = [np.mean([R[1, r, 2, i, i - p + shift] - C[1, r, 2, i, i - p + shift]
@@ -116,7 +117,7 @@ def test_standard_errors_are_those_of_a_bootstrap():
     rng = np.random.default_rng(0)
     values = rng.gamma(0.5, 0.3, (3, 4, 16))
     drawn = values[..., rng.integers(0, 16, (5000, 16))].mean(axis=-1)  # (3, 4, 5000)
-    # A bootstrap's variance is that of the readings over n, where the standard error's is over n - 1.
+    # A bootstrap's variance is the readings' over n, where the standard error's is over n - 1.
     expected = drawn.std(axis=-1) * np.sqrt(16 / 15)
     assert scores.mean_and_error(values)[1] == pytest.approx(expected, rel=0.05)
     assert np.isnan(scores.mean_and_error(values[..., :1])[1]).all()
@@ -169,7 +170,7 @@ def test_a_run_of_an_earlier_version_keeps_its_births_and_needs_no_errors():
 
 
 @given(st.integers(0, 1000), st.floats(0.004, 0.05), st.integers(200, 1500))
-def test_births_scored_every_100_steps_are_within_a_snapshot_of_those_scored_every_20(seed, rate, middle):
+def test_births_scored_every_100_steps_are_within_one_of_those_scored_every_20(seed, rate, middle):
     """A score that rises to 0.6 as an induction head's does, read with an error."""
     rng, key = np.random.default_rng(seed), "induction/L2H0"
     steps = np.arange(0, 2401, 20)

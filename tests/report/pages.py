@@ -50,8 +50,9 @@ def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=No
                 row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
                 scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (step == steps[-1])
                 row |= {f"heads/{score}/L{layer}H{head}": float(rng.random()) for score in scores for layer in range(L) for head in range(H)}
-                row |= {key.replace("induction", "induction_se"): 0.0234 for key in list(row) if "/induction/" in key}
-                row |= {key.replace("entropy", "entropy_without_first"): 0.756 for key in list(row) if "/entropy/" in key}
+                beside = {"induction_se": 0.0234, "entropy_without_first": 0.756}
+                row |= {f"heads/{name}/L{layer}H{head}": value for name, value in beside.items()
+                        for layer in range(L) for head in range(H)}
             if step == steps[-1]:
                 row |= {"births/induction/L0H0": 10, f"births/previous_token/L{L - 1}H{H - 1}": 4}
             f.write(json.dumps(row) + "\n")

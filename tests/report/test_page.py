@@ -135,7 +135,8 @@ def test_a_run_that_went_on_with_other_repeats_keeps_its_text_at_all_steps(tmp_p
     run = make_run(tmp_path / "run")
     write_snapshot(run, {**snapshot(step=30), "repeat_tokens": np.array([["other"] * 16] * 2)})
     content, _ = read_back(page.write_page(run))
-    assert content["steps"] == [0, 10, 20, 30] and [p["name"] for p in content["probes"]] == ["text"]
+    assert content["steps"] == [0, 10, 20, 30]
+    assert [probe["name"] for probe in content["probes"]] == ["text"]
 
 
 @pytest.mark.parametrize(("T", "room"), [(16, None), (80, 60_000)])
@@ -355,7 +356,8 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     assert "0.76 with attention to the first token left out" in tab.inner_text("#tip")
     marks = tab.locator("#births [data-birth]")
     assert sorted(marks.evaluate_all("all => all.map(m => m.getAttribute('aria-label'))")) == [
-        "L0H0: induction, born between steps 0 and 10", "L1H3: previous token, born between steps 0 and 4"]
+        "L0H0: induction, born between steps 0 and 10",
+        "L1H3: previous token, born between steps 0 and 4"]
     marks.first.locator("circle").click()
     assert marks.first.get_attribute("data-birth") in tab.inner_text("#map-title")
 

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from conftest import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
 from config import Config, DataConfig, GPTConfig, read_config
 from data.tokenizer import CharTokenizer
+from files import read_rows
 from model import GPT
+from training.distributed import Team
 from training.evaluate import Validation
 
 
@@ -34,7 +37,8 @@ LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
 
 def windows(length: int, block_size: int, **data) -> Validation:
     """Validation on `length` tokens, each with its own number where there are up to 300."""
-    return Validation(np.arange(length) % 300, LETTERS, block_size, "cpu", "fp32", data=DataConfig(**data))
+    tokens, settings = np.arange(length) % 300, DataConfig(**data)
+    return Validation(tokens, LETTERS, block_size, "cpu", "fp32", data=settings)
 
 
 def test_windows_cover_the_first_the_middle_and_the_last_documents():
@@ -43,8 +47,9 @@ def test_windows_cover_the_first_the_middle_and_the_last_documents():
     documents = set(predicted // 10)
     assert {0, 29} <= documents and documents & {14, 15} and len(predicted) <= 50
     assert seen.extent() == f"{len(predicted)} of 299 validation tokens"
-    assert torch.equal(seen.inputs, windows(300, 10, val_max_tokens=50).inputs)  # the same every time
-    kept = windows(300, 10, val_max_tokens=50, val_windows="first")  # as a run did that was begun before
+    again = windows(300, 10, val_max_tokens=50)
+    assert torch.equal(seen.inputs, again.inputs) and torch.equal(seen.targets, again.targets)
+    kept = windows(300, 10, val_max_tokens=50, val_windows="first")  # as runs begun before have it
     assert kept.targets[kept.targets >= 0].tolist() == list(range(1, 50))
 
 
@@ -56,7 +61,35 @@ def test_windows_are_different_whole_and_no_more_than_asked_for(length, block_si
     assert len(predicted) == length - 1 or len(predicted) >= most - block_size
     for x, y in zip(seen.inputs, seen.targets):
         held = int((y >= 0).sum())
-        assert torch.equal(x[:held] + 1, y[:held]) and held in (block_size, (length - 1) % block_size)
+        assert torch.equal(x[:held] + 1, y[:held])
+        assert held in (block_size, (length - 1) % block_size)
+
+
+def test_the_shares_of_several_processes_are_the_windows_of_one():
+    model = GPT(GPTConfig(vocab_size=300, block_size=10, n_layer=1, n_head=1, n_embd=4))
+    data = DataConfig(val_max_tokens=70)
+    shares = []
+    for size in (1, 3):
+        for rank in range(size):
+            mine = Validation(np.arange(300), LETTERS, 10, "cpu", "fp32", Team(rank, size), data)
+            shares.append(mine.share(model))
+    assert sum(count for _, count in shares[1:]) == shares[0][1] == 69
+    assert sum(nats for nats, _ in shares[1:]) == pytest.approx(shares[0][0], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_begun_before_keeps_its_windows_on_resume(command, tmp_path, text_file):
+    argv = [*TINY, "data=text", f"data.path={text_file}", "data.val_max_tokens=200", "eval.every=2",
+            "attention.every=0", "run_dir=run", "wandb.mode=disabled"]
+    command("train.py", *argv, "max_steps=4", "data.val_windows=first")
+    kept = tmp_path / "run" / "config.yaml"
+    kept.write_text(kept.read_text().replace("  val_windows: first\n", ""))
+    done = command("train.py", *argv, "max_steps=6", "resume=auto")
+    assert done.returncode == 0 and "val/loss is over 199 of 1,109" in done.stdout, done.stderr
+    again = command("train.py", "run_dir=run", "eval_only=true", "data.val_windows=spread")
+    loss = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["val/loss"]
+    assert f"{loss:.4f}" in command("train.py", "run_dir=run", "eval_only=true").stdout
+    assert again.returncode == 0 and f"{loss:.4f}" not in again.stdout
 
 
 def test_the_excerpt_for_importance_is_spread_too():

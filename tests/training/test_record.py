@@ -3,14 +3,23 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from conftest import TINY
 
 from config import Config, UserError, WandbConfig, knobs, read_config
-from files import read_rows
+from data.tokenizer import CharTokenizer
+from files import born_when, read_rows
+from training.evaluate import Validation
 from training.record import RunFolder, Stopwatch, new_run_dir, open_rows
-from training.summary import proportions
-from training.wandb_record import MOST_HEAD_METRICS, few_heads, head_table, wandb_mode
+from training.summary import as_known, print_summary, proportions
+from training.wandb_record import (
+    MOST_HEAD_METRICS,
+    few_heads,
+    head_table,
+    wandb_mode,
+    without_aside,
+)
 
 
 def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):
@@ -59,6 +68,28 @@ def test_heads_become_layers_where_there_would_be_too_many_names():
     assert head_table(row(2, 2))["L1H1"] == {"induction": 1.01, "sink": 1.01}
 
 
+def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
+    assert born_when(700, [0, 600, 700, 800]) == "between steps 600 and 700"
+    assert born_when(700, [700, 800]) == born_when(700, [699, 700]) == "at step 700"
+    assert as_known(1.3862, 0.0581) == "1.39 ± 0.06"
+    assert as_known(-0.0036, 0.0020) == "-0.004 ± 0.002"
+    assert as_known(12.34, 1.7) == "12 ± 2" and as_known(-0.001, 0.02) == "0.00 ± 0.02"
+    assert as_known(0.1234, None) == "0.12" and as_known(0.5, 0.0996) == "0.5 ± 0.1"
+
+
+def test_the_summary_says_between_which_snapshots_a_head_was_born(tmp_path):
+    rows = [{"step": step, "val/loss": 2.0, "val/bits_per_byte": 1.0, "heads/sink/L0H1": 0.4567,
+             "heads/sink_se/L0H1": 0.03} for step in (0, 100, 200)]
+    rows[-1] |= {"births/sink/L0H1": 100, "births/previous_token/L1H0": 200}
+    lines: list[str] = []
+    validation = Validation(np.arange(200) % 7, CharTokenizer("abcdefg"), 32, "cpu", "fp32")
+    print_summary(lines.append, tmp_path, rows, {"train": 1.0}, validation)
+    assert "births               L0H1 as sink head between steps 0 and 100" in lines
+    assert "                     L1H0 as previous token head between steps 100 and 200" in lines
+    assert "most sink            0.46 ± 0.03, by head L0H1" in lines
+    assert "                     after 100 steps, over 199 of 199 validation tokens" in lines
+
+
 def test_the_stopwatch_books_time_by_kind():
     watch = Stopwatch(lambda: None, {"train": 10.0})
     watch.switch("train")
@@ -101,7 +132,11 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(comma
             history.setdefault(item["step"], {}).update(item)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert list(history) == list(range(7))
-    assert all(item[key] == pytest.approx(value, rel=1e-12) for item, row in zip(history.values(), rows) for key, value in row.items())
+    for item, row in zip(history.values(), rows):
+        assert not any("_se/" in key or "_without_first/" in key for key in item)
+        for key, value in without_aside(row).items():
+            assert item[key] == pytest.approx(value, rel=1e-12)
+    assert any("_se/" in key for key in rows[-1])
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]
         assert image.read_bytes() == (tmp_path / "run" / "attention" / f"step_{step:08d}.png").read_bytes()

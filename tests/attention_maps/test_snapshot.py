@@ -1,0 +1,82 @@
+"""What a real run keeps of its attention: scores often, pictures seldom, what scores are made of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import rows
+
+from attention_maps import ablation, scores
+from attention_maps.snapshot import Snapshots
+from config import Config, UserError
+from files import ASIDE, read_rows
+
+
+def steps_of(run: str, kind: str) -> list[int]:
+    return sorted(int(p.stem[5:]) for p in Path(run, "attention").glob(f"*{kind}"))
+
+
+@pytest.mark.parametrize(("picture_every", "drawn"), [
+    (0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])])
+def test_scores_come_often_and_pictures_seldom(tiny: Config, train_here, picture_every, drawn):
+    tiny.attention.every, tiny.attention.picture_every = 2, picture_every
+    train_here(tiny)
+    assert steps_of(tiny.run_dir, ".npz") == [0, 2, 4, 6, 8, 10, 12]
+    scored = [row["step"] for row in rows(tiny.run_dir) if "heads/induction/L1H1" in row]
+    assert scored == [0, 2, 4, 6, 8, 10, 12]
+    assert steps_of(tiny.run_dir, ".png") == drawn
+    assert [s["step"] for s in read_rows(Path(tiny.run_dir, "samples.jsonl"))] == drawn
+
+
+def test_a_picture_that_would_be_of_no_snapshot_is_refused(tiny: Config):
+    for every, picture_every in ((100, 150), (0, 100)):
+        tiny.attention.every, tiny.attention.picture_every = every, picture_every
+        with pytest.raises(UserError, match=f"picture_every={picture_every} is not a multiple"):
+            tiny.check()
+
+
+def test_every_score_and_its_error_can_be_computed_again_from_the_file(tiny: Config, train_here):
+    train_here(tiny)
+    for row in rows(tiny.run_dir):
+        path = Path(tiny.run_dir, "attention", f"step_{row['step']:08d}.npz")
+        if not path.exists():
+            continue
+        held = np.load(path)
+        maps = (held[name].astype(np.float32) for name in ("text", "repeat", "control"))
+        tables = {name: scores.mean_and_error(values)
+                  for name, values in scores.readings(*maps, held["repeat_periods"]).items()}
+        assert len(held["repeat"][0]) == len(held["control"][0]) >= 16
+        if row["step"] == 12:
+            tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
+        for name, (means, errors) in tables.items():
+            for (layer, head), mean in np.ndenumerate(means):
+                rounding = 0.05 if "distance" in name else 2e-3  # of float16
+                place = f"L{layer}H{head}"
+                assert row[f"heads/{name}/{place}"] == pytest.approx(mean, abs=rounding)
+                if not name.endswith(ASIDE):
+                    kept = row[f"heads/{name}_se/{place}"]
+                    assert kept == pytest.approx(errors[layer, head], abs=rounding)
+    assert "heads/importance_se/L0H0" in row
+
+
+def test_a_look_can_be_left_between_its_parts(tiny: Config, train_here, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    whole, calls = Snapshots.take, []
+
+    def asked(self, model, step, rows):
+        def between():
+            calls.append(step)
+            if len(calls) == 4:
+                raise Asked
+
+        return whole(self, model, step, rows, between)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Snapshots, "take", asked)
+        with pytest.raises(Asked):
+            train_here(tiny)
+    assert calls[-1] == 6 and "heads/sink/L0H0" not in rows(tiny.run_dir)[-1]
+    train_here(tiny, resume=True)
+    assert steps_of(tiny.run_dir, ".npz") == [0, 6, 12]
