@@ -110,14 +110,15 @@ class DataConfig:
     split: str = knob("train", "for data=hf the split to take, of which a part validates")
     encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
     field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the field that holds a document")
-    val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
+    val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=2)
 
 
 @dataclass
 class TokenizerConfig:
     name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
                             "(char | bpe | gpt2 | cl100k_base | … | hf)")
-    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257)
+    vocab_size: int | None = knob(None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257,
+                                  le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
                         choices=("code", "gpt2"))
 

@@ -116,7 +116,7 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
         tokenizer = checkpoint.tokenizer_of(folder)
 
     # The text, as tokens: for a run that goes on, the text that it began with.
-    tokens = prepare(config.data, config.tokenizer, say, tokenizer)
+    tokens = prepare(config.data, config.tokenizer, say, tokenizer, whole=bool(folder))
     if folder:
         tokens = checkpoint.same_text(folder, state, tokens, config, say)
     T, vocab_size = config.model.block_size, tokens.tokenizer.vocab_size

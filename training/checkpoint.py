@@ -188,7 +188,7 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
             raise UserError(f"{changed}: restore it, go on all the same with accept_changed_data=true, or start a new run")
         say(f"note: {changed}")
     kept = tokenizer_of(folder)
-    return tokens if kept.to_json() == tokens.tokenizer.to_json() else prepare(config.data, config.tokenizer, say, kept)
+    return tokens if kept.to_json() == tokens.tokenizer.to_json() else prepare(config.data, config.tokenizer, say, kept, whole=True)
 
 
 def check_model(folder: Path, model: GPTConfig) -> None:
