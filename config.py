@@ -121,7 +121,7 @@ class DataConfig:
     field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the "
                               "field that holds a document; with dots inside objects, as "
                               "messages.content")
-    val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=1)
+    val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=2)
     val_windows: str = knob("spread", "of more: windows spread evenly over the split, or its first",
                             choices=("spread", "first"))
 

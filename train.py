@@ -218,7 +218,8 @@ def set_up(config: Config, run_dir: Path, team: Team, folder: Path | None, manif
         tokenizer, load_initial_weights = starting_point(Path(config.init_from), say)
 
     # The text: for a run that goes on, the text that it began with.
-    tokens = prepare(config.data, config.tokenizer, say, tokenizer)
+    tokens = prepare(config.data, config.tokenizer, say, tokenizer,
+                     whole=folder is not None)
     if folder:
         tokens = checkpoint.same_text(folder, manifest, tokens, config, say)
     config = fit_to_text(config, tokens)

@@ -37,7 +37,7 @@ def locked(path: Path, say: Callable[[str], None], waiting: str) -> Iterator[Non
     lock = FileLock(path)
     try:
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=1)
         except Timeout:
             say(waiting)
             lock.acquire()

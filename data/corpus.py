@@ -8,14 +8,16 @@ import io
 import json
 import os
 import platform
+import re
 import stat
 import sysconfig
 import time
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from http.client import HTTPException
 from itertools import takewhile
 from pathlib import Path
@@ -29,7 +31,11 @@ SHAKESPEARE_URL = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/d
                    "tinyshakespeare/input.txt")
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 STALLED, PATIENCE = 20, 300  # seconds that a server may say nothing, and may take in all
-PIECE = 1 << 20  # characters read at a time
+PIECE = 1 << 20  # characters read at a time; a piece has fewer than three times as many
+# Where no splitting pattern joins, if no line begins: before the one space between two words, and
+# between a letter and the sign that ends a clause.
+BREAK = re.compile(r"(?<=\S) (?=\S)|(?<=[^\W\d_])[.,;:!?。，、；：！？]")
+LINE_BACKWARDS = re.compile(r"(?<=[^\W_])\n(?=\S)")  # where a line may be cut off, in reversed text
 CHECKED = 1 << 20  # bytes of a file that are looked at before it is taken for text
 NAMED = 10  # files left out for one reason, at most; of the rest the number is given
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -70,19 +76,18 @@ class Corpus:
             try:
                 encoding = "utf-8-sig" if is_utf8(self.encoding) else self.encoding
                 with unpacked(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as file:
-                    yield from _records(file, path, self.field) if is_jsonl(path) else _pieces(file)
+                    yield from _records(file, path, self.field) if is_jsonl(path) else _pieces(iter(partial(file.read, PIECE), ""), PIECE)
             except UnicodeError:
                 raise undecodable(path, self.encoding) from None
             except (OSError, EOFError, zlib.error) as e:
                 raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
 
 
-def _pieces(file: io.TextIOBase) -> Iterator[tuple[str, bool]]:
+def _pieces(parts: Iterable[str], size: int) -> Iterator[tuple[str, bool]]:
     begins, text = True, ""
-    while part := file.read(PIECE):
+    for part in parts:  # of at most `size` characters
         text += part
-        cut = len(text) if len(text) >= 8 * PIECE else _line_begin(text)  # a line without end is cut anywhere
-        if cut:
+        if cut := _cut(text, size):
             yield text[:cut], begins
             begins, text = False, text[cut:]
     if text or begins:
@@ -102,7 +107,10 @@ def _records(file: io.TextIOBase, path: Path, field: str) -> Iterator[tuple[str,
             raise UserError(f"{path} has no text in the field {field} of line {number} "
                             f"(texts there: {text_fields(record)}): "
                             "name another with data.field=NAME")
-        yield text, True
+        if "\\u" in line:  # the only way for half a surrogate pair to get in, which becomes U+FFFD
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        del line, record  # which may be large
+        yield from cut_up(text, PIECE)
 
 
 def is_jsonl(path: Path) -> bool:
@@ -114,12 +122,24 @@ def unpacked(path: Path) -> io.BufferedIOBase:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
+def cut_up(text: str, size: int) -> Iterator[tuple[str, bool]]:
+    """A document in pieces of less than three times `size` characters, cut and marked as `Corpus.pieces` does."""
+    return _pieces((text[at:at + size] for at in range(0, len(text), size)), size)
+
+
+def _cut(text: str, size: int) -> int:
+    """Where to cut a text of which more follows; 0: read more first. Unbroken text is cut anywhere."""
+    line = _line_begin(text)
+    if line or len(text) < 2 * size:
+        return line
+    breaks = [found.start() for found in BREAK.finditer(text, len(text) - 4096)]
+    return breaks[-1] if breaks else len(text)
+
+
 def _line_begin(text: str) -> int:
     """Where the last line begins that a text may be cut before, as `Corpus.pieces` does; 0 where there is none but the first."""
-    end = text.rfind("\n", 0, len(text) - 1)
-    while end > 0 and (not text[end + 1].isalnum() or text[end - 1].isspace()):
-        end = text.rfind("\n", 0, end)
-    return end + 1 if end > 0 else 0
+    found = LINE_BACKWARDS.search(text[::-1])
+    return len(text) - found.start() if found else 0
 
 
 def is_utf8(encoding: str) -> bool:

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from config import UserError
-from data.tokenizer import END_OF_TEXT, BPETokenizer, CharTokenizer, Tokenizer, byte_spelling
+from data.tokenizer import END_OF_TEXT, BPETokenizer, CharTokenizer, Tokenizer, as_value_error, byte_spelling
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 LARGEST = 100_000_000  # bytes of a JSON file that is read
@@ -27,7 +26,7 @@ class HFTokenizer:
         Raises:
             ValueError: it describes no tokenizer.
         """
-        with told():
+        with as_value_error():
             self._library = Library.from_str(description)
             self._library.no_truncation()
             self._library.no_padding()
@@ -50,7 +49,7 @@ class HFTokenizer:
             UserError: the tokenizer does not know a character.
         """
         try:
-            with told():
+            with as_value_error():
                 return self._library.encode(text, add_special_tokens=False).ids
         except ValueError as e:
             raise UserError(f"this model's tokenizer cannot encode {text[:20]!r}: {e}") from None
@@ -108,7 +107,7 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
         else:
             raise UserError(f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers installed, "
                             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') makes one of other tokenizer files")
-        with told():
+        with as_value_error():
             library = Library.from_str(description)
             library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in named.values()
                                         if isinstance(name, str) and library.token_to_id(name) is not None])
@@ -120,17 +119,6 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
         return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
     except ValueError as e:
         raise UserError(f"{folder} holds no tokenizer that can be read: {e}") from None
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Make a ValueError of one line of whatever the library raises: plain exceptions, and where it panics not even those."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as e:
-        raise ValueError("".join(c if c.isprintable() else " " for c in f"{e}" or type(e).__name__)[:200]) from None
 
 
 def read_json(path: Path) -> dict:
@@ -152,7 +140,7 @@ def read_json(path: Path) -> dict:
 
 def _gpt2_files(folder: Path) -> str:
     """A tokenizer.json of GPT-2's own two files."""
-    with told():
+    with as_value_error():
         library = Library(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     return library.to_str()
@@ -188,7 +176,7 @@ def _byte_level(tokenizer: BPETokenizer) -> Library:
     library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
     pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)  # {1,3}+ is possessive to tiktoken; there it would repeat the repetition
     try:
-        with told():
+        with as_value_error():
             split = pre_tokenizers.Split(Regex(pattern), "isolated")
     except ValueError as e:
         raise UserError(f"this tokenizer's splitting pattern is none to transformers ({e}), so it cannot be exported") from None

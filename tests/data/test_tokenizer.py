@@ -12,16 +12,20 @@ import tiktoken
 import tiktoken.registry
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from config import TokenizerConfig, UserError
 from data.corpus import stdlib_files
+from data.hf_tokenizer import hf_files
 from data.tokenizer import (
     END_OF_TEXT,
+    KINDS,
+    LONGEST,
     PATTERNS,
     BPETokenizer,
     CharTokenizer,
+    bounded,
     build_tokenizer,
-    learn,
     load_tokenizer,
     of_tiktoken,
     save_tokenizer,
@@ -117,8 +121,9 @@ def test_training_twice_on_the_same_text_gives_the_same_vocabulary():
 def both(request):
     """The same vocabulary in tokenizers, which trained it, and in tiktoken: what encodes a text there, and ours."""
     texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:40]] + [SAMPLE * 3, "größer, größte; 漢字と漢字か\n" * 5]
-    learned = learn(texts, 3000, PATTERNS[request.param])
-    return lambda text: learned.encode(text).ids, train_bpe(texts, 3000, PATTERNS[request.param])
+    ours = train_bpe(texts, 3000, PATTERNS[request.param])
+    theirs = Tokenizer.from_str(hf_files(ours, 8)["tokenizer.json"])
+    return lambda text: theirs.encode(text).ids, ours
 
 
 def test_a_large_text_has_the_ids_that_the_library_which_trained_the_vocabulary_gives_it(both):
@@ -173,6 +178,67 @@ def test_a_long_run_of_one_sign_is_encoded_fast(run):
     text, began = run * 200_000, time.perf_counter()
     assert TRAINED.decode(TRAINED.encode(text)) == text
     assert time.perf_counter() - began < 5
+
+
+runs = st.lists(st.tuples(st.sampled_from("aé9- \n漢!٣"), st.sampled_from([1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000])), max_size=8)
+
+
+@settings(deadline=None, max_examples=300)
+@given(runs=runs)
+def test_runs_are_cut_after_each_512_characters_from_their_beginning_and_nothing_else_is(runs):
+    text, cuts, at = "".join(c * n for c, n in runs), set(), 0
+    for run in sorted((m for kind in KINDS for m in kind.finditer(text)), key=lambda m: m.start()):
+        cuts |= set(range(run.start() + LONGEST, run.end(), LONGEST))
+    for part in bounded(text)[:-1]:
+        at += len(part)
+        cuts.remove(at)
+    assert not cuts and "".join(bounded(text)) == text
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+@pytest.mark.parametrize("run", ["a", " ", "\n", "-", "7", "_", "漢"])
+def test_runs_up_to_the_bound_have_the_ids_of_tiktoken_and_longer_ones_are_taken_too(pattern, run):
+    tokenizer = train_bpe([SAMPLE + run * 300 + " x"] * 2, 400, PATTERNS[pattern])
+    for n in (1, 255, 256, 257, 510):
+        text = f"x {run * n} y{run * n}"
+        assert tokenizer.encode(text) == tokenizer._encoding.encode_ordinary(text)
+    longer = run * 1_000_000 + "x"  # of white space, tiktoken alone would raise an error
+    assert tokenizer.decode(tokenizer.encode(longer)) == longer
+
+
+def unbroken(kind: str, n: int) -> str:
+    draw = random.Random(0)
+    return {"chinese": lambda: "".join(chr(draw.randrange(0x4e00, 0x5e00)) for _ in range(n // 3)),
+            "genome": lambda: "".join(draw.choices("ACGT", k=n))}.get(kind, lambda: kind * n)()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+@pytest.mark.parametrize("kind", ["a", "-", " ", "\n", "chinese", "genome"])
+def test_unbroken_text_takes_time_in_proportion_to_its_length(pattern, kind):
+    seconds = []
+    for n in (500_000, 4_000_000):
+        text, began = unbroken(kind, n) + "x", time.process_time()
+        tokenizer = train_bpe([text[at:at + 100_000] for at in range(0, len(text), 100_000)], 300, PATTERNS[pattern])
+        tokenizer.encode(text)
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 2 * 8 * (seconds[0] + 0.1)
+
+
+def test_more_than_a_little_text_gives_the_vocabulary_that_it_gives_here(monkeypatch):
+    texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:30]]
+    apart = train_bpe(texts, 600).to_json()
+    monkeypatch.setattr("data.tokenizer.LITTLE", 1 << 40)
+    assert train_bpe(texts, 600).to_json() == apart
+
+
+def test_what_goes_wrong_as_texts_are_read_is_raised(monkeypatch):
+    def texts():
+        yield "some words " * 100_000
+        raise UserError("no more")
+
+    with pytest.raises(UserError, match="no more"):
+        train_bpe(texts(), 300)
 
 
 # --- characters ----------------------------------------------------------------------------------------------------
@@ -232,6 +298,12 @@ def test_a_kept_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     assert loaded.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
 
+def test_a_pattern_that_backtracks_without_end_is_a_sentence(capfd):
+    tokenizer = BPETokenizer(r"(?:a|aa)+(?!c)(?=b)|[\s\S]", [bytes([b]) for b in range(256)])
+    with pytest.raises(UserError, match="splitting pattern fails on 'aaaa"):
+        tokenizer.encode("a" * 60)
+
+
 def test_a_kept_tokenizer_is_plain_json(tmp_path):
     save_tokenizer(TRAINED, tmp_path / "tokenizer.json")
     saved = json.loads((tmp_path / "tokenizer.json").read_text(encoding="ascii"))
@@ -257,6 +329,8 @@ DAMAGED = {
     "no alphabet": '{"kind": "char"}', "a number as alphabet": '{"kind": "char", "alphabet": 5}',
     "a list as alphabet": '{"kind": "char", "alphabet": ["ab", "c"]}',
     "no pattern": '{"kind": "bpe", "tokens": []}', "a broken pattern": bpe_file(pattern="("), "a number as pattern": bpe_file(pattern=5),
+    "an empty pattern": bpe_file(pattern=""), "a pattern that can match nothing": bpe_file(pattern=r"x|\d*"),
+    "a pattern that leaves letters out": bpe_file(pattern=r"\d+|\s+"),
     "no tokens": bpe_file(tokens=[]), "tokens that are no base64": bpe_file(tokens=["*"]), "a number as token": bpe_file(tokens=[5]),
     "bytes that are missing": bpe_file(tokens=BYTES.to_json()["tokens"][:100]),
     "a token twice": bpe_file(tokens=[*BYTES.to_json()["tokens"], base64.b64encode(b"a").decode()]),

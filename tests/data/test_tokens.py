@@ -1,23 +1,28 @@
 """Token files: prepared once, never stale, never half there."""
 
+import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import data.tokens
 from config import DataConfig, TokenizerConfig, UserError
 from data.corpus import Corpus
+from data.tokenizer import CharTokenizer
 from data.tokens import prepare, split_texts
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +79,8 @@ def prepared(cache):
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
 @settings(deadline=None, max_examples=30)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda t: t != "\ufeff"))
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(
+    lambda t: len(set(t.removeprefix("\ufeff"))) > 1))
 def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(config, text, tmp_path_factory):
     file = tmp_path_factory.mktemp("any") / "a.txt"
     file.write_bytes(text.encode())
@@ -336,11 +342,211 @@ def test_a_failure_halfway_leaves_nothing_that_looks_finished(write, cache, monk
     def full(*args):
         raise OSError("no space left")
 
-    with monkeypatch.context() as broken, pytest.raises(UserError, match="no space left"):
+    with monkeypatch.context() as broken, pytest.raises(UserError, match=r"no space left.*GLASSGPT_CACHE"):
         broken.setattr(data.tokens, "save_tokenizer", full)
         prepare(write(PROSE), CHAR, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
     assert "".join(text_of(prepare(write(PROSE), CHAR, quiet))) == PROSE
+
+
+def zero_half(file: Path) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[:len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json", "meta.json"])
+def test_a_file_with_other_bytes_of_the_same_length_is_noticed_and_made_again(name, write, cache):
+    whole = text_of(prepare(write(PROSE), SMALL_BPE, quiet))
+    zero_half(prepared(cache)[0] / name)
+    said = []
+    assert text_of(prepare(write(PROSE), SMALL_BPE, said.append)) == whole
+    assert len(said) == 1 and "is damaged" in said[0]
+    assert text_of(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == whole
+
+
+@pytest.mark.parametrize("change", [{"unseen_share": 0.5}, {"documents": 2}, {"fingerprint": "0" * 64}], ids=str)
+def test_a_changed_number_in_the_metadata_is_noticed(change, write, cache):
+    prepare(write(PROSE), CHAR, quiet)
+    meta = prepared(cache)[0] / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | change))
+    said = []
+    prepare(write(PROSE), CHAR, said.append)
+    assert "meta.json is not as it was written" in said[0]
+
+
+def test_of_a_large_file_some_blocks_are_looked_at_and_all_where_that_is_asked(write, cache, monkeypatch):
+    monkeypatch.setattr(data.tokens, "BLOCK", 10)
+    monkeypatch.setattr(data.tokens, "CHECKED", 3)
+    whole, said = text_of(prepare(write(PROSE), CHAR, quiet)), []
+    file = prepared(cache)[0] / "train.bin"
+    damaged = bytearray(file.read_bytes())
+    damaged[500] ^= 1
+    with monkeypatch.context() as others:  # none but the first block
+        others.setattr(data.tokens.random.Random, "sample", lambda self, blocks, k: [0] * k)
+        file.write_bytes(damaged)
+        prepare(write(PROSE), CHAR, pytest.fail)
+    assert text_of(prepare(write(PROSE), CHAR, said.append, whole=True)) == whole
+    assert "train.bin is not as it was written, at or after byte 500" in said[0]
+
+
+def test_the_fingerprint_of_a_text_is_what_it_was_in_older_versions(write):
+    """Else no run that was begun with them could be resumed."""
+    assert prepare(write(PROSE), CHAR, quiet).fingerprint[:16] == "336477e4d9c65baf"
+
+
+def test_a_cache_of_an_older_format_is_made_again(write, cache):
+    old = prepare(write(PROSE), CHAR, quiet)
+    meta = prepared(cache)[0] / "meta.json"
+    kept = {key: value for key, value in json.loads(meta.read_text()).items() if key not in ("files", "sha256")}
+    meta.write_text(json.dumps(kept | {"format": 2}))
+    said = []
+    assert prepare(write(PROSE), CHAR, said.append).fingerprint == old.fingerprint
+    assert "of format 2, and this GlassGPT keeps format 3" in said[0]
+
+
+@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "meta.json"])
+def test_a_pipe_in_place_of_a_kept_file_does_not_hang(name, write, cache):
+    prepare(write(PROSE), CHAR, quiet)
+    file = prepared(cache)[0] / name
+    file.unlink()
+    os.mkfifo(file)
+    assert "".join(text_of(prepare(write(PROSE), CHAR, quiet))) == PROSE
+
+
+def same_length(file: Path) -> None:
+    """Another text of the same size and time."""
+    stamp = file.stat()
+    file.write_bytes(file.read_bytes().replace(b"dog", b"god"))
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [lambda file: file.write_text(PROSE * 2), lambda file: file.write_text("☃" + PROSE),
+                                    same_length, lambda file: file.unlink()], ids=["longer", "a new character", "same size", "gone"])
+@pytest.mark.parametrize("function", ["build_tokenizer", "_write_ids"])
+def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(function, change, write, cache, monkeypatch):
+    source, original = write(PROSE), getattr(data.tokens, function)
+
+    def meanwhile(*args):
+        if Path(source.path).exists():
+            change(Path(source.path))
+        return original(*args)
+
+    with monkeypatch.context() as changing, pytest.raises(UserError, match=r"a\.txt (changed while it was read: start again|cannot be read)"):
+        changing.setattr(data.tokens, function, meanwhile)
+        prepare(source, CHAR, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == []
+
+
+@pytest.mark.parametrize("name", ["text/a.jsonl", "text/a.txt.gz", "text/a.jsonl.gz"])
+def test_packed_text_and_lines_of_json_that_change_are_refused_too(name, write, cache, monkeypatch):
+    def content(word: str) -> bytes:
+        text = "".join(json.dumps({"text": f"{word} {n}"}) + "\n" for n in range(30)).encode()
+        return gzip.compress(text, mtime=0) if name.endswith(".gz") else text
+
+    source = write(content("one"), name)
+    original = data.tokens.build_tokenizer
+    monkeypatch.setattr(data.tokens, "build_tokenizer", lambda *args: (write(content("two"), name), original(*args))[1])
+    with pytest.raises(UserError, match="changed while it was read: start again"):
+        prepare(source, CHAR, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == []
+
+
+@pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
+def test_a_text_of_one_distinct_character_is_refused(config, write, cache):
+    for text in ("a", "é" * 3_000_000):
+        with pytest.raises(UserError, match=rf"holds no character but '{text[0]}', so there is nothing to learn"):
+            prepare(write(text), config, quiet)
+    assert [p for p in cache.iterdir() if p.is_dir()] == []
+
+
+def test_half_a_surrogate_pair_in_a_line_of_json_is_a_replacement_character(write):
+    for config in (CHAR, SMALL_BPE):
+        tokens = prepare(write('{"text": "x \\ud83d \\ud83d\\ude00y"}\n' * 5, "text/a.jsonl"), config, quiet)
+        assert "".join(text_of(tokens)).replace("<|endoftext|>", "") == "x \ufffd 😀y" * 5
+
+
+@pytest.mark.parametrize("name, text, place", [
+    ("text/b.txt", PROSE + "on\ntat Ω\n", "in line 22 of {}"),
+    ("text/b.jsonl", '{"text": "a\\na"}\n\n{"text": "c\\n\\ndΩ"}\n', "in line 3 of document 2 of {}")], ids=["plain", "jsonl"])
+def test_a_character_that_a_kept_tokenizer_does_not_know_is_named_with_its_file_and_line(name, text, place, folder, write, monkeypatch):
+    monkeypatch.setattr(data.corpus, "PIECE", 100)
+    source, path = folder(PROSE), write(text, name).path
+    with pytest.raises(UserError) as error:
+        prepare(source, CHAR, quiet, CharTokenizer(PROSE))
+    assert f"the character 'Ω' {place.format(path)} is not among" in str(error.value)
+
+
+def test_a_process_that_waits_for_another_one_says_so(write, cache):
+    cache.mkdir()
+    source, said = write(PROSE), []
+    key = data.tokens.corpus_fingerprint(data.tokens.open_corpus(source, quiet), CHAR)[:16]
+    lock = FileLock(cache / f"{key}.lock", thread_local=False)
+    lock.acquire()
+    threading.Timer(1.5, lock.release).start()
+    assert "".join(text_of(prepare(source, CHAR, said.append))) == PROSE
+    assert said[0] == "waiting for another process that prepares this text" and len(said) == 2
+
+
+def test_what_killed_preparations_and_downloads_of_other_texts_left_is_removed(write, cache):
+    left, held, download, fresh = (cache / name for name in (".0123456789abcdef.part", ".fedcba9876543210.part", "a.99999.part", "b.part"))
+    for part in (left, held):
+        part.mkdir(parents=True)
+        (part / "train.bin").write_bytes(b"x")
+    shard = cache / "hf_0123" / ".000001.jsonl.gz.part"
+    shard.parent.mkdir()
+    for file in (shard, download, fresh):
+        file.write_bytes(b"x")
+    os.utime(download, (0, 0))
+    with FileLock(cache / "fedcba9876543210.lock"):
+        prepare(write(PROSE), CHAR, quiet)
+    assert [p.exists() for p in (left, shard, download, held, fresh)] == [False, False, False, True, True]
+    assert held.joinpath("train.bin").exists()
+
+
+def prepare_command(cache: Path, source: DataConfig, *more: str) -> list[str]:
+    return [sys.executable, "-m", "data.prepare", "data=text", f"data.path={source.path}", *more]
+
+
+def sentence_of(argv: list[str], cache: Path) -> str:
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "GLASSGPT_CACHE": str(cache)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache):
+    cache.mkdir()
+    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", cache], capture_output=True).returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        said = sentence_of(prepare_command(cache, write(PROSE * 200), "tokenizer=char"), cache)
+        assert "No space left on device" in said and "set GLASSGPT_CACHE" in said
+        assert not [p for p in cache.iterdir() if p.is_dir()]
+    finally:
+        subprocess.run(["umount", "-l", cache], check=True)
+
+
+def test_a_lock_that_cannot_be_taken_is_a_sentence(write, cache):
+    cache.mkdir()
+    source = write(PROSE)
+    key = data.tokens.corpus_fingerprint(data.tokens.open_corpus(source, quiet), CHAR)[:16]
+    (cache / f"{key}.lock").mkdir()  # as unwritable to root as to anyone
+    with pytest.raises(UserError, match=rf"{key}\.lock.*set GLASSGPT_CACHE"):
+        prepare(source, CHAR, quiet)
+
+
+@pytest.mark.parametrize("text", ["a" * 4_000_000 + "b", "".join(chr(0x4e00 + n * n % 5000) for n in range(2_000_000))], ids=["letter", "chinese"])
+@pytest.mark.slow
+def test_ctrl_c_ends_the_learning_of_unbroken_text_within_two_seconds(text, write, cache):
+    source = write(text)
+    process = subprocess.Popen(prepare_command(cache, source, "tokenizer.vocab_size=4096"), cwd=ROOT, text=True,
+                               env={**os.environ, "GLASSGPT_CACHE": str(cache)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline().startswith("preparing")
+    time.sleep(1)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(60), process.stderr.read()) == (130, "")
+    assert time.monotonic() - began < 2 and not prepared(cache)
 
 
 def test_the_remains_of_an_older_version_are_replaced(write, cache):

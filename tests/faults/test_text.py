@@ -56,7 +56,7 @@ def test_changed_text_with_characters_that_the_run_does_not_know_is_one_sentence
     said = finished(tmp_path, *tiny(mine, "resume=true"), status=1)
     assert "fingerprint" in said
     finished(tmp_path, *tiny(mine, "resume=true", "accept_changed_data=true"), status=1)
-    assert "the character 'Ω' at position" in (tmp_path / "err.txt").read_text()
+    assert f"the character 'Ω' in line 271 of {mine} is not among" in (tmp_path / "err.txt").read_text()
 
 
 @pytest.mark.slow
@@ -69,6 +69,7 @@ def test_another_tokenizer_is_refused_with_both(tmp_path, mine, argv):
 @pytest.mark.slow
 @pytest.mark.parametrize("content, sentence", [
     (b"", "holds no text"),
+    (b"a" * 5000, "holds no character but 'a'"),
     (b"too short", "too few for model.block_size=32"),
     (b"a few words more than that\n" * 6, "the validation split has"),
     (b"caf\xe9 " * 100, "is not UTF-8 text: byte 0xe9 at offset 3; name its encoding, as in data.encoding=cp1252"),
@@ -82,6 +83,20 @@ def test_a_text_that_cannot_be_trained_on_is_one_sentence(tmp_path, content, sen
     finished(tmp_path, *tiny(path), status=1)
     assert sentence in (tmp_path / "err.txt").read_text() and len((tmp_path / "err.txt").read_text().splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["tokenizer.vocab_size=3000000000", "data.val_max_tokens=1"])
+def test_a_size_that_cannot_be_is_one_sentence(tmp_path, text_file, setting):
+    argv = [word for word in tiny(text_file, setting) if word != "tokenizer=char"]
+    assert setting in finished(tmp_path, *argv, status=1)
+    assert len((tmp_path / "err.txt").read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_pipe_in_place_of_a_text_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a pipe or a device" in finished(tmp_path, *tiny(tmp_path / "pipe"), status=1)
 
 
 @pytest.mark.slow
@@ -171,6 +186,27 @@ def test_a_gigabyte_of_text_is_prepared_in_memory_that_does_not_grow_with_it(tmp
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.txt")], cwd=ROOT, capture_output=True, text=True, env=os.environ)
     count, kilobytes = map(int, done.stdout.splitlines()[-1].split())
     assert count == (tmp_path / "a.txt").stat().st_size and kilobytes < 800_000
+
+
+PEAK = """
+import resource, sys
+from config import *
+from data.tokens import prepare
+prepare(DataConfig(source="text", path=sys.argv[1]), TokenizerConfig(sys.argv[2], None if sys.argv[2] == "char" else 1024))
+print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_document_of_forty_megabytes_is_prepared_in_bounded_memory(tmp_path, monkeypatch, name, tokenizer):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    text = "".join(f"word{n % 5000} " for n in range(4_500_000))
+    (tmp_path / name).write_text(json.dumps({"text": text}) if name.endswith("jsonl") else text)
+    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / name), tokenizer], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) < 606_000  # kB
 
 
 @pytest.mark.slow
