@@ -32,7 +32,7 @@ PATTERNS = {  # how text is split before BPE, which never merges across a split
 LONGEST = 512  # characters of one kind in a row that BPE sees as one: the time that it takes grows with their square
 LITTLE = 100_000  # characters that a vocabulary is learned from in a second or two
 # The kinds that patterns keep together; an underscore is a letter to one pattern and a sign to another.
-KINDS = [re.compile(kind) for kind in (r"\s+", r"[^\W\d]+", r"\d+", r"(?:[^\w\s]|_)+")]
+KINDS = [re.compile(kind) for kind in (r"\s+", r"[^\W\d]+", r"\d+", r"_*[^\w\s]+(?:_+[^\w\s]+)*_*")]
 ANY_KIND = re.compile("|".join(kind.pattern for kind in KINDS))
 
 

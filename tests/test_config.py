@@ -103,7 +103,7 @@ WRONG = [
     ({"data.source": "text"}, "data=text needs data.path=FILE_OR_FOLDER_OR_GLOB"),
     ({"data.source": "text", "data.path": ""}, "data=text needs data.path=FILE_OR_FOLDER_OR_GLOB"),
     ({"data.path": "notes/"}, "data.path=notes/ needs a source that takes a path: add data=text"),
-    ({"data.val_max_tokens": 0}, "data.val_max_tokens=0 must be at least 1"),
+    ({"data.val_max_tokens": 0}, "data.val_max_tokens=0 must be at least 2"),
     ({"tokenizer.name": "words"}, "tokenizer.name=words is not one of char, bpe, gpt2"),
     ({"tokenizer.name": "gtp2"}, "did you mean gpt2"),
     ({"tokenizer.name": "char", "tokenizer.pattern": "gpt2"}, "tokenizer.pattern=gpt2 is for tokenizer=bpe"),
