@@ -73,7 +73,7 @@ class Run:
         if best:
             found |= {"val/loss": best["val/loss"], "val/bits_per_byte": best["val/bits_per_byte"], "best_step": best["step"]}
         found |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
-        if found.get("train_seconds"):
+        if found.get("train_seconds") and "tokens" in found:
             found["tokens_per_second"] = last["tokens"] / last["train_seconds"]
         found |= {name: value for name, value in (("parameters", parameters(self.path)), ("kv_cache_bytes", kv_cache_bytes(self.config))) if value}
         for kind, choose in (("births", min), ("heads", max)):

@@ -81,8 +81,9 @@ def train(config: Config, resume: bool, experiment: str) -> float:
             with enough_memory(config):
                 return _train(config, resume, experiment, run_dir, console, team)
         except NotFinite as e:
-            again = ("the checkpoints are as they were: go on from the last one with resume=true" if saved_steps(run_dir)
-                     else "there is no checkpoint yet: start again with resume=auto")
+            again = ("the checkpoints are as they were: go on from the last one with resume=true"
+                     if saved_steps(run_dir) else
+                     "there is no checkpoint yet: start again with resume=auto")
             skip = ", or with on_nonfinite=skip" if config.on_nonfinite == "stop" else ""
             raise UserError(f"{e}; {again} and a lower optim.lr{skip}") from None
         except OSError as e:
@@ -207,9 +208,12 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
     (run_dir / "attention").mkdir(exist_ok=True)
     stopwatch.switch(None)  # W&B takes its time to start
 
-    with team.stop as stop, Diary(run_dir, config, experiment, console, step, state.get("best")) as diary:
-        best, timed = checkpoint.restore_best(run_dir, diary.rows, changes), (step, stopwatch.read())
-        unknown = folder and state["best"] is None and (diary.damaged or best is None)  # of an earlier version
+    with (team.stop as stop,
+          Diary(run_dir, config, experiment, console, step, state.get("best")) as diary):
+        best = checkpoint.restore_best(run_dir, diary.rows, changes)
+        timed = (step, stopwatch.read())
+        # An earlier version did not keep the best loss in its checkpoints.
+        unknown = folder and state["best"] is None and (diary.damaged or best is None)
         kept = checkpoint.saved_steps(run_dir) if unknown else state.get("kept", [])
         mark = {CHANGES: changes} if changes else {}  # of which text the losses are
         watch = Watch(model, config, *state.get("skipped", ()))
@@ -287,7 +291,8 @@ def _train(config: Config, resume: bool, experiment: str, run_dir: Path, console
                     diary.sample(step, text)
                 if row:
                     stopwatch.switch(None)
-                    diary.write({"step": step, "tokens": step * step_tokens, "train_seconds": stopwatch.seconds["train"], **row, **mark,
+                    diary.write({"step": step, "tokens": step * step_tokens,
+                                 "train_seconds": stopwatch.seconds["train"], **row, **mark,
                                  **{f"seconds/{kind}": s for kind, s in stopwatch.seconds.items() if kind != "train"}}, shown)
                 if looks:
                     stopwatch.switch("attention")

@@ -82,7 +82,8 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Token
         except ValueError as e:
             say(f"preparing {corpus.name} again: {folder} is damaged ({e})")
         try:
-            _write(corpus, tokenizer, fingerprint, folder, kept, progress or (lambda stage, done, total: None))
+            _write(corpus, tokenizer, fingerprint, folder, kept,
+                   progress or (lambda stage, done, total: None))
         except OSError as e:
             raise UserError(f"the cache folder {root} cannot be written ({e.strerror or e}): "
                             "make room there, or set GLASSGPT_CACHE to another folder") from None

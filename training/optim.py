@@ -134,12 +134,13 @@ def lr_factor(step: int, config: Config) -> float:
 
 
 def rises_again(step: int, before: Config, now: Config) -> list[str]:
-    """What is to be said where a run that goes on after `step` updates has a larger share of the peak rate than it had."""
+    """What to print where a run goes on after `step` updates with more of the peak rate than it had."""
     old, new = lr_factor(step, before), lr_factor(step, now)
     if before.optim.schedule != now.optim.schedule or new <= old:
         return []
-    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, since it falls until step "
-            f"{now.decay_steps:,} now; optim.decay_steps={before.decay_steps} keeps it as it was"]
+    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, since it "
+            f"falls until step {now.decay_steps:,} now; optim.decay_steps={before.decay_steps} keeps it "
+            "as it was"]
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
@@ -212,7 +213,7 @@ class Watch:
         """Take what the update that ends step `step` returned.
 
         Raises:
-            NotFinite: that step or the one before was left out, and it is time to stop; it is named, and what was not finite.
+            NotFinite: that step or the one before was left out, and it is time to stop.
         """
         event = None
         if finite.is_cuda:
@@ -236,8 +237,8 @@ class Watch:
                 wrong = [self._names[i] for i, fine in enumerate(gradients) if not fine]
                 what = ["the loss"] * (not loss) + [f"the gradient of {wrong[0]}" + f" (and {len(wrong) - 1} more)" * (len(wrong) > 1)] * bool(wrong)
                 again = (f", and so were the {self.in_a_row - 1} before it" if self._stops_at > 1 else "")
-                raise NotFinite(f"step {step}: {' and '.join(what) or 'the norm of the gradient'} is not a finite number, "
-                                f"so that update was left out{again}")
+                raise NotFinite(f"step {step}: {' and '.join(what) or 'the norm of the gradient'} is not a "
+                                f"finite number, so that update was left out{again}")
 
 
 def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> dict[str, Tensor]:
@@ -248,22 +249,25 @@ def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module)
 
 
 def load_optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit; what these optimizers do not update is left out.
+    """Put back what `optimizer_tensors` gave, bit for bit, of what these optimizers update.
 
     Raises:
         UserError: a tensor is missing, not one of theirs, or of another shape or dtype.
     """
     params = dict(model.named_parameters())
     owner = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    fields = {Muon: ("momentum",), torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq")}
     expected = {f"{name}/{field}": (p if field != "step" else torch.zeros(()))
                 for name, p in params.items() if p in owner and tensors  # none: no update was made yet
-                for field in (("momentum",) if isinstance(owner[p], Muon) else ("step", "exp_avg", "exp_avg_sq"))}
-    here = {key: tensor for key, tensor in tensors.items() if params.get(key.rpartition("/")[0]) in owner.keys() | {None}}
+                for field in fields[type(owner[p])]}
+    of_others = {name for name, p in params.items() if p not in owner}
+    here = {key: tensor for key, tensor in tensors.items() if key.rpartition("/")[0] not in of_others}
     for key in sorted(here.keys() | expected.keys()):
         found, fits = here.get(key), expected.get(key)
         if found is None or fits is None or (found.shape, found.dtype) != (fits.shape, fits.dtype):
-            raise UserError(f"the optimizer's state in the checkpoint is not this run's: {ascii(key)[1:-1][:100]} is "
-                            f"{_kind(found)} there, {_kind(fits)} here; a new run with init_from= takes its weights alone")
+            raise UserError("the optimizer's state in the checkpoint is not this run's: "
+                            f"{ascii(key)[1:-1][:100]} is {_kind(found)} there, {_kind(fits)} here; "
+                            "a new run with init_from= takes its weights alone")
     for key, tensor in here.items():
         name, _, field = key.rpartition("/")
         # AdamW keeps its step count on the CPU or beside the parameter, and either works where it counts.
@@ -271,4 +275,4 @@ def load_optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Mo
 
 
 def _kind(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+    return "missing" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"

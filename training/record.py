@@ -24,7 +24,7 @@ from files import atomic_write, ordinary
 from training.wandb_record import WandbRecord
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
-CHANGES = "data/changes"  # in a row: how often the text had changed by then; absent where it never had
+CHANGES = "data/changes"  # in a row: how often the text had changed by then; absent: never
 MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
@@ -38,12 +38,13 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, new: bool, made: bool = False):
-        """`made`: whether the folder was made for this run, and so is removed where nothing comes of it."""
+        """`made`: the folder was made for this run, and is removed where nothing comes of it."""
         self.path, self._made = path, made or not os.path.exists(path)
-        setting = "hydra.sweep.dir" if os.path.exists(path / "job.json") else "run_dir"  # a sweep's jobs have no run_dir=
-        for name in (".lock", "checkpoints", "attention", "wandb"):  # written, removed or emptied where a link leads
+        in_sweep = os.path.exists(path / "job.json")  # where run_dir= is not taken
+        setting = "hydra.sweep.dir" if in_sweep else "run_dir"
+        for name in (".lock", "checkpoints", "attention", "wandb"):  # what is in them is removed
             if os.path.islink(path / name):
-                raise UserError(f"run_dir={path} has a link for its {name}: put a folder there, or remove it")
+                raise UserError(f"run_dir={path} has a link for its {name}: replace or remove it")
         try:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):  # a run that goes on finds its lock there, though nothing new can be made
@@ -115,8 +116,10 @@ class Diary:
         """
         self.console, self.config, self.say = console, config, teller(console)
         self.run_dir = run_dir
-        self.damaged = [name for name in (METRICS, SAMPLES) if step and self._set_aside(run_dir / name)]
-        self.rows = with_best([row for row in read_rows(run_dir / METRICS) if row["step"] <= step], best) if step else []
+        files = [run_dir / name for name in (METRICS, SAMPLES)]
+        self.damaged = [path for path in files if step and self._set_aside(path)]
+        rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
+        self.rows = with_best(rows, best) if step else []
         last = self.rows[-1]["step"] if self.rows else -1
         samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] <= last]
         self._lost = False  # whether something could not be written
@@ -145,14 +148,15 @@ class Diary:
         self._wandb.finish(failed=kind is not None)
 
     def _set_aside(self, path: Path) -> bool:
-        """Keep a copy of a file that has lines which cannot be read, since it goes on without them; whether it has."""
+        """Copy a file that has lines which cannot be read, since it goes on without them; whether it has."""
         bad = _read(path)[1]
         if bad:
             asides = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
             aside = next(aside for aside in asides if not os.path.lexists(aside))
             with atomic_write(aside) as part:
                 shutil.copyfile(path, part)
-            self.say(f"note: {path} has damaged lines ({bad}), which are left out; the file as it was is {aside}")
+            self.say(f"note: {path} has damaged lines ({bad}), which are left out; "
+                     f"the file as it was is {aside}")
         return bad > 0
 
     def has(self, step: int) -> bool:
@@ -216,7 +220,7 @@ def started(path: Path, rows: list[dict]):
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The rows of a metrics or samples file, in order; a line that is none is left out, as a crash may have cut it.
+    """The rows of a metrics or samples file, in order; lines that are none are left out.
 
     Raises:
         UserError: it cannot be read, or is not an ordinary file.
@@ -225,7 +229,7 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def _read(path: Path) -> tuple[list[dict], int]:
-    """The rows of a file, and how many of its lines are none, half a line at the end not counted."""
+    """The rows of a file, and how many lines are none, half a line at the end not counted."""
     try:
         lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
     except OSError as e:
@@ -240,9 +244,10 @@ def _row(line: bytes) -> dict | None:
         row = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0 and all(
-        type(value) in (int, float) or (key == "text" and isinstance(value, str)) for key, value in row.items())
-    return row if whole else None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
+        return None
+    numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
+    return row if {type(value) for value in numbers} <= {int, float} else None
 
 
 def with_best(rows: list[dict], best: dict | None) -> list[dict]:
@@ -255,14 +260,14 @@ def with_best(rows: list[dict], best: dict | None) -> list[dict]:
 def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
     """The row with the lowest validation loss of a trained model, the first of equals.
 
-    Losses on different texts do not compare: only rows after so many `changes` of the text count, by default as many as
-    the last row has.
+    Losses on different texts do not compare: only rows after so many `changes` of the text count,
+    by default as many as the last row has.
     """
     if changes is None:
         changes = rows[-1].get(CHANGES, 0) if rows else 0
-    measured = (row for row in rows if row["step"] and {"val/loss", "val/bits_per_byte"} <= row.keys())
-    return min((row for row in measured if row.get(CHANGES, 0) == changes and isfinite(row["val/loss"])),
-               key=lambda row: row["val/loss"], default=None)
+    measured = [row for row in rows if row["step"] and row.get(CHANGES, 0) == changes
+                and {"val/loss", "val/bits_per_byte"} <= row.keys() and isfinite(row["val/loss"])]
+    return min(measured, key=lambda row: row["val/loss"], default=None)
 
 
 def quoted(path: Path) -> str:
