@@ -367,21 +367,22 @@ def read_config(path: Path) -> Config:
     """The configuration kept at path.
 
     Raises:
-        UserError: it is missing, does not fit this version's settings, or has a value out of its bounds.
+        UserError: it is missing, or does not fit this version's settings and their bounds.
     """
     try:
         if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
             raise ValueError(f"it is not an ordinary file of at most {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
         if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
-            raise ValueError("it has YAML anchors, which no run's has")  # a few lines of them can fill the memory
+            raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
         config = config_from(yaml.safe_load(text))
         check_fields(config)
         config.model.check()
         return config
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError, RecursionError, UserError) as e:
+    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError, RecursionError,
+            UserError) as e:
         reason = f"{e}".partition("\n")[0] or type(e).__name__
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 

@@ -36,7 +36,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def ordinary(path: Path, most: int | None = None) -> Path:
-    """The path, where it is an ordinary file of at most so many bytes: a pipe can keep its reader waiting for ever.
+    """The path, where it is an ordinary file of at most so many bytes: a pipe can keep its reader
+    waiting for ever.
 
     Raises:
         OSError: it is none.
@@ -45,7 +46,8 @@ def ordinary(path: Path, most: int | None = None) -> Path:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
     if most is not None and found.st_size > most:
-        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read",
+                      str(path))
     return path
 
 

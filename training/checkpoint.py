@@ -190,7 +190,8 @@ def write_pointer(run_dir: Path, name: str, step: int) -> None:
 def read_pointer(run_dir: Path, name: str) -> int | None:
     """The step that checkpoints/`name` names, or None."""
     try:
-        found = re.fullmatch(r"step_(\d{8,})", ordinary(run_dir / "checkpoints" / name, 100).read_text().strip())
+        text = ordinary(run_dir / "checkpoints" / name, 100).read_text()
+        found = re.fullmatch(r"step_(\d{8,})", text.strip())
     except (OSError, UnicodeDecodeError):
         return None
     return int(found[1]) if found else None
@@ -222,10 +223,10 @@ def discard_after(run_dir: Path, step: int) -> None:
 
 
 def restore_best(run_dir: Path, rows: list[dict], changes: int) -> dict | None:
-    """The best row on the present text (see `best_row`) of those with a checkpoint, which `best` names from now on.
+    """The best row on the present text (see `best_row`) that has a checkpoint; `best` then names it.
 
-    Where `best` names a checkpoint whose loss is in no row, that is better than all rows: it stays, and the best row is
-    what a later one has to beat.
+    Where `best` names a checkpoint whose loss is in no row, that is better than all rows: it stays,
+    and the best row is what a later one has to beat.
     """
     steps, named = saved_steps(run_dir), read_pointer(run_dir, "best")
     if named in steps and named not in [row["step"] for row in rows]:
@@ -309,7 +310,8 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
         raise UserError(f"{run_dir} {'has no checkpoint' if run_dir.is_dir() else 'does not exist'}")
     wanted = int(which) if str(which).isdigit() else steps[-1]
     if wanted not in steps:
-        raise UserError(f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}")
+        raise UserError(f"{run_dir} has no checkpoint of step {which}: "
+                        f"there are {', '.join(map(str, steps))}")
     if which == "best":
         wanted = read_pointer(run_dir, "best")
         if wanted not in steps:  # damaged; or there was no evaluation
@@ -322,8 +324,10 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
         try:
             return folder, verify(folder)
         except ValueError as e:
-            say(f"checkpoint {folder} is damaged ({e})" + ("" if after is None else f": taking that of step {after}"))
-    raise UserError(f"no checkpoint of {run_dir} up to step {max(order)} is whole: it cannot be loaded")
+            instead = "" if after is None else f": taking that of step {after}"
+            say(f"checkpoint {folder} is damaged ({e}){instead}")
+    raise UserError(f"no checkpoint of {run_dir} up to step {max(order)} is whole: "
+                    "it cannot be loaded")
 
 
 def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=print) -> Tokens:
@@ -345,43 +349,53 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
 
 
 def check_model(folder: Path, model: GPTConfig) -> None:
-    """Raise `UserError` where the checkpoint is of a model with other settings, listed side by side, or has other weights."""
+    """Raise `UserError` where the checkpoint is of a model with other settings, or other weights."""
     saved = {name: value for name, _, value in knobs(read_config(folder / CONFIG).model, "model.")}
     other = [f"{name}: {saved[name]} in the checkpoint, {value} in the run"
              for name, _, value in knobs(model, "model.") if value != saved[name]]
     if other:
-        raise UserError(f"{folder} is of another model ({'; '.join(other)}): restore the run's config.yaml, or start a new run")
+        raise UserError(f"{folder} is of another model ({'; '.join(other)}): "
+                        "restore the run's config.yaml, or start a new run")
     check_weights(folder / MODEL, model)
 
 
 def check_weights(path: Path, config: GPTConfig) -> None:
-    """Raise `UserError` where the weights at path are not this model's, but for a longer position embedding.
+    """Raise `UserError` where the weights at path are not this model's; more positions are fine.
 
     Reads no weights and makes no model: sizes that lie cost no memory.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  it is no dict
+            names = file.keys()
+            shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} cannot be read as safetensors: {e}") from None
     if config.n_layer > len(shapes):
-        raise UserError(f"{path} has {len(shapes)} tensors, too few for the {config.n_layer} layers of its model")
+        raise UserError(f"{path} has {len(shapes)} tensors, too few for the {config.n_layer} layers "
+                        "of its model")
     expected = parameter_shapes(config)
     positions = shapes.get("position_embedding.weight") or [0]
     positions[0] = min(positions[0], config.block_size)
-    wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, {expected.get(name, 'absent')} in the model"
-             for name in sorted(shapes.keys() | expected.keys()) if shapes.get(name) != expected.get(name)]
+    wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, "
+             f"{expected.get(name, 'absent')} in the model"
+             for name in sorted(shapes.keys() | expected.keys())
+             if shapes.get(name) != expected.get(name)]
     if wrong:
-        raise UserError(f"{path} holds another model: {'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
+        more = " …" if len(wrong) > 3 else ""
+        raise UserError(f"{path} holds another model: {'; '.join(wrong[:3])}{more}")
 
 
 @torch.no_grad()
 def load_weights(model: GPT, path: Path) -> None:
-    """Copy the weights at path into the model; of a longer position embedding, its beginning. Raises as `check_weights`."""
+    """Copy the weights at path into the model; of more positions, the first.
+
+    Raises:
+        UserError: as `check_weights`.
+    """
     check_weights(path, model.config)
     tensors = load_tensors(path)
     for name, p in model.named_parameters():
-        p.copy_(tensors[name][:model.config.block_size] if name == "position_embedding.weight" else tensors[name])
+        p.copy_(tensors[name][:len(p)])  # only positions may be more
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -415,7 +429,7 @@ def tokenizer_of(folder: Path, vocab_size: int | None) -> Tokenizer:
     """The tokenizer of a checkpoint whose model has so many tokens.
 
     Raises:
-        UserError: it is none, or of another size; only a model of others' may have ids that its tokenizer has not.
+        UserError: it is none, or of another size; only a model of others may have ids to spare.
     """
     try:
         tokenizer = load_tokenizer(folder / TOKENIZER)
@@ -423,8 +437,8 @@ def tokenizer_of(folder: Path, vocab_size: int | None) -> Tokenizer:
         raise UserError(str(e)) from None
     spare = (vocab_size or 0) - tokenizer.vocab_size
     if spare < 0 or (spare > 0 and not isinstance(tokenizer, HFTokenizer)):
-        raise UserError(f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, and the model beside it {vocab_size}: "
-                        "they do not belong together, take another checkpoint")
+        raise UserError(f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, and the model beside it "
+                        f"{vocab_size}: they do not belong together, take another checkpoint")
     return tokenizer
 
 

@@ -216,7 +216,7 @@ class Watch:
         """Take what the update that ends step `step` returned.
 
         Raises:
-            NotFinite: that step or the one before was left out, and it is time to stop; it is named, and what was not finite.
+            NotFinite: that step or the one before was left out, and it is time to stop.
         """
         event = None
         if finite.is_cuda:
@@ -257,22 +257,25 @@ def optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module)
 
 
 def load_optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit; what these optimizers do not update is left out.
+    """Put back what `optimizer_tensors` gave, bit for bit, of what these optimizers update.
 
     Raises:
         UserError: a tensor is missing, not one of theirs, or of another shape or dtype.
     """
     params = dict(model.named_parameters())
     owner = {p: optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    fields = {Muon: ("momentum",), torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq")}
     expected = {f"{name}/{field}": (p if field != "step" else torch.zeros(()))
                 for name, p in params.items() if p in owner and tensors  # none: no update was made yet
-                for field in (("momentum",) if isinstance(owner[p], Muon) else ("step", "exp_avg", "exp_avg_sq"))}
-    here = {key: tensor for key, tensor in tensors.items() if params.get(key.rpartition("/")[0]) in owner.keys() | {None}}
+                for field in fields[type(owner[p])]}
+    of_others = {name for name, p in params.items() if p not in owner}
+    here = {key: tensor for key, tensor in tensors.items() if key.rpartition("/")[0] not in of_others}
     for key in sorted(here.keys() | expected.keys()):
         found, fits = here.get(key), expected.get(key)
         if found is None or fits is None or (found.shape, found.dtype) != (fits.shape, fits.dtype):
-            raise UserError(f"the optimizer's state in the checkpoint is not this run's: {ascii(key)[1:-1][:100]} is "
-                            f"{_kind(found)} there, {_kind(fits)} here; a new run with init_from= takes its weights alone")
+            raise UserError("the optimizer's state in the checkpoint is not this run's: "
+                            f"{ascii(key)[1:-1][:100]} is {_kind(found)} there, {_kind(fits)} here; "
+                            "a new run with init_from= takes its weights alone")
     for key, tensor in here.items():
         name, _, field = key.rpartition("/")
         # AdamW keeps its step count on the CPU or beside the parameter, and either works where it counts.
@@ -280,4 +283,4 @@ def load_optimizer_tensors(optimizers: list[torch.optim.Optimizer], model: nn.Mo
 
 
 def _kind(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+    return "missing" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"

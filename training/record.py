@@ -34,12 +34,13 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, new: bool, made: bool = False):
-        """`made`: whether the folder was made for this run, and so is removed where nothing comes of it."""
+        """`made`: the folder was made for this run, and is removed where nothing comes of it."""
         self.path, self._made = path, made or not os.path.exists(path)
-        setting = "hydra.sweep.dir" if os.path.exists(path / "job.json") else "run_dir"  # a sweep's jobs have no run_dir=
-        for name in (".lock", "checkpoints", "attention", "wandb"):  # written, removed or emptied where a link leads
+        in_sweep = os.path.exists(path / "job.json")  # where run_dir= is not taken
+        setting = "hydra.sweep.dir" if in_sweep else "run_dir"
+        for name in (".lock", "checkpoints", "attention", "wandb"):  # what is in them is removed
             if os.path.islink(path / name):
-                raise UserError(f"run_dir={path} has a link for its {name}: put a folder there, or remove it")
+                raise UserError(f"run_dir={path} has a link for its {name}: replace or remove it")
         try:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):  # a run that goes on finds its lock there, though nothing new can be made
@@ -96,8 +97,10 @@ class MetricLogger:
         """
         self.console, self.config, self.say = console, config, printer(console)
         self.run_dir = run_dir
-        self.damaged = [name for name in (METRICS, SAMPLES) if step and self._set_aside(run_dir / name)]
-        self.rows = with_best([row for row in read_rows(run_dir / METRICS) if row["step"] <= step], best) if step else []
+        files = [run_dir / name for name in (METRICS, SAMPLES)]
+        self.damaged = [path for path in files if step and self._set_aside(path)]
+        rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
+        self.rows = with_best(rows, best) if step else []
         last = self.rows[-1]["step"] if self.rows else -1
         samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] <= last]
         self._lost = False  # whether something could not be written
@@ -133,7 +136,8 @@ class MetricLogger:
             aside = next(aside for aside in asides if not os.path.lexists(aside))
             with atomic_write(aside) as part:
                 shutil.copyfile(path, part)
-            self.say(f"note: {path} has damaged lines ({bad}), which are left out; the file as it was is {aside}")
+            self.say(f"note: {path} has damaged lines ({bad}), which are left out; "
+                     f"the file as it was is {aside}")
         return bad > 0
 
     def has(self, step: int) -> bool:

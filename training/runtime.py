@@ -20,6 +20,8 @@ from model import GPT
 # Below these amounts of arithmetic in a whole run, in floating-point operations, building a compiled model is not earned
 # back; and what it costs and saves, in words. Measured on CPUs (LOG.md), a guess for GPUs.
 COMPILE_PAYS = {"cpu": (2e13, "10 to 30 s once, then 1.3 to 2 times the speed"), "cuda": (1e16, "perhaps a minute once, then faster steps")}
+OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|"
+                           "[Ss]ize calculation overflow|multiplication overflow")
 BF16_DECODES_FROM = 384  # width of a model from which a CPU that multiplies bf16 fast decodes faster in it
 
 
@@ -126,15 +128,16 @@ def autocast(device: str, precision: str):
 
 
 def check_memory(config: Config) -> None:
-    """Raise `UserError` where the model's weights, and in training their gradients, are more than the memory there is.
+    """Raise `UserError` where the weights, and in training their gradients, exceed the memory here.
 
     A system that promises more memory than it has would end the process without a word.
     """
-    with torch.device("meta"), enough_memory(config):  # a deep model takes long even where it has no numbers
-        one, two = (GPT(replace(config.model, n_layer=layers)).num_parameters() for layers in (1, 2))
+    with torch.device("meta"), enough_memory(config):  # a deep model takes long even there
+        one, two = (GPT(replace(config.model, n_layer=n)).num_parameters() for n in (1, 2))
     needed = (4 if config.eval_only else 8) * (one + (config.model.n_layer - 1) * (two - one))
     if (there := memory_here(config.device)) and needed > there:
-        raise too_little_memory(config, f"{needed / 1e9:,.1f} GB of {there / 1e9:,.1f} for its weights alone")
+        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their gradients "
+                                        f"alone need {needed / 1e9:,.1f}")
 
 
 def memory_here(device: str) -> float | None:

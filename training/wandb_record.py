@@ -151,10 +151,12 @@ def start(config: Config, run_dir: Path, experiment: str, say):
     id_file = run_dir / "wandb" / "glassgpt-run-id"
     try:
         (run_dir / "wandb").mkdir(exist_ok=True)
-        known = ordinary(id_file, 100).read_text(encoding="utf-8", errors="replace").strip() if id_file.exists() else None
-        if known is not None and not re.fullmatch(r"[\w-]{1,64}", known, re.ASCII):
-            say(f"W&B: {id_file} is damaged, so the record begins anew")
-            known = None
+        known = None
+        if id_file.exists():
+            known = ordinary(id_file, 100).read_bytes().decode("ascii", "replace").strip()
+            if not re.fullmatch(r"[\w-]{1,64}", known, re.ASCII):
+                say(f"W&B: {id_file} is damaged, so the record begins anew")
+                known = None
         for attempt in (mode, "offline"):
             try:
                 run = wandb.init(

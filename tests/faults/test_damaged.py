@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 def losses(*values):
     """A fault: the evaluations give these losses, one after the other."""
+
     def fault():
         rest = iter(values)
         training.evaluate.Validation.evaluate = lambda self, model: (next(rest), 1.0)
@@ -46,7 +47,11 @@ def run(best_at_4, tmp_path) -> Path:
 def sealed_without(run: Path, *keys: str) -> None:
     """Take entries out of the manifests, as an earlier version wrote them."""
     for path in run.glob(f"checkpoints/step_*/{MANIFEST}"):
-        manifest = {key: value for key, value in json.loads(path.read_text()).items() if key not in (*keys, "sha256")}
+        manifest = {
+            key: value
+            for key, value in json.loads(path.read_text()).items()
+            if key not in (*keys, "sha256")
+        }
         path.write_text(_sealed(json.dumps(manifest, indent=1)))
 
 
@@ -76,20 +81,28 @@ def both(run):
 
 @pytest.mark.parametrize("damage", [blank_line, flipped_byte, no_metrics, empty_best, both])
 @pytest.mark.parametrize("version", ["now", "earlier"])
-def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_be_read(tmp_path, run, damage, version):
+def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_be_read(
+    tmp_path, run, damage, version
+):
     if version == "earlier":
         sealed_without(run, "best", "kept", "changes")
     damage(run)
     before = [row["step"] for row in read_rows(run / "metrics.jsonl")]
-    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=20", fault=losses(2.5, 2.5, 2.5))
+    said = finished(
+        tmp_path, "run_dir=run", "resume=true", "max_steps=20", fault=losses(2.5, 2.5, 2.5)
+    )
     assert 4 in saved_steps(run)
     assert {row["step"] for row in rows(run)} >= {*before, 16, 20}
     if version == "now" or damage in (blank_line, empty_best, flipped_byte):
         assert read_pointer(run, "best") == 4
     if version == "now":
-        assert best_row(rows(run))["step"] == 4 and "best validation loss 1.0000" in " ".join(said.split())
+        assert best_row(rows(run))["step"] == 4 and "best validation loss 1.0000" in " ".join(
+            said.split()
+        )
     assert (run / "metrics.jsonl.damaged").exists() == (damage in (blank_line, flipped_byte, both))
-    assert ("metrics.jsonl has damaged lines (1)" in said) == (damage in (blank_line, flipped_byte, both))
+    assert ("metrics.jsonl has damaged lines (1)" in said) == (
+        damage in (blank_line, flipped_byte, both)
+    )
 
 
 def test_a_record_that_is_damaged_again_is_kept_beside_the_first(tmp_path, run):
@@ -100,8 +113,20 @@ def test_a_record_that_is_damaged_again_is_kept_beside_the_first(tmp_path, run):
         assert (run / name).read_bytes() == before
 
 
-NO_ROWS = ["{}", "[]", "7", "null", '{"step": "9"}', '{"step": true}', '{"step": -1}', '{"step": 9.5}', "\0", "[" * 100_000,
-           '{"step": 9, "val/loss": "low"}', '{"step": ' + "9" * 5000 + "}"]
+NO_ROWS = [
+    "{}",
+    "[]",
+    "7",
+    "null",
+    '{"step": "9"}',
+    '{"step": true}',
+    '{"step": -1}',
+    '{"step": 9.5}',
+    "\0",
+    "[" * 100_000,
+    '{"step": 9, "val/loss": "low"}',
+    '{"step": ' + "9" * 5000 + "}",
+]
 
 
 def test_rows_of_another_kind_are_left_out_and_no_traceback(tmp_path, run):
@@ -113,7 +138,9 @@ def test_rows_of_another_kind_are_left_out_and_no_traceback(tmp_path, run):
     assert [row["step"] for row in rows(run)] == list(range(14))
 
 
-def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those_after_it(tmp_path, text_file, whole):
+def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those_after_it(
+    tmp_path, text_file, whole
+):
     run = after_8_steps(whole, tmp_path / "run")
     shutil.copytree(whole / "checkpoints" / "step_00000006", run / "checkpoints" / "step_00000006")
     (run / "checkpoints" / "best").write_text("step_00000006")
@@ -144,11 +171,13 @@ def test_after_the_text_changed_best_is_the_best_on_the_present_text(tmp_path, t
     assert read_pointer(tmp_path / "run", "best") == 20
 
 
-# --- what is no file, or leads elsewhere ----------------------------------------------------------------------------
+# --- what is no file, or leads elsewhere
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "attention", "wandb"])
-def test_a_link_for_a_folder_of_the_run_is_refused_and_nothing_is_written_where_it_leads(tmp_path, run, name):
+def test_a_link_for_a_folder_of_the_run_is_refused_and_nothing_is_written_where_it_leads(
+    tmp_path, run, name
+):
     outside = tmp_path / "outside"
     (run / name).mkdir(exist_ok=True)
     shutil.move(run / name, outside)
@@ -159,31 +188,57 @@ def test_a_link_for_a_folder_of_the_run_is_refused_and_nothing_is_written_where_
     assert {path: path.stat().st_mtime_ns for path in (outside, *outside.rglob("*"))} == before
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/best", *(
-    f"checkpoints/step_00000012/{name}" for name in ("manifest.json", "tokenizer.json", "model.safetensors"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "metrics.jsonl",
+        "checkpoints/best",
+        *(
+            f"checkpoints/step_00000012/{name}"
+            for name in ("manifest.json", "tokenizer.json", "model.safetensors")
+        ),
+    ],
+)
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, run, name):
     (run / name).unlink()
     os.mkfifo(run / name)
-    for script, *argv in (("train.py", "resume=true", "max_steps=16"), ("sample.py", "max_new_tokens=5")):
+    for script, *argv in (
+        ("train.py", "resume=true", "max_steps=16"),
+        ("sample.py", "max_new_tokens=5"),
+    ):
         process = Process(tmp_path, "run_dir=run", *argv, script=script)
         assert process.wait(60) in (0, 1) and "Traceback" not in process.said()
         if process.status:
             assert "it is not an ordinary file" in process.said()
 
 
-# --- configurations and tensors that lie ----------------------------------------------------------------------------
+# --- configurations and tensors that lie
 
 
 ANCHORS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij"))
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij")
+)
 
 
-@pytest.mark.parametrize("content, why", [
-    (ANCHORS, "anchors"), ("[" * 50_000, "does not fit"), ("# " + "x" * 2_000_000, "at most 1,048,576 are read"),
-    ("model: {n_layer: 1000000000}", "n_layer=1000000000 must be at most"), ("model: {n_embd: -1}", "n_embd=-1 must be at least 1"),
-    ("model: {n_embd: " + "9" * 5000 + "}", "does not fit"),
-    ("seed: [1]", "does not fit"), ("[]", "does not fit"), ("", "does not fit")], ids=range(9))
-def test_a_configuration_that_would_fill_the_memory_or_makes_no_sense_is_a_sentence(tmp_path, run, content, why):
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (ANCHORS, "anchors"),
+        ("[" * 50_000, "does not fit"),
+        ("# " + "x" * 2_000_000, "at most 1,048,576 are read"),
+        ("model: {n_layer: 1000000000}", "n_layer=1000000000 must be at most"),
+        ("model: {n_embd: -1}", "n_embd=-1 must be at least 1"),
+        ("model: {n_embd: " + "9" * 5000 + "}", "does not fit"),
+        ("seed: [1]", "does not fit"),
+        ("[]", "does not fit"),
+        ("", "does not fit"),
+    ],
+    ids=range(9),
+)
+def test_a_configuration_that_would_fill_the_memory_or_makes_no_sense_is_a_sentence(
+    tmp_path, run, content, why
+):
     (run / "config.yaml").write_text(content)
     said = finished(tmp_path, "run_dir=run", "resume=true", status=1)
     assert why in said and said.count("\n") == 1
@@ -194,26 +249,50 @@ def test_a_configuration_that_would_fill_the_memory_or_makes_no_sense_is_a_sente
         load_run(run)
 
 
-@pytest.mark.parametrize("change, why", [(("n_layer: 2", "n_layer: 9000"), "too few for the 9000 layers"),
-                                         (("n_embd: 32", "n_embd: 32000000"), "holds another model"),
-                                         (("n_embd: 32", "n_embd: 9000000000000"), "larger than any memory"),
-                                         (("n_embd: 32", "n_embd: 3200"), "holds another model"),
-                                         (("block_size: 32", "block_size: 33"), "holds another model")], ids=range(5))
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (("n_layer: 2", "n_layer: 9000"), "too few for the 9000 layers"),
+        (("n_embd: 32", "n_embd: 32000000"), "holds another model"),
+        (("n_embd: 32", "n_embd: 9000000000000"), "larger than any memory"),
+        (("n_embd: 32", "n_embd: 3200"), "holds another model"),
+        (("block_size: 32", "block_size: 33"), "holds another model"),
+    ],
+    ids=range(5),
+)
 def test_a_model_that_its_weights_do_not_fill_is_never_made(tmp_path, run, change, why):
     for path in run.rglob("config.yaml"):
-        path.write_text(path.read_text().replace(*change).replace("position: rope", "position: learned"))
+        path.write_text(
+            path.read_text().replace(*change).replace("position: rope", "position: learned")
+        )
     for folder in run.glob("checkpoints/step_*"):
         forge(folder)
     with pytest.raises(UserError, match=why):
         load_run(run)
     said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=16", status=1)
     assert why in said and "Traceback" not in said
-    assert "error: " in finished(tmp_path, *tiny(Path("x.txt"), "run_dir=new", "init_from=run"), status=1)
+    assert "error: " in finished(
+        tmp_path, *tiny(Path("x.txt"), "run_dir=new", "init_from=run"), status=1
+    )
 
 
-WRONG = [{"fingerprint": None}, {"fingerprint": 7}, {"seconds": [1]}, {"seconds": {"train": "long"}}, {"metrics": {"a": []}},
-         {"skipped": [1]}, {"skipped": "ab"}, {"machine": {}}, {"changes": "2"}, {"kept": {"a": 1}}, {"kept": ["4"]}, {"best": 7},
-         {"best": {"step": "4"}}, {"best": {"val/loss": 1.0}}, {"step": 12.0}]
+WRONG = [
+    {"fingerprint": None},
+    {"fingerprint": 7},
+    {"seconds": [1]},
+    {"seconds": {"train": "long"}},
+    {"metrics": {"a": []}},
+    {"skipped": [1]},
+    {"skipped": "ab"},
+    {"machine": {}},
+    {"changes": "2"},
+    {"kept": {"a": 1}},
+    {"kept": ["4"]},
+    {"best": 7},
+    {"best": {"step": "4"}},
+    {"best": {"val/loss": 1.0}},
+    {"step": 12.0},
+]
 
 
 @pytest.mark.parametrize("changes", WRONG, ids=str)
@@ -238,7 +317,9 @@ def wrong_shape(state):
 
 
 def wrong_dtype(state):
-    state["token_embedding.weight/exp_avg"] = state["token_embedding.weight/exp_avg"].to(torch.int64)
+    state["token_embedding.weight/exp_avg"] = state["token_embedding.weight/exp_avg"].to(
+        torch.int64
+    )
 
 
 def wrong_parameter(state):
@@ -257,7 +338,9 @@ def no_slash(state):
     state["\n" * 300] = torch.zeros(3)
 
 
-@pytest.mark.parametrize("change", [wrong_shape, wrong_dtype, wrong_parameter, wrong_field, one_missing, no_slash])
+@pytest.mark.parametrize(
+    "change", [wrong_shape, wrong_dtype, wrong_parameter, wrong_field, one_missing, no_slash]
+)
 def test_an_optimizers_state_of_another_shape_name_or_dtype_is_a_sentence(tmp_path, run, change):
     path = run / "checkpoints" / "step_00000012" / "optimizer.safetensors"
     state = load_file(path)
@@ -266,21 +349,31 @@ def test_an_optimizers_state_of_another_shape_name_or_dtype_is_a_sentence(tmp_pa
     forge(path.parent)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     finished(tmp_path, "run_dir=run", "resume=true", "max_steps=16", status=1)
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert sentence.startswith("error: the optimizer's state in the checkpoint is not this run's: ") and len(sentence) < 400
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
+    assert (
+        sentence.startswith("error: the optimizer's state in the checkpoint is not this run's: ")
+        and len(sentence) < 400
+    )
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("alphabet", [lambda kept: kept[:-3], lambda kept: kept + "ẞ"], ids=["smaller", "larger"])
+@pytest.mark.parametrize(
+    "alphabet", [lambda kept: kept[:-3], lambda kept: kept + "ẞ"], ids=["smaller", "larger"]
+)
 def test_a_tokenizer_of_another_size_than_the_model_is_a_sentence(tmp_path, run, alphabet):
     for folder in run.glob("checkpoints/step_*"):
         kept = json.loads((folder / "tokenizer.json").read_text())
-        (folder / "tokenizer.json").write_text(json.dumps(kept | {"alphabet": alphabet(kept["alphabet"])}))
+        (folder / "tokenizer.json").write_text(
+            json.dumps(kept | {"alphabet": alphabet(kept["alphabet"])})
+        )
         forge(folder)
-    for script, *argv in (("train.py", "resume=true", "max_steps=16"), ("sample.py", "prompt=the"),
-                          ("train.py", "run_dir=new", "init_from=run")):
+    for script, *argv in (
+        ("train.py", "resume=true", "max_steps=16"),
+        ("sample.py", "prompt=the"),
+        ("train.py", "run_dir=new", "init_from=run"),
+    ):
         finished(tmp_path, "run_dir=run", *argv, script=script, status=1)
-        sentence, = (tmp_path / "err.txt").read_text().splitlines()
+        (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
         assert "they do not belong together" in sentence
 
 

@@ -21,14 +21,24 @@ def limit(more: int) -> None:
 
 
 def sentence(tmp_path) -> str:
-    line, = (tmp_path / "err.txt").read_text().splitlines()
-    assert line.startswith("error: there is too little memory on cpu (") and "raise accumulate=1" in line
+    (line,) = (tmp_path / "err.txt").read_text().splitlines()
+    assert (
+        line.startswith("error: there is too little memory on cpu (")
+        and "raise accumulate=1" in line
+    )
     assert "lower model.n_layer=" in line
     return line
 
 
-@pytest.mark.parametrize("size", [["model.n_embd=1000000"], ["model.n_embd=100000000", "model.n_head=1"],
-                                  ["model.n_layer=10000", "model.n_embd=4096"]], ids=["large", "enormous", "deep"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        ["model.n_embd=1000000"],
+        ["model.n_embd=100000000", "model.n_head=1"],
+        ["model.n_layer=10000", "model.n_embd=4096"],
+    ],
+    ids=["large", "enormous", "deep"],
+)
 def test_a_model_larger_than_the_memory_is_refused_and_leaves_nothing(tmp_path, text_file, size):
     finished(tmp_path, *tiny(text_file, *size), status=1)
     assert sentence(tmp_path) and not (tmp_path / "run").exists()
@@ -50,5 +60,10 @@ def test_memory_that_python_lacks_is_the_same_sentence(tmp_path, text_file, whol
         limit(10_000_000)
         bytearray(1 << 30)
 
-    finished(tmp_path, *tiny(text_file, "resume=true"), status=1, fault=at_call(training.optim, "seed_micro_step", 2, fill))
+    finished(
+        tmp_path,
+        *tiny(text_file, "resume=true"),
+        status=1,
+        fault=at_call(training.optim, "seed_micro_step", 2, fill),
+    )
     assert "MemoryError" in sentence(tmp_path) and saved_steps(run) == [8]
