@@ -96,9 +96,10 @@ def parse_row(line: bytes) -> dict | None:
         row = json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(row, dict) and type(row.get("step")) is int and row["step"] >= 0 and all(
-        type(value) in (int, float) or (key == "text" and isinstance(value, str)) for key, value in row.items())
-    return row if whole else None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
+        return None
+    numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
+    return row if {type(value) for value in numbers} <= {int, float} else None
 
 
 def with_best(rows: list[dict], best: dict | None) -> list[dict]:
@@ -111,14 +112,14 @@ def with_best(rows: list[dict], best: dict | None) -> list[dict]:
 def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
     """The row with the lowest validation loss of a trained model, the first of equals.
 
-    Losses on different texts do not compare: only rows after so many `changes` of the text count, by default as many as
-    the last row has.
+    Losses on different texts do not compare: only rows after so many `changes` of the text count,
+    by default as many as the last row has.
     """
     if changes is None:
         changes = rows[-1].get(CHANGES, 0) if rows else 0
-    measured = (row for row in rows if row["step"] and {"val/loss", "val/bits_per_byte"} <= row.keys())
-    return min((row for row in measured if row.get(CHANGES, 0) == changes and isfinite(row["val/loss"])),
-               key=lambda row: row["val/loss"], default=None)
+    measured = [row for row in rows if row["step"] and row.get(CHANGES, 0) == changes
+                and {"val/loss", "val/bits_per_byte"} <= row.keys() and isfinite(row["val/loss"])]
+    return min(measured, key=lambda row: row["val/loss"], default=None)
 
 
 def is_scored(row: dict) -> bool:

@@ -20,8 +20,6 @@ from model import GPT
 # Below these amounts of arithmetic in a whole run, in floating-point operations, building a compiled model is not earned
 # back; and what it costs and saves, in words. Measured on CPUs (LOG.md), a guess for GPUs.
 COMPILE_PAYS = {"cpu": (2e13, "10 to 30 s once, then 1.3 to 2 times the speed"), "cuda": (1e16, "perhaps a minute once, then faster steps")}
-OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|"
-                           "[Ss]ize calculation overflow|multiplication overflow")
 BF16_DECODES_FROM = 384  # width of a model from which a CPU that multiplies bf16 fast decodes faster in it
 
 
