@@ -86,7 +86,7 @@ def stream(decoder, prompts: Tensor | Sequence[Tensor], max_new_tokens: int,
 
 
 class Text:
-    """A text that grows by tokens: `text` holds whole characters, and no beginning of a stop string.
+    """A text that grows by tokens: `text` holds whole characters, and no part of a stop string.
 
     `ended` says why there is no more: "stop" (a stop string, which is left out; of several the
     first to be complete), "end_of_text", "length"; None while there may be.
@@ -126,8 +126,7 @@ class Text:
 
 
 def write(decoder, texts: Sequence[Text], max_new_tokens: int, **choice) -> Iterator[None]:
-    """Continue the texts in one batch, a token each between two yields, until all have ended; see
-    `stream`."""
+    """Continue the texts by `stream`, a token each between two yields, until all have ended."""
     ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
     prompts = [torch.tensor(text.prompt_tokens, device=decoder.device) for text in texts]
     seeds = [text.seed for text in texts]

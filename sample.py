@@ -149,11 +149,7 @@ def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
 
 
 def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
-    """Write the page that shows every head's attention over the tokens.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the page that shows every head's attention over the tokens, or raise `UserError`."""
     import numpy as np
 
     from attention_maps.capture import maps
@@ -162,11 +158,10 @@ def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
 
     tokens = np.array([ids])
     weights, norms = maps(model, tokens)
-    maps_of_text = {"text": weights[:, 0].astype(np.float16), "text_value_norms": norms[:, 0],
-                    "text_tokens": np.array(words(tokenizer, tokens[0]))}
-    title = f"Attention over {len(ids)} tokens"
+    text = {"text": weights[:, 0].astype(np.float16), "text_value_norms": norms[:, 0],
+            "text_tokens": np.array(words(tokenizer, tokens[0]))}
     try:
-        attention_page(maps_of_text, title, path, model.config.kv_heads)
+        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads)
     except OSError as e:
         raise UserError(f"attention={path} cannot be written: {e.strerror or e}") from None
     note(f"attention {path}")
@@ -174,12 +169,9 @@ def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
 
 def show_score(model, tokenizer, text: str, as_json: bool = False) -> None:
     """Write the score of a text to stdout: in a terminal under the text, coloured by surprise; as
-    JSON under a line for each token.
+    JSON under a line for each token. A text that cannot be encoded raises `UserError`.
 
     The text is scored as one that the model begins, so that its first token is predicted too.
-
-    Raises:
-        UserError: the text cannot be encoded.
     """
     import torch
     from rich.console import Console
@@ -203,11 +195,11 @@ def show_score(model, tokenizer, text: str, as_json: bool = False) -> None:
             total += nats
             spelling = tokenizer.token_bytes(id)
             if as_json:
-                token = {"token": spelling.decode(errors="replace"), "id": id, "nats": round(nats, 6)}
-                print(json.dumps(token, ensure_ascii=False))
+                token = spelling.decode(errors="replace")
+                print(json.dumps({"token": token, "id": id, "nats": round(nats, 6)},
+                                 ensure_ascii=False))
             elif coloured:
-                # Tokens that end within a character are shown with those that end it, as
-                # surprising as all of them.
+                # Tokens that end within a character are shown with those that end it.
                 waiting += nats
                 whole = characters.decode(spelling)
                 if whole and not characters.getstate()[0]:
@@ -269,7 +261,8 @@ def prompt_lines(text: str, source: str) -> list[str]:
                 prompt = json.loads(line)["prompt"]
                 prompts.append(prompt + "")
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise UserError(f"prompts={source} has no prompt in line {number}: {form}") from None
+                where = f"prompts={source} has no prompt in line {number}"
+                raise UserError(f"{where}: {form}") from None
     if not prompts:
         raise UserError(f"prompts={source} has no line: {form}")
     return prompts

@@ -1,6 +1,8 @@
-"""Side-by-side measurements, each a command that prints a table and can write JSON: `python -m benchmarks.NAME help=true`.
+"""Side-by-side measurements, each a command that prints a table and can write JSON: `python -m
+benchmarks.NAME help=true`.
 
-Whatever is compared runs in turns on one machine, each time in a process of its own. The ratios are the result.
+Whatever is compared runs in turns on one machine, each time in a process of its own. The ratios are
+the result.
 """
 
 import json
@@ -15,9 +17,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def options(argv: list[str], doc: str, **defaults) -> dict:
-    """The `key=value` arguments as the types of their defaults; those that are not among them, under "rest".
+    """The `key=value` arguments as the types of their defaults; the others under "rest".
 
-    Ends the process after printing `doc` for help=true, and with a sentence for a value of another type.
+    Ends the process after printing `doc` for help=true, or with a sentence for a wrong type.
     """
     given = {**defaults, "json": "", "rest": []}
     for arg in argv:
@@ -44,7 +46,8 @@ def chosen(names: str, known: dict) -> dict:
 
 
 def apart(function: Callable[..., dict], *args) -> dict:
-    """What function(*args) returns in a fresh process, with the most memory that this process held, in bytes, as "memory"."""
+    """What function(*args) returns in a fresh process, with the most memory that this process held,
+    in bytes, as "memory"."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_with_memory, function, *args).result()
 
@@ -61,8 +64,10 @@ def _with_memory(function: Callable[..., dict], *args) -> dict:
     return {**result, "memory": peak * (1 if sys.platform == "darwin" else 1024)}
 
 
-def seconds_per(step: Callable[[], None], seconds: float, wait: Callable[[], None] = lambda: None) -> float:
-    """The median time of a step, of at least 3 and of as many as fit into the seconds, after two that are not counted."""
+def seconds_per(step: Callable[[], None], seconds: float,
+                wait: Callable[[], None] = lambda: None) -> float:
+    """The median time of a step, of at least 3 and of as many as fit into the seconds, after two
+    that are not counted."""
     for _ in range(2):
         step()
     times, end = [], time.perf_counter() + seconds

@@ -1,11 +1,12 @@
 """Time to a loss on tiny Shakespeare by characters: nanoGPT's setting against ours.
 
-    python -m benchmarks.speedrun [runs=speedrun,shakespeare_cpu,shakespeare_cpu_long] [baseline=nanogpt_cpu] [pairs=1] [json=FILE]
+    python -m benchmarks.speedrun [runs=speedrun,shakespeare_cpu,shakespeare_cpu_long]
+                                  [baseline=nanogpt_cpu] [pairs=1] [json=FILE]
                                   [data.path=FILE] [max_steps=N …]
 
-In turns, `pairs` times, each with a seed of its own, and with everything that is not training switched off. Seconds are
-`train_seconds`: building batches, compiling, forward, backward, update. More settings go to all runs. On a GPU:
-runs=shakespeare_gpu baseline=nanogpt_gpu.
+In turns, `pairs` times, each with a seed of its own, and with everything that is not training
+switched off. Seconds are `train_seconds`: building batches, compiling, forward, backward, update.
+More settings go to all runs. On a GPU: runs=shakespeare_gpu baseline=nanogpt_gpu.
 """
 
 import json
@@ -21,37 +22,46 @@ from rich.table import Table
 import cli
 from benchmarks import ROOT, options, write_json
 
-PUBLISHED = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}  # nanoGPT's losses at these settings, the first on the whole validation split
-QUIET = ["eval.every=0", "attention.every=0", "checkpoint.every=0", "log.every=50", "wandb.mode=disabled"]
+# nanoGPT's losses at these settings, the first on the whole validation split
+PUBLISHED = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}
+QUIET = ["eval.every=0", "attention.every=0", "checkpoint.every=0", "log.every=50",
+         "wandb.mode=disabled"]
 
 
 def measure(experiment: str, seed: int, settings: list[str]) -> dict:
     """Train an experiment in a process of its own; its last row of metrics."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, experiment)
-        subprocess.run([sys.executable, str(ROOT / "train.py"), f"experiment={experiment}", f"seed={seed}", f"run_dir={run}", *QUIET, *settings],
+        subprocess.run([sys.executable, str(ROOT / "train.py"), f"experiment={experiment}",
+                        f"seed={seed}", f"run_dir={run}", *QUIET, *settings],
                        check=True)
         return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
 
 
 def main(argv: list[str]) -> dict:
-    given = options(argv, __doc__, runs="speedrun,shakespeare_cpu,shakespeare_cpu_long", baseline="nanogpt_cpu", pairs=1)
+    given = options(argv, __doc__, runs="speedrun,shakespeare_cpu,shakespeare_cpu_long",
+                    baseline="nanogpt_cpu", pairs=1)
     names = [given["baseline"], *given["runs"].split(",")]
     result = {name: [] for name in names}
     for seed in range(1, given["pairs"] + 1):
         for name in names:
             row = measure(name, seed, given["rest"])
-            result[name].append({"seed": seed, "loss": row["val/loss"], "seconds": row["train_seconds"], "steps": row["step"]})
+            result[name].append({"seed": seed, "loss": row["val/loss"],
+                                 "seconds": row["train_seconds"], "steps": row["step"]})
 
     published = PUBLISHED.get(names[0])
-    table = Table(title="tiny Shakespeare, characters" + (f" (nanoGPT, {names[0]}: {published})" if published else ""))
+    table = Table(title="tiny Shakespeare, characters" + (
+        f" (nanoGPT, {names[0]}: {published})" if published else ""))
     for column in ("experiment", "loss, mean", "worst", "seconds, mean", "against the baseline"):
         table.add_column(column, justify="right" if column != "experiment" else "left")
     base = mean(run["seconds"] for run in result[names[0]])
     for name, runs in result.items():
         seconds = mean(run["seconds"] for run in runs)
-        ratio = f"{base / seconds:.1f}x faster" if seconds < base else f"{seconds / base:.1f} times as long"
-        table.add_row(name, f"{mean(run['loss'] for run in runs):.4f}", f"{max(run['loss'] for run in runs):.4f}", f"{seconds:.1f}",
+        ratio = f"{seconds / base:.1f} times as long"
+        if seconds < base:
+            ratio = f"{base / seconds:.1f}x faster"
+        table.add_row(name, f"{mean(run['loss'] for run in runs):.4f}",
+                      f"{max(run['loss'] for run in runs):.4f}", f"{seconds:.1f}",
                       ratio if name != names[0] else "")
     Console().print(table)
     write_json(given["json"], result)

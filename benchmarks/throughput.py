@@ -1,12 +1,15 @@
-"""Training speed at equal architecture: GlassGPT against transformers' GPT2LMHeadModel with the same optimizer.
+"""Training speed at equal architecture: GlassGPT against transformers' GPT2LMHeadModel with the
+same optimizer.
 
-    python -m benchmarks.throughput [sizes=4x128,6x384,12x768] [seconds=20] [rounds=2] [device=auto] [json=FILE]
+    python -m benchmarks.throughput [sizes=4x128,6x384,12x768] [seconds=20] [rounds=2]
+                                    [device=auto] [json=FILE]
 
-Both take whole training steps (forward, backward, clipping, fused AdamW) on the same random tokens, in turns, each
-time in a process of its own: transformers as it comes (eager, float32) and under bf16 autocast, GlassGPT eager in
-float32 and as `precision=auto compile=auto` become for a run of 2,000 steps. For each the median step of `seconds`
-is taken, and the median of the rounds. Operations are counted from the structure, attention included; their share is
-of what a matrix product of 2048³ reaches here, in the precision used, and on a GPU also of its maker's figure.
+Both take whole training steps (forward, backward, clipping, fused AdamW) on the same random tokens,
+in turns, each time in a process of its own: transformers as it comes (eager, float32) and under
+bf16 autocast, GlassGPT eager in float32 and as `precision=auto compile=auto` become for a run of
+2,000 steps. For each the median step of `seconds` is taken, and the median of the rounds.
+Operations are counted from the structure, attention included; their share is of what a matrix
+product of 2048³ reaches here, in the precision used, and on a GPU also of its maker's figure.
 """
 
 import sys
@@ -20,7 +23,8 @@ import cli
 from benchmarks import apart, chosen, options, seconds_per, write_json
 
 # Layers, heads, width, context, sequences a step, vocabulary.
-SIZES = {"4x128": (4, 4, 128, 64, 12, 65), "6x384": (6, 6, 384, 256, 16, 65), "12x768": (12, 12, 768, 1024, 1, 50257)}
+SIZES = {"4x128": (4, 4, 128, 64, 12, 65), "6x384": (6, 6, 384, 256, 16, 65),
+         "12x768": (12, 12, 768, 1024, 1, 50257)}
 STEPS = 2000  # of the run for which compile=auto decides
 OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
@@ -33,8 +37,10 @@ def make_config(size: str, precision: str, compile: bool | str, device: str):
     n_layer, n_head, n_embd, block_size, batch_size, vocab_size = SIZES[size]
     config = Config(
         device=device, precision=precision, compile=compile, batch_size=batch_size, max_steps=STEPS,
-        model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head, n_embd=n_embd, bias=True),
-        optim=OptimConfig(lr=OPTIM["lr"], beta1=OPTIM["betas"][0], beta2=OPTIM["betas"][1], weight_decay=OPTIM["weight_decay"],
+        model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head,
+                        n_embd=n_embd, bias=True),
+        optim=OptimConfig(lr=OPTIM["lr"], beta1=OPTIM["betas"][0], beta2=OPTIM["betas"][1],
+                          weight_decay=OPTIM["weight_decay"],
                           schedule="constant", warmup_steps=0))
     return resolve_device(config)
 
@@ -58,7 +64,8 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
     config = make_config(size, precision, compile, device)
     torch.manual_seed(0)
     model = GPT(config.model).to(config.device)
-    optimizers, batches, step, forward = build_optimizers(model, config), random_batches(config), 0, model
+    optimizers, batches, step, forward = build_optimizers(model, config), random_batches(
+        config), 0, model
     flops = model.flops_per_token() * config.batch_size * config.model.block_size
     if config.compile == "auto":
         config.compile = compile_pays(config.device, flops * STEPS)[0]
@@ -72,7 +79,8 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
         update(forward, model, optimizers, x, y, config, step)
         step += 1
 
-    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device)), "parameters": model.num_parameters(),
+    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device)),
+            "parameters": model.num_parameters(),
             "flops": flops, "precision": config.precision, "compiled": config.compile}
 
 
@@ -86,8 +94,10 @@ def theirs(size: str, precision: str, compile: bool, device: str, seconds: float
     config = make_config(size, precision, compile, device)
     c, batches, step = config.model, random_batches(config), 0
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head,
-                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)).to(config.device)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size,
+                                       n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head,
+                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                                       use_cache=False)).to(config.device)
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIM, fused=True)
 
     def train() -> None:
@@ -101,20 +111,24 @@ def theirs(size: str, precision: str, compile: bool, device: str, seconds: float
         optimizer.zero_grad(set_to_none=True)
         step += 1
 
-    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device)), "parameters": model.num_parameters(),
+    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device)),
+            "parameters": model.num_parameters(),
             "precision": config.precision, "compiled": False}
 
 
-# Name → what is measured, in which precision, compiled or not. The first is what the others are compared with.
+# Name → what is measured, in which precision, compiled or not. The others are compared with the
+# first.
 RUNNERS = {"transformers": (theirs, "fp32", False), "transformers, bf16": (theirs, "bf16", False),
-           "GlassGPT, eager float32": (ours, "fp32", False), "GlassGPT, auto": (ours, "auto", "auto")}
+           "GlassGPT, eager float32": (ours, "fp32", False),
+           "GlassGPT, auto": (ours, "auto", "auto")}
 
 
 def rates(device: str) -> dict:
     """Measured operations per second of a matrix product, by precision."""
     from benchmarks.plan import matmul_rate
 
-    return {precision: matmul_rate(device, precision, seconds=1.0) for precision in ("fp32", "bf16")}
+    return {precision: matmul_rate(device, precision, seconds=1.0)
+            for precision in ("fp32", "bf16")}
 
 
 def main(argv: list[str]) -> dict:
@@ -126,7 +140,8 @@ def main(argv: list[str]) -> dict:
     console = Console()
     result = {"machine": describe(device), "sizes": {}}
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("matrix products", total=len(sizes) * given["rounds"] * len(RUNNERS) + 1)
+        task = progress.add_task("matrix products",
+                                 total=len(sizes) * given["rounds"] * len(RUNNERS) + 1)
         result["matmul"] = apart(rates, device)
         progress.advance(task)
         for size in sizes:
@@ -134,11 +149,13 @@ def main(argv: list[str]) -> dict:
             for _ in range(given["rounds"]):
                 for name, (runner, precision, compile) in RUNNERS.items():
                     progress.update(task, description=f"{size}: {name}")
-                    measured[name].append(apart(runner, size, precision, compile, device, given["seconds"]))
+                    measured[name].append(apart(runner, size, precision, compile, device,
+                                                given["seconds"]))
                     progress.advance(task)
             result["sizes"][size] = summed_up(size, measured, result["matmul"])
     console.print(f"{result['machine']}; matrix products: "
-                  f"{result['matmul']['fp32'] / 1e9:,.0f} GFLOP/s in float32, {result['matmul']['bf16'] / 1e9:,.0f} in bf16")
+                  f"{result['matmul']['fp32'] / 1e9:,.0f} GFLOP/s in float32, "
+                  f"{result['matmul']['bf16'] / 1e9:,.0f} in bf16")
     for size, rows in result["sizes"].items():
         console.print(table(size, rows, result["machine"]))
     write_json(given["json"], result)
@@ -152,9 +169,12 @@ def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
     for name, rounds in measured.items():
         seconds = median(m["seconds"] for m in rounds)
         first = rows.get("transformers", {"seconds": seconds})
-        rows[name] = {"seconds": seconds, "tokens_per_second": tokens / seconds, "ratio": first["seconds"] / seconds,
-                      "flops_per_second": flops / seconds, "share_of_matmul": flops / seconds / matmul[rounds[0]["precision"]],
-                      "memory": max(m["memory"] for m in rounds), "precision": rounds[0]["precision"], "compiled": rounds[0]["compiled"],
+        rows[name] = {"seconds": seconds, "tokens_per_second": tokens / seconds,
+                      "ratio": first["seconds"] / seconds,
+                      "flops_per_second": flops / seconds,
+                      "share_of_matmul": flops / seconds / matmul[rounds[0]["precision"]],
+                      "memory": max(m["memory"] for m in rounds),
+                      "precision": rounds[0]["precision"], "compiled": rounds[0]["compiled"],
                       "parameters": rounds[0]["parameters"]}
     return rows
 
@@ -162,15 +182,19 @@ def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
 def table(size: str, rows: dict, machine: str) -> Table:
     n_layer, _, n_embd, block_size, batch_size, _ = SIZES[size]
     parameters = rows["GlassGPT, auto"]["parameters"]
-    table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, {batch_size} × {block_size} tokens a step")
+    table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, "
+                        f"{batch_size} × {block_size} tokens a step")
     from benchmarks.plan import GPUS
 
     gpu = next((rate for name, (rate, _) in GPUS.items() if name in machine), None)
-    for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul", "memory") + (("of data sheet",) if gpu else ()):
+    for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul",
+                   "memory") + (("of data sheet",) if gpu else ()):
         table.add_column(column, justify="right" if column else "left")
     for name, row in rows.items():
-        how = f" ({row['precision']}, {'compiled' if row['compiled'] else 'eager'})" if name.endswith("auto") else ""
-        table.add_row(name + how, f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}x", f"{row['flops_per_second'] / 1e9:,.0f}",
+        compiled = "compiled" if row["compiled"] else "eager"
+        how = f" ({row['precision']}, {compiled})" if name.endswith("auto") else ""
+        table.add_row(name + how, f"{row['tokens_per_second']:,.0f}", f"{row['ratio']:.2f}x",
+                      f"{row['flops_per_second'] / 1e9:,.0f}",
                       f"{row['share_of_matmul']:.0%}", f"{row['memory'] / 2**20:,.0f} MB",
                       *([f"{row['flops_per_second'] / gpu:.0%}"] if gpu else []))
     return table

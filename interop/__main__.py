@@ -1,4 +1,5 @@
-"""`python -m interop run_dir=RUN to=FOLDER`: a run's model as a folder of Hugging Face's format, with its tokenizer and a card."""
+"""`python -m interop run_dir=RUN to=FOLDER`: a run's model, tokenizer and a card for Hugging Face's
+tools."""
 
 import json
 import shlex
@@ -38,14 +39,17 @@ def export(config: ExportConfig) -> None:
     run_dir, to = (Path(path).expanduser() for path in (config.run_dir, config.to))
     _, manifest = find_checkpoint(run_dir, config.checkpoint, note)
     model, tokenizer, run = load_run(run_dir, str(manifest["step"]), note)
-    losses = next((row for row in read_rows(run_dir / "metrics.jsonl") if row["step"] == manifest["step"]), {})
+    rows = read_rows(run_dir / "metrics.jsonl")
+    losses = next((row for row in rows if row["step"] == manifest["step"]), {})
     save_hf(model, to, tokenizer, model_card(run, model.num_parameters(), manifest, losses))
     note(f"wrote {to}: {model.num_parameters():,} parameters after {manifest['step']:,} steps")
 
 
 def model_card(run: Config, parameters: int, manifest: dict, losses: dict) -> str:
-    """The README.md of an exported model: what it is, what it reached, what it was trained on, and by which command."""
-    measured = {"validation loss, nats per token": "val/loss", "validation, bits per byte": "val/bits_per_byte",
+    """The README.md of an exported model: what it is, what it reached, what it was trained on, and
+    by which command."""
+    measured = {"validation loss, nats per token": "val/loss",
+                "validation, bits per byte": "val/bits_per_byte",
                 "training loss, nats per token": "train/loss"}
     table = [f"| {words} | {losses[key]:.4f} |" for words, key in measured.items() if key in losses]
     # The last two blocks are indented, not fenced: no path or name in them can end one.
@@ -67,7 +71,8 @@ tags: [glassgpt]
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = (kind.from_pretrained("FOLDER") for kind in (AutoModelForCausalLM, AutoTokenizer))
+kinds = (AutoModelForCausalLM, AutoTokenizer)
+model, tokenizer = (kind.from_pretrained("FOLDER") for kind in kinds)
 ```
 
 Trained by
@@ -82,13 +87,17 @@ with this configuration:
 def training_command(run: Config) -> str:
     """The `python train.py …` that has the settings of a run."""
     with hydra.initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
-        default = {name: value for name, _, value in knobs(OmegaConf.to_object(hydra.compose("config")))}
+        composed = OmegaConf.to_object(hydra.compose("config"))
+    default = {name: value for name, _, value in knobs(composed)}
     said_otherwise = ("run_dir", "resume", "eval_only", "accept_changed_data", "model.vocab_size")
-    typed = {name: value for name, _, value in knobs(run) if value != default[name] and name not in said_otherwise}
+    typed = {name: value for name, _, value in knobs(run)
+             if value != default[name] and name not in said_otherwise}
     if run.init_from:  # which brings the rest
-        typed = {name: value for name, value in typed.items() if not name.startswith(("model.", "tokenizer."))}
+        typed = {name: value for name, value in typed.items()
+                 if not name.startswith(("model.", "tokenizer."))}
         typed |= {"model.block_size": run.model.block_size, "model.dropout": run.model.dropout}
-    typed = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in typed.items()]
+    typed = [f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+             for name, value in typed.items()]
     return shlex.join(["python", "train.py", *typed])
 
 
@@ -101,7 +110,8 @@ def main() -> None:
 
 
 def help() -> str:
-    return cli.settings_help("""Write a run's model for transformers, and what loads its format: vLLM, llama.cpp.
+    return cli.settings_help("""Write a run's model for transformers, and what loads its format
+(vLLM, llama.cpp).
 
   python -m interop run_dir=runs/X to=exported""", ExportConfig)
 

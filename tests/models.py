@@ -14,21 +14,27 @@ few = settings(deadline=None, max_examples=25)
 
 # Small models of every kind. All head sizes are even, which rotary positions need.
 configs = st.builds(
-    GPTConfig, vocab_size=st.just(23), block_size=st.just(16), n_layer=st.just(2), n_head=st.just(4),
-    n_kv_head=st.sampled_from([None, 1, 2, 4]), n_embd=st.just(16), head_dim=st.sampled_from([None, 6]),
+    GPTConfig, vocab_size=st.just(23), block_size=st.just(16), n_layer=st.just(2),
+    n_head=st.just(4),
+    n_kv_head=st.sampled_from([None, 1, 2, 4]), n_embd=st.just(16),
+    head_dim=st.sampled_from([None, 6]),
     value_head_dim=st.sampled_from([None, 3]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
     norm=st.sampled_from(["layernorm", "rmsnorm"]), position=st.sampled_from(["learned", "rope"]),
-    rope_theta=st.sampled_from([100.0, 10000.0]), rope_factor=st.sampled_from([1.0, 4.0]), rope_trained=st.sampled_from([None, 8]),
-    qk_norm=st.booleans(), bias=st.sampled_from([False, True, "attention", "qkv"]), tie_embeddings=st.booleans())
+    rope_theta=st.sampled_from([100.0, 10000.0]), rope_factor=st.sampled_from([1.0, 4.0]),
+    rope_trained=st.sampled_from([None, 8]),
+    qk_norm=st.booleans(), bias=st.sampled_from([False, True, "attention", "qkv"]),
+    tie_embeddings=st.booleans())
 seeds = st.integers(0, 2**31)
 
 
 def small(**changes):
-    return GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16, **changes})
+    return GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16,
+                        **changes})
 
 
 def lively(module, seed=0):
-    """The module with weights as large as trained ones: attention far from uniform, gains and biases far from 1 and 0."""
+    """The module with weights as large as trained ones: attention far from uniform, gains and
+    biases far from 1 and 0."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for p in module.parameters():

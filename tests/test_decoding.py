@@ -46,8 +46,10 @@ def greedy_without_a_cache(model, tokens, new):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30), seed=seeds)
-def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, block, prompt, new, seed):
+@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
+       seed=seeds)
+def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(
+        config, block, prompt, new, seed):
     config.block_size = block
     model, tokens = lively(GPT(config).double(), seed), random_tokens(2, prompt, seed=seed)
     expected = greedy_without_a_cache(model, tokens, new)
@@ -59,14 +61,18 @@ def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(config, 
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30), seed=seeds)
-def test_drawn_text_with_the_cache_is_that_without_also_past_the_block(config, block, prompt, new, seed):
+@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
+       seed=seeds)
+def test_drawn_text_with_the_cache_is_that_without_also_past_the_block(
+        config, block, prompt, new, seed):
     config.block_size = block
     model, tokens = lively(GPT(config).double(), seed), random_tokens(1, prompt, seed=seed)
-    got, noise = model.generate(tokens, new, temperature=1.2, top_p=0.9, seed=seed), Noise(1, [seed], 23, torch.device("cpu"))
+    got, noise = model.generate(tokens, new, temperature=1.2, top_p=0.9,
+                                seed=seed), Noise(1, [seed], 23, torch.device("cpu"))
     with torch.no_grad():
         for T in range(prompt, prompt + new):
-            probabilities = next_token_probabilities(model(tokens[:, window_start(T, block):])[0][:, -1].float(), 1.2, top_p=0.9)
+            probabilities = next_token_probabilities(
+                model(tokens[:, window_start(T, block):])[0][:, -1].float(), 1.2, top_p=0.9)
             tokens = torch.cat((tokens, draw(probabilities, noise.at(T))[:, None]), dim=1)
     assert torch.equal(got, tokens)
 
@@ -85,7 +91,8 @@ def reference_probabilities(logits, temperature, top_k, top_p, min_p):
         n = 1
         while n < len(ordered) and sum(kept[i] for i in ordered[:n]) < top_p:
             n += 1
-        assume(all(abs(sum(kept[i] for i in ordered[:m]) - top_p) > 1e-5 for m in range(1, len(ordered) + 1)))
+        assume(all(abs(sum(kept[i] for i in ordered[:m]) - top_p) > 1e-5
+                   for m in range(1, len(ordered) + 1)))
         kept = normalised({i: kept[i] for i in ordered[:n]})
     if min_p is not None:
         highest = max(kept.values())
@@ -95,9 +102,12 @@ def reference_probabilities(logits, temperature, top_k, top_p, min_p):
 
 
 @settings(deadline=None, max_examples=200)
-@given(logits=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True), temperature=st.floats(0.3, 3),
-       top_k=st.none() | st.integers(1, 15), top_p=st.none() | st.floats(0.01, 1), min_p=st.none() | st.floats(0, 0.99))
-def test_the_next_token_is_drawn_from_what_the_definitions_leave(logits, temperature, top_k, top_p, min_p):
+@given(logits=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True),
+       temperature=st.floats(0.3, 3),
+       top_k=st.none() | st.integers(1, 15), top_p=st.none() | st.floats(0.01, 1),
+       min_p=st.none() | st.floats(0, 0.99))
+def test_the_next_token_is_drawn_from_what_the_definitions_leave(
+        logits, temperature, top_k, top_p, min_p):
     logits = [x / 100 for x in logits]
     expected = reference_probabilities(logits, temperature, top_k, top_p, min_p)
     got = next_token_probabilities(torch.tensor([logits]), temperature, top_k, top_p, min_p)[0]
@@ -123,7 +133,8 @@ HAND_BUILT = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log()
     ({"min_p": 0.0}, [0.1, 0.4, 0.05, 0.25, 0.2]),
     ({"min_p": 1.0}, [0, 1, 0, 0, 0]),
     ({"top_k": 3, "top_p": 0.6}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"top_k": 3, "top_p": 0.75}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),  # of what top_k left, 0.65/0.85 is enough
+    # of what top_k left, 0.65/0.85 is enough
+    ({"top_k": 3, "top_p": 0.75}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
 ])
 def test_a_setting_leaves_the_tokens_that_its_definition_leaves(how, left):
     other = HAND_BUILT.flip(0)
@@ -131,11 +142,14 @@ def test_a_setting_leaves_the_tokens_that_its_definition_leaves(how, left):
     torch.testing.assert_close(got, torch.tensor([left, left[::-1]], dtype=torch.float32))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-300, 1e-45, 1e-39, 1e-38, 1e-30, 1e-10, 1e-4])
+@pytest.mark.parametrize("temperature",
+                         [0.0, 1e-320, 1e-300, 1e-45, 1e-39, 1e-38, 1e-30, 1e-10, 1e-4])
 @pytest.mark.parametrize("how", [{}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1}])
 def test_a_tiny_temperature_takes_the_likeliest_token(temperature, how):
-    logits = torch.tensor([[1e4, -1e4, 3.0], [-3.0, 2.0, -math.inf], [0.0, -1.0, 3e38], [-1e30, -1e31, -2e30]])
-    assert next_token_probabilities(logits, temperature, **how).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    logits = torch.tensor([[1e4, -1e4, 3.0], [-3.0, 2.0, -math.inf], [0.0, -1.0, 3e38],
+                           [-1e30, -1e31, -2e30]])
+    assert next_token_probabilities(logits, temperature,
+                                    **how).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
@@ -154,7 +168,8 @@ def test_a_row_of_a_batch_is_that_row_alone_with_its_own_seed(seed, rows, prompt
     together = model.generate(tokens, 12, temperature=1.3, top_p=0.95, seed=seed)
     assert torch.equal(together, model.generate(tokens, 12, temperature=1.3, top_p=0.95, seed=seed))
     for row in range(rows):
-        alone = model.generate(tokens[row:row + 1], 12, temperature=1.3, top_p=0.95, seed=seed + row)
+        alone = model.generate(tokens[row:row + 1], 12, temperature=1.3, top_p=0.95,
+                               seed=seed + row)
         assert torch.equal(together[row:row + 1], alone)
 
 
@@ -217,7 +232,8 @@ def test_generation_from_no_token_is_refused():
         GPT(small()).generate(torch.zeros(1, 0, dtype=torch.long), 3)
 
 
-@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("temperature", math.nan), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5),
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1.0), ("temperature", math.nan),
+                                             ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5),
                                              ("min_p", -0.1), ("min_p", 2.0)])
 def test_sampling_settings_out_of_bounds_are_refused(name, value):
     with pytest.raises(ValueError, match="out of its bounds"):
@@ -228,12 +244,14 @@ def test_a_cache_used_before_is_used_afresh():
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=2, n_head=2, n_embd=16))
     tokens, cache = torch.tensor([[1, 2, 3]]), KVCache(model.config, 1)
-    first, second = ([int(t) for t in streamed(model, tokens, 8, temperature=0, cache=cache)] for _ in range(2))
+    first, second = ([int(t) for t in streamed(model, tokens, 8, temperature=0, cache=cache)]
+                     for _ in range(2))
     assert first == second
 
 
 @few
-@given(config=configs, norm_embedding=st.booleans(), rows=st.integers(1, 3), filled=st.integers(1, 15), seed=seeds)
+@given(config=configs, norm_embedding=st.booleans(), rows=st.integers(1, 3),
+       filled=st.integers(1, 15), seed=seeds)
 def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows, filled, seed):
     config.norm_embedding = norm_embedding
     model, tokens = lively(GPT(config).double(), seed), random_tokens(rows, 16, seed=seed)
@@ -247,20 +265,24 @@ def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
-def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float32_within_rounding(n_kv_head):
+def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float32_within_rounding(
+        n_kv_head):
     torch.manual_seed(0)
-    model = GPT(small(vocab_size=50, n_embd=64, n_kv_head=n_kv_head, block_size=32, position="rope"))
+    model = GPT(small(vocab_size=50, n_embd=64, n_kv_head=n_kv_head, block_size=32,
+                      position="rope"))
     tokens = torch.randint(0, 50, (3, 30))
     with torch.no_grad():
         exact = model(tokens)[0].softmax(-1)
         model.to(torch.bfloat16)
         decoder = Decoder(model, model.make_cache(3))
         assert decoder.cache.keys.dtype == torch.float32
-        logits = [decoder.fill(tokens[:, :20])] + [decoder.step(tokens[:, t]) for t in range(20, 30)]
+        logits = [decoder.fill(tokens[:, :20])] + [decoder.step(tokens[:, t])
+                                                   for t in range(20, 30)]
     assert torch.allclose(torch.stack(logits, dim=1).float().softmax(-1), exact[:, 19:], atol=2e-3)
 
 
-@given(weights=st.lists(st.sampled_from([0.0, 1e-30, 1.0, 2.0, 5.0]), min_size=1, max_size=12).filter(lambda w: sum(w) >= 1), seed=seeds)
+@given(weights=st.lists(st.sampled_from([0.0, 1e-30, 1.0, 2.0, 5.0]), min_size=1,
+                        max_size=12).filter(lambda w: sum(w) >= 1), seed=seeds)
 def test_a_token_without_a_chance_is_never_drawn(weights, seed):
     p = torch.tensor([weights]) / sum(weights)
     assert p[0, int(draw(p, Noise(1, [seed], len(weights), torch.device("cpu")).at(3)))] >= 0.01
@@ -272,24 +294,28 @@ def test_the_race_that_draws_is_won_as_often_as_a_token_is_likely():
     often = torch.bincount(drawn, minlength=5) / 20_000
     assert ((often - p).abs() <= 4 * (p * (1 - p) / 20_000).sqrt()).all()
     noise = Noise(1, [5], 5, torch.device("cpu"))
-    often = torch.bincount(torch.cat([draw(p[None], noise.at(t)) for t in range(20_000)]), minlength=5) / 20_000
+    often = torch.bincount(torch.cat([draw(p[None], noise.at(t)) for t in range(20_000)]),
+                           minlength=5) / 20_000
     assert ((often - p).abs() <= 4 * (p * (1 - p) / 20_000).sqrt()).all()
 
 
 @few
-@given(vocab_size=st.sampled_from([1, 7, 1000, 20_000]), seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
+@given(vocab_size=st.sampled_from([1, 7, 1000, 20_000]),
+       seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
        positions=st.lists(st.integers(0, 3000), min_size=1, max_size=5))
 def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds, positions):
     noise = Noise(len(seeds), seeds, vocab_size, torch.device("cpu"))
     for position in positions:
         made = noise.at(position)
-        assert made.shape == (len(seeds), vocab_size) and (made > 0).all() and torch.isfinite(made).all()
+        assert made.shape == (len(seeds), vocab_size) and (made > 0).all()
+        assert torch.isfinite(made).all()
         for row, seed in enumerate(seeds):
-            assert torch.equal(made[row:row + 1], Noise(1, [seed], vocab_size, torch.device("cpu")).at(position))
+            assert torch.equal(made[row:row + 1],
+                               Noise(1, [seed], vocab_size, torch.device("cpu")).at(position))
     assert vocab_size < 1000 or not torch.equal(noise.at(0), noise.at(1))
 
 
-# --- prompts of different lengths in one batch ---------------------------------------------------------------------
+# --- prompts of different lengths in one batch ----------------------------------------------------
 
 
 def alone(model, prompt, new, seed, **choice):
@@ -297,20 +323,25 @@ def alone(model, prompt, new, seed, **choice):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), new=st.integers(1, 30),
-       temperature=st.sampled_from([0.0, 1.0]), penalty=st.sampled_from([1.0, 1.3]), stop_token=st.none() | st.integers(0, 22), seed=seeds)
-def test_a_prompt_gets_in_a_batch_of_any_lengths_what_it_gets_alone(config, block, lengths, new, temperature, penalty, stop_token, seed):
+@given(config=configs, block=st.integers(1, 16),
+       lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), new=st.integers(1, 30),
+       temperature=st.sampled_from([0.0, 1.0]), penalty=st.sampled_from([1.0, 1.3]),
+       stop_token=st.none() | st.integers(0, 22), seed=seeds)
+def test_a_prompt_gets_in_a_batch_of_any_lengths_what_it_gets_alone(
+        config, block, lengths, new, temperature, penalty, stop_token, seed):
     config.block_size = block
     model = lively(GPT(config).double(), seed)
     prompts = [random_tokens(length, seed=seed + length) for length in lengths]
     choice = {"temperature": temperature, "repetition_penalty": penalty, "stop_token": stop_token}
     got = [[] for _ in prompts]
-    for tokens in streamed(model, prompts, new, [seed + 7 * row for row in range(len(prompts))], **choice):
+    for tokens in streamed(model, prompts, new, [seed + 7 * row for row in range(len(prompts))],
+                           **choice):
         assert (tokens >= 0).any() or len(set(lengths)) > 1
         for row, token in enumerate(tokens.tolist()):
             if token >= 0:
                 got[row].append(token)
-    assert got == [alone(model, prompt, new, seed + 7 * row, **choice) for row, prompt in enumerate(prompts)]
+    assert got == [alone(model, prompt, new, seed + 7 * row, **choice) for row,
+                   prompt in enumerate(prompts)]
 
 
 def test_in_float32_too_a_text_is_the_same_alone_and_in_a_batch_of_any_lengths():
@@ -325,7 +356,8 @@ def test_in_float32_too_a_text_is_the_same_alone_and_in_a_batch_of_any_lengths()
 def test_a_longer_prompt_is_read_at_once_when_only_it_is_left(monkeypatch):
     model, fills = lively(GPT(small(block_size=64))), []
     fill = Decoder.fill
-    monkeypatch.setattr(Decoder, "fill", lambda self, tokens: fills.append(tokens.shape[1]) or fill(self, tokens))
+    monkeypatch.setattr(Decoder, "fill", lambda self,
+                        tokens: fills.append(tokens.shape[1]) or fill(self, tokens))
     list(streamed(model, [random_tokens(2), random_tokens(50)], 3))
     assert fills == [2, 1, 1, 50 - 4, 1, 1]
 
@@ -334,7 +366,8 @@ def test_a_text_that_goes_on_from_where_it_was_cut_is_the_text_that_was_not():
     model, prompt = lively(GPT(small()).double()), random_tokens(3)
     whole = alone(model, prompt, 30, 5)
     for cut in (1, 13, 29):
-        assert alone(model, torch.cat((prompt, torch.tensor(whole[:cut]))), 30 - cut, 5) == whole[cut:]
+        assert alone(model, torch.cat((prompt, torch.tensor(whole[:cut]))), 30 - cut,
+                     5) == whole[cut:]
 
 
 def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
@@ -351,24 +384,29 @@ def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
     assert [row[2] for row in got] == free[2][:4] + [-1] * 6
 
 
-# --- the definitions of others -------------------------------------------------------------------------------------
+# --- the definitions of others --------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=seeds, rows=st.integers(1, 3), vocab_size=st.integers(2, 60), temperature=st.floats(0.2, 3), top_k=st.none() | st.integers(1, 70),
-       top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9), penalty=st.sampled_from([1.0, 0.7, 1.2, 3.0]))
-def test_the_choice_is_that_of_transformers_processors(seed, rows, vocab_size, temperature, top_k, top_p, min_p, penalty):
+@given(seed=seeds, rows=st.integers(1, 3), vocab_size=st.integers(2, 60),
+       temperature=st.floats(0.2, 3), top_k=st.none() | st.integers(1, 70),
+       top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9),
+       penalty=st.sampled_from([1.0, 0.7, 1.2, 3.0]))
+def test_the_choice_is_that_of_transformers_processors(seed, rows, vocab_size, temperature, top_k,
+                                                       top_p, min_p, penalty):
     from transformers import generation as hf
 
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(rows, vocab_size, generator=generator, dtype=torch.float64)
     tokens = torch.randint(vocab_size, (rows, 10), generator=generator)
-    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(penalty), hf.TemperatureLogitsWarper(temperature)])
+    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(penalty),
+                                     hf.TemperatureLogitsWarper(temperature)])
     theirs += [hf.TopKLogitsWarper(top_k)] if top_k else []
     theirs += [hf.TopPLogitsWarper(top_p)] if top_p else []
     theirs += [hf.MinPLogitsWarper(min_p)] if min_p else []
     seen = torch.zeros(rows, vocab_size, dtype=torch.bool).scatter(1, tokens, True)
-    ours = next_token_probabilities(penalise_repetition(logits, seen, penalty), temperature, top_k, top_p, min_p)
+    ours = next_token_probabilities(penalise_repetition(logits, seen, penalty), temperature, top_k,
+                                    top_p, min_p)
     torch.testing.assert_close(ours, theirs(tokens, logits).softmax(dim=-1), atol=1e-12, rtol=1e-9)
 
 
@@ -379,7 +417,8 @@ def test_repeated_tokens_are_penalised_as_defined_and_others_are_not():
 
 @few
 @given(prompt=st.integers(1, 30), new=st.integers(1, 25), seed=seeds)
-def test_greedy_text_with_a_penalty_is_that_of_transformers_processor_over_prompt_and_text(prompt, new, seed):
+def test_greedy_text_with_a_penalty_is_that_of_transformers_processor_over_prompt_and_text(
+        prompt, new, seed):
     from transformers.generation import RepetitionPenaltyLogitsProcessor
 
     model, tokens = lively(GPT(small()).double(), seed), random_tokens(2, prompt, seed=seed)
@@ -387,11 +426,12 @@ def test_greedy_text_with_a_penalty_is_that_of_transformers_processor_over_promp
     for _ in range(new):
         with torch.no_grad():
             logits = model(tokens[:, window_start(tokens.shape[1], 16):])[0][:, -1]
-        tokens = torch.cat((tokens, RepetitionPenaltyLogitsProcessor(1.5)(tokens, logits).argmax(-1, keepdim=True)), dim=1)
+        tokens = torch.cat((tokens, RepetitionPenaltyLogitsProcessor(1.5)(tokens, logits).argmax(
+            -1, keepdim=True)), dim=1)
     assert torch.equal(got, tokens)
 
 
-# --- text: whole characters, stop strings --------------------------------------------------------------------------
+# --- text: whole characters, stop strings ---------------------------------------------------------
 
 BYTES = train_bpe(["é日😀"], 257)  # a token for each byte
 
@@ -417,8 +457,10 @@ def ended_by_definition(whole, stops):
 
 
 @settings(deadline=None, max_examples=300)
-@given(whole=st.text("ab\né😀", max_size=20), stops=st.lists(st.text("ab\né😀", min_size=1, max_size=4), max_size=3), data=st.data())
-def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(whole, stops, data):
+@given(whole=st.text("ab\né😀", max_size=20),
+       stops=st.lists(st.text("ab\né😀", min_size=1, max_size=4), max_size=3), data=st.data())
+def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(
+        whole, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole.encode())), max_size=6)))
     pieces = [whole.encode()[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole.encode())])]
     tokenizer = SimpleNamespace(end_of_text=None, token_bytes=pieces.__getitem__)
@@ -448,7 +490,8 @@ def test_half_a_character_is_held_back_and_at_the_end_shown_as_one_that_is_not_w
 
 def test_the_end_of_text_token_ends_a_text_and_gives_what_was_held_back():
     text = Text(BYTES, [0], stop=["ab"])
-    assert grown(text, [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]) == ["x", "x", "xa"]
+    assert grown(text,
+                 [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]) == ["x", "x", "xa"]
     assert text.ended == "end_of_text" and len(text.tokens) == 3
 
 
@@ -457,7 +500,8 @@ def test_texts_written_together_are_those_written_alone_and_end_each_for_its_own
     tokenizer = train_bpe([""], 257)
 
     def made(*kinds):
-        texts = [Text(tokenizer, prompt_ids(tokenizer, prompt), seed, stop) for prompt, seed, stop in kinds]
+        texts = [Text(tokenizer, prompt_ids(tokenizer, prompt), seed, stop) for prompt, seed,
+                 stop in kinds]
         for _ in write(Decoder(model, model.make_cache(len(texts))), texts, 40):
             pass
         return [(text.text, text.tokens, text.ended) for text in texts]
@@ -467,7 +511,8 @@ def test_texts_written_together_are_those_written_alone_and_end_each_for_its_own
     kinds = [("", 1, [stop]), ("", 1, []), ("a longer prompt", 2, []), ("b", 3, ["never"])]
     together = made(*kinds)
     assert together == [made(kind)[0] for kind in kinds]
-    assert together[0] == (free[0][:free[0].index(stop)], together[0][1], "stop") and together[1] == free
+    assert together[0] == (free[0][:free[0].index(stop)], together[0][1], "stop")
+    assert together[1] == free
     assert {ended for _, _, ended in together} <= {"stop", "length", "end_of_text"}
 
 
@@ -475,13 +520,17 @@ def test_texts_written_together_are_those_written_alone_and_end_each_for_its_own
 def test_what_a_terminal_is_shown_holds_no_character_that_drives_it(text):
     shown = printable(text)
     assert not any(unicodedata.category(c) == "Cc" and c not in "\t\n" for c in shown)
-    assert len(shown) == len(text) and all(a == b for a, b in zip(text, shown) if unicodedata.category(a) != "Cc")
+    assert len(shown) == len(text)
+    assert all(a == b for a, b in zip(text, shown) if unicodedata.category(a) != "Cc")
 
 
-@pytest.mark.parametrize("tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"), train_bpe(["one two one two"], 270)])
-def test_a_sample_is_a_text_from_its_beginning_the_same_every_time_and_moves_no_random_state(tokenizer):
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"),
+                                       train_bpe(["one two one two"], 270)])
+def test_a_sample_is_a_text_from_its_beginning_the_same_every_time_and_moves_no_random_state(
+        tokenizer):
     model, state = lively(GPT(small(vocab_size=tokenizer.vocab_size))), torch.get_rng_state()
     text = sample_text(model, tokenizer, 30, seed=3)
-    assert text == sample_text(model, tokenizer, 30, seed=3) != sample_text(model, tokenizer, 30, seed=4)
+    assert text == sample_text(model, tokenizer, 30,
+                               seed=3) != sample_text(model, tokenizer, 30, seed=4)
     assert "<|endoftext|>" not in text and torch.equal(torch.get_rng_state(), state)
 

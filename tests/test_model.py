@@ -41,7 +41,7 @@ def preset(name, **changes):
     return GPTConfig(**{**settings, **changes})
 
 
-# --- by hand: the same layers from their formulas, head by head and row by row --------------------------------------
+# --- by hand: the same layers from their formulas, head by head and row by row --------------------
 
 def frequency_by_hand(c, i):
     """Radians that pair i turns by from one token to the next."""
@@ -58,8 +58,10 @@ def frequency_by_hand(c, i):
 def rotate_by_hand(x, c):
     """Positions as complex rotations (RoFormer); x (B, T, d)."""
     T, d = x.shape[-2:]
-    angles = torch.arange(T)[:, None] * torch.tensor([frequency_by_hand(c, i) for i in range(d // 2)], dtype=torch.float64)
-    z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles).to(x.to(torch.complex64).dtype)
+    angles = torch.arange(T)[:, None] * torch.tensor([frequency_by_hand(c, i)
+                                                      for i in range(d // 2)], dtype=torch.float64)
+    z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles).to(
+        x.to(torch.complex64).dtype)
     return torch.cat((z.real, z.imag), dim=-1).to(x.dtype)
 
 
@@ -70,7 +72,8 @@ def attention_by_hand(a, x):
 
         def part(linear, i, size):
             rows = slice(i * size, (i + 1) * size)
-            return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+            return F.linear(x, linear.weight[rows],
+                            None if linear.bias is None else linear.bias[rows])
 
         q, k, v = part(a.W_Q, h, c.key_dim), part(a.W_K, g, c.key_dim), part(a.W_V, g, c.value_dim)
         if c.qk_norm:
@@ -78,7 +81,8 @@ def attention_by_hand(a, x):
         if c.position == "rope":
             q, k = rotate_by_hand(q, c), rotate_by_hand(k, c)
         rows = []
-        for t in range(T):  # a query sees the keys up to its own: nothing is masked, the rest is not there
+        # a query sees the keys up to its own: nothing is masked, the rest is not there
+        for t in range(T):
             scores = (k[:, :t + 1] @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
             weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
             rows.append((weights[..., None] * v[:, :t + 1]).sum(dim=1))  # (B, d_v)
@@ -106,15 +110,20 @@ def mlp_by_hand(mlp, x):
     return mlp.W_out(h)
 
 
-# --- attention(q, k, v, mask, scale) --------------------------------------------------------------------------------
+# --- attention(q, k, v, mask, scale) --------------------------------------------------------------
 
 @few
-@given(leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]), T_q=st.integers(1, 7), T_k=st.integers(1, 7), d_k=st.integers(1, 9),
-       d_v=st.integers(1, 9), scale=st.sampled_from([None, 1.0, 0.3]), kind=st.sampled_from(["none", "boolean", "additive"]), seed=seeds)
-def test_the_written_out_formula_is_torchs_scaled_dot_product_attention(leading, T_q, T_k, d_k, d_v, scale, kind, seed):
+@given(leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]), T_q=st.integers(1, 7),
+       T_k=st.integers(1, 7), d_k=st.integers(1, 9),
+       d_v=st.integers(1, 9), scale=st.sampled_from([None, 1.0, 0.3]),
+       kind=st.sampled_from(["none", "boolean", "additive"]), seed=seeds)
+def test_the_written_out_formula_is_torchs_scaled_dot_product_attention(
+        leading, T_q, T_k, d_k, d_v, scale, kind, seed):
     torch.manual_seed(seed)
-    q, k, v = (torch.randn(*leading, *s, dtype=torch.float64) for s in ((T_q, d_k), (T_k, d_k), (T_k, d_v)))
-    mask = None if kind == "none" else torch.rand(T_q, T_k) < 0.6 if kind == "boolean" else torch.randn(T_q, T_k, dtype=torch.float64)
+    q, k, v = (torch.randn(*leading, *s, dtype=torch.float64)
+               for s in ((T_q, d_k), (T_k, d_k), (T_k, d_v)))
+    mask = None if kind == "none" else torch.rand(
+        T_q, T_k) < 0.6 if kind == "boolean" else torch.randn(T_q, T_k, dtype=torch.float64)
     if kind == "boolean":
         mask[:, 0] = True
     output, weights = attention(q, k, v, mask, scale)
@@ -125,13 +134,16 @@ def test_the_written_out_formula_is_torchs_scaled_dot_product_attention(leading,
 
 
 def test_scores_are_divided_by_the_root_of_the_key_size():
-    q, k = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
+    q, k = torch.tensor([[2.0, 0.0, 0.0,
+                          0.0]]), torch.tensor([[3.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
     weights = attention(q, k, torch.zeros(2, 1))[1]
-    close(weights, torch.tensor([[math.exp(3) / (math.exp(3) + 1), 1 / (math.exp(3) + 1)]]))  # 2·3/√4
+    # 2·3/√4
+    close(weights, torch.tensor([[math.exp(3) / (math.exp(3) + 1), 1 / (math.exp(3) + 1)]]))
 
 
 def test_a_scale_of_one_leaves_the_dot_products_as_they_are():
-    q, k = torch.tensor([[2.0, 0.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
+    q, k = torch.tensor([[2.0, 0.0, 0.0,
+                          0.0]]), torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
     weights = attention(q, k, torch.zeros(2, 1), scale=1.0)[1]
     close(weights, torch.tensor([[math.exp(2) / (math.exp(2) + 1), 1 / (math.exp(2) + 1)]]))
 
@@ -147,7 +159,8 @@ def test_the_dtype_given_is_the_dtype_returned(dtype):
 @given(T_q=st.integers(1, 6), T_k=st.integers(1, 6), seed=seeds)
 def test_a_boolean_mask_is_an_additive_one_of_zeros_and_minus_infinity(T_q, T_k, seed):
     torch.manual_seed(seed)
-    q, k, v, allowed = torch.randn(2, 3, T_q, 4), torch.randn(2, 3, T_k, 4), torch.randn(2, 3, T_k, 5), torch.rand(2, 1, T_q, T_k) < 0.5
+    q, k, v, allowed = torch.randn(2, 3, T_q, 4), torch.randn(2, 3, T_k, 4), torch.randn(
+        2, 3, T_k, 5), torch.rand(2, 1, T_q, T_k) < 0.5
     added = torch.zeros(allowed.shape).masked_fill(~allowed, -math.inf)
     for a, b in zip(attention(q, k, v, allowed), attention(q, k, v, added)):
         assert torch.equal(a, b)
@@ -195,20 +208,25 @@ def test_one_hot_attention_retrieves_exactly_one_value_vector():
 
 
 @few
-@given(groups=st.integers(1, 4), share=st.integers(1, 4), batch=st.sampled_from([(), (2,), (2, 3)]), seed=seeds)
-def test_grouped_attention_is_multi_head_attention_with_keys_and_values_repeated(groups, share, batch, seed):
+@given(groups=st.integers(1, 4), share=st.integers(1, 4), batch=st.sampled_from([(), (2,), (2, 3)]),
+       seed=seeds)
+def test_grouped_attention_is_multi_head_attention_with_keys_and_values_repeated(
+        groups, share, batch, seed):
     torch.manual_seed(seed)
-    q, k, v = torch.randn(*batch, groups * share, 5, 4), torch.randn(*batch, groups, 7, 4), torch.randn(*batch, groups, 7, 3)
+    q, k, v = torch.randn(*batch, groups * share, 5,
+                          4), torch.randn(*batch, groups, 7, 4), torch.randn(*batch, groups, 7, 3)
     output, weights = attention(q, k, v, causal_mask(5, 7))
     for h in range(groups * share):
-        expected = attention(q[..., h, :, :], k[..., h // share, :, :], v[..., h // share, :, :], causal_mask(5, 7))
+        expected = attention(q[..., h, :, :], k[..., h // share, :, :], v[..., h // share, :, :],
+                             causal_mask(5, 7))
         close((output[..., h, :, :], weights[..., h, :, :]), expected)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 3), (2, 4), (6, 4)])
 def test_heads_that_are_not_a_multiple_of_the_groups_are_refused(heads, groups):
     with pytest.raises(ValueError, match=f"{heads} query heads are not a multiple of {groups}"):
-        attention(torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4), torch.randn(1, groups, 5, 4))
+        attention(torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4),
+                  torch.randn(1, groups, 5, 4))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -220,14 +238,15 @@ def test_attention_to_another_sequence_is_torchs_cross_attention(bias):
     x, keys, values = torch.randn(2, 5, 24), torch.randn(2, 9, 10), torch.randn(2, 9, 14)
     biases = peer.in_proj_bias.chunk(3) if bias else (None, None, None)
     weights = (peer.q_proj_weight, peer.k_proj_weight, peer.v_proj_weight)
-    q, k, v = (F.linear(s, w, b).unflatten(-1, (4, 6)).transpose(1, 2) for s, w, b in zip((x, keys, values), weights, biases))
+    q, k, v = (F.linear(s, w, b).unflatten(-1, (4, 6)).transpose(1, 2) for s, w,
+               b in zip((x, keys, values), weights, biases))
     output, maps = attention(q, k, v)
     expected, expected_maps = peer(x, keys, values, average_attn_weights=False)
     close(peer.out_proj(output.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
     close(maps, expected_maps, atol=1e-5, rtol=1e-5)
 
 
-# --- the worked matrices of 004_2e522ac47f105ae6.txt, as printed there ----------------------------------------------
+# --- the worked matrices of 004_2e522ac47f105ae6.txt, as printed there ----------------------------
 
 MIXED = """
 [[ 0.38306743  0.8108122   0.39307749  0.93524704  0.90934403]
@@ -264,7 +283,8 @@ PROJECTED = """
  [-0.56312213  0.61899371 -0.61014338 -0.67973328 -1.22017855 -1.50301919]
  [-1.15883076 -1.24459388 -2.22229344 -0.23431315 -2.33165625 -2.11086604]
  [-0.18257152 -0.31870854 -0.05685886 -0.92377577  0.11453969 -3.47271662]]"""
-# Of each worked attention its E, H2 (d_k) and H1 (d_v), whether it is masked, and the L, V and L @ V printed.
+# Of each worked attention its E, H2 (d_k) and H1 (d_v), whether it is masked, and the L, V and
+# L @ V printed.
 WORKED = [
     (5, 7, 6, False, """
 [[9.99996706e-01 3.28680000e-06 7.50610498e-09 2.85006607e-14]
@@ -321,28 +341,33 @@ def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
     x, nothing = randn(4, 5), torch.zeros(4, 1, dtype=torch.float64)
     lengths = torch.arange(1, 5)[:, None]
     assert printed(attention(x, x, x, torch.eye(4, dtype=torch.bool))[0]) == ALONE.split()
-    assert printed(attention(nothing, nothing, x)[0] * 4) == SUMMED.split()  # uniform weights of 1/4
-    assert printed(attention(nothing, nothing, x, causal_mask(4, 4))[0] * lengths) == SUMMED_CAUSALLY.split()
-    assert printed(randn(4, 4) @ x) == ANY_MATRIX.split()  # no weights yet: before the document turns to softmax
+    # uniform weights of 1/4
+    assert printed(attention(nothing, nothing, x)[0] * 4) == SUMMED.split()
+    assert printed(attention(nothing, nothing, x,
+                             causal_mask(4, 4))[0] * lengths) == SUMMED_CAUSALLY.split()
+    # no weights yet: before the document turns to softmax
+    assert printed(randn(4, 4) @ x) == ANY_MATRIX.split()
     mixed, mixing = attention(randn(4, 4), torch.eye(4, dtype=torch.float64), x, scale=1.0)
     assert (printed(mixing), printed(mixed)) == (MIXING.split(), MIXED.split())
     assert printed(x @ randn(5, 6)) == PROJECTED.split()
     for E, H2, H1, masked, L, V, LV in WORKED:
         X, weights = randn(4, E), [randn(E, H2), randn(E, H2), randn(E, H1)]
-        layer = SelfAttention(GPTConfig(vocab_size=1, n_embd=E, n_head=1, head_dim=H2, value_head_dim=H1)).double()
+        layer = SelfAttention(GPTConfig(vocab_size=1, n_embd=E, n_head=1, head_dim=H2,
+                                        value_head_dim=H1)).double()
         for linear, W in zip((layer.W_Q, layer.W_K, layer.W_V), weights):
             linear.weight = nn.Parameter(W.T)
         q, k, v = layer.project(X[None])
         output, maps = attention(q, k, v, causal_mask(4, 4) if masked else None, scale=1.0)
         assert [printed(t[0, 0]) for t in (maps, v, output)] == [L.split(), V.split(), LV.split()]
-        if masked:  # the layer itself, with W_O = I and the queries enlarged by the √d_k that it divides by
+        # the layer itself, with W_O = I and the queries enlarged by the √d_k that it divides by
+        if masked:
             layer.W_O.weight = nn.Parameter(torch.eye(E, dtype=torch.float64))
             layer.W_Q.weight = nn.Parameter(weights[0].T * math.sqrt(H2))
             assert printed(layer(X[None])[0]) == LV.split()
             assert printed(layer.weights(X[None])[0, 0]) == L.split()
 
 
-# --- SelfAttention --------------------------------------------------------------------------------------------------
+# --- SelfAttention --------------------------------------------------------------------------------
 
 @few
 @given(config=configs, T=st.integers(1, 9), seed=seeds)
@@ -353,21 +378,24 @@ def test_fused_attention_is_the_formula_head_by_head_with_its_gradients(config, 
     close(fused, by_hand, atol=1e-5, rtol=1e-5)  # the rotary angles are float32's
     direction = torch.randn_like(fused)
     inputs = [x, *layer.parameters()]
-    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (fused, by_hand))):
+    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs)
+                      for y in (fused, by_hand))):
         close(a, b, atol=1e-5 * max(1, b.abs().max().item()), rtol=1e-5)  # qk_norm makes some large
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
 @pytest.mark.parametrize("n_kv_head", [1, 2, 8])
 def test_fused_attention_is_the_written_out_attention_with_its_gradients(n_kv_head, position):
-    layer = lively(SelfAttention(small(n_embd=32, n_head=8, n_kv_head=n_kv_head, value_head_dim=6, position=position)))
+    layer = lively(SelfAttention(small(n_embd=32, n_head=8, n_kv_head=n_kv_head, value_head_dim=6,
+                                       position=position)))
     x = torch.randn(3, 70, 32, requires_grad=True)
     output = attention(*layer.project(x), causal_mask(70, 70))[0]  # (B, H, T, d_v)
     fused, written = layer(x), layer.W_O(output.transpose(1, 2).flatten(2))
     close(fused, written, atol=1e-5, rtol=0)
     direction = torch.randn_like(fused) / 70
     inputs = [x, *layer.parameters()]
-    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs) for y in (fused, written))):
+    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs)
+                      for y in (fused, written))):
         close(a, b, atol=1e-5, rtol=0)
 
 
@@ -387,9 +415,11 @@ def test_self_attention_is_torchs_multihead_attention(bias):
     close(layer.weights(x), maps, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2), (32, 8)])  # 32 over 8: Llama 3, 000_634833161fd3075e.txt
+# 32 over 8: Llama 3, 000_634833161fd3075e.txt
+@pytest.mark.parametrize(("heads", "groups"), [(4, 1), (4, 2), (32, 8)])
 def test_a_grouped_layer_is_a_multi_head_layer_with_repeated_keys_and_values(heads, groups):
-    grouped = lively(SelfAttention(small(n_head=heads, n_kv_head=groups, head_dim=4, value_head_dim=6, bias=True)))
+    grouped = lively(SelfAttention(small(n_head=heads, n_kv_head=groups, head_dim=4,
+                                         value_head_dim=6, bias=True)))
     multi = SelfAttention(small(n_head=heads, head_dim=4, value_head_dim=6, bias=True))
     state = grouped.state_dict()
     for name in ("W_K", "W_V"):
@@ -428,18 +458,21 @@ def test_dropout_drops_in_training_only_and_keeps_the_mean():
     close(expected, attention_by_hand(layer, x), atol=1e-5, rtol=1e-5)
     dropped = layer.train()(x.expand(20_000, -1, -1))
     assert 0.29 < (dropped == 0).float().mean() < 0.31
-    assert dropped[dropped != 0].unique().numel() > 1000  # attention weights are dropped too, not the output alone
+    # attention weights are dropped too, not the output alone
+    assert dropped[dropped != 0].unique().numel() > 1000
     close(dropped.mean(dim=0, keepdim=True), expected, atol=0.06, rtol=0)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_reaches_the_mlp_and_the_embeddings_in_training_only(training):
-    model, mlp = lively(GPT(small(dropout=0.3))).train(training), lively(MLP(small(dropout=0.3))).train(training)
+    model, mlp = lively(GPT(small(dropout=0.3))).train(training), lively(
+        MLP(small(dropout=0.3))).train(training)
     seen = []
     model.blocks[0].norm_1.register_forward_hook(lambda layer, given, y: seen.append(given[0]))
     model(random_tokens(500, 16))
     for output in (seen[0], mlp(torch.randn(500, 16, 16))):
-        assert (output == 0).float().mean().item() == pytest.approx(0.3 if training else 0.0, abs=0.01)
+        assert (output == 0).float().mean().item() == pytest.approx(
+            0.3 if training else 0.0, abs=0.01)
 
 
 @few
@@ -464,14 +497,17 @@ def test_a_key_changes_nothing_before_itself_in_the_written_out_formula():
         assert not torch.equal(before[:, :, t], after[:, :, t])
 
 
-# --- rotary positions -----------------------------------------------------------------------------------------------
+# --- rotary positions -----------------------------------------------------------------------------
 
 @few
-@given(m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 300), dim=st.sampled_from([2, 6, 16]), seed=seeds)
+@given(m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 300),
+       dim=st.sampled_from([2, 6, 16]), seed=seeds)
 def test_rotary_products_depend_on_the_relative_position_only(m, n, shift, dim, seed):
     torch.manual_seed(seed)
-    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(), rotary_table(501, small(head_dim=dim))
-    near, far = ((rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum() for a, b in ((m, n), (m + shift, n + shift)))
+    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(
+        ), rotary_table(501, small(head_dim=dim))
+    near, far = ((rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum() for a,
+                 b in ((m, n), (m + shift, n + shift)))
     close(near, far, atol=1e-3, rtol=0)
 
 
@@ -488,10 +524,12 @@ def test_rotary_positions_turn_pairs_by_geometric_frequencies():
 
 
 def test_a_rotary_layer_gives_the_same_wherever_its_text_stands():
-    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(100, small(head_dim=4))
+    layer, table = lively(SelfAttention(small(position="rope"))), rotary_table(
+        100, small(head_dim=4))
     x = torch.randn(2, 9, 16)
     close(layer(x, table[:, 80:89]), layer(x, table[:, :9]), atol=1e-4, rtol=0)
-    assert not torch.allclose(layer(x, table[:, :9] * 0 + table[:, :1]), layer(x, table[:, :9]), atol=1e-2)
+    assert not torch.allclose(layer(x, table[:, :9] * 0 + table[:, :1]), layer(x, table[:, :9]),
+                              atol=1e-2)
 
 
 def test_learned_positions_mark_the_tokens_and_rotary_ones_only_their_order():
@@ -500,15 +538,17 @@ def test_learned_positions_mark_the_tokens_and_rotary_ones_only_their_order():
     for position in ("learned", "rope"):
         model = lively(GPT(small(position=position)))
         logits = model(same)[0]
-        assert torch.allclose(logits[:, :1].expand_as(logits), logits, atol=1e-5) == (position == "rope")
+        assert torch.allclose(logits[:, :1].expand_as(logits), logits,
+                              atol=1e-5) == (position == "rope")
         first, second = model(tokens)[0][:, -1]
         assert not torch.allclose(first, second, atol=1e-2)
 
 
-# --- GPT ------------------------------------------------------------------------------------------------------------
+# --- GPT ------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("name", "vocab_size", "parameters"), [
-    ("gpt2", 50257, 124_439_808), ("gpt2_medium", 50257, 354_823_168), ("gpt2_large", 50257, 774_030_080),
+    ("gpt2", 50257, 124_439_808), ("gpt2_medium", 50257, 354_823_168),
+    ("gpt2_large", 50257, 774_030_080),
     ("gpt2_xl", 50257, 1_557_611_200), ("llama3_8b", 128256, 8_030_261_248)])
 def test_the_preset_has_the_published_number_of_parameters(name, vocab_size, parameters):
     with torch.device("meta"):
@@ -557,12 +597,15 @@ def test_the_logits_are_those_of_the_formulas_written_by_hand(config, T, seed):
 @pytest.mark.parametrize("mlp", ["gelu", "swiglu", "relu2"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_mlp_is_its_formula(mlp, bias):
-    layer, x = lively(MLP(small(mlp=mlp, bias=bias)).double()), 3 * torch.randn(50, 16, dtype=torch.float64)
+    layer, x = lively(MLP(small(mlp=mlp,
+                                bias=bias)).double()), 3 * torch.randn(50, 16, dtype=torch.float64)
     close(layer(x), mlp_by_hand(layer, x))
-    assert layer.W_in.weight.shape == (48 if mlp == "swiglu" else 64, 16)  # swiglu: 8/3 of the width, in eights
+    # swiglu: 8/3 of the width, in eights
+    assert layer.W_in.weight.shape == (48 if mlp == "swiglu" else 64, 16)
 
 
-@pytest.mark.parametrize(("norm", "bias"), [("layernorm", False), ("layernorm", True), ("rmsnorm", False)])
+@pytest.mark.parametrize(("norm", "bias"),
+                         [("layernorm", False), ("layernorm", True), ("rmsnorm", False)])
 def test_the_norm_is_its_formula(norm, bias):
     config = small(norm=norm, bias=bias, norm_eps=0.1)
     layer, x = lively(make_norm(config).double()), 2 + torch.randn(50, 16, dtype=torch.float64)
@@ -574,20 +617,23 @@ def test_tied_embeddings_are_one_parameter_and_untied_ones_two():
     assert tied.head.weight is tied.token_embedding.weight
     assert untied.num_parameters() == tied.num_parameters() + 23 * 16
     tied(random_tokens(1, 4), random_tokens(1, 4))[1].backward()
-    assert tied.token_embedding.weight.grad.abs().min() > 0  # tokens that were not read learn as outputs
+    # tokens that were not read learn as outputs
+    assert tied.token_embedding.weight.grad.abs().min() > 0
 
 
 def test_the_loss_is_the_mean_surprise_and_leaves_out_negative_targets():
     model, tokens, targets = lively(GPT(small())), random_tokens(2, 5), random_tokens(2, 5, seed=1)
     targets[0, 1] = targets[1, 4] = -1
     logits, loss = model(tokens, targets)
-    surprise = [-logits[b, t].log_softmax(dim=0)[targets[b, t]].item() for b in range(2) for t in range(5) if targets[b, t] >= 0]
+    surprise = [-logits[b, t].log_softmax(dim=0)[targets[b, t]].item() for b in range(2)
+                for t in range(5) if targets[b, t] >= 0]
     assert len(surprise) == 8
     assert loss.item() == pytest.approx(sum(surprise) / 8, rel=1e-5)
 
 
 def test_the_loss_of_a_half_precision_model_is_computed_in_float32():
-    model, tokens, targets = lively(GPT(small())).bfloat16(), random_tokens(2, 16), random_tokens(2, 16, seed=1)
+    model, tokens, targets = lively(GPT(small())).bfloat16(), random_tokens(2, 16), random_tokens(
+        2, 16, seed=1)
     logits, loss = model(tokens, targets)
     assert (logits.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
     close(loss, F.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).float())
@@ -595,42 +641,51 @@ def test_the_loss_of_a_half_precision_model_is_computed_in_float32():
 
 def test_the_first_weights_have_the_documented_spread():
     torch.manual_seed(0)
-    model = GPT(small(vocab_size=300, n_embd=128, block_size=128, n_layer=8, bias=True, mlp="swiglu", tie_embeddings=False))
+    model = GPT(small(vocab_size=300, n_embd=128, block_size=128, n_layer=8, bias=True,
+                      mlp="swiglu", tie_embeddings=False))
     for name, p in model.named_parameters():
         if p.dim() == 2:
             std = 0.02 / math.sqrt(16) if "W_O" in name or "W_out" in name else 0.02
             assert p.std().item() == pytest.approx(std, rel=0.04), name
             assert abs(p.mean().item()) < 0.04 * std, name
         else:
-            assert torch.equal(p, torch.full_like(p, 1.0 if "norm" in name and "weight" in name else 0.0)), name
+            assert torch.equal(p, torch.full_like(p, 1.0 if "norm" in name and "weight" in name
+                                                  else 0.0)), name
 
 
 def test_more_tokens_than_the_block_are_refused():
     for position in ("learned", "rope"):
         model = GPT(small(position=position))
         assert model(random_tokens(1, 16))[0].shape == (1, 16, 23)
-        with pytest.raises(ValueError, match="17 tokens are more than the model's block_size of 16"):
+        with pytest.raises(ValueError,
+                           match="17 tokens are more than the model's block_size of 16"):
             model(random_tokens(1, 17))
         with pytest.raises(ValueError, match="17 tokens"):
             model.attention_maps(random_tokens(1, 17))
 
 
 @pytest.mark.parametrize("wrong", [
-    {"n_head": 3}, {"n_kv_head": 3}, {"n_kv_head": 8}, {"n_kv_head": 0}, {"position": "rope", "head_dim": 5}, {"n_layer": 0}, {"n_embd": 0},
-    {"block_size": 0}, {"vocab_size": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"norm_eps": 0.0}, {"norm_eps": math.nan}, {"mlp": "silu"},
-    {"norm": "batchnorm"}, {"position": "alibi"}, {"head_dim": 0}, {"value_head_dim": 0}, {"mlp_hidden": 0}, {"rope_theta": -1.0}])
+    {"n_head": 3}, {"n_kv_head": 3}, {"n_kv_head": 8}, {"n_kv_head": 0},
+    {"position": "rope", "head_dim": 5}, {"n_layer": 0}, {"n_embd": 0},
+    {"block_size": 0}, {"vocab_size": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"norm_eps": 0.0},
+    {"norm_eps": math.nan}, {"mlp": "silu"},
+    {"norm": "batchnorm"}, {"position": "alibi"}, {"head_dim": 0}, {"value_head_dim": 0},
+    {"mlp_hidden": 0}, {"rope_theta": -1.0}])
 def test_a_configuration_that_cannot_be_built_is_a_users_error(wrong):
     with pytest.raises(UserError, match=str(next(reversed(wrong)))):
         GPT(small(**wrong))
 
 
-# --- the KV cache ---------------------------------------------------------------------------------------------------
+# --- the KV cache ---------------------------------------------------------------------------------
 
-def test_llama_3s_cache_is_a_quarter_of_the_multi_head_one():  # 000_634833161fd3075e.txt: 32 heads share 8 keys and values
-    grouped, multi = (KVCache(preset("llama3_8b", vocab_size=1, **more), 1, device="meta", dtype=torch.bfloat16)
+# 000_634833161fd3075e.txt: 32 heads share 8 keys and values
+def test_llama_3s_cache_is_a_quarter_of_the_multi_head_one():
+    grouped, multi = (KVCache(preset("llama3_8b", vocab_size=1, **more), 1, device="meta",
+                              dtype=torch.bfloat16)
                       for more in ({}, {"n_kv_head": 32}))
     assert grouped.nbytes * 4 == multi.nbytes
-    assert grouped.nbytes == 2 * 32 * 8 * 8192 * 128 * 2  # keys and values · layers · groups · tokens · d · bytes: 1 GiB
+    # keys and values · layers · groups · tokens · d · bytes: 1 GiB
+    assert grouped.nbytes == 2 * 32 * 8 * 8192 * 128 * 2
     assert grouped.capacity == 8192
 
 
@@ -663,7 +718,7 @@ def test_more_tokens_than_the_cache_or_the_block_can_hold_are_refused():
         model(tokens, cache=KVCache(model.config, 1, length=20))
 
 
-# --- attention maps -------------------------------------------------------------------------------------------------
+# --- attention maps -------------------------------------------------------------------------------
 
 @few
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
@@ -683,15 +738,18 @@ def test_attention_maps_are_causal_distributions(config, T, seed):
 def test_the_maps_times_the_values_are_what_fused_attention_adds(config, T, seed):
     model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
     maps, fused = model.attention_maps(tokens), []
-    hooks = [b.attention.register_forward_hook(lambda layer, given, y: fused.append((given[0], y))) for b in model.blocks]
+    hooks = [b.attention.register_forward_hook(lambda layer, given, y: fused.append((given[0], y)))
+             for b in model.blocks]
     with torch.no_grad():
         model(tokens)
         for hook in hooks:
             hook.remove()
         for A, block, (x, expected) in zip(maps, model.blocks, fused):
-            values = block.attention.W_V(x).unflatten(-1, (config.kv_heads, -1)).transpose(1, 2)  # (B, G, T, d_v)
+            # (B, G, T, d_v)
+            values = block.attention.W_V(x).unflatten(-1, (config.kv_heads, -1)).transpose(1, 2)
             output = A @ values.repeat_interleave(4 // config.kv_heads, dim=1)  # (B, H, T, d_v)
-            close(block.attention.W_O(output.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
+            close(block.attention.W_O(output.transpose(1, 2).flatten(2)), expected, atol=1e-5,
+                  rtol=1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -708,7 +766,8 @@ def test_looking_at_attention_leaves_no_trace(training):
     assert not maps.requires_grad
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
-    close(maps, model.eval().attention_maps(tokens), atol=0, rtol=0)  # nothing was dropped from them
+    # nothing was dropped from them
+    close(maps, model.eval().attention_maps(tokens), atol=0, rtol=0)
 
 
 def test_an_observer_that_stops_early_or_fails_leaves_the_mode_as_it_was():
@@ -736,16 +795,19 @@ def test_maps_are_exact_under_autocast_too():
 
 
 def test_normalised_embeddings_have_a_mean_square_of_one():
-    model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=1, n_head=2, n_embd=16, norm_embedding=True))
+    model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=1, n_head=2, n_embd=16,
+                          norm_embedding=True))
     x, _ = model._embed(torch.randint(0, 11, (2, 16)))
     assert torch.allclose(x.square().mean(-1), torch.ones(2, 16), atol=1e-2)
 
 
-@given(B=st.integers(1, 3), G=st.integers(1, 3), group=st.integers(1, 3), T=st.integers(1, 20), d_k=st.integers(1, 9), d_v=st.integers(1, 9))
+@given(B=st.integers(1, 3), G=st.integers(1, 3), group=st.integers(1, 3), T=st.integers(1, 20),
+       d_k=st.integers(1, 9), d_v=st.integers(1, 9))
 @settings(deadline=None, max_examples=40)
 def test_short_attention_is_causal_attention_and_so_are_its_gradients(B, G, group, T, d_k, d_v):
     torch.manual_seed(T)
-    inputs = [torch.randn(B, heads, T, d, requires_grad=True) for heads, d in ((G * group, d_k), (G, d_k), (G, d_v))]
+    inputs = [torch.randn(B, heads, T, d, requires_grad=True) for heads,
+              d in ((G * group, d_k), (G, d_k), (G, d_v))]
     outputs = short_attention(*inputs), attention(*inputs, causal_mask(T, T))[0]
     assert torch.allclose(*outputs, atol=1e-5)
     weight = torch.randn_like(outputs[0])
@@ -756,7 +818,8 @@ def test_short_attention_is_causal_attention_and_so_are_its_gradients(B, G, grou
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_in_bf16_on_a_cpu_the_loss_is_that_of_float32_within_rounding(n_kv_head):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=50, block_size=64, n_layer=2, n_head=4, n_kv_head=n_kv_head, n_embd=64, position="rope"))
+    model = GPT(GPTConfig(vocab_size=50, block_size=64, n_layer=2, n_head=4, n_kv_head=n_kv_head,
+                          n_embd=64, position="rope"))
     tokens = torch.randint(0, 50, (4, 65))
     exact = model(tokens[:, :-1], tokens[:, 1:])[1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -768,11 +831,13 @@ def test_short_attention_drops_weights_and_keeps_the_mean():
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 2, 8, 4), torch.randn(1, 1, 8, 4), torch.ones(1, 1, 8, 3)
     dropped = torch.stack([short_attention(q, k, v, dropout=0.25) for _ in range(2000)])
-    assert dropped.std() > 0.1 and torch.allclose(dropped.mean(0), torch.ones(1, 2, 8, 3), atol=0.05)
+    assert dropped.std() > 0.1
+    assert torch.allclose(dropped.mean(0), torch.ones(1, 2, 8, 3), atol=0.05)
 
 
 def test_a_single_new_token_of_a_model_in_training_drops_attention_too():
     torch.manual_seed(0)
-    layer = SelfAttention(GPTConfig(vocab_size=5, n_head=2, n_embd=8, block_size=1, dropout=0.5)).train()
+    layer = SelfAttention(GPTConfig(vocab_size=5, n_head=2, n_embd=8, block_size=1,
+                                    dropout=0.5)).train()
     x = torch.randn(1, 1, 8)
     assert len({tuple(layer(x).flatten().tolist()) for _ in range(20)}) > 1

@@ -29,8 +29,10 @@ def run(text_file, tmp_path_factory):
     """A folder with a short run by characters, `char`, and one by byte pairs, `bpe`."""
     folder = tmp_path_factory.mktemp("runs")
     for name, more in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
-        settings = [*TINY, f"tokenizer={name}", *more, "data=text", f"data.path={text_file}", "max_steps=3", "eval.every=0", "attention.every=0"]
-        done = subprocess.run([sys.executable, str(ROOT / "train.py"), *settings, f"run_dir={folder / name}"], capture_output=True, text=True)
+        settings = [*TINY, f"tokenizer={name}", *more, "data=text", f"data.path={text_file}",
+                    "max_steps=3", "eval.every=0", "attention.every=0"]
+        done = subprocess.run([sys.executable, str(ROOT / "train.py"), *settings,
+                               f"run_dir={folder / name}"], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -43,7 +45,8 @@ def test_only_the_generated_text_is_on_stdout(command, run):
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(command, run):
-    texts = [command("sample.py", f"run_dir={run / 'char'}", f"seed={seed}", "max_new_tokens=60", "temperature=1").stdout for seed in (1, 1, 2)]
+    texts = [command("sample.py", f"run_dir={run / 'char'}", f"seed={seed}", "max_new_tokens=60",
+                     "temperature=1").stdout for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -55,19 +58,22 @@ def test_the_prompt_is_read_from_the_command_line_or_stdin(command, run):
 
 
 def test_several_samples_and_prompts_longer_than_the_context_work(command, run):
-    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=" + "the glass model " * 30, "num_samples=3", "max_new_tokens=50")
+    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=" + "the glass model " * 30,
+                   "num_samples=3", "max_new_tokens=50")
     assert done.returncode == 0, done.stderr
     assert "text 3 of 3" in done.stderr
 
 
-@pytest.mark.parametrize("prompt", ["", "Hello, world", "it's [a] {b} (1) ~/x = é", "${HOME}", "<|endoftext|>", "日本"])
+@pytest.mark.parametrize("prompt", ["", "Hello, world", "it's [a] {b} (1) ~/x = é", "${HOME}",
+                                    "<|endoftext|>", "日本"])
 def test_a_bpe_model_takes_any_prompt(command, run, prompt):
     done = command("sample.py", f"run_dir={run / 'bpe'}", f"prompt={prompt}", "max_new_tokens=5")
     assert done.returncode == 0, done.stderr
 
 
 def test_half_a_character_is_never_written(command, run):
-    done = command("sample.py", f"run_dir={run / 'bpe'}", "max_new_tokens=200", "temperature=5", text=False, encoding=None)
+    done = command("sample.py", f"run_dir={run / 'bpe'}", "max_new_tokens=200", "temperature=5",
+                   text=False, encoding=None)
     done.stdout.decode("utf-8")
 
 
@@ -91,7 +97,8 @@ def test_half_a_character_is_never_written(command, run):
     (["repetition_penalty=0"], "repetition_penalty=0.0 must be at least 0.01"),
 ])
 def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
-    done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args else []), *args, input=b"\xff\xfe",
+    done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args
+                                  else []), *args, input=b"\xff\xfe",
                    text=False, encoding=None)
     assert done.returncode == 1 and not done.stdout
     assert sentence in done.stderr.decode() and done.stderr.count(b"\n") == 1
@@ -106,17 +113,22 @@ def test_without_any_run_there_is_a_sentence(monkeypatch, tmp_path):
 
 
 def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(command, run, tmp_path):
-    done = command("sample.py", f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=40", "attention=page.html")
+    done = command("sample.py", f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=40",
+                   "attention=page.html")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) == 41 and "page.html" in done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>") and '"T":32' in page  # the block's 32 tokens of the 49
+    # the block's 32 tokens of the 49
+    assert page.startswith("<!doctype html>") and '"T":32' in page
 
 
-@pytest.mark.parametrize(("path", "why"), [("page.png", "ends in .html"), ("nowhere/page.html", "does not exist")])
-def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(command, run, path, why):
+@pytest.mark.parametrize(("path", "why"),
+                         [("page.png", "ends in .html"), ("nowhere/page.html", "does not exist")])
+def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+        command, run, path, why):
     done = command("sample.py", f"run_dir={run / 'char'}", f"attention={path}")
-    assert done.returncode == 1 and why in done.stderr and "Traceback" not in done.stderr and not done.stdout
+    assert done.returncode == 1 and why in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
 
 
 def test_a_page_that_finds_its_disk_full_or_its_folder_locked_is_a_sentence(run, disk, tmp_path):
@@ -143,19 +155,21 @@ def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path, args):
 def test_a_full_disk_under_stderr_costs_no_text(run, tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, str(ROOT / "sample.py"), f"run_dir={run / 'char'}", "max_new_tokens=5"],
+            [sys.executable, str(ROOT / "sample.py"), f"run_dir={run / 'char'}",
+             "max_new_tokens=5"],
             stdout=subprocess.PIPE, stderr=full, text=True)
     assert done.returncode == 0 and len(done.stdout) == 6
 
 
-@pytest.mark.parametrize("setting", ["prompts", "prompt_file", "score"])
+@pytest.mark.parametrize("setting", ["prompts", "score"])
 def test_a_pipe_that_nobody_writes_to_is_refused_and_one_of_the_shells_is_read(
         command, run, tmp_path, setting):
     os.mkfifo(tmp_path / "pipe")
     done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=pipe", timeout=30)
     assert done.returncode == 1 and f"{setting}=pipe is a named pipe" in done.stderr
     done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=/dev/stdin",
-                   "max_new_tokens=5", input='{"prompt": "the"}\n' if setting == "prompts" else "the")
+                   "max_new_tokens=5",
+                   input='{"prompt": "the"}\n' if setting == "prompts" else "the")
     assert done.returncode == 0, done.stderr
 
 
@@ -192,7 +206,8 @@ SHORTER = {"char": {"alphabet": lambda kept: kept["alphabet"][:5]},
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_a_tokenizer_larger_than_the_model_is_refused_and_a_smaller_one_is_used(run, tmp_path, kind):
+def test_a_tokenizer_larger_than_the_model_is_refused_and_a_smaller_one_is_used(
+        run, tmp_path, kind):
     longer = with_tokenizer(run / kind, tmp_path / "longer", **LONGER[kind])
     said = finished(tmp_path, f"run_dir={longer}", script="sample.py", status=1)
     assert "has a tokenizer of" in said and "more than its model's" in said
@@ -202,7 +217,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_and_a_smaller_one_is_used(
              "attention=page.html", script="sample.py")
 
 
-# --- several texts, several prompts --------------------------------------------------------------------------------
+# --- several texts, several prompts ---------------------------------------------------------------
 
 
 def said(capsys, run, *, kind="bpe", **settings):
@@ -217,7 +232,8 @@ def objects(out):
 
 
 def write_prompts(path, prompts):
-    path.write_text("".join(json.dumps({"prompt": prompt, "from": "a test"}) + "\n\n" for prompt in prompts), encoding="utf-8")
+    path.write_text("".join(json.dumps({"prompt": prompt, "from": "a test"}) + "\n\n"
+                            for prompt in prompts), encoding="utf-8")
     return str(path)
 
 
@@ -225,8 +241,10 @@ PROMPTS = ["the glass", "", "every token before it and " * 4, "é", "a\nb"]
 
 
 def test_texts_made_together_are_those_made_alone(capsys, run, tmp_path):
-    together = objects(said(capsys, run, prompts=write_prompts(tmp_path / "p.jsonl", PROMPTS), num_samples=2, json=True))
-    assert [(t["prompt"], t["seed"]) for t in together] == [(prompt, 1337 + n) for prompt in PROMPTS for n in range(2)]
+    together = objects(said(capsys, run, prompts=write_prompts(tmp_path / "p.jsonl", PROMPTS),
+                            num_samples=2, json=True))
+    assert [(t["prompt"], t["seed"])
+            for t in together] == [(prompt, 1337 + n) for prompt in PROMPTS for n in range(2)]
     for text in together:
         (alone,) = objects(said(capsys, run, prompt=text["prompt"], seed=text["seed"], json=True))
         assert alone == text
@@ -234,7 +252,8 @@ def test_texts_made_together_are_those_made_alone(capsys, run, tmp_path):
 
 
 def test_more_texts_than_fit_at_once_are_the_same_texts(capsys, run, tmp_path, monkeypatch):
-    settings = {"prompts": write_prompts(tmp_path / "p.jsonl", PROMPTS), "num_samples": 2, "json": True}
+    settings = {"prompts": write_prompts(tmp_path / "p.jsonl", PROMPTS), "num_samples": 2,
+                "json": True}
     together = said(capsys, run, **settings)
     for name in ("ROWS", "CACHE_BYTES"):
         with monkeypatch.context() as patched:
@@ -246,22 +265,30 @@ def test_the_texts_of_a_script_are_json_lines_with_why_each_ended(capsys, run):
     free = objects(said(capsys, run, num_samples=3, json=True, temperature=1.0))
     assert all(text["ended"] in ("length", "end_of_text") and text["tokens"] <= 40 for text in free)
     stop = free[1]["text"][5:8]
-    texts = objects(said(capsys, run, num_samples=3, json=True, temperature=1.0, stop=["never seen", stop]))
-    assert texts[1]["text"] == free[1]["text"][:free[1]["text"].index(stop)] and texts[1]["ended"] == "stop"
+    texts = objects(said(capsys, run, num_samples=3, json=True, temperature=1.0,
+                         stop=["never seen", stop]))
+    assert texts[1]["text"] == free[1]["text"][:free[1]["text"].index(stop)]
+    assert texts[1]["ended"] == "stop"
     for text, before in zip(texts, free):
         assert stop not in text["text"] and before["text"].startswith(text["text"])
 
 
 def test_prompts_and_texts_go_through_pipes_as_json_lines(command, run):
     lines = "".join(json.dumps({"prompt": prompt}) + "\r\n" for prompt in PROMPTS)
-    first = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "json=true", "max_new_tokens=5", input=lines)
-    again = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "json=true", "max_new_tokens=5", input=first.stdout)
-    assert first.returncode == 0 and first.stdout == again.stdout and len(objects(first.stdout)) == 5
-    plain = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "max_new_tokens=5", input=lines)
-    assert plain.stdout == "".join(text["text"] + "\n" for text in objects(first.stdout)) and "text 5 of 5" in plain.stderr
+    first = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "json=true",
+                    "max_new_tokens=5", input=lines)
+    again = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "json=true",
+                    "max_new_tokens=5", input=first.stdout)
+    assert first.returncode == 0 and first.stdout == again.stdout
+    assert len(objects(first.stdout)) == 5
+    plain = command("sample.py", f"run_dir={run / 'bpe'}", "prompts=-", "max_new_tokens=5",
+                    input=lines)
+    assert plain.stdout == "".join(text["text"] + "\n" for text in objects(first.stdout))
+    assert "text 5 of 5" in plain.stderr
 
 
-@pytest.mark.parametrize("line", ["the glass", "[]", "{}", '"a"', '{"prompt": 3}', '{"prompt": null}', "null", "[" * 100_000, '{"prompt": "a"'])
+@pytest.mark.parametrize("line", ["the glass", "[]", "{}", '"a"', '{"prompt": 3}',
+                                  '{"prompt": null}', "null", "[" * 100_000, '{"prompt": "a"'])
 def test_a_line_without_a_prompt_is_named(tmp_path, run, line):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + line)
     with pytest.raises(UserError, match=r"p\.jsonl has no prompt in line 2: each is a JSON object"):
@@ -270,7 +297,8 @@ def test_a_line_without_a_prompt_is_named(tmp_path, run, line):
 
 def test_a_prompt_of_many_that_cannot_be_encoded_is_named(tmp_path, run):
     with pytest.raises(UserError, match=r"^prompt 2 of 3: the character 'G' at position 4"):
-        sample(SampleConfig(run_dir=str(run / "char"), prompts=write_prompts(tmp_path / "p.jsonl", ["a", "the G", "b"])))
+        sample(SampleConfig(run_dir=str(run / "char"),
+                            prompts=write_prompts(tmp_path / "p.jsonl", ["a", "the G", "b"])))
 
 
 def test_a_file_without_prompts_is_refused(tmp_path, run):
@@ -280,25 +308,30 @@ def test_a_file_without_prompts_is_refused(tmp_path, run):
 
 
 def test_a_repetition_penalty_makes_text_repeat_less(capsys, run):
-    free, fined = (said(capsys, run, kind="char", temperature=0.0, repetition_penalty=penalty) for penalty in (1.0, 5.0))
+    free, fined = (said(capsys, run, kind="char", temperature=0.0, repetition_penalty=penalty)
+                   for penalty in (1.0, 5.0))
     assert len(set(fined)) > len(set(free))
 
 
 def test_an_output_that_is_not_utf8_gets_what_it_can_show(command, run):
-    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5", "max_new_tokens=100", env={"PYTHONIOENCODING": "ascii"})
+    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5",
+                   "max_new_tokens=100", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "?" in done.stdout and done.stdout.isascii()
 
 
 def test_a_score_is_a_line_in_a_pipe_and_json_lines_on_request(command, run, tmp_path):
     (tmp_path / "text.txt").write_text("the glass model é—λ\n" * 5, encoding="utf-8")
     line = command("sample.py", f"run_dir={run / 'bpe'}", "score=text.txt")
-    *tokens, total = objects(command("sample.py", f"run_dir={run / 'bpe'}", "score=-", "json=true", input="the glass model é—λ\n" * 5).stdout)
+    *tokens, total = objects(command("sample.py", f"run_dir={run / 'bpe'}", "score=-", "json=true",
+                                     input="the glass model é—λ\n" * 5).stdout)
     assert total["tokens"] == len(tokens) and total["bytes"] == 24 * 5
-    assert sum(token["nats"] for token in tokens) / len(tokens) == pytest.approx(total["loss"], abs=1e-5)
-    assert line.stdout == f"{len(tokens)} tokens, 120 bytes: loss {total['loss']:.4f} nats per token, {total['bits_per_byte']:.4f} bits per byte\n"
+    assert sum(token["nats"]
+               for token in tokens) / len(tokens) == pytest.approx(total["loss"], abs=1e-5)
+    assert line.stdout == (f"{len(tokens)} tokens, 120 bytes: loss {total['loss']:.4f} nats per "
+                           f"token, {total['bits_per_byte']:.4f} bits per byte\n")
 
 
-# --- a conversation, in a terminal ---------------------------------------------------------------------------------
+# --- a conversation, in a terminal ----------------------------------------------------------------
 
 
 class Terminal:
@@ -307,13 +340,14 @@ class Terminal:
     def __init__(self, *argv: str):
         self.out, (self.pid, self.fd) = "", pty.fork()
         if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, str(ROOT / "sample.py"), *argv], os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"})
+            os.execve(sys.executable, [sys.executable, str(ROOT / "sample.py"), *argv],
+                      os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"})
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
     def until(self, *endings: str, timeout: float = 60) -> str:
-        """What it has shown since the last call, once that ends as expected, or once the program has ended."""
+        """What it has shown since the last call, once that ends as expected, or the program has."""
         shown, end = b"", time.monotonic() + timeout
         while not (endings and shown.decode(errors="replace").endswith(endings)):
             assert time.monotonic() < end, shown
@@ -341,7 +375,8 @@ def test_a_conversation_asks_for_prompts_until_ctrl_d(run):
     assert "error: the character 'G' at position 4" in terminal.until("\n> ")
     terminal.type("\x1b[A\x1b[A\n")  # up, up: the history
     second = terminal.until("\n> ")
-    assert second.rpartition("the glass")[2] != first.rpartition("the glass")[2]  # the seed after the last
+    # the seed after the last
+    assert second.rpartition("the glass")[2] != first.rpartition("the glass")[2]
     terminal.type("\x03")
     terminal.until("\n> ")
     terminal.type("\x04")
@@ -377,15 +412,20 @@ def test_a_closed_stdin_is_said_where_it_would_be_read(run, monkeypatch, setting
 
 
 def test_without_a_terminal_each_line_is_a_prompt(command, run):
-    done = command("sample.py", f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=5", "json=true", input="the\nglass\n")
-    assert done.returncode == 0 and [(text["prompt"], text["seed"]) for text in objects(done.stdout)] == [("the", 1337), ("glass", 1338)]
+    done = command("sample.py", f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=5",
+                   "json=true", input="the\nglass\n")
+    assert done.returncode == 0
+    assert [(text["prompt"], text["seed"])
+            for text in objects(done.stdout)] == [("the", 1337), ("glass", 1338)]
 
 
 def test_in_a_terminal_prompt_and_text_read_as_one_and_a_score_is_coloured(run, tmp_path):
-    terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0", "max_new_tokens=20")
+    terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0",
+                        "max_new_tokens=20")
     shown = terminal.until()
     assert terminal.status() == 0 and shown.startswith("the glass") and "KV cache" in shown
     (tmp_path / "text.txt").write_text("the glass\nlass the")
     terminal = Terminal(f"run_dir={run / 'char'}", f"score={tmp_path / 'text.txt'}")
     shown = terminal.until()
-    assert terminal.status() == 0 and "\x1b[" in shown and "bits per token" in shown and "bits per byte" in shown
+    assert terminal.status() == 0 and "\x1b[" in shown and "bits per token" in shown
+    assert "bits per byte" in shown

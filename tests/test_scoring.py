@@ -28,13 +28,16 @@ def model_of_bytes(**changes):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), count=st.integers(2, 80), at_once=st.sampled_from([1, 23 * 8, 1 << 24]),
+@given(config=configs, block=st.integers(1, 16), count=st.integers(2, 80),
+       at_once=st.sampled_from([1, 23 * 8, 1 << 24]),
        rows=st.integers(1, 3), seed=seeds)
-def test_a_token_is_as_surprising_as_it_is_to_the_model_that_generates(config, block, count, at_once, rows, seed):
+def test_a_token_is_as_surprising_as_it_is_to_the_model_that_generates(
+        config, block, count, at_once, rows, seed):
     config.block_size = block
     model, tokens = lively(GPT(config).double(), seed), random_tokens(count, seed=seed)
     with torch.no_grad(), pytest.MonkeyPatch.context() as patched:
-        expected = [-model(tokens[None, window_start(n, block):n])[0][0, -1].log_softmax(-1)[tokens[n]] for n in range(1, count)]
+        expected = [-model(tokens[None, window_start(n, block):n])[0][0, -1].log_softmax(
+            -1)[tokens[n]] for n in range(1, count)]
         patched.setattr(training.evaluate, "LOGITS", at_once)
         patched.setattr(training.evaluate, "TOKENS", rows * block)
         got = torch.cat(list(surprise(model, tokens)))
@@ -44,11 +47,13 @@ def test_a_token_is_as_surprising_as_it_is_to_the_model_that_generates(config, b
 def test_within_one_block_the_loss_is_that_of_validation():
     model = model_of_bytes(block_size=64)
     ids = [first_token(BYTES), *BYTES.encode(TEXT)]
-    loss, bits_per_byte = Validation(torch.tensor(ids).numpy(), BYTES, 64, "cpu", "fp32").evaluate(model)
+    loss, bits_per_byte = Validation(torch.tensor(ids).numpy(), BYTES, 64, "cpu",
+                                     "fp32").evaluate(model)
     nats = torch.cat(list(surprise(model, torch.tensor(ids))))
     assert nats.mean().item() == pytest.approx(loss, abs=1e-6)
     bits = nats.sum().item() / math.log(2) / len(TEXT.encode())
-    assert bits == pytest.approx(bits_per_byte, abs=1e-5)  # float32: the last bits are the machine's
+    # float32: the last bits are the machine's
+    assert bits == pytest.approx(bits_per_byte, abs=1e-5)
 
 
 def shown(capsys, monkeypatch, *, text=TEXT, tokenizer=BYTES, as_json=False, **env):
@@ -65,7 +70,9 @@ def test_in_a_terminal_all_of_the_text_is_shown_in_colour_with_a_legend(capsys, 
     plain = ANSI.sub("", out)
     assert plain.replace("↵", "").startswith(TEXT)
     assert "bits per token   1 to 3    3 to 6    6 to 10    10 and more" in plain
-    assert "48;2;255;" in out and plain.splitlines()[-1].startswith(f"{len(TEXT.encode())} tokens, {len(TEXT.encode())} bytes: loss")
+    assert "48;2;255;" in out
+    assert plain.splitlines()[-1].startswith(f"{len(TEXT.encode())} tokens, {len(TEXT.encode())} "
+                                             f"bytes: loss")
     assert all(len(line) <= 80 for line in plain.splitlines())
 
 
@@ -73,13 +80,15 @@ def test_a_character_of_several_tokens_has_the_surprise_of_all_of_them(capsys, m
     bits = []
     monkeypatch.setattr(sample, "add_coloured", lambda view, text, b: bits.append((text, b)))
     out = shown(capsys, monkeypatch, text="aé日", FORCE_COLOR="1")
-    nats = [json.loads(line).get("nats") for line in shown(capsys, monkeypatch, text="aé日", as_json=True).splitlines()]
+    nats = [json.loads(line).get("nats")
+            for line in shown(capsys, monkeypatch, text="aé日", as_json=True).splitlines()]
     expected = [nats[0], sum(nats[1:3]), sum(nats[3:6])]
     assert [text for text, _ in bits] == ["a", "é", "日"] and out
     assert [b for _, b in bits] == pytest.approx([x / math.log(2) for x in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, {"TERM": "dumb"}, {"FORCE_COLOR": "1", "TERM": "dumb"}], ids=str)
+@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, {"TERM": "dumb"},
+                                 {"FORCE_COLOR": "1", "TERM": "dumb"}], ids=str)
 def test_without_colours_there_is_the_line_of_figures_alone(capsys, monkeypatch, env):
     out = shown(capsys, monkeypatch, **env)
     assert "\x1b" not in out and out.count("\n") == 1 and "bits per byte" in out
@@ -105,11 +114,14 @@ def test_any_text_is_scored(text, colour):
     assert figures.startswith(f"{len(text.encode())} tokens, {len(text.encode())} bytes")
 
 
-def test_a_text_by_characters_is_scored_from_the_line_end_that_it_would_begin_with(capsys, monkeypatch):
+def test_a_text_by_characters_is_scored_from_the_line_end_that_it_would_begin_with(
+        capsys, monkeypatch):
     tokenizer = CharTokenizer("ab\n")
-    *tokens, total = (json.loads(line) for line in shown(capsys, monkeypatch, text="ab", tokenizer=tokenizer, as_json=True).splitlines())
+    *tokens, total = (json.loads(line) for line in shown(
+        capsys, monkeypatch, text="ab", tokenizer=tokenizer, as_json=True).splitlines())
     model = lively(GPT(small(vocab_size=3)))
     with torch.no_grad():
         expected = -model(torch.tensor([[0, 1]]))[0].log_softmax(-1)[0, [0, 1], [1, 2]]
     assert [token["nats"] for token in tokens] == pytest.approx(expected.tolist(), abs=1e-5)
-    assert [token["token"] for token in tokens] == ["a", "b"] and total["tokens"] == total["bytes"] == 2
+    assert [token["token"] for token in tokens] == ["a", "b"]
+    assert total["tokens"] == total["bytes"] == 2

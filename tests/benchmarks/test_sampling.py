@@ -7,13 +7,16 @@ from benchmarks import sampling
 pytestmark = pytest.mark.slow
 
 
-def test_the_sampling_benchmark_compares_both_at_its_smallest_size_and_writes_json_and_a_plot(tmp_path, capsys):
+def test_the_sampling_benchmark_compares_both_at_its_smallest_size_and_writes_json_and_a_plot(
+        tmp_path, capsys):
     pytest.importorskip("transformers")
-    result = sampling.main(["sizes=0.8M", "batches=1,2", "tokens=4", "rounds=1", "context=64", "seconds=0.05", "device=cpu",
+    result = sampling.main(["sizes=0.8M", "batches=1,2", "tokens=4", "rounds=1", "context=64",
+                            "seconds=0.05", "device=cpu",
                             f"json={tmp_path / 'out.json'}", f"plot={tmp_path / 'out.png'}"])
     assert json.loads((tmp_path / "out.json").read_text()) == result
     assert [(row["size"], row["batch"]) for row in result["decoding"]] == [("0.8M", 1), ("0.8M", 2)]
-    assert all(row["ratio"] == pytest.approx(row["glassgpt"] / row["transformers"]) for row in result["decoding"])
+    assert all(row["ratio"] == pytest.approx(row["glassgpt"] / row["transformers"])
+               for row in result["decoding"])
     assert [row["n_kv_head"] for row in result["grouped"]] == [16, 8, 4, 2, 1]
     assert result["grouped"][0]["cache_bytes"] == 16 * result["grouped"][-1]["cache_bytes"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")

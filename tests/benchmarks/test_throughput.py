@@ -7,9 +7,11 @@ from benchmarks import throughput
 pytestmark = pytest.mark.slow
 
 
-def test_the_throughput_benchmark_compares_all_at_its_smallest_size_and_writes_json(tmp_path, capsys):
+def test_the_throughput_benchmark_compares_all_at_its_smallest_size_and_writes_json(
+        tmp_path, capsys):
     pytest.importorskip("transformers")
-    result = throughput.main(["sizes=4x128", "seconds=0.1", "rounds=1", "device=cpu", f"json={tmp_path / 'out.json'}"])
+    result = throughput.main(["sizes=4x128", "seconds=0.1", "rounds=1", "device=cpu",
+                              f"json={tmp_path / 'out.json'}"])
     assert json.loads((tmp_path / "out.json").read_text()) == result
     rows = result["sizes"]["4x128"]
     assert set(rows) == set(throughput.RUNNERS) and rows["transformers"]["ratio"] == 1.0
@@ -17,6 +19,7 @@ def test_the_throughput_benchmark_compares_all_at_its_smallest_size_and_writes_j
     for row in rows.values():
         assert row["ratio"] == pytest.approx(rows["transformers"]["seconds"] / row["seconds"])
         assert row["tokens_per_second"] == pytest.approx(12 * 64 / row["seconds"])
-        assert row["share_of_matmul"] == pytest.approx(row["flops_per_second"] / result["matmul"][row["precision"]])
+        assert row["share_of_matmul"] == pytest.approx(
+            row["flops_per_second"] / result["matmul"][row["precision"]])
         assert row["memory"] > 1e7
     assert "4 layers of 128" in capsys.readouterr().out
