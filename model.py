@@ -219,7 +219,7 @@ class SelfAttention(nn.Module):
         the value-weighted map (Kobayashi et al. 2020, "Attention is Not Only a Weight").
         """
         c = self.config
-        v = self.project(x)[2]  # (B, G, T, d_v), which positions do not turn
+        v = self.W_V(x).unflatten(-1, (c.kv_heads, c.value_dim)).transpose(1, 2)  # (B, G, T, d_v)
         v = v.to(torch.promote_types(x.dtype, torch.float32))
         v = v.repeat_interleave(c.n_head // c.kv_heads, dim=1)  # (B, H, T, d_v)
         W = self.W_O.weight.to(v.dtype).unflatten(1, (c.n_head, c.value_dim))  # (C, H, d_v)

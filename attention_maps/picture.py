@@ -1,20 +1,20 @@
 """One PNG per picture: every head of every layer, on one colour scale."""
 
 import re
+import zlib
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from matplotlib import colormaps, font_manager, patches
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path as Outline
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Affine2D
+from PIL import Image
 
 from attention_maps.capture import Snapshot
 from files import atomic_write
@@ -54,39 +54,55 @@ def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
     L, H, T, _ = snapshot.text.shape
     at = Layout(L, H, T, groups)
     figure = Figure(figsize=(at.width, at.height), dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     figure.suppressComposite = True  # each map an image of its own, in an SVG too
-    page = figure.add_axes((0, 0, 1, 1))  # in inches: every place below is one
-    page.axis("off")
-    draw_maps(page, at, snapshot.text)
+    draw_maps(figure, at, snapshot.text)
     if at.labels:
-        draw_words(page, at, [printable(w) for w in snapshot.probes.words])
-    draw_groups(page, at, groups)
-    draw_title(page, at, title)
-    draw_bar(figure, page, at)
-    page.set(xlim=(0, at.width), ylim=(0, at.height))
-    fast = {"pil_kwargs": {"compress_level": 2}} if path.suffix == ".png" else {}
+        draw_words(figure, at, [printable(w) for w in snapshot.probes.words])
+    draw_groups(figure, at, groups)
+    draw_title(figure, at, title)
+    draw_bar(figure, at)
     with atomic_write(path) as part:
-        figure.savefig(part, format=path.suffix[1:], dpi=DPI, **fast)
+        if path.suffix == ".svg":
+            figure.savefig(part, format="svg", dpi=DPI)
+            return
+        canvas.draw()
+        image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
+        # Runs of one colour are most of it: told so, zlib takes half the time.
+        image.convert("RGB").save(part, "png", dpi=(DPI, DPI), compress_level=1,
+                                  compress_type=zlib.Z_RLE)
 
 
-def draw_maps(page: Axes, at: Layout, maps: np.ndarray) -> None:
+def write(figure: Figure, x: float, y: float, text: str, size: float, **more) -> None:
+    """Text at a place in inches; nothing in it is mathematics."""
+    figure.text(x, y, text, fontsize=size, transform=figure.dpi_scale_trans, parse_math=False,
+                **more)
+
+
+def add(figure: Figure, patch: patches.Patch) -> None:
+    """A patch whose places are in inches."""
+    patch.set_transform(figure.dpi_scale_trans)
+    figure.add_artist(patch)
+
+
+def draw_maps(figure: Figure, at: Layout, maps: np.ndarray) -> None:
     """The maps (L, H, T, T), each with its name; what a token may not look at is left blank."""
+    T, side = maps.shape[-1], round(at.cell * DPI)
     colours = COLOURS(NORM(maps), bytes=True)[..., :3]  # (L, H, T, T, 3)
-    colours[..., np.triu(np.ones(maps.shape[-2:], bool), 1), :] = 245
+    colours[..., np.triu(np.ones((T, T), bool), 1), :] = 245
+    pixel = np.arange(side) * T // side  # the token that each pixel is of
     for layer, y in enumerate(at.ys):
-        page.text(0.12, y + at.cell / 2, f"layer {layer}", rotation=90, va="center", ha="left",
-                  fontsize=9 * at.scale, weight="bold")
+        write(figure, 0.12, y + at.cell / 2, f"layer {layer}", 9 * at.scale, rotation=90,
+              va="center", ha="left", weight="bold")
         for head, x in enumerate(at.xs):
-            page.imshow(colours[layer, head], extent=(x, x + at.cell, y, y + at.cell),
-                        interpolation="nearest", aspect="auto")
-            page.add_artist(patches.Rectangle((x, y), at.cell, at.cell, fill=False, linewidth=0.4,
-                                             edgecolor="0.6"))
-            page.text(x + at.cell / 2, y + at.cell + 0.035, f"L{layer}H{head}", va="bottom",
-                      ha="center", fontsize=min(8, 5 + at.cell) * at.scale)
+            figure.figimage(colours[layer, head][pixel][:, pixel], x * DPI, y * DPI, origin="upper")
+            add(figure, patches.Rectangle((x, y), at.cell, at.cell, fill=False, linewidth=0.4,
+                                          edgecolor="0.6"))
+            write(figure, x + at.cell / 2, y + at.cell + 0.035, f"L{layer}H{head}",
+                  min(8, 5 + at.cell) * at.scale, va="bottom", ha="center")
 
 
-def draw_words(page: Axes, at: Layout, words: list[str]) -> None:
+def draw_words(figure: Figure, at: Layout, words: list[str]) -> None:
     """The tokens to the left of each layer's maps and below each head's.
 
     Outlined once for all of them, since to lay out text takes long.
@@ -109,7 +125,7 @@ def draw_words(page: Axes, at: Layout, words: list[str]) -> None:
     places += [(below, x, at.bottom - at.pad - 0.04) for x in at.xs]
     for path, x, y in places:
         moved = Affine2D().translate(x, y).transform_path(path)
-        page.add_artist(patches.PathPatch(moved, facecolor="black", linewidth=0))
+        add(figure, patches.PathPatch(moved, facecolor="black", linewidth=0))
 
 
 def outline(text: str, size: float) -> Outline:
@@ -120,7 +136,7 @@ def outline(text: str, size: float) -> Outline:
     return Outline(np.asarray(vertices) * (size / text_to_path.FONT_SCALE), codes)
 
 
-def draw_groups(page: Axes, at: Layout, groups: int) -> None:
+def draw_groups(figure: Figure, at: Layout, groups: int) -> None:
     """A frame around the heads that share a key/value head, where they are several."""
     if at.in_group == 1:
         return
@@ -128,33 +144,33 @@ def draw_groups(page: Axes, at: Layout, groups: int) -> None:
         for group in range(groups):
             x = at.xs[group * at.in_group] - at.pad
             edge = at.xs[(group + 1) * at.in_group - 1] + at.cell + at.pad
-            page.add_artist(patches.FancyBboxPatch(
+            add(figure, patches.FancyBboxPatch(
                 (x, y - at.pad), edge - x, at.cell + 2 * at.pad + 0.13, fill=False, linewidth=0.9,
                 boxstyle="round,pad=0,rounding_size=0.05", edgecolor=GROUP_COLOUR))
             if layer == 0:
-                page.text(x + 0.03, at.top + at.pad + 0.16, f"key/value head {group}", va="bottom",
-                          fontsize=7.5 * at.scale, color=GROUP_COLOUR)
+                write(figure, x + 0.03, at.top + at.pad + 0.16, f"key/value head {group}",
+                      7.5 * at.scale, va="bottom", color=GROUP_COLOUR)
 
 
-def draw_title(page: Axes, at: Layout, title: str) -> None:
+def draw_title(figure: Figure, at: Layout, title: str) -> None:
     left, top = at.left - at.pad, at.height - 0.14
-    page.text(left, top, title, fontsize=11 * at.scale, weight="bold", va="top", parse_math=False)
+    write(figure, left, top, title, 11 * at.scale, weight="bold", va="top")
     words = "· is a space, ⏎ a line end" if at.labels else "the tokens are in the .npz beside this"
-    page.text(left, top - 0.24 * at.scale, "on the beginning of the validation text; row: the "
-              f"token that looks, column: the token it looks at; {words}",
-              fontsize=7.5 * at.scale, color="0.35", va="top")
+    write(figure, left, top - 0.24 * at.scale, "on the beginning of the validation text; row: the "
+          f"token that looks, column: the token it looks at; {words}", 7.5 * at.scale,
+          color="0.35", va="top")
 
 
-def draw_bar(figure: Figure, page: Axes, at: Layout) -> None:
-    """The colours of the weights."""
-    place = (1 - 0.62 * at.scale / at.width, at.bottom / at.height,
-             0.13 * at.scale / at.width, (at.top - at.bottom) / at.height)
-    bar = figure.colorbar(ScalarMappable(NORM, COLOURS), cax=figure.add_axes(place),
-                          ticks=(0, 0.01, 0.05, 0.1, 0.25, 0.5, 1))
-    bar.ax.set_yticklabels(["0", ".01", ".05", ".1", ".25", ".5", "1"], fontsize=7 * at.scale)
-    bar.outline.set_linewidth(0.4)
-    page.text(at.width - 0.555 * at.scale, at.top + 0.06, "weight", fontsize=7 * at.scale,
-              va="bottom", ha="center")
+def draw_bar(figure: Figure, at: Layout) -> None:
+    """The colours of the weights, from 0 to 1."""
+    x, wide, high = at.width - 0.62 * at.scale, 0.13 * at.scale, at.top - at.bottom
+    shares = np.linspace(1, 0, round(high * DPI))  # of the bar's height, from the top
+    column = COLOURS(shares, bytes=True)[:, None, :3].repeat(round(wide * DPI), axis=1)
+    figure.figimage(column, x * DPI, at.bottom * DPI, origin="upper")
+    for weight in (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1):
+        write(figure, x + wide + 0.05, at.bottom + NORM(weight) * high,
+              f"{weight:g}".replace("0.", "."), 7 * at.scale, va="center")
+    write(figure, x + wide / 2, at.top + 0.06, "weight", 7 * at.scale, va="bottom", ha="center")
 
 
 def table_image(table: np.ndarray, cell: int = 24) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a real run keeps of its attention: scores often, pictures seldom, what scores are made of."""
+"""What a real run keeps: scores often, pictures seldom, and all that a score is computed from."""
 
 from pathlib import Path
 
