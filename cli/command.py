@@ -1,0 +1,104 @@
+"""How a command runs and ends: its exit status, its one sentence, what it prints."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from rich.console import Console
+
+from cli.errors import first_line, is_memory_error, raised_by_hydra, sentence
+from config import UserError
+
+
+def start(main: Callable[[], object], help: Callable[[], str],
+          check: Callable[[list[str]], list[str]] = list) -> None:
+    """Run an entry point on the checked arguments.
+
+    A user's mistake becomes one sentence and status 1, Ctrl-C status 130. An output that cannot
+    show a character gets a question mark for it.
+    """
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
+    sys.stdout.reconfigure(errors="replace")
+    # For the processes that this one starts, such as a sweep's jobs.
+    os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+    try:
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print(help(), flush=True)
+            return
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for `sentence`
+        sys.argv[1:] = check(sys.argv[1:])
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        output_closed()
+    except OSError as e:
+        if e.errno is None:
+            raise
+        if e.filename is None:  # of a stream: the disk under stdout is full
+            discard_output()
+        fail(f"{e.filename or 'the output'} cannot be read or written: {e.strerror}")
+    except Exception as e:
+        if is_memory_error(e):
+            fail(f"there is too little memory ({first_line(e)}): free some, or ask for less, "
+                 "such as a smaller model, batch or text")
+        if not isinstance(e, UserError) and not raised_by_hydra(e):
+            raise
+        if getattr(e, "said", False):
+            sys.exit(1)
+        fail(sentence(e))
+
+
+def fail(error: UserError | str) -> None:
+    if rank() == 0:  # of all the processes that meet with the same mistake
+        print(f"error: {error}", file=sys.stderr)
+    give_up()
+
+
+def output_closed() -> None:
+    """Whoever read our output has seen enough."""
+    discard_output()
+    sys.exit(141)
+
+
+def discard_output() -> None:
+    """What stdout still holds is not tried again as Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def give_up() -> None:
+    """End with status 1.
+
+    One of several processes ends at once: the threads of a group that is left as it is can crash
+    Python as it ends.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def rank() -> int:
+    """This process's number among those that torchrun started; 0 where it did not."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+
+
+class Terminal(Console):
+    """A console that falls silent where its output is gone: under `| head` a run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
+def printer(console: Console) -> Callable[[str], None]:
+    """What prints a line as it is: without markup, and unbroken, so that it can be copied."""
+    def say(line: str) -> None:
+        try:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        except OSError:  # the disk of the log is full, or the terminal is gone
+            console.on_broken_pipe()
+
+    return say

@@ -1,0 +1,125 @@
+"""The settings of a command without Hydra, and the help of all commands."""
+
+import re
+import shutil
+import textwrap
+from dataclasses import fields, replace
+
+from omegaconf import OmegaConf
+
+from cli.arguments import check_habit, groups, no_setting
+from config import Config, SampleConfig, UserError, did_you_mean, knobs
+
+
+def sample_config(argv: list[str]) -> SampleConfig:
+    return read_settings(argv, SampleConfig, "python sample.py")
+
+
+def read_settings(argv: list[str], kind: type, command: str):
+    """The checked settings of a command, as the dataclass `kind`.
+
+    Raises:
+        UserError: an argument names no setting, or its value is wrong.
+    """
+    known = {f.name: f for f in fields(kind)}
+    values, texts = OmegaConf.structured(kind), {}
+    for arg in argv:
+        key, equals, value = arg.partition("=")
+        if not equals:
+            prompt = "; a prompt is prompt=TEXT" if "prompt" in known else ""
+            hint = did_you_mean(arg.lstrip("-"), known) or prompt
+            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
+        if key not in known:
+            check_habit(arg.lstrip("-"))
+            raise no_setting(key, known, command)
+        if key == "stop":
+            texts[key] = [*texts.get(key, []), unescape(value)]
+        elif value == "null" and "None" in str(known[key].type):
+            values[key] = None
+        elif "str" in str(known[key].type):
+            texts[key] = value  # as it was typed: nothing reads a meaning into it
+        else:
+            values[key] = value
+    config = replace(OmegaConf.to_object(values), **texts)
+    config.check()
+    return config
+
+
+def unescape(stop: str) -> str:
+    """A stop string as it is meant: a shell makes line ends hard to type.
+
+    Raises:
+        UserError: a backslash stands before anything else than n, t or a backslash.
+    """
+    if re.search(r"\\(?![nt\\])", re.sub(r"\\\\", "", stop)):
+        raise UserError(f"stop={stop} has a backslash that means nothing: write \\n for a line "
+                        "end, \\t for a tab, \\\\ for a backslash")
+    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), stop)
+
+
+def train_help() -> str:
+    """The text of `python train.py --help`."""
+    lines = ["""Train a small GPT, and watch its attention form.
+
+  python train.py                              Python's own library, 3 minutes
+  python train.py data=text data.path=notes/   your text: file, folder or glob
+  python train.py data=shakespeare tokenizer=char
+  python train.py experiment=nanogpt_cpu       a preset for a whole run
+  python train.py model.n_layer=6 optim.lr=3e-4
+  python train.py run_dir=runs/X resume=true   go on with a run that was stopped
+  python train.py run_dir=runs/X eval_only=true
+  python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
+  python train.py -m sweep=kv_heads            a sweep that is prepared
+  python train.py --cfg job                    print the configuration and end
+  python train.py --config-dir DIR experiment=mine   DIR/experiment/mine.yaml
+
+Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
+replaces the one that the experiment chose; what the experiment sets itself wins
+over presets; KEY=VALUE wins over all.
+"""]
+    for group, presets in groups().items():
+        lines.append(textwrap.fill(", ".join(presets), 79, initial_indent=f"  {group:<12} ",
+                                   subsequent_indent=" " * 15))
+    lines.append("\nSettings (KEY=VALUE), with their defaults before any preset:")
+    lines += knob_lines(Config())
+    return "\n".join(lines)
+
+
+def sample_help() -> str:
+    """The text of `python sample.py --help`."""
+    return settings_help("""Text from a trained run: alone on stdout, everything else on stderr.
+
+  python sample.py                             from the newest run
+  python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
+  echo "import os" | python sample.py prompt=-
+  python sample.py prompts=many.jsonl num_samples=4 json=true
+  python sample.py interactive=true stop="\\n\\n"
+  python sample.py score=FILE                  how surprised the model is by it
+  python sample.py init_from=FOLDER            a model of Hugging Face's format""", SampleConfig)
+
+
+def settings_help(text: str, kind: type) -> str:
+    return "\n".join([text, "\nSettings (KEY=VALUE), with their defaults:", *knob_lines(kind())])
+
+
+def knob_lines(config) -> list[str]:
+    width = max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
+    lines, section = [], ""
+    for name, f, default in knobs(config):
+        if name.rpartition(".")[0] != section:
+            section = name.rpartition(".")[0]
+            lines.append("")
+        choices = f.metadata.get("choices")
+        words = f.metadata["help"]
+        if choices:
+            words += f" ({' | '.join(map(shown, choices))})"
+        lines.append(textwrap.fill(words, width, break_on_hyphens=False,
+                                   initial_indent=f"  {name + '=' + shown(default):<30} ",
+                                   subsequent_indent=" " * 33))
+    return lines
+
+
+def shown(value) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
