@@ -196,6 +196,7 @@ class Config:
     resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start", choices=(True, False, "auto"))
     init_from: str | None = knob(None, "folder of a run, or of Hugging Face weights, whose model and tokenizer training starts from, on new text")
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
+    prepare_only: bool = knob(False, "prepare the text and end, with a progress bar on the way")
     dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and end; or for other machines: H100, 8xA100, …")
     accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
     seed: int = knob(1337, "of the weights, the order of the data and the dropout",

@@ -40,6 +40,12 @@ def train_composed(cfg, job) -> float:
 
         return follow()
     config, resume = cli.to_config(cfg, list(job.overrides.task), hf_config)
+    if config.prepare_only:
+        from data.prepare import prepare_text
+
+        console = cli.Terminal()
+        prepare_text(config, console, cli.printer(console))
+        return float("nan")
     from train import train
 
     return train(config, resume, job.runtime.choices.get("experiment") or "default")

@@ -27,6 +27,7 @@ NOT_IN_A_SWEEP = {
     "run_dir": "run_dir= does not go with a sweep, whose jobs have a folder each: "
                "name the sweep's folder with hydra.sweep.dir=PATH",
     "dry_run": "dry_run= plans one run and does not go with a sweep: leave -m out",
+    "prepare_only": "prepare_only= is for one text and does not go with a sweep: leave -m out",
     "resume=true": "resume=true is for one run: with resume=auto a sweep runs the jobs that are "
                    "missing or not finished"}
 TEXTS = ("<class 'str'>", "str | None")  # the types of settings that are taken as they are typed

@@ -1,37 +1,34 @@
-"""Prepare text without training, with train.py's settings.
+"""Text prepared without training, with a progress bar.
 
-    python -m data.prepare data=text data.path=notes/ tokenizer=bpe
+    python -m data.prepare data=text data.path=notes/     train.py with prepare_only=true
 """
 
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # from wherever it is started
+if __name__ == "__main__":
+    root = Path(__file__).parents[1]
+    sys.path.insert(0, str(root))  # from wherever it is started
+    sys.argv.append("prepare_only=true")
+    runpy.run_path(str(root / "train.py"), run_name="__main__")
 
-import cli
-from config import UserError, is_hf
+from config import Config, UserError, is_hf
 from data.hf_tokenizer import read_json, read_tokenizer
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import prepare
 
 
-@hydra.main(version_base="1.3", config_path="../configs", config_name="config")
-def main(cfg) -> None:
-    console = cli.Terminal()
-    say = cli.printer(console)
-    try:
-        config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
-        kept = tokenizer_of(Path(config.init_from)) if config.init_from else None
-        with shown(console) as progress:
-            tokens = prepare(config.data, config.tokenizer, say, kept, progress)
-    except (UserError, OmegaConfBaseException) as e:
-        cli.fail(cli.sentence(e))
+def prepare_text(config: Config, console: Console, say: Callable[[str], None]) -> None:
+    """Prepare the text of a configuration, and print what it became; raises as `prepare`."""
+    kept = tokenizer_of(Path(config.init_from)) if config.init_from else None
+    with progress_bar(console) as progress:
+        tokens = prepare(config.data, config.tokenizer, say, kept, progress)
     for line in tokens.summary():
         say(line)
 
@@ -54,14 +51,13 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 @contextmanager
-def shown(console) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar in a terminal, of bytes with the time left, as `prepare` takes it; None elsewhere."""
+def progress_bar(console: Console) -> Iterator[Callable[[str, int, int | None], None] | None]:
+    """What `prepare` reports its bytes to, shown as a bar in a terminal; None elsewhere."""
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+    with Progress(TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(),
+                  TimeRemainingColumn(), console=console, transient=True) as bar:
         tasks = {}
 
         def progress(stage: str, done: int, total: int | None) -> None:
@@ -70,7 +66,3 @@ def shown(console) -> Iterator[Callable[[str, int, int], None] | None]:
             bar.update(tasks[stage], completed=done)
 
         yield progress
-
-
-if __name__ == "__main__":
-    cli.start(main, cli.train_help, cli.check_arguments)
