@@ -355,9 +355,9 @@ class GPT(nn.Module):
         self.eval()
         try:
             x, rotary = self._embed(tokens)
-            for block in self.blocks:
+            for block, before in zip(self.blocks, (None, *self.blocks)):
+                x = before(x, rotary) if before else x
                 yield block.attention, block.norm_1(x), rotary
-                x = block(x, rotary)
         finally:
             self.train(training)
 
