@@ -455,9 +455,9 @@ class GPT(nn.Module):
         that it is called with."""
         with self.evaluating():
             x, rotary = self._embed(tokens)
-            for block in self.blocks:
+            for block, before in zip(self.blocks, (None, *self.blocks)):
+                x = before(x, rotary) if before else x
                 yield block.attention, block.norm_1(x), rotary
-                x = block(x, rotary)
 
     @torch.no_grad()
     def attention_maps(self, tokens: Tensor) -> Tensor:

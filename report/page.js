@@ -283,7 +283,7 @@ function drawScore(name) {
   const of = (l, h) => asScore(table.get(l * H + h)), value = (l, h) => of(l, h).value;
   const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1; // one scale for all steps
   const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
-  scoreMaps[name].caption.textContent = `0 to ${most === 1 ? 1 : figure(most)}${unit}${when}`;
+  scoreMaps[name].caption.textContent = `0 to ${Number(most.toPrecision(2))}${unit}${when}`;
   scoreMaps[name]({
     rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
