@@ -1,6 +1,8 @@
 """The fence around Hydra: what is typed becomes a checked configuration. Does not import torch."""
 
 from cli.arguments import (
+    CONFIGS,
+    LAUNCHERS,
     check_arguments,
     groups,
     hydra_options,
@@ -20,6 +22,8 @@ from cli.settings import (
 )
 
 __all__ = [
+    "CONFIGS",
+    "LAUNCHERS",
     "Terminal",
     "check_arguments",
     "continued",
