@@ -33,21 +33,27 @@ def start(main: Callable[[], object], help: Callable[[], str],
         sys.exit(130)
     except BrokenPipeError:
         output_closed()
-    except OSError as e:
-        if e.errno is None:
-            raise
-        if e.filename is None:  # of a stream: the disk under stdout is full
-            discard_output()
-        fail(f"{e.filename or 'the output'} cannot be read or written: {e.strerror}")
     except Exception as e:
-        if is_memory_error(e):
-            fail(f"there is too little memory ({first_line(e)}): free some, or ask for less, "
-                 "such as a smaller model, batch or text")
-        if not isinstance(e, UserError) and not raised_by_hydra(e):
-            raise
         if getattr(e, "said", False):
             sys.exit(1)
-        fail(sentence(e))
+        why = explained(e)
+        if why is None:
+            raise
+        fail(why)
+
+
+def explained(error: Exception) -> str | None:
+    """What a user can do something about, in a sentence; None for a fault of the program."""
+    if isinstance(error, UserError) or raised_by_hydra(error):
+        return sentence(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        if error.filename is None:  # of a stream: the disk under stdout is full
+            discard_output()
+        return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
+    if is_memory_error(error):
+        return (f"there is too little memory ({first_line(error)}): free some, or ask for less, "
+                "such as a smaller model, batch or text")
+    return None
 
 
 def fail(error: UserError | str) -> None:

@@ -21,6 +21,7 @@ import pytest
 from conftest import ROOT, TINY
 from processes import without_rights
 
+import data.cache
 import data.corpus
 from config import Config, DataConfig, UserError
 from data.cache import cache_root
@@ -599,7 +600,7 @@ def test_the_cache_is_the_folder_that_the_environment_names(tmp_path, monkeypatc
 
 def test_without_the_environment_the_cache_lies_beside_the_code(tmp_path, monkeypatch):
     monkeypatch.delenv("GLASSGPT_CACHE", raising=False)
-    monkeypatch.setattr(data.corpus, "__file__", str(tmp_path / "corpus.py"))
+    monkeypatch.setattr(data.cache, "__file__", str(tmp_path / "cache.py"))
     assert cache_root() == tmp_path / "cache"
 
 
