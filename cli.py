@@ -129,7 +129,7 @@ def start(main: Callable[[], object], help: Callable[[], str],
                  "such as a smaller model, batch or text")
         if not isinstance(e, UserError) and not raised_by_hydra(e):
             raise
-        if getattr(e, "said", False):
+        if getattr(e, "already_printed", False):
             sys.exit(1)
         fail(sentence(e))
 

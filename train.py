@@ -234,8 +234,8 @@ def set_up(config: Config, run_dir: Path, team: Team, folder: Path | None, manif
     model = GPT(config.model).to(config.device)
     if load_initial_weights:
         load_initial_weights(model)
-    mine = team.divide(partition_parameters(model, config, team.size))
-    optimizers = build_optimizers(model, config, mine)
+    mine = team.divide(partition_parameters(model, config.optim, team.size))
+    optimizers = build_optimizers(model, config.optim, config.precision, mine)
     block_size = config.model.block_size
     batches = Batches(tokens.train, block_size, config.batch_size, config.seed)
     validation = Validation(tokens.val, tokens.tokenizer, block_size, config.device,
@@ -246,13 +246,14 @@ def set_up(config: Config, run_dir: Path, team: Team, folder: Path | None, manif
     if folder:
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
     team.order("start")  # the other processes build the same
-    team.tell(json.dumps({"config": asdict(config), "tokenizer": tokens.tokenizer.to_json(),
-                          "fingerprint": tokens.fingerprint}).encode())
+    started = {"config": asdict(config), "tokenizer": tokens.tokenizer.to_json(),
+               "fingerprint": tokens.fingerprint}
+    team.broadcast_bytes(json.dumps(started).encode())
     team.broadcast_weights(of_first=True)
     clock = Stopwatch(partial(runtime.synchronize, config.device), state.seconds)
     return Trainer(
         config, run_dir, team, tokens, batches, model, model, optimizers, validation, state, clock,
-        Watch(model, config, *state.skipped),
+        Watch(model, config.on_nonfinite, *state.skipped),
         Checkpoints(config, run_dir, model, optimizers, tokens.tokenizer, team, say))
 
 
@@ -282,7 +283,7 @@ def go_on(trainer: Trainer, folder: Path, manifest: dict, say: Callable[[str], N
     """Load the optimizers' state from the checkpoint, and tell what differs from before."""
     config, team, step = trainer.config, trainer.team, trainer.state.step
     team.order("load")
-    tensors = team.hand_out(checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
+    tensors = team.broadcast_tensors(checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
     load_optimizer_tensors(trainer.optimizers, trainer.model, tensors)
     checkpoint.discard_after(trainer.run_dir, step)
     trainer.checkpoints.saved = step
@@ -310,7 +311,7 @@ def compile_and_announce(trainer: Trainer, say: Callable[[str], None]) -> None:
         rows = config.batch_size // config.accumulate // team.size
         x, y = (torch.from_numpy(part[:rows]).to(config.device)
                 for part in trainer.batches.batch(trainer.state.step))
-        trainer.forward, worked = runtime.compile_model(trainer.model, x, y, config, say)
+        trainer.forward, worked = runtime.compile_model(trainer.model, x, y, config.precision, say)
         config = replace(config, compile=worked)
     trainer.config = trainer.checkpoints.config = config
 
@@ -350,7 +351,8 @@ def take_steps(trainer: Trainer, log: MetricLogger, snapshots: Snapshots) -> Non
             tokens = (state.step - logged[0]) * trainer.step_tokens
             state.metrics = {
                 "train/loss": loss.item(),
-                "train/lr": config.optim.lr * lr_factor(state.step - 1, config),
+                "train/lr": config.optim.lr * lr_factor(state.step - 1, config.optim,
+                                                        config.max_steps),
                 "train/grad_norm": grad_norm.item(),
                 "train/tokens_per_second": tokens / (seconds - logged[1])}
             if config.on_nonfinite == "skip":

@@ -112,7 +112,7 @@ def model_and_optimizers(name: str):
     torch.manual_seed(0)
     small = model.GPT(model.GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16, bias=True))
     config = Config(device="cpu", batch_size=4, max_steps=100, optim=OptimConfig(name=name, warmup_steps=0))
-    return small, build_optimizers(small, config), config
+    return small, build_optimizers(small, config.optim), config
 
 
 def updated(small, optimizers, config, step):
@@ -162,9 +162,9 @@ def test_an_update_that_the_device_decides_on_is_the_same_update(name):
 
 
 def test_only_steps_in_a_row_count_towards_giving_up():
-    small, _, config = model_and_optimizers("adamw")
-    config.on_nonfinite = "skip"
-    watch, fine = Watch(small, config), torch.ones(len(list(small.parameters())) + 2, dtype=torch.bool)
+    small, *_ = model_and_optimizers("adamw")
+    fine = torch.ones(len(list(small.parameters())) + 2, dtype=torch.bool)
+    watch = Watch(small, "skip")
     for step in range(1, 60):
         watch.note(step, fine if step % 10 == 0 else ~fine)
     assert (watch.skipped, watch.in_a_row) == (54, 9)

@@ -285,11 +285,13 @@ at_call(training.optim, "seed_micro_step", 30, lambda: time.sleep(0 if attempt e
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_every_parameter_is_updated_by_one_process_and_the_work_is_even(name):
     model = GPT(GPTConfig(vocab_size=96, block_size=16, n_layer=4, n_head=2, n_embd=32))
-    config = Config(optim=OptimConfig(name=name))
+    optim = OptimConfig(name=name)
     for processes in (1, 2, 3, 4, 40):
-        parts = partition_parameters(model, config, processes)
+        parts = partition_parameters(model, optim, processes)
         assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
-        updated = [[p for o in build_optimizers(model, config, part) for g in o.param_groups for p in g["params"]] for part in parts]
+        optimizers = [build_optimizers(model, optim, updated=part) for part in parts]
+        updated = [[p for o in mine for g in o.param_groups for p in g["params"]]
+                   for mine in optimizers]
         assert [{id(p) for p in part} for part in updated] == [{id(p) for p in part} for part in parts]
         if processes <= 4:
             sizes = [sum(p.numel() for p in part) for part in parts]
@@ -298,7 +300,7 @@ def test_every_parameter_is_updated_by_one_process_and_the_work_is_even(name):
 
 def test_one_process_alone_is_a_team_that_changes_nothing():
     team, values = Team(), torch.tensor([1.0, 2.0])
-    assert team.sum(values) is values and team.total(3.0, 2) == (3.0, 2) and team.tell(b"x") == b"x"
+    assert team.sum(values) is values and team.total(3.0, 2) == (3.0, 2) and team.broadcast_bytes(b"x") == b"x"
     with pytest.raises(ValueError), team:
         raise ValueError
 
@@ -315,9 +317,10 @@ def test_what_does_not_go_with_so_many_processes_is_refused(monkeypatch):
 
 def test_a_follower_has_the_text_and_the_vocabulary_of_the_first(tiny):
     tokens = prepare(tiny.data, tiny.tokenizer, lambda line: None)
-    told = {"tokenizer": tokens.tokenizer.to_json(), "fingerprint": tokens.fingerprint}
-    assert np.array_equal(same_tokens(tiny, told).train, tokens.train)
+    vocabulary = tokens.tokenizer.to_json()
+    assert np.array_equal(same_tokens(tiny, vocabulary, tokens.fingerprint).train, tokens.train)
     kept = CharTokenizer(tokens.tokenizer.alphabet + "¡")
-    assert same_tokens(tiny, {**told, "tokenizer": kept.to_json()}).tokenizer.alphabet == kept.alphabet
+    again = same_tokens(tiny, kept.to_json(), tokens.fingerprint)
+    assert again.tokenizer.alphabet == kept.alphabet
     with pytest.raises(UserError, match="another than that of process 0"):
-        same_tokens(tiny, {**told, "fingerprint": "0" * 64})
+        same_tokens(tiny, vocabulary, "0" * 64)

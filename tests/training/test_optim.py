@@ -49,7 +49,7 @@ def test_muon_moves_a_matrix_by_the_written_out_rule():
 def model_and_optimizers(name: str):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True))
-    return model, build_optimizers(model, Config(optim=OptimConfig(name=name)))
+    return model, build_optimizers(model, OptimConfig(name=name))
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -112,8 +112,7 @@ def test_an_update_is_that_of_the_mean_gradient_clipped_however_it_is_split(name
 
 
 def schedule(steps: int, **optim) -> list[float]:
-    config = Config(max_steps=steps, optim=OptimConfig(**optim))
-    return [lr_factor(step, config) for step in range(steps)]
+    return [lr_factor(step, OptimConfig(**optim), steps) for step in range(steps)]
 
 
 def test_the_cosine_rises_linearly_and_ends_at_its_floor():
@@ -136,4 +135,4 @@ def test_the_constant_schedule_stays():
 
 
 def test_after_the_decay_the_rate_stays_at_its_floor():
-    assert lr_factor(60, Config(max_steps=50, optim=OptimConfig(min_lr_ratio=0.2))) == 0.2
+    assert lr_factor(60, OptimConfig(min_lr_ratio=0.2), max_steps=50) == 0.2
