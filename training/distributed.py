@@ -271,7 +271,7 @@ class Team:
             raise self._lost(str(e)) from None
 
     def _lost(self, error: str) -> Lost:
-        """Which process has ended, and why if it could write that; those left report to the store."""
+        """Find which process has ended, and why if it wrote that: those left report."""
         left, why = {self.rank}, ""
         try:
             self._store.set(f"left/{self.rank}", "")

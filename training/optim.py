@@ -74,7 +74,8 @@ class Muon(Optimizer):
             grads = [torch.where(found_inf > 0, m, grad) for m, grad in zip(momenta, grads)]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch._foreach_lerp(grads, momenta, momentum)
-        updates = orthogonalize(torch.stack(nesterov), self.dtype) * taken  # (matrices, rows, columns)
+        nesterov = torch.stack(nesterov)  # (matrices, rows, columns)
+        updates = orthogonalize(nesterov, self.dtype) * taken
         torch._foreach_mul_(params, 1 - lr * weight_decay * taken)
         torch._foreach_add_(params, list(updates.unbind()),
                             alpha=-lr * math.sqrt(max(1, rows / columns)))
@@ -88,7 +89,7 @@ def muon_parameters(model: nn.Module, optim: OptimConfig) -> list[nn.Parameter]:
 
 def partition_parameters(model: nn.Module, optim: OptimConfig,
                          processes: int) -> list[list[nn.Parameter]]:
-    """Which parameters each process updates: the costliest first, each to the least busy process."""
+    """Which parameters each process updates: the costliest first, each by the least busy one."""
     muon = {id(p) for p in muon_parameters(model, optim)}
     cost = {p: p.numel() * (min(p.shape) if id(p) in muon else 1)  # of Newton–Schulz's products
             for p in model.parameters()}
@@ -151,8 +152,8 @@ def rate_rises_again(step: int, before: Config, now: Config) -> list[str]:
     new = lr_factor(step, now.optim, now.max_steps)
     if before.optim.schedule != now.optim.schedule or new <= old:
         return []
-    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, since it "
-            f"now falls until step {now.max_steps:,}"]
+    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, "
+            f"since it now falls until step {now.max_steps:,}"]
 
 
 def set_learning_rate(optimizers: list[Optimizer], factor: float) -> None:

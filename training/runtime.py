@@ -138,8 +138,8 @@ def check_memory(config: Config) -> None:
         one, two = (GPT(replace(config.model, n_layer=n)).num_parameters() for n in (1, 2))
     needed = (4 if config.eval_only else 8) * (one + (config.model.n_layer - 1) * (two - one))
     if (there := memory_here(config.device)) and needed > there:
-        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their gradients "
-                                        f"alone need {needed / 1e9:,.1f}")
+        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their "
+                                        f"gradients alone need {needed / 1e9:,.1f}")
 
 
 def memory_here(device: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What a run prints of itself: what is going to be trained, and at its end what came of it."""
+"""What a run prints: before it what is going to be trained, at its end what came of it."""
 
 import math
 import shlex
@@ -18,7 +18,7 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
               validation: Validation, processes: int, why: str) -> None:
-    """What is going to be trained, on what, for how long; `why` says it of compiling."""
+    """Print what is going to be trained, for how long, where; `why` it is compiled or not."""
     step_tokens, parameters = config.batch_size * config.model.block_size, model.num_parameters()
     epochs = config.max_steps * step_tokens / len(tokens.train)
     many = f"{processes} processes, each " if processes > 1 else ""
@@ -50,7 +50,7 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
 
 def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
                   seconds: dict[str, float], validation: Validation) -> None:
-    """Where the run is, how good it became, what its heads do, where the time went, what is next."""
+    """Print where the run is, its best loss, its strongest heads, its time, and what is next."""
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "

@@ -112,7 +112,7 @@ def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert wandb_mode(Config(wandb=WandbConfig(mode=setting))) == mode
+    assert wandb_mode(setting) == mode
 
 
 @pytest.mark.slow
