@@ -189,7 +189,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
     trainer.clock.switch(None)  # W&B takes its time to start
     with team.stop, MetricLogger(run_dir, trainer.config, experiment, console, state.step,
                                  manifest.get("best")) as log:
-        state.restore_best(run_dir, log.rows, damaged=bool(log.damaged))
+        state.restore_best(run_dir, log.rows, damaged=log.damaged)
         snapshots = Snapshots(trainer.config, run_dir, trainer.tokens, trainer.validation,
                               log.tolerate_io_errors)
         gc.freeze()  # what the imports made is not searched again at every collection

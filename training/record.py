@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli import printer
 from config import Config, UserError
-from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, read_rows, with_best
+from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, with_best
 from training.wandb_record import WandbRecord
 
 # In the terminal: name → metric, format.
@@ -101,12 +101,11 @@ class MetricLogger:
         """
         self.console, self.config, self.say = console, config, printer(console)
         self.run_dir = run_dir
-        files = [run_dir / name for name in (METRICS, SAMPLES)]
-        self.damaged = [path for path in files if step and self._copy_damaged(path)]
-        rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
-        self.rows = with_best(rows, best) if step else []
+        self.damaged = False  # whether rows were lost
+        rows, samples = (self._read(run_dir / name) if step else [] for name in (METRICS, SAMPLES))
+        self.rows = with_best([row for row in rows if row["step"] <= step], best)
         last = self.rows[-1]["step"] if self.rows else -1
-        samples = [row for row in read_rows(run_dir / SAMPLES) if row["step"] <= last]
+        samples = [row for row in samples if row["step"] <= last]
         self._written = {METRICS: self.rows, SAMPLES: samples}
         self._files = {name: open_rows(run_dir / name, rows)
                        for name, rows in self._written.items()}
@@ -135,17 +134,18 @@ class MetricLogger:
                 self._files[name].close()
         self._wandb.finish(failed=kind is not None)
 
-    def _copy_damaged(self, path: Path) -> bool:
-        """Copy a file that has damaged lines, since they will be dropped; whether it has."""
-        bad = read_lines(path)[1]
+    def _read(self, path: Path) -> list[dict]:
+        """The rows of a file; of one that has damaged lines, which are dropped, a copy is kept."""
+        rows, bad = read_lines(path)
         if bad:
+            self.damaged = True
             copies = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
             copy = next(copy for copy in copies if not os.path.lexists(copy))
             with atomic_write(copy) as part:
                 shutil.copyfile(path, part)
             self.say(f"note: {path} has damaged lines ({bad}), which are left out; "
                      f"the file as it was is {copy}")
-        return bad > 0
+        return rows
 
     def has(self, step: int) -> bool:
         """Whether the last row is of this step."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from conftest import TINY
 
-from config import Config, UserError, WandbConfig, knobs, read_config
+from config import UserError, knobs, read_config
 from data.tokenizer import CharTokenizer
 from files import born_when, read_rows
 from training.evaluate import Validation
