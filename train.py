@@ -69,6 +69,7 @@ if __name__ == "__main__":
 
 import gc
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite, nan
@@ -98,7 +99,7 @@ from training.optim import (
     update,
 )
 from training.record import MetricLogger, RunFolder, Stopwatch, new_run_dir
-from training.summary import print_run, print_summary, quoted
+from training.summary import print_run, print_summary
 
 
 @dataclass
@@ -198,7 +199,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
         except runtime.Stopped as stopped:
             trainer.save(last_chance=True)
             log.say(f"stopped after {state.step:,} steps; to go on: "
-                    f"python train.py run_dir={quoted(run_dir)} resume=true")
+                    f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
     print_summary(say, run_dir, log.rows, trainer.clock.seconds, trainer.validation)
     return loss_of(state.best)

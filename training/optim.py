@@ -4,6 +4,7 @@ name; one optimizer step, and the watch for steps that are not finite."""
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +107,7 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp3
     """The optimizers of all parameters, or of those `updated` by this process.
 
     Weight decay is for matrices and embeddings. Muon orthogonalises in the run's `precision`. Every
-    group has the peak rate that `set_learning_rate` scales.
+    group has the peak rate, which `update` scales.
     """
     here = {id(p) for p in (model.parameters() if updated is None else updated)}
     muon = [p for p in muon_parameters(model, optim) if id(p) in here]
@@ -119,9 +120,8 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp3
     if muon:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         optimizers.append(Muon(muon, optim.muon_lr, optim.momentum, optim.weight_decay, dtype))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
+    for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
+        group["peak_lr"] = group["lr"]
     return optimizers
 
 
@@ -156,12 +156,6 @@ def rate_rises_again(step: int, before: Config, now: Config) -> list[str]:
             f"since it now falls until step {now.max_steps:,}"]
 
 
-def set_learning_rate(optimizers: list[Optimizer], factor: float) -> None:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * factor
-
-
 def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: Tensor, y: Tensor,
            config: Config, step: int, team: Team | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """One optimizer step, after `step` others, on a batch x, y (batch_size / processes, T).
@@ -178,7 +172,8 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
         every process.
     """
     team = team or Team()
-    set_learning_rate(optimizers, lr_factor(step, config.optim, config.max_steps))
+    for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
+        group["lr"] = group["peak_lr"] * lr_factor(step, config.optim, config.max_steps)
     loss = accumulate_gradients(forward, x, y, config, step, team)
     team.reduce_gradients()  # what another process updates has no gradient here from now on
     here = [p for p in model.parameters() if p.grad is not None]

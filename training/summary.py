@@ -31,11 +31,6 @@ def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: To
     say(f"machine  {many}{describe(config.device)}, {config.precision}, {how}{why}")
 
 
-def quoted(path: Path) -> str:
-    """A path as a shell takes it."""
-    return shlex.quote(str(path))
-
-
 def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
     """Notes on a run whose model, text and length do not fit each other."""
     notes = []
@@ -63,7 +58,7 @@ def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
     lines += [("numbers", run_dir / "metrics.jsonl"),
               ("page", run_dir / "report.html"),
               ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
-              ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
+              ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}")]
     for name, value in lines:
         say(f"{name:<21}{value}".rstrip())
 
