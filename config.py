@@ -153,6 +153,10 @@ class OptimConfig:
     momentum: float = knob(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
     grad_clip: float = knob(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
 
+    def warmup(self, max_steps: int) -> int:
+        """Steps of the warm-up, in a run of so many steps."""
+        return max_steps // 20 if self.warmup_steps is None else self.warmup_steps
+
 
 @dataclass
 class LogConfig:
@@ -229,8 +233,9 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size={self.batch_size}: "
                             "every micro-step takes the same number of sequences")
-        if self.warmup_steps >= self.max_steps:
-            raise UserError(f"optim.warmup_steps={self.warmup_steps} is not shorter than the run's "
+        warmup = self.optim.warmup(self.max_steps)
+        if warmup >= self.max_steps:
+            raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "
                             f"{self.max_steps} steps: lower it, or raise max_steps")
         look = self.attention
         if look.picture_every and (look.every == 0 or look.picture_every % look.every):
@@ -265,10 +270,6 @@ class Config:
             raise UserError("eval_only=true needs run_dir=PATH, the run to evaluate")
         if self.resume is True and self.run_dir is None:
             raise UserError("resume=true needs run_dir=PATH, the run to continue")
-
-    @property
-    def warmup_steps(self) -> int:
-        return self.max_steps // 20 if self.optim.warmup_steps is None else self.optim.warmup_steps
 
 
 @dataclass

@@ -21,9 +21,8 @@ ASIDE = ("_se", "_without_first")
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write a file that is to be at `path` whole or not at all: beside it; at the end it is given its name.
-
-    A link at `path` is replaced, not followed.
+    """Give a path beside `path` to write to; at the end it gets the name, so the file is there
+    whole or not at all. A link at `path` is replaced, not followed.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -61,8 +60,8 @@ def sha256_of(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's entries are on the disk. Windows cannot sync a folder and needs not."""
-    if path.is_dir() and os.name == "nt":
+    """Wait until a file, or a folder's list of entries, is on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot, and need not
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -72,7 +71,7 @@ def sync(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """The rows of a metrics or samples file, in order; a line that is none is left out, as a crash may have cut it.
+    """The rows of a metrics or samples file, in order, without damaged lines, as of a crash.
 
     Raises:
         UserError: it cannot be read, or is not an ordinary file.
@@ -81,7 +80,11 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def read_lines(path: Path) -> tuple[list[dict], int]:
-    """The rows of a file, and how many of its lines are none, half a line at the end not counted."""
+    """The rows of a file, and how many of its lines are damaged; half a line at its end is not.
+
+    Raises:
+        UserError: it cannot be read, or is not an ordinary file.
+    """
     try:
         lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
     except OSError as e:

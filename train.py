@@ -75,6 +75,7 @@ if __name__ == "__main__":
 
 import gc
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite, nan
@@ -104,7 +105,7 @@ from training.optim import (
     update,
 )
 from training.record import MetricLogger, RunFolder, Stopwatch, new_run_dir
-from training.summary import print_run, print_summary, quoted
+from training.summary import print_run, print_summary
 
 
 @dataclass
@@ -195,7 +196,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
     trainer.clock.switch(None)  # W&B takes its time to start
     with team.stop, MetricLogger(run_dir, trainer.config, experiment, console, state.step,
                                  manifest.get("best")) as log:
-        state.restore_best(run_dir, log.rows, damaged=bool(log.damaged))
+        state.restore_best(run_dir, log.rows, damaged=log.damaged)
         snapshots = Snapshots(trainer.config, run_dir, trainer.tokens, trainer.validation,
                               log.tolerate_io_errors)
         gc.freeze()  # what the imports made is not searched again at every collection
@@ -204,7 +205,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
         except runtime.Stopped as stopped:
             trainer.save(last_chance=True)
             log.say(f"stopped after {state.step:,} steps; to go on: "
-                    f"python train.py run_dir={quoted(run_dir)} resume=true")
+                    f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
     print_summary(say, run_dir, log.rows, trainer.clock.seconds, trainer.validation)
     return loss_of(state.best)
@@ -240,8 +241,8 @@ def set_up(config: Config, run_dir: Path, team: Team, folder: Path | None, manif
     model = GPT(config.model).to(config.device)
     if load_initial_weights:
         load_initial_weights(model)
-    mine = team.divide(partition_parameters(model, config, team.size))
-    optimizers = build_optimizers(model, config, mine)
+    mine = team.divide(partition_parameters(model, config.optim, team.size))
+    optimizers = build_optimizers(model, config.optim, config.precision, mine)
     block_size = config.model.block_size
     batches = Batches(tokens.train, block_size, config.batch_size, config.seed)
     validation = Validation(tokens.val, tokens.tokenizer, block_size, config.device,
@@ -252,13 +253,14 @@ def set_up(config: Config, run_dir: Path, team: Team, folder: Path | None, manif
     if folder:
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
     team.order("start")  # the other processes build the same
-    team.tell(json.dumps({"config": asdict(config), "tokenizer": tokens.tokenizer.to_json(),
-                          "fingerprint": tokens.fingerprint}).encode())
+    started = {"config": asdict(config), "tokenizer": tokens.tokenizer.to_json(),
+               "fingerprint": tokens.fingerprint}
+    team.broadcast_bytes(json.dumps(started).encode())
     team.broadcast_weights(of_first=True)
     clock = Stopwatch(partial(runtime.synchronize, config.device), state.seconds)
     return Trainer(
         config, run_dir, team, tokens, batches, model, model, optimizers, validation, state, clock,
-        Watch(model, config, *state.skipped),
+        Watch(model, config.on_nonfinite, *state.skipped),
         Checkpoints(config, run_dir, model, optimizers, tokens.tokenizer, team, say))
 
 
@@ -288,7 +290,7 @@ def go_on(trainer: Trainer, folder: Path, manifest: dict, say: Callable[[str], N
     """Load the optimizers' state from the checkpoint, and tell what differs from before."""
     config, team, step = trainer.config, trainer.team, trainer.state.step
     team.order("load")
-    tensors = team.hand_out(checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
+    tensors = team.broadcast_tensors(checkpoint.load_tensors(folder / checkpoint.OPTIMIZER))
     load_optimizer_tensors(trainer.optimizers, trainer.model, tensors)
     checkpoint.discard_after(trainer.run_dir, step)
     trainer.checkpoints.saved = step
@@ -316,7 +318,7 @@ def compile_and_announce(trainer: Trainer, say: Callable[[str], None]) -> None:
         rows = config.batch_size // config.accumulate // team.size
         x, y = (torch.from_numpy(part[:rows]).to(config.device)
                 for part in trainer.batches.batch(trainer.state.step))
-        trainer.forward, worked = runtime.compile_model(trainer.model, x, y, config, say)
+        trainer.forward, worked = runtime.compile_model(trainer.model, x, y, config.precision, say)
         config = replace(config, compile=worked)
     trainer.config = trainer.checkpoints.config = config
 
@@ -356,7 +358,8 @@ def take_steps(trainer: Trainer, log: MetricLogger, snapshots: Snapshots) -> Non
             tokens = (state.step - logged[0]) * trainer.step_tokens
             state.metrics = {
                 "train/loss": loss.item(),
-                "train/lr": config.optim.lr * lr_factor(state.step - 1, config),
+                "train/lr": config.optim.lr * lr_factor(state.step - 1, config.optim,
+                                                        config.max_steps),
                 "train/grad_norm": grad_norm.item(),
                 "train/tokens_per_second": tokens / (seconds - logged[1])}
             if config.on_nonfinite == "skip":

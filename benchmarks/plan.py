@@ -236,7 +236,7 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
                 loss.backward()
             step = counter.most
             states, updates = zip(*(updated(counter, model, config, part)
-                                    for part in partition_parameters(model, config, processes)))
+                                    for part in partition_parameters(model, config.optim, processes)))
     gradients = sum(p.grad.nbytes for p in model.parameters())
     parameters = sum(p.nbytes for p in model.parameters())
     weights = parameters + sum(buffer.nbytes for buffer in model.buffers())
@@ -253,7 +253,8 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
 
 def updated(counter: "Counter", model: GPT, config: Config, part: list) -> tuple[int, int]:
     """Bytes of the optimizers' state for a part of the parameters, and what their step takes."""
-    optimizers, counter.most = build_optimizers(model, config, part), [0, 0]
+    optimizers = build_optimizers(model, config.optim, config.precision, part)
+    counter.most = [0, 0]
     for optimizer in optimizers:
         optimizer.step()
     state = sum(tensor.nbytes for optimizer in optimizers

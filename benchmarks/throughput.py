@@ -64,14 +64,14 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
     config = make_config(size, precision, compile, device)
     torch.manual_seed(0)
     model = GPT(config.model).to(config.device)
-    optimizers, batches, step, forward = build_optimizers(model, config), random_batches(
-        config), 0, model
+    optimizers = build_optimizers(model, config.optim, config.precision)
+    batches, step, forward = random_batches(config), 0, model
     flops = model.flops_per_token() * config.batch_size * config.model.block_size
     if config.compile == "auto":
         config.compile = compile_pays(config.device, flops * STEPS)[0]
     if config.compile:
         x, y = (torch.from_numpy(part).to(config.device) for part in batches.batch(0))
-        forward, _ = compile_model(model, x, y, config, print)
+        forward, _ = compile_model(model, x, y, config.precision, print)
 
     def train() -> None:
         nonlocal step

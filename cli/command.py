@@ -34,7 +34,7 @@ def start(main: Callable[[], object], help: Callable[[], str],
     except BrokenPipeError:
         output_closed()
     except Exception as e:
-        if getattr(e, "said", False):
+        if getattr(e, "already_printed", False):
             sys.exit(1)
         why = explained(e)
         if why is None:

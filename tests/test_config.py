@@ -11,7 +11,17 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from config import Config, GPTConfig, SampleConfig, UserError, config_yaml, did_you_mean, knobs, read_config
+from config import (
+    Config,
+    GPTConfig,
+    OptimConfig,
+    SampleConfig,
+    UserError,
+    config_yaml,
+    did_you_mean,
+    knobs,
+    read_config,
+)
 
 ROOT = Path(__file__).parents[1]
 YAMLS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -229,9 +239,9 @@ def test_what_is_given_is_kept():
 
 
 def test_the_warm_up_is_a_twentieth_of_the_run():
-    assert Config().warmup_steps == 50
-    assert changed(Config(), {"max_steps": 200}).warmup_steps == 10
-    assert changed(Config(), {"optim.warmup_steps": 0}).warmup_steps == 0
+    assert OptimConfig().warmup(1000) == 50
+    assert OptimConfig().warmup(200) == 10
+    assert OptimConfig(warmup_steps=0).warmup(200) == 0
 
 
 # --- the page itself -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside and renamed, verified by hash before a byte of them is used, never pickled."""
+"""Checkpoints: written whole or not at all, verified by hash before use, never pickled."""
 
 import hashlib
 import json
@@ -27,9 +27,10 @@ from training.runtime import numerics_id
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
     "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json")
+FILES = (MODEL, OPTIMIZER, TOKENIZER, CONFIG)
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
 LARGEST = 1 << 24  # bytes of a manifest that is read
-# What a manifest says of the run, and of what type; and what those of earlier versions lack.
+# What a manifest has of the run, and of what type; and what those of earlier versions lack.
 TYPES = {"step": int, "seconds": dict, "fingerprint": str, "metrics": dict, "skipped": list,
          "machine": str, "changes": int, "best": dict, "kept": list}
 EARLIER = {"skipped": [0, 0], "machine": "", "changes": 0, "best": None, "kept": []}
@@ -65,14 +66,25 @@ class TrainState:
         return state
 
     def restore_best(self, run_dir: Path, rows: list[dict], damaged: bool) -> None:
-        """Take the best from the rows of a run that goes on; where it is not known, prune nothing."""
-        known = self.best is not None
-        self.best = restore_best(run_dir, rows, self.changes)
+        """Take the best row on this text that has a checkpoint, and make checkpoints/best name it.
+
+        Where that names a checkpoint of which there is no row, it was better than all rows: it
+        stays, and the best row is what a later one has to beat. Where the best is not known, as the
+        rows are damaged or there are none, every checkpoint is kept.
+        """
+        known, steps = self.best is not None, saved_steps(run_dir)
+        named = read_pointer(run_dir, "best")
+        if named in steps and named not in [row["step"] for row in rows]:
+            self.best = best_row(rows, self.changes)
+        else:
+            self.best = best_row([row for row in rows if row["step"] in steps], self.changes)
+            if self.best and self.best["step"] != named:
+                write_pointer(run_dir, "best", self.best["step"])
         if self.step and not known and (damaged or self.best is None):
-            self.kept = saved_steps(run_dir)
+            self.kept = steps
 
     def text_mark(self) -> dict[str, int]:
-        """What rows say of the text that their losses are on."""
+        """What marks rows whose losses are on a changed text."""
         return {CHANGES: self.changes} if self.changes else {}
 
 
@@ -90,10 +102,9 @@ class Checkpoints:
     def save(self, state: TrainState, last_chance: bool) -> bool:
         """Save the step that the run is at, unless it is saved; whether it is now.
 
-        Where that fails training goes on, unless it is the last step, or the last chance.
-
         Raises:
-            NotSaved: it could not be written.
+            NotSaved: it could not be written, at the last step or the `last_chance`; before, a note
+                is printed and training goes on.
         """
         if self.saved == state.step or (self._tried == state.step and not last_chance):
             return self.saved == state.step
@@ -117,8 +128,7 @@ def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tok
                     config_yaml: str, state: dict) -> None:
     """Write checkpoints/step_XXXXXXXX and make `last` name it. `state` is JSON for the manifest.
 
-    A checkpoint gets its name only when every byte of it is on disk, the manifest last, so whatever
-    has the name is whole.
+    It gets its name when every byte of it is on disk, so what has the name is whole.
 
     Raises:
         NotSaved: it could not be written, for want of space or otherwise.
@@ -136,7 +146,7 @@ def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tok
         save_tokenizer(tokenizer, part / TOKENIZER)
         (part / CONFIG).write_text(config_yaml, encoding="utf-8")
         files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
-                 for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG)}
+                 for name in FILES}
         manifest = json.dumps({"format": FORMAT, "step": step, "files": files, **state}, indent=1)
         (part / MANIFEST).write_text(_sealed(manifest))
         for name in (*files, MANIFEST):
@@ -199,12 +209,13 @@ def read_pointer(run_dir: Path, name: str) -> int | None:
 
 def saved_steps(run_dir: Path) -> list[int]:
     """Steps that have a checkpoint folder, oldest first."""
-    found = (re.fullmatch(r"step_(\d{8,})", p.name) for p in (run_dir / "checkpoints").glob("step_*"))
-    return sorted(int(m[1]) for m in found if m)
+    names = [path.name for path in (run_dir / "checkpoints").glob("step_*")]
+    return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d{8,})", name)))
 
 
 def prune(run_dir: Path, keep: int, also: list[int]) -> None:
-    """Remove all but the `keep` newest checkpoints, the best and those `also` kept, and what an interrupted save left behind."""
+    """Remove checkpoints except the `keep` newest, the best and those `also` kept; and the rests of
+    interrupted saves."""
     also = [*also, read_pointer(run_dir, "best")]
     for step in saved_steps(run_dir)[:-keep]:
         if step not in also:
@@ -214,27 +225,12 @@ def prune(run_dir: Path, keep: int, also: list[int]) -> None:
 
 
 def discard_after(run_dir: Path, step: int) -> None:
-    """Remove checkpoints later than `step`, from which the run goes on: damaged ones, that it will save again."""
+    """Remove checkpoints after `step`: damaged ones, which the run that goes on saves again."""
     for later in saved_steps(run_dir):
         if later > step:
             _remove(run_dir / "checkpoints" / f"step_{later:08d}")
     if (read_pointer(run_dir, "best") or 0) > step:
         (run_dir / "checkpoints" / "best").unlink()
-
-
-def restore_best(run_dir: Path, rows: list[dict], changes: int) -> dict | None:
-    """The best row on the present text (see `best_row`) that has a checkpoint; `best` then names it.
-
-    Where `best` names a checkpoint whose loss is in no row, that is better than all rows: it stays,
-    and the best row is what a later one has to beat.
-    """
-    steps, named = saved_steps(run_dir), read_pointer(run_dir, "best")
-    if named in steps and named not in [row["step"] for row in rows]:
-        return best_row(rows, changes)
-    best = best_row([row for row in rows if row["step"] in steps], changes)
-    if best and best["step"] != named:
-        write_pointer(run_dir, "best", best["step"])
-    return best
 
 
 def verify(folder: Path) -> dict:
@@ -247,16 +243,17 @@ def verify(folder: Path) -> dict:
         text = ordinary(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
         manifest, at = json.loads(text), text.rfind(SEAL)
         if manifest["format"] not in (1, FORMAT):
-            raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT reads 1 to {FORMAT}")
+            raise ValueError(f"its format is {manifest['format']}, "
+                             f"and this version of GlassGPT reads 1 to {FORMAT}")
         if (at >= 0 or manifest["format"] > 1) and text != _sealed(text[:at] + "\n}"):
             raise ValueError(f"{MANIFEST} is not what was written: its sha256 differs")
         if f"step_{manifest['step']:08d}" != folder.name:
             raise ValueError(f"it is of step {manifest['step']}")
-        for name in (MODEL, OPTIMIZER, TOKENIZER, CONFIG):  # fixed names: a manifest cannot point elsewhere
-            written, path = manifest["files"][name], folder / name
-            if path.stat().st_size != written["bytes"]:
-                raise ValueError(f"{name} has {path.stat().st_size} bytes where {written['bytes']} were written")
-            if sha256_of(path) != written["sha256"]:
+        for name in FILES:  # fixed names: a manifest cannot point elsewhere
+            written, size = manifest["files"][name], (folder / name).stat().st_size
+            if size != written["bytes"]:
+                raise ValueError(f"{name} has {size} bytes where {written['bytes']} were written")
+            if sha256_of(folder / name) != written["sha256"]:
                 raise ValueError(f"{name} is not what was written: its sha256 differs")
         return _state(manifest)
     except OSError as e:
@@ -300,14 +297,15 @@ def _free(path: Path) -> str:
 
 
 def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tuple[Path, dict]:
-    """The folder and manifest of `last`, `best` or a step; a damaged one is said, and the one before it taken.
+    """The folder and manifest of `last`, `best` or a step; for a damaged one, a note and the next.
 
     Raises:
         UserError: there is none, or none that is whole.
     """
     steps = saved_steps(run_dir)
     if not steps:
-        raise UserError(f"{run_dir} {'has no checkpoint' if run_dir.is_dir() else 'does not exist'}")
+        problem = "has no checkpoint" if run_dir.is_dir() else "does not exist"
+        raise UserError(f"{run_dir} {problem}")
     wanted = int(which) if str(which).isdigit() else steps[-1]
     if wanted not in steps:
         raise UserError(f"{run_dir} has no checkpoint of step {which}: "
@@ -340,7 +338,8 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
         changed = ("the text, or how it is prepared, has changed since the run began "
                    f"(fingerprint {state['fingerprint'][:16]} then, {tokens.fingerprint[:16]} now)")
         if not config.accept_changed_data:
-            raise UserError(f"{changed}: restore it, go on all the same with accept_changed_data=true, or start a new run")
+            raise UserError(f"{changed}: restore it, go on all the same with "
+                            "accept_changed_data=true, or start a new run")
         say(f"note: {changed}; the best loss is that on the new text from here on")
     kept = tokenizer_of(folder, config.model.vocab_size)
     if kept.to_json() == tokens.tokenizer.to_json():
@@ -349,7 +348,7 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
 
 
 def check_model(folder: Path, model: GPTConfig) -> None:
-    """Raise `UserError` where the checkpoint is of a model with other settings, or other weights."""
+    """Raise `UserError` where the checkpoint is of a model with other settings or weights."""
     saved = {name: value for name, _, value in knobs(read_config(folder / CONFIG).model, "model.")}
     other = [f"{name}: {saved[name]} in the checkpoint, {value} in the run"
              for name, _, value in knobs(model, "model.") if value != saved[name]]
@@ -371,8 +370,8 @@ def check_weights(path: Path, config: GPTConfig) -> None:
     except (SafetensorError, OSError) as e:
         raise UserError(f"{path} cannot be read as safetensors: {e}") from None
     if config.n_layer > len(shapes):
-        raise UserError(f"{path} has {len(shapes)} tensors, too few for the {config.n_layer} layers "
-                        "of its model")
+        raise UserError(f"{path} has {len(shapes)} tensors, too few for the {config.n_layer} "
+                        "layers of its model")
     expected = parameter_shapes(config)
     positions = shapes.get("position_embedding.weight") or [0]
     positions[0] = min(positions[0], config.block_size)
@@ -395,7 +394,7 @@ def load_weights(model: GPT, path: Path) -> None:
     check_weights(path, model.config)
     tensors = load_tensors(path)
     for name, p in model.named_parameters():
-        p.copy_(tensors[name][:len(p)])  # only positions may be more
+        p.copy_(tensors[name][:len(p)])  # the file may have more positions
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -405,13 +404,14 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as safetensors: {e}") from None
 
 
-def load_run(run_dir: str | os.PathLike, which: str | int = "last", say=print) -> tuple[GPT, Tokenizer, Config]:
+def load_run(run_dir: str | os.PathLike, which: str | int = "last",
+             say=print) -> tuple[GPT, Tokenizer, Config]:
     """The model (on the CPU, in evaluation mode), the tokenizer and the configuration of a run.
 
     Args:
         run_dir: a run's folder.
         which: `last`, `best` (by validation loss) or a step.
-        say: takes the line that says a damaged checkpoint was passed over.
+        say: takes a note that a damaged checkpoint was passed over.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged and so are those before it.
@@ -437,8 +437,9 @@ def tokenizer_of(folder: Path, vocab_size: int | None) -> Tokenizer:
         raise UserError(str(e)) from None
     spare = (vocab_size or 0) - tokenizer.vocab_size
     if spare < 0 or (spare > 0 and not isinstance(tokenizer, HFTokenizer)):
-        raise UserError(f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, and the model beside it "
-                        f"{vocab_size}: they do not belong together, take another checkpoint")
+        raise UserError(f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, and the model "
+                        f"beside it {vocab_size}: they do not belong together, "
+                        "take another checkpoint")
     return tokenizer
 
 

@@ -4,7 +4,7 @@ The first decides, records and gives the orders; the others follow. Each holds t
 takes its slice of every batch. Each parameter has one process that sums its gradients, keeps its
 optimizer's state, updates it and broadcasts it (ZeRO-1, Rajbhandari et al. 2020, by whole
 parameters), so that Muon orthogonalises each matrix once. An order is one small sum over the
-processes, in which the others tell the first of signals that came to them.
+processes, which also brings the first the signals that came to others.
 """
 
 import os
@@ -27,12 +27,14 @@ from training.runtime import StopSignal, resolve_device
 ORDERS = ("end", "start", "load", "compile", "step", "evaluate", "total", "gather")
 # The first may draw or save for long. A process that died is noticed at once all the same, by its
 # closed connection.
-PATIENCE = timedelta(days=1)
-ROLL_CALL = 2.0  # seconds in which those that are left say so
+TIMEOUT = timedelta(days=1)
+ROLL_CALL = 2.0  # seconds in which the processes that are left report
 
 
 class Lost(UserError):
     """Another process of the run has ended, and the run with it."""
+
+    already_printed = False  # by another process
 
 
 def join(config: Config | None = None) -> "Team":
@@ -51,10 +53,10 @@ def join(config: Config | None = None) -> "Team":
     # process as it ends (torch 2.13).
     import torch._dynamo
 
-    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
+    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
     store = meeting(store, rank, size)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     return Team(rank, size, store)
 
 
@@ -96,7 +98,7 @@ class Team:
     """The processes of a run, of which this is number `rank` of `size`.
 
     For one alone every method returns what it got. Used as a context manager. `stop` notes signals,
-    those that came to other processes too.
+    those to other processes too.
 
     Raises:
         Lost: by whatever needs the others, when one of them has ended.
@@ -123,12 +125,12 @@ class Team:
     # Orders.
 
     def order(self, name: str, number: int = 0) -> None:
-        """Have the other processes do something, with a number if need be; hear of their signals."""
+        """Have the other processes do something, with a number if need be; learn their signals."""
         if self.size > 1:
             self._exchange(ORDERS.index(name), number)
 
     def next_order(self, nats: float, predicted: int) -> tuple[str, int]:
-        """Wait for the first process's order; tell it the sums of an evaluation, and signals."""
+        """Wait for the first process's order; send it the sums of an evaluation, and signals."""
         order, number, *_ = self._exchange(0, 0, nats, predicted)
         return ORDERS[int(order)], int(number)
 
@@ -144,7 +146,7 @@ class Team:
         asked, self.stop.save_asked = self.stop.save_asked, False
         noted = [self.stop.exit_status == 130, self.stop.exit_status == 143, asked]
         sums = torch.tensor([order, number, *noted, nats, predicted], dtype=torch.float64)
-        with self._together():
+        with self._notice_loss():
             dist.all_reduce(sums)
         _, _, interrupted, terminated, asked, *_ = sums.tolist()
         if self.rank == 0:
@@ -155,10 +157,10 @@ class Team:
 
     # What a step needs.
 
-    def divide(self, shares: list[list[nn.Parameter]]) -> list[nn.Parameter]:
-        """Take which parameters each process updates; give this one's."""
-        self._parts = shares
-        return shares[self.rank]
+    def divide(self, parts: list[list[nn.Parameter]]) -> list[nn.Parameter]:
+        """Keep which parameters each process updates; return this one's."""
+        self._parts = parts
+        return parts[self.rank]
 
     def reduce_gradients(self) -> None:
         """Sum each gradient over all processes, at the one that updates the parameter.
@@ -169,9 +171,9 @@ class Team:
             return
         flat = [torch.cat([p.grad.flatten() for p in part]) if part else None
                 for part in self._parts]
-        with self._together():
-            for work in [dist.reduce(grads, to, async_op=True)
-                         for to, grads in enumerate(flat) if grads is not None]:
+        with self._notice_loss():
+            for work in [dist.reduce(grads, owner, async_op=True)
+                         for owner, grads in enumerate(flat) if grads is not None]:
                 work.wait()
         for p in chain(*self._parts):
             p.grad = None
@@ -182,7 +184,7 @@ class Team:
     def sum(self, values: Tensor) -> Tensor:
         """The values summed over all processes."""
         if self.size > 1:
-            with self._together():
+            with self._notice_loss():
                 dist.all_reduce(values)
         return values
 
@@ -192,7 +194,7 @@ class Team:
         if self.size == 1:
             return
         flat = [torch.cat([p.flatten() for p in part]) if part else None for part in self._parts]
-        with self._together():
+        with self._notice_loss():
             for work in [dist.broadcast(weights, 0 if of_first else owner, async_op=True)
                          for owner, weights in enumerate(flat) if weights is not None]:
                 work.wait()
@@ -202,31 +204,30 @@ class Team:
 
     # What begins a run and what a checkpoint holds, through host memory.
 
-    def tell(self, data: bytes = b"") -> bytes:
-        """The first process's data, at all."""
+    def broadcast_bytes(self, data: bytes = b"") -> bytes:
+        """The first process's data, in every process."""
         if self.size == 1:
             return data
-        with self._together():
+        with self._notice_loss():
             length = torch.tensor([len(data)])
             dist.broadcast(length, 0)
             buffer = torch.empty(int(length), dtype=torch.uint8) if self.rank else _tensor(data)
             dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
 
-    def hand_out(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The first process's tensors, at all."""
+    def broadcast_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The first process's tensors, in every process."""
         if self.size == 1:
             return tensors
-        return tensors_from(self.tell(b"" if self.rank else bytes_of(tensors)))
+        return tensors_from(self.broadcast_bytes(b"" if self.rank else bytes_of(tensors)))
 
     def gather(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Everyone's tensors, at the first process."""
+        """The tensors of all processes, in the first."""
         if self.size == 1:
             return tensors
-        with self._together():
+        with self._notice_loss():
             if self.rank:
-                here = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-                data = _tensor(bytes_of(here))
+                data = _tensor(bytes_of({k: t.cpu().contiguous() for k, t in tensors.items()}))
                 dist.send(torch.tensor([len(data)]), 0)
                 dist.send(data, 0)
                 return tensors
@@ -238,10 +239,10 @@ class Team:
                 tensors = tensors | tensors_from(data.numpy().tobytes())
         return tensors
 
-    # What the run stands on, and falls with.
+    # The device, and the loss of a process.
 
     def resolve_device(self, config: Config) -> Config:
-        """As `runtime.resolve_device`, and for each process a GPU of its machine's.
+        """As `runtime.resolve_device`, with a GPU of its machine for each process.
 
         Raises:
             UserError: the device asked for is not to be had here, or not by several processes.
@@ -262,24 +263,23 @@ class Team:
         return config
 
     @contextmanager
-    def _together(self):
-        """What torch raises where another process does not answer becomes `Lost`."""
+    def _notice_loss(self):
+        """Turn what torch raises where another process does not answer into `Lost`."""
         try:
             yield
         except RuntimeError as e:
             raise self._lost(str(e)) from None
 
     def _lost(self, error: str) -> Lost:
-        """Which process has ended, and the reason it gave, if it could; the others call the roll."""
+        """Find which process has ended, and why if it wrote that: those left report."""
         left, why = {self.rank}, ""
         try:
             self._store.set(f"left/{self.rank}", "")
             time.sleep(ROLL_CALL)
             left = {rank for rank in range(self.size) if self._store.check([f"left/{rank}"])}
-            keys = [f"ended/{rank}" for rank in range(self.size)]
-            why = "; ".join(self._store.get(key).decode()
-                            for key in keys if self._store.check([key]))
-            gone = " or ".join(map(str, sorted(set(range(self.size)) - left)))
+            why = "; ".join(self._store.get(f"ended/{rank}").decode() for rank in range(self.size)
+                            if self._store.check([f"ended/{rank}"]))
+            gone = " or ".join(str(rank) for rank in range(self.size) if rank not in left)
         except RuntimeError:  # what kept the store has ended
             gone = "0"
         who = (f"process {gone} of {self.size}" if gone
@@ -288,7 +288,7 @@ class Team:
         lost = Lost(f"{who} has ended{reason}, and the run with it; the checkpoints are as they "
                     "were: go on from the last one with resume=true; torchrun's report says more")
         # One process prints it: the first, or where that was killed the first of those left.
-        lost.said = self.rank != (0 if 0 in left or why else min(left))
+        lost.already_printed = self.rank != (0 if 0 in left or why else min(left))
         return lost
 
 

@@ -14,7 +14,13 @@ from data.tokens import Tokens, prepare
 from model import GPT
 from training.distributed import Lost, Team, join
 from training.evaluate import Validation
-from training.optim import build_optimizers, load_optimizer_tensors, optimizer_tensors, partition_parameters, update
+from training.optim import (
+    build_optimizers,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    partition_parameters,
+    update,
+)
 from training.runtime import Stopped, compile_model
 
 
@@ -29,7 +35,7 @@ def follow() -> None:
         with team, team.stop:
             _follow(team)
     except UserError as e:
-        if not getattr(e, "said", False):
+        if not getattr(e, "already_printed", False):
             here = "" if isinstance(e, Lost) else f"process {team.rank}: "
             print(f"error: {here}{e}", file=sys.stderr)
         cli.give_up()
@@ -40,20 +46,20 @@ def _follow(team: Team) -> None:
     while order != "end":
         order, number = team.next_order(nats, predicted)
         if order == "start":
-            told = json.loads(team.tell())
-            config = team.resolve_device(config_from(told["config"]))
-            tokens = same_tokens(config, told)
+            started = json.loads(team.broadcast_bytes())
+            config = team.resolve_device(config_from(started["config"]))
+            tokens = same_tokens(config, started["tokenizer"], started["fingerprint"])
             torch.manual_seed(config.seed)
             model = GPT(config.model).to(config.device)
-            mine = team.divide(partition_parameters(model, config, team.size))
-            optimizers = build_optimizers(model, config, mine)
+            mine = team.divide(partition_parameters(model, config.optim, team.size))
+            optimizers = build_optimizers(model, config.optim, config.precision, mine)
             team.broadcast_weights(of_first=True)
             T, forward = config.model.block_size, model
             batches = Batches(tokens.train, T, config.batch_size, config.seed)
-            validation = Validation(
-                tokens.val, tokens.tokenizer, T, config.device, config.precision, team, config.data)
+            validation = Validation(tokens.val, tokens.tokenizer, T, config.device,
+                                    config.precision, team, config.data)
         elif order == "load":
-            load_optimizer_tensors(optimizers, model, team.hand_out({}))
+            load_optimizer_tensors(optimizers, model, team.broadcast_tensors({}))
         elif order in ("compile", "step"):
             x, y = (torch.from_numpy(part)  # (batch_size / processes, T) each
                     for part in batches.batch(number, team.rank, team.size))
@@ -61,7 +67,7 @@ def _follow(team: Team) -> None:
                 update(forward, model, optimizers, x, y, config, number, team)
             else:
                 x, y = (part[:len(part) // config.accumulate].to(config.device) for part in (x, y))
-                forward, _ = compile_model(model, x, y, config, lambda line: None)
+                forward, _ = compile_model(model, x, y, config.precision, lambda line: None)
         elif order == "evaluate":
             nats, predicted = 0.0, 0
             with suppress(Stopped):
@@ -73,19 +79,19 @@ def _follow(team: Team) -> None:
         raise SystemExit(number)
 
 
-def same_tokens(config: Config, told: dict) -> Tokens:
+def same_tokens(config: Config, tokenizer_json: str, fingerprint: str) -> Tokens:
     """The tokens that the first process has, from the cache here or made now.
 
     Raises:
         UserError: the text here is another.
     """
-    tokenizer = tokenizer_from(told["tokenizer"])
+    tokenizer = tokenizer_from(tokenizer_json)
     brought = tokenizer if config.init_from else None
     tokens = prepare(config.data, config.tokenizer, lambda line: None, brought)
-    if tokens.fingerprint != told["fingerprint"]:
+    if tokens.fingerprint != fingerprint:
         raise UserError(f"the text here ({tokens.name}) is another than that of process 0 "
-                        f"(fingerprint {tokens.fingerprint[:16]} here, {told['fingerprint'][:16]} "
-                        "there): give every machine the same text by data=text data.path=PATH")
-    if tokens.tokenizer.to_json() != told["tokenizer"]:
+                        f"(fingerprint {tokens.fingerprint[:16]} here, {fingerprint[:16]} there): "
+                        "give every machine the same text by data=text data.path=PATH")
+    if tokens.tokenizer.to_json() != tokenizer_json:
         tokens = prepare(config.data, config.tokenizer, lambda line: None, tokenizer)
     return tokens

@@ -1,4 +1,4 @@
-"""What a run writes as it goes: its folder and lock, metrics.jsonl, samples.jsonl, W&B, the terminal."""
+"""What a run writes: its folder and lock, metrics.jsonl, samples.jsonl, W&B, the terminal."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -19,18 +19,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli import printer
 from config import Config, UserError
-from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, read_rows, with_best
+from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, with_best
 from training.wandb_record import WandbRecord
 
-SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"), "bits/byte": ("val/bits_per_byte", "{:.3f}"),
-         "tok/s": ("train/tokens_per_second", "{:,.0f}")}  # in the terminal: name → metric, format
+# In the terminal: name → metric, format.
+SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"),
+         "bits/byte": ("val/bits_per_byte", "{:.3f}"),
+         "tok/s": ("train/tokens_per_second", "{:,.0f}")}
 
 
 class RunFolder:
-    """A run's folder, claimed by this process until it ends.
+    """A run's folder, locked by this process until it ends.
 
     Raises:
-        UserError: it cannot be written, another process has it, or it is not empty though a new run is to start.
+        UserError: it cannot be written, another process has it, or it is not empty though a new
+            run is to start.
     """
 
     def __init__(self, path: Path, new: bool, made: bool = False):
@@ -43,32 +46,33 @@ class RunFolder:
                 raise UserError(f"run_dir={path} has a link for its {name}: replace or remove it")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):  # a run that goes on finds its lock there, though nothing new can be made
+            with tempfile.TemporaryFile(dir=path):  # a lock that exists says nothing of new files
                 pass
-            if new and any(p.name not in (".lock", ".config.yaml.part", "job.json") for p in path.iterdir()):
-                raise UserError(f"run_dir={path} is not empty: choose another folder, or continue the run in it with resume=true")
+            ours = (".lock", ".config.yaml.part", "job.json")
+            if new and any(p.name not in ours for p in path.iterdir()):
+                raise UserError(f"run_dir={path} is not empty: choose another folder, "
+                                "or continue the run in it with resume=true")
             self._lock = FileLock(path / ".lock")
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise UserError(f"run_dir={path} is in use by another process: wait for it, or choose another folder") from None
+            raise UserError(f"run_dir={path} is in use by another process: "
+                            "wait for it, or choose another folder") from None
         except OSError as e:
             raise UserError(f"run_dir={path} cannot be written ({e.strerror}): "
                             f"choose another folder with {setting}=PATH") from None
 
     def release(self) -> None:
-        """Give the folder up; where nothing came of the run, leave nothing of ours."""
+        """Unlock the folder; where nothing came of the run, remove what it made."""
         self._lock.release()
-        try:
+        with suppress(OSError):  # an empty folder that stays harms nobody
             if [p.name for p in self.path.iterdir()] in ([], [".lock"]):
                 (self.path / ".lock").unlink(missing_ok=True)
                 if self._made:
                     self.path.rmdir()
-        except OSError:
-            return  # not ours to insist: a leftover empty folder harms nobody
 
 
 def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
-    """runs/<date>_<time>_<experiment>, with a number where a run of the same second has that name.
+    """Make runs/<date>_<time>_<experiment>, with a number where a run of the same second has it.
 
     `setting` is what names another folder.
     """
@@ -87,33 +91,35 @@ def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
 
 
 class MetricLogger:
-    """Takes what a run measures: a line of metrics.jsonl for each step that has something, W&B, the terminal."""
+    """Records what a run measures: in a line of metrics.jsonl for each step, W&B, the terminal."""
 
-    def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console, step: int = 0,
-                 best: dict | None = None):
-        """Continue the record after `step` updates; rows of later steps, and half a line, are dropped.
+    def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console,
+                 step: int = 0, best: dict | None = None):
+        """Continue the record after `step` steps; rows of later ones, and half a line, are dropped.
 
-        `best` is the best row as the checkpoint has it: it comes back where metrics.jsonl has lost it.
+        `best` is the best row as the checkpoint has it, for a metrics.jsonl that has lost it.
         """
         self.console, self.config, self.say = console, config, printer(console)
         self.run_dir = run_dir
-        files = [run_dir / name for name in (METRICS, SAMPLES)]
-        self.damaged = [path for path in files if step and self._set_aside(path)]
-        rows = [row for row in read_rows(run_dir / METRICS) if row["step"] <= step]
-        self.rows = with_best(rows, best) if step else []
+        self.damaged = False  # whether rows were lost
+        rows, samples = (self._read(run_dir / name) if step else [] for name in (METRICS, SAMPLES))
+        self.rows = with_best([row for row in rows if row["step"] <= step], best)
         last = self.rows[-1]["step"] if self.rows else -1
-        samples = [sample for sample in read_rows(run_dir / SAMPLES) if sample["step"] <= last]
-        self._lost = False  # whether something could not be written
-        self._files = {name: open_rows(run_dir / name, rows) for name, rows in ((METRICS, self.rows), (SAMPLES, samples))}
+        samples = [row for row in samples if row["step"] <= last]
         self._written = {METRICS: self.rows, SAMPLES: samples}
+        self._files = {name: open_rows(run_dir / name, rows)
+                       for name, rows in self._written.items()}
+        self._failed = False  # whether something could not be written
         self._wandb = WandbRecord(config, run_dir, experiment, self.say)
         self._latest: dict[str, str] = {}
         self._bar = None
 
     def __enter__(self):
         if self.console.is_terminal:
-            self._bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None), TextColumn("{task.fields[latest]}"),
-                                 TimeRemainingColumn(compact=True), console=self.console, transient=True)
+            self._bar = Progress(
+                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None),
+                TextColumn("{task.fields[latest]}"), TimeRemainingColumn(compact=True),
+                console=self.console, transient=True)
             self._bar.start()
             self._task = self._bar.add_task("", total=self.config.max_steps, latest="")
         return self
@@ -128,37 +134,41 @@ class MetricLogger:
                 self._files[name].close()
         self._wandb.finish(failed=kind is not None)
 
-    def _set_aside(self, path: Path) -> bool:
-        """Keep a copy of a file that has lines which cannot be read, since it goes on without them; whether it has."""
-        bad = read_lines(path)[1]
+    def _read(self, path: Path) -> list[dict]:
+        """The rows of a file; of one that has damaged lines, which are dropped, a copy is kept."""
+        rows, bad = read_lines(path)
         if bad:
-            asides = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
-            aside = next(aside for aside in asides if not os.path.lexists(aside))
-            with atomic_write(aside) as part:
+            self.damaged = True
+            copies = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
+            copy = next(copy for copy in copies if not os.path.lexists(copy))
+            with atomic_write(copy) as part:
                 shutil.copyfile(path, part)
             self.say(f"note: {path} has damaged lines ({bad}), which are left out; "
-                     f"the file as it was is {aside}")
-        return bad > 0
+                     f"the file as it was is {copy}")
+        return rows
 
     def has(self, step: int) -> bool:
+        """Whether the last row is of this step."""
         return bool(self.rows) and self.rows[-1]["step"] == step
 
     def advance(self, step: int) -> None:
+        """Move the progress bar."""
         if self._bar:
             self._bar.update(self._task, completed=step)
 
     def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
-        """Record a step: `row` with step, tokens, train_seconds and metrics; images go to W&B under their keys."""
-        self._put(METRICS, row)
+        """Record a step: its row, with step, tokens and train_seconds; its images for W&B."""
+        self._append(METRICS, row)
         self._wandb.log(row, images)
         self._show(row)
 
     def sample(self, step: int, text: str) -> None:
-        """Keep a text that the model wrote after `step` updates."""
-        self._put(SAMPLES, {"step": step, "text": text})
+        """Record a text that the model wrote after `step` steps."""
+        self._append(SAMPLES, {"step": step, "text": text})
 
-    def _put(self, name: str, row: dict) -> None:
-        """Add a line to a file; where that fails, the whole file is written again with the next line, so that none is lost or cut."""
+    def _append(self, name: str, row: dict) -> None:
+        """Add a line to a file. Where that fails, the next row writes the whole file again, so that
+        no line is lost or cut."""
         rows, file, line = self._written[name], self._files[name], (json.dumps(row) + "\n").encode()
         rows.append(row)
         with self.tolerate_io_errors():
@@ -169,16 +179,17 @@ class MetricLogger:
 
     @contextmanager
     def tolerate_io_errors(self):
-        """What is written here may fail, as on a full disk, and training goes on; that is said once."""
+        """Within this, a write that fails, as on a full disk, prints one note; training goes on."""
         try:
             yield
         except OSError as e:
-            if not self._lost:
-                self.say(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): training goes on, its record may lack something")
-            self._lost = True
+            if not self._failed:
+                self.say(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): "
+                         "training goes on, its record may lack something")
+            self._failed = True
 
     def page(self, path: Path, last: bool) -> None:
-        """Give the run's page, and at the last of them what is only known at the end, to W&B."""
+        """Give W&B the run's page; with the last one, what is only known at the end."""
         self._wandb.page(path, self.rows[-1], last)
         if last:
             self._wandb.conclude(self.rows[-1], (best_row(self.rows) or self.rows[-1])["step"])
@@ -187,29 +198,32 @@ class MetricLogger:
         shown = {name: form.format(row[key]) for name, (key, form) in SHOWN.items() if key in row}
         self._latest.update(shown)
         if self._bar:
-            # Bits per byte stay out of the bar, which has to fit 80 columns.
-            latest = " ".join(f"{name} {self._latest[name]}" for name in SHOWN if name in self._latest and name != "bits/byte")
+            # Without bits per byte, to fit 80 columns.
+            latest = " ".join(f"{name} {self._latest[name]}" for name in SHOWN
+                              if name in self._latest and name != "bits/byte")
             self._bar.update(self._task, completed=row["step"], latest=latest)
         if shown and (not self._bar or "val" in shown):
-            self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  " + "  ".join(f"{name} {value}" for name, value in shown.items()))
+            values = "  ".join(f"{name} {value}" for name, value in shown.items())
+            self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  {values}")
+
 
 def open_rows(path: Path, rows: list[dict]):
-    """A file of JSON lines opened to go on after these rows, as bytes and unbuffered; half a line, or what is later, is gone."""
+    """Write these rows as JSON lines, all else gone; return the file open to append, unbuffered."""
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path.open("ab", buffering=0)
 
 
 class Stopwatch:
-    """Seconds by kind of work; `synchronize` waits for the device where its work must be counted."""
+    """Seconds by kind of work; `synchronize` waits until the device has done its part."""
 
     def __init__(self, synchronize: Callable[[], None], seconds: dict[str, float]):
-        """Go on from the seconds that a resumed run had booked."""
+        """Go on from the seconds that a resumed run had counted."""
         self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
         self._synchronize, self._kind, self._since = synchronize, None, 0.0
 
     def switch(self, kind: str | None) -> None:
-        """Work of this kind begins (None: of no kind that counts); more of the same kind goes on without a wait."""
+        """Count what follows as this kind (None: not at all); the same kind needs no wait."""
         if kind != self._kind:
             self.read()
             self._kind = kind

@@ -1,11 +1,11 @@
-"""What a run stands on: device, precision, compilation, the random state of a micro-step, stop signals."""
+"""Device, precision, compilation and memory; the random state of a micro-step; stop signals."""
 
 import os
 import platform
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from cli import first_line, is_memory_error
 from config import Config, UserError
 from model import GPT
 
-# Below these amounts of arithmetic in a whole run, in floating-point operations, building a compiled model is not earned
-# back; and what it costs and saves, in words. Measured on CPUs (LOG.md), a guess for GPUs.
-COMPILE_PAYS = {"cpu": (2e13, "10 to 30 s once, then 1.3 to 2 times the speed"), "cuda": (1e16, "perhaps a minute once, then faster steps")}
-BF16_DECODES_FROM = 384  # width of a model from which a CPU that multiplies bf16 fast decodes faster in it
+# Floating-point operations of a whole run from which compiling pays, and what it costs and saves.
+# Measured on CPUs (LOG.md), a guess for GPUs.
+COMPILE_PAYS = {"cpu": (2e13, "10 to 30 s once, then 1.3 to 2 times the speed"),
+                "cuda": (1e16, "perhaps a minute once, then faster steps")}
+# Width of a model from which a CPU that multiplies bf16 fast decodes faster in it.
+BF16_DECODES_FROM = 384
 
 
 def pick_device(device: str) -> str:
@@ -30,18 +32,21 @@ def pick_device(device: str) -> str:
         UserError: it is not to be had here.
     """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:
-        raise UserError(f"device={device} is not available here ({str(e).splitlines()[0]}): use device=auto") from None
+        raise UserError(f"device={device} is not available here ({first_line(e)}): "
+                        "use device=auto") from None
     return device
 
 
 def resolve_device(config: Config) -> Config:
     """The configuration with what `device=auto` and `precision=auto` become on this machine.
 
-    Decided by capability and never by a timing, so that the same machine gives the same bits.
+    By capability and never by a timing, so that the same machine gives the same bits.
 
     Raises:
         UserError: the device asked for is not to be had here.
@@ -53,7 +58,7 @@ def resolve_device(config: Config) -> Config:
 
 
 def bf16_is_fast(device: str) -> bool:
-    """Whether the hardware multiplies bf16 faster than fp32: a GPU of its generation, or AVX512-BF16 or AMX."""
+    """Whether the hardware multiplies bf16 faster than fp32: newer GPUs, AVX512-BF16, AMX."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
     return device == "cpu" and bool({"avx512_bf16", "amx_bf16"} & processor_flags())
@@ -62,8 +67,8 @@ def bf16_is_fast(device: str) -> bool:
 def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     """The model moved to the device, its weights in the precision that decodes fastest there.
 
-    Decoding is bound by reading the weights, and bf16 halves them; on a CPU each product in bf16 costs some ten
-    microseconds more, so that narrow models are faster in float32 (LOG.md).
+    Decoding is bound by reading the weights, and bf16 halves them; on a CPU each product in bf16
+    costs some ten microseconds more, so that narrow models are faster in float32 (LOG.md).
     """
     if precision == "auto":
         wide = not device.startswith("cpu") or model.config.n_embd >= BF16_DECODES_FROM
@@ -73,17 +78,15 @@ def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
 
 def processor_flags() -> set[str]:
     """The processor's feature flags, where Linux lists them."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("flags"):
                 return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
     return set()
 
 
 def compile_pays(device: str, flops: float) -> tuple[bool, str]:
-    """Whether `compile=auto` compiles a run of so many floating-point operations, and why, in words."""
+    """Whether `compile=auto` compiles a run of so many floating-point operations, and why."""
     kind = device.partition(":")[0]
     if kind not in COMPILE_PAYS:
         return False, f" (torch.compile is not used on {kind})"
@@ -96,19 +99,20 @@ def compile_pays(device: str, flops: float) -> tuple[bool, str]:
 
 
 def has_compiler() -> bool:
-    """Whether torch.compile finds a C++ compiler, by the names it looks for (it needs one for GPUs too)."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++", "cl") if name)
+    """Whether torch.compile finds a C++ compiler, which it needs for GPUs too."""
+    names = (os.environ.get("CXX"), "g++", "clang++", "cl")  # that torch looks for
+    return any(shutil.which(name) for name in names if name)
 
 
-def compile_model(model: GPT, x: Tensor, y: Tensor, config: Config,
+def compile_model(model: GPT, x: Tensor, y: Tensor, precision: str,
                   say: Callable[[str], None]) -> tuple[Callable, bool]:
-    """The model compiled, tried on a micro-batch x, y (rows, T), and True.
+    """The model compiled, tried on a micro-batch x, y (sequences, T) on its device, and True.
 
-    Where that fails, the model itself and False, after a line that says so.
+    Where that fails: a note, the model itself and False.
     """
     forward = torch.compile(model)
     try:
-        with autocast(config.device, config.precision):
+        with autocast(x.device.type, precision):
             forward(x, y)[1].backward()
         worked = True
     except Exception as e:  # the compilers' errors have no common base; the run can go on without
@@ -134,8 +138,8 @@ def check_memory(config: Config) -> None:
         one, two = (GPT(replace(config.model, n_layer=n)).num_parameters() for n in (1, 2))
     needed = (4 if config.eval_only else 8) * (one + (config.model.n_layer - 1) * (two - one))
     if (there := memory_here(config.device)) and needed > there:
-        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their gradients "
-                                        f"alone need {needed / 1e9:,.1f}")
+        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their "
+                                        f"gradients alone need {needed / 1e9:,.1f}")
 
 
 def memory_here(device: str) -> float | None:
@@ -176,11 +180,12 @@ def synchronize(device: str) -> None:
 
 
 def seed_micro_step(seed: int, step: int, micro_step: int, rank: int = 0) -> None:
-    """Set torch's random state, which dropout draws from, as a function of where the run stands.
+    """Set torch's random state, which dropout draws from, by where the run stands.
 
-    No state has to be saved, and whatever observes the run between two micro-steps cannot shift it.
+    So no state has to be saved, and what observes the run between two micro-steps cannot shift it.
     """
-    torch.manual_seed(int(np.random.SeedSequence((seed, step, micro_step, rank)).generate_state(1, np.uint64)[0] >> 1))
+    state = np.random.SeedSequence((seed, step, micro_step, rank)).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(state >> 1))
 
 
 def describe(device: str) -> str:
@@ -191,9 +196,12 @@ def describe(device: str) -> str:
 
 
 def numerics_id(config: Config, processes: int = 1) -> str:
-    """What the last bits of a result depend on besides the seed, in words."""
-    machine = f"{processes} of {describe(config.device)}" if processes > 1 else describe(config.device)
-    return f"{machine}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, {config.precision}"
+    """What the last bits of a result depend on besides the configuration, in words."""
+    machine = describe(config.device)
+    if processes > 1:
+        machine = f"{processes} of {machine}"
+    return (f"{machine}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}, "
+            f"{config.precision}")
 
 
 class Stopped(Exception):
@@ -208,16 +216,17 @@ class StopSignal:
     """Notes Ctrl-C and SIGTERM, for which the run looks with `check`; twice Ctrl-C ends at once.
 
     Used as a context manager. `exit_status` is None until a signal came, then 130 or 143.
-    `save_asked` becomes true with SIGUSR1, by which Slurm and others warn: save now, and go on.
+    `save_asked` becomes true with SIGUSR1, by which Slurm and others warn: save, and continue.
     """
 
     def __init__(self):
         self.exit_status, self.save_asked = None, False
 
     def __enter__(self):
-        names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-        self._before = {number: signal.signal(number, self._note)
-                        for number in (getattr(signal, name) for name in names)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGUSR1"):  # not on Windows
+            numbers.append(signal.SIGUSR1)
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, *_):

@@ -1,4 +1,4 @@
-"""What a run prints of itself: what is going to be trained, and at its end what came of it."""
+"""What a run prints: before it what is going to be trained, at its end what came of it."""
 
 import math
 import shlex
@@ -18,7 +18,7 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
               validation: Validation, processes: int, why: str) -> None:
-    """What is going to be trained, on what, for how long; `why` says it of compiling."""
+    """Print what is going to be trained, for how long, where; `why` it is compiled or not."""
     step_tokens, parameters = config.batch_size * config.model.block_size, model.num_parameters()
     epochs = config.max_steps * step_tokens / len(tokens.train)
     many = f"{processes} processes, each " if processes > 1 else ""
@@ -29,11 +29,6 @@ def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: To
     for line in proportions(parameters, len(tokens.train), epochs):
         say(line)
     say(f"machine  {many}{describe(config.device)}, {config.precision}, {how}{why}")
-
-
-def quoted(path: Path) -> str:
-    """A path as a shell takes it."""
-    return shlex.quote(str(path))
 
 
 def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
@@ -50,7 +45,7 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
 
 def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
                   seconds: dict[str, float], validation: Validation) -> None:
-    """Where the run is, how good it became, what its heads do, where the time went, what is next."""
+    """Print where the run is, its best loss, its strongest heads, its time, and what is next."""
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
@@ -63,7 +58,7 @@ def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
     lines += [("numbers", run_dir / "metrics.jsonl"),
               ("page", run_dir / "report.html"),
               ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
-              ("sample from it", f"python sample.py run_dir={quoted(run_dir)}")]
+              ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}")]
     for name, value in lines:
         say(f"{name:<21}{value}".rstrip())
 

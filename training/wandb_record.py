@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cli import first_line
 from config import Config
 from files import ASIDE, atomic_write, ordinary
 
@@ -19,7 +20,7 @@ START, FINISH = 20, 30  # seconds that W&B is waited for, at most
 
 
 class WandbRecord:
-    """The record of a run. Whatever W&B raises is said once, and training goes on without it."""
+    """The record of a run. Whatever W&B raises is printed once; training goes on without it."""
 
     def __init__(self, config: Config, run_dir: Path, experiment: str, say: Callable[[str], None]):
         self.config, self.run_dir, self.say = config, run_dir, say
@@ -33,13 +34,13 @@ class WandbRecord:
             row | {key: _image(key, image, row["step"]) for key, image in images.items()}))
 
     def page(self, path: Path, row: dict, last: bool) -> None:
-        """Record the run's page: at its first, second, fourth … writing, since each holds all before it, and at its last."""
+        """Record the run's page: the first, second, fourth … and last, as each holds all before."""
         self._pages += 1
         if last or self._pages & (self._pages - 1) == 0:
             self._do(lambda run: run.log({"step": row["step"], "attention/explorer": _html(path)}))
 
     def conclude(self, row: dict, best_step: int) -> None:
-        """Record what is only known at the end, from the last row: births, every head's scores as a table, artifacts where asked for."""
+        """Record what is known at the end: births, a table of the heads' scores, artifacts."""
         self._do(lambda run: self._conclude(run, without_aside(row), best_step))
 
     def _conclude(self, run, row: dict, best_step: int) -> None:
@@ -49,8 +50,9 @@ class WandbRecord:
         heads = head_table(row)
         if heads:
             scores = sorted({score for table in heads.values() for score in table})
-            run.log({"step": row["step"], "heads/table": wandb.Table(
-                columns=["head", *scores], data=[[head, *(table.get(score) for score in scores)] for head, table in heads.items()])})
+            data = [[head, *map(table.get, scores)] for head, table in heads.items()]
+            run.log({"step": row["step"],
+                     "heads/table": wandb.Table(columns=["head", *scores], data=data)})
         if self.config.wandb.log_artifacts:
             model = wandb.Artifact(f"{run.id}-model", type="model")
             model.add_dir(str(self.run_dir / "checkpoints" / f"step_{best_step:08d}"))
@@ -73,7 +75,7 @@ class WandbRecord:
 
 
 def without_aside(row: dict) -> dict:
-    """The row without what is recorded beside the scores of heads: their errors and the like."""
+    """The row without the errors of the heads' scores, and the like."""
     return {key: value for key, value in row.items() if not key.rpartition("/")[0].endswith(ASIDE)}
 
 
@@ -88,7 +90,7 @@ def head_table(row: dict) -> dict[str, dict[str, float]]:
 
 
 def few_heads(row: dict) -> dict:
-    """The row, with each layer's largest and mean score in place of each head's where those would be too many names."""
+    """The row; where it has too many heads, each layer's largest and mean score in their place."""
     heads = {key: value for key, value in row.items() if key.startswith("heads/")}
     if len(heads) <= MOST_HEAD_METRICS:
         return row
@@ -105,8 +107,11 @@ def _image(key: str, image: Path | np.ndarray, step: int):
     import wandb
 
     if isinstance(image, Path):
-        return wandb.Image(str(image), caption=f"every head's attention weights after {step} steps; row: the token that looks, column: where to")
-    return wandb.Image(image, caption=f"{key.rpartition('/')[2].replace('_', ' ')} after {step} steps; row: layer, column: head, both from 0")
+        return wandb.Image(str(image), caption="every head's attention weights after "
+                           f"{step} steps; row: the token that looks, column: where to")
+    score = key.rpartition("/")[2].replace("_", " ")
+    return wandb.Image(
+        image, caption=f"{score} after {step} steps; row: layer, column: head, both from 0")
 
 
 def _html(path: Path):
@@ -116,61 +121,53 @@ def _html(path: Path):
 
 
 def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error).strip() else type(error).__name__
+    name, reason = type(error).__name__, first_line(error)
+    return name if reason == name else f"{name}: {reason}"
 
 
-def wandb_mode(config: Config) -> str:
-    """online, offline or disabled: `wandb.mode` where it says so, else WANDB_MODE, else whether a key is set."""
-    if config.wandb.mode != "auto":
-        return config.wandb.mode
-    asked = {"dryrun": "offline", "run": "online"}.get(os.environ.get("WANDB_MODE", ""), os.environ.get("WANDB_MODE", ""))
-    return asked if asked in ("online", "offline", "disabled") else "online" if has_wandb_key() else "offline"
+def wandb_mode(mode: str) -> str:
+    """online, offline or disabled: `mode`, or for auto WANDB_MODE, else whether a key is set."""
+    if mode != "auto":
+        return mode
+    mode = os.environ.get("WANDB_MODE", "")
+    mode = {"dryrun": "offline", "run": "online"}.get(mode, mode)
+    if mode in ("online", "offline", "disabled"):
+        return mode
+    return "online" if has_wandb_key() else "offline"
 
 
 def has_wandb_key() -> bool:
     """Whether a W&B key is set, in the environment or by `wandb login`."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].split("/")[0].split(":")[0]
+    url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    host = url.partition("://")[2].split("/")[0].split(":")[0]
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
 
 
-def start(config: Config, run_dir: Path, experiment: str, say):
-    """A W&B run, or None. Never raises and never asks: where online does not start in time, the record is kept offline."""
-    mode = wandb_mode(config)
+def start(config: Config, run_dir: Path, experiment: str, say: Callable[[str], None]):
+    """A W&B run, or None; offline where online does not start in time. Never raises or asks."""
+    mode = wandb_mode(config.wandb.mode)
     if mode == "disabled":
         return None
     if mode == "online" and not has_wandb_key():
         say("W&B: no key is set (wandb login), so the record is kept offline")
         mode = "offline"
-    import wandb  # a third of a second: only where it is used
-
     id_file = run_dir / "wandb" / "glassgpt-run-id"
     try:
         (run_dir / "wandb").mkdir(exist_ok=True)
-        known = None
-        if id_file.exists():
-            known = ordinary(id_file, 100).read_bytes().decode("ascii", "replace").strip()
-            if not re.fullmatch(r"[\w-]{1,64}", known, re.ASCII):
-                say(f"W&B: {id_file} is damaged, so the record begins anew")
-                known = None
-        for attempt in (mode, "offline"):
-            try:
-                run = wandb.init(
-                    project=config.wandb.project, name=os.environ.get("WANDB_NAME") or run_dir.name,
-                    dir=str(run_dir), mode=attempt, id=known,
-                    resume="allow" if known and attempt == "online" else None,
-                    config={**asdict(config), "experiment": experiment},
-                    settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,
-                                            finish_timeout=FINISH))
-                break
-            except Exception as e:
-                if attempt == "offline":
-                    raise
-                say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
+        id = known_id(id_file, say)
+        try:
+            run = init(config, run_dir, experiment, mode, id)
+        except Exception as e:
+            if mode == "offline":
+                raise
+            say(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
+            mode = "offline"
+            run = init(config, run_dir, experiment, mode, id)
         with atomic_write(id_file) as part:
             part.write_text(run.id)
         run.define_metric("step")
@@ -178,6 +175,30 @@ def start(config: Config, run_dir: Path, experiment: str, say):
     except Exception as e:
         say(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
         return None
-    if attempt == "offline":
-        say(f"W&B      recorded offline; to upload it: wandb sync {shlex.quote(str(run_dir / 'wandb' / Path(run.dir).parent.name))}")
+    if mode == "offline":
+        record = run_dir / "wandb" / Path(run.dir).parent.name
+        say(f"W&B      recorded offline; to upload it: wandb sync {shlex.quote(str(record))}")
     return run
+
+
+def known_id(path: Path, say: Callable[[str], None]) -> str | None:
+    """The id of the W&B run that a resumed run had; None where there is none that can be read."""
+    if not path.exists():
+        return None
+    id = ordinary(path, 100).read_bytes().decode("ascii", "replace").strip()
+    if re.fullmatch(r"[\w-]{1,64}", id, re.ASCII):
+        return id
+    say(f"W&B: {path} is damaged, so the record begins anew")
+    return None
+
+
+def init(config: Config, run_dir: Path, experiment: str, mode: str, id: str | None):
+    """Start a W&B run, or continue the one of this id."""
+    import wandb  # a third of a second: only where it is used
+
+    return wandb.init(
+        project=config.wandb.project, name=os.environ.get("WANDB_NAME") or run_dir.name,
+        dir=str(run_dir), mode=mode, id=id, resume="allow" if id and mode == "online" else None,
+        config={**asdict(config), "experiment": experiment},
+        settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,
+                                finish_timeout=FINISH))

@@ -55,7 +55,7 @@ def test_the_activations_are_what_autograd_keeps(model):
 def test_weights_gradients_and_state_are_those_of_a_real_update(optim, precision):
     config = run_of(GPTConfig(50, block_size=16, n_layer=2, n_head=2, n_embd=32, position="rope"), precision=precision, optim=OptimConfig(name=optim))
     memory, model = plan.measure(config, 3), GPT(config.model)
-    optimizers, gradients = build_optimizers(model, config), []
+    optimizers, gradients = build_optimizers(model, config.optim, config.precision), []
     optimizers[0].register_step_pre_hook(lambda *_: gradients.append(sum(p.grad.nbytes for p in model.parameters())))
     x = torch.zeros(3, 16, dtype=torch.int64)
     update(model, model, optimizers, x, x, config, 0)
@@ -118,7 +118,8 @@ def real_step(precision: str, optim: str, accumulate: str) -> None:
 
     def step(config: Config, n: int) -> None:
         model = GPT(config.model)
-        optimizers, x = build_optimizers(model, config), torch.randint(config.model.vocab_size, (config.batch_size, config.model.block_size))
+        optimizers = build_optimizers(model, config.optim, config.precision)
+        x = torch.randint(config.model.vocab_size, (config.batch_size, config.model.block_size))
         for i in range(n):
             update(model, model, optimizers, x, x, config, i)
 

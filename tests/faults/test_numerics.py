@@ -16,7 +16,7 @@ def made(**optim):
     model = GPT(GPTConfig(vocab_size=13, block_size=16, n_layer=2, n_head=2, n_kv_head=1, n_embd=32))
     config = Config(device="cpu", batch_size=4, max_steps=400, optim=OptimConfig(warmup_steps=0, **optim))
     tokens = torch.randint(0, 13, (4, 17), generator=torch.Generator().manual_seed(1))
-    return model, build_optimizers(model, config), tokens[:, :-1], tokens[:, 1:], config
+    return model, build_optimizers(model, config.optim), tokens[:, :-1], tokens[:, 1:], config
 
 
 def test_the_loss_and_the_norm_are_the_same_in_every_order_and_however_the_batch_is_split():

@@ -21,7 +21,8 @@ def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_fi
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert config.model.vocab_size == tokenizer.vocab_size == model.config.vocab_size
     assert not model.training
-    assert model.attention_maps(torch.tensor([tokenizer.encode(text)[:32]])).shape == (2, 1, 2, 32, 32)
+    tokens = torch.tensor([tokenizer.encode(text)[:32]])
+    assert model.attention_maps(tokens).shape == (2, 1, 2, 32, 32)
 
 
 def test_best_last_and_a_step_name_checkpoints(run):
@@ -45,13 +46,15 @@ def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_
     from training import checkpoint
 
     most, prune = [], checkpoint.prune
-    monkeypatch.setattr(checkpoint, "prune", lambda run, *more: (prune(run, *more), most.append(len(saved_steps(run)))))
+    monkeypatch.setattr(checkpoint, "prune", lambda run, *more: (
+        prune(run, *more), most.append(len(saved_steps(run)))))
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.eval.every = 0, 1, 1
     train_here(tiny)
     assert len(most) > 3 and max(most) <= 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json",
+                                  "config.yaml", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_found_said_and_the_one_before_it_taken(run, name, damage):
     path = run / "checkpoints" / "step_00000012" / name
@@ -77,7 +80,8 @@ def test_no_byte_of_a_manifest_changes_unnoticed(run):
             verify(path.parent)
 
 
-def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start(run, tiny, train_here):
+def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start(
+        run, tiny, train_here):
     for model in run.glob("checkpoints/*/model.safetensors"):
         model.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
@@ -86,7 +90,8 @@ def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start
 
 def test_a_checkpoint_is_made_of_safetensors_and_text_alone(run):
     names = {p.name for p in run.glob("checkpoints/step_*/*")}
-    assert names == {"model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"}
+    assert names == {"model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml",
+                     "manifest.json"}
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(run):
