@@ -8,7 +8,7 @@ G key/value heads, d_k the size of a query or key, d_v the size of a value, V th
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -498,6 +498,13 @@ class GPT(nn.Module):
         if stop_token is not None:
             new = [token.masked_fill(token < 0, stop_token) for token in new]
         return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager:
+    """The context in which a forward pass runs at this precision, fp32 or bf16."""
+    if precision == "bf16":
+        return torch.autocast(device.partition(":")[0], dtype=torch.bfloat16)
+    return nullcontext()
 
 
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:

@@ -75,7 +75,7 @@ from math import inf, isfinite, nan
 
 import torch
 
-from attention_maps.snapshot import Snapshots
+from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from benchmarks.plan import print_plan
 from data.batches import Batches
 from data.tokens import Tokens, prepare
@@ -190,7 +190,8 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
     with team.stop, MetricLogger(run_dir, trainer.config, experiment, console, state.step,
                                  manifest.get("best")) as log:
         state.restore_best(run_dir, log.rows, damaged=bool(log.damaged))
-        snapshots = Snapshots(trainer.config, run_dir, trainer.tokens, trainer.validation,
+        windows = trainer.validation.excerpt(ABLATION_TOKENS)
+        snapshots = Snapshots(trainer.config, run_dir, trainer.tokens, windows,
                               log.tolerate_io_errors)
         gc.freeze()  # what the imports made is not searched again at every collection
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from report import page
 from report.encode import Shot, embed, estimate
 from report.page import curve, head_metrics, number, snapshots, thin
-from report.sweep import Run, Setting, best_run, command, compared_by, in_words, ranked
+from report.sweep import PAGE, Run, Setting, best_run, command, compared_by, in_words, ranked
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
@@ -47,7 +47,7 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
                                   "shape": maps["shape"], **maps["probes"][0]}
         tokens = sum(probe["T"] for probe in maps["probes"])
         room -= sum(len(blob) + 80 for blob in blobs[before:]) + 20 * tokens
-    return page.put_together(folder / "sweep.html", "sweep.html", content, blobs)
+    return page.put_together(folder / PAGE, "sweep.html", content, blobs)
 
 
 def compared(folder: Path, runs: list[Run], settings: list[Setting]) -> dict:

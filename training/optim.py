@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from config import Config, UserError
+from model import autocast
 from training.distributed import Team
-from training.runtime import autocast, seed_micro_step
+from training.runtime import seed_micro_step
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small singular
 # values grow quickly, at the price of ending near 1 rather than at 1.

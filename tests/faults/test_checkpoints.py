@@ -9,6 +9,7 @@ import torch
 from processes import Process, after_8_steps, assert_same_run, at_call, finished, tiny
 
 import attention_maps.capture
+import attention_maps.snapshot
 import training.evaluate
 from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_steps
 
@@ -61,7 +62,7 @@ def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("owner, name, call, step", [(training.evaluate.Validation, "evaluate", 3, 8), (attention_maps.capture, "capture", 2, 8),
-                                                     (training.evaluate, "sample_text", 2, 8), (attention_maps.capture.Snapshot, "save", 2, 8)])
+                                                     (attention_maps.snapshot, "sample_text", 2, 8), (attention_maps.capture.Snapshot, "save", 2, 8)])
 def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk(tmp_path, text_file, owner, name, call, step):
     def fail():
         raise RuntimeError("on purpose")
