@@ -72,10 +72,10 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
         columns.append(column)
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for n, (heading, *_) in enumerate(columns):
-        made.add_column(Text(printable(heading, True)), justify="left" if n < len(keys) else "right",
-                        no_wrap=n >= len(keys))
+        made.add_column(Text(printable(heading, one_line=True)), no_wrap=n >= len(keys),
+                        justify="left" if n < len(keys) else "right")
     for row in zip(*(cells for _, *cells in columns)):
-        made.add_row(*(Text(printable(text, True)) for text in row))
+        made.add_row(*(Text(printable(text, one_line=True)) for text in row))
     return made
 
 

@@ -46,7 +46,7 @@ def greedy_without_a_cache(model, tokens, new):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
+@given(config=configs, block=st.integers(2, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
        seed=seeds)
 def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(
         config, block, prompt, new, seed):
