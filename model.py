@@ -532,10 +532,10 @@ def init_weights(model: GPT) -> None:
     | biases                                               | 0                        |
     | gains of LayerNorm and RMSNorm                       | 1                        |
     """
-    writers = {id(m) for block in model.blocks for m in (block.attention.W_O, block.mlp.W_out)}
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            std = 0.02 / math.sqrt(2 * model.config.n_layer) if id(module) in writers else 0.02
+            writes = name.endswith(("W_O", "W_out"))
+            std = 0.02 / math.sqrt(2 * model.config.n_layer) if writes else 0.02
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

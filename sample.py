@@ -182,8 +182,7 @@ def show_score(model, tokenizer, text: str, as_json: bool = False) -> None:
     ids = tokenizer.encode(text)
     tokens = torch.tensor([first_token(tokenizer), *ids], device=model.head.weight.device)
     console = Console(highlight=False, soft_wrap=True)
-    coloured = not as_json and console.is_terminal and not console.no_color
-    coloured = coloured and console.color_system is not None
+    coloured = not as_json and console.color_system is not None and not console.no_color
     characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     scored, total, waiting = iter(ids), 0.0, 0.0
     for piece in surprise(model, tokens):
