@@ -1,4 +1,4 @@
-"""Logits → tokens → text: what is removed from the choice, the draw, what of a text is certain."""
+"""Logits → tokens → text: which tokens may be drawn, the draw, and where a text ends."""
 
 import codecs
 import math

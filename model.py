@@ -524,13 +524,8 @@ def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
 def init_weights(model: GPT) -> None:
     """Give every weight its first value (Radford et al. 2019): the loss starts near ln V.
 
-    | weights                                              | distribution             |
-    |------------------------------------------------------|--------------------------|
-    | token and position embeddings, and the head          | N(0, 0.02²)              |
-    | W_Q, W_K, W_V, W_in, W_gate                          | N(0, 0.02²)              |
-    | W_O, W_out, which write to the residual stream       | N(0, 0.02² / 2 n_layer)  |
-    | biases                                               | 0                        |
-    | gains of LayerNorm and RMSNorm                       | 1                        |
+    Matrices are drawn from N(0, 0.02²), those that write to the residual stream (W_O, W_out) from
+    N(0, 0.02² / 2 n_layer). Biases are 0, and the gains of norms 1, as torch builds norms.
     """
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -539,4 +534,3 @@ def init_weights(model: GPT) -> None:
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
-        # LayerNorm and RMSNorm are built with gains of 1 and biases of 0.

@@ -54,9 +54,10 @@ class Snapshots:
             images: for W&B; empty where no picture is due.
             text: by the model; None where no picture is due.
         """
-        seen, losses = capture.capture(model, self.probes, step), {}
+        snapshot, losses = capture.capture(model, self.probes, step), {}
         between()
-        readings = scores.readings(seen.text, seen.repeat, seen.control, self.probes.periods)
+        maps = snapshot.text, snapshot.repeat, snapshot.control
+        readings = scores.readings(*maps, self.probes.periods)
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
         if step == self.config.max_steps:
             losses = ablation.losses_without_heads(
@@ -68,11 +69,11 @@ class Snapshots:
         metrics |= scores.births(before, metrics, len(self.probes.text))
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
-            seen.save(path, **losses)
+            snapshot.save(path, **losses)
         between()
         if not self.picture_due(step):
             return metrics, {}, None
-        images = self.draw(seen, tables, path)
+        images = self.draw(snapshot, tables, path)
         between()
         text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between)
         return metrics, images, text
@@ -85,13 +86,13 @@ class Snapshots:
         number = step // every
         return step % picture_every == 0 if picture_every else number & (number - 1) == 0
 
-    def draw(self, seen: capture.Snapshot, tables: Tables, path: Path) -> Images:
+    def draw(self, snapshot: capture.Snapshot, tables: Tables, path: Path) -> Images:
         """Draw the maps beside `path`, and each score's table; without what cannot be written."""
         images: Images = {f"heads/{name}": picture.table_image(mean)
                           for name, (mean, _) in own(tables).items()}
-        title, groups = f"Attention after {seen.step:,} steps", self.config.model.kv_heads
+        title, groups = f"Attention after {snapshot.step:,} steps", self.config.model.kv_heads
         with self.may_fail():
-            picture.draw(seen, path.with_suffix(".png"), groups, title)
+            picture.draw(snapshot, path.with_suffix(".png"), groups, title)
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images

@@ -28,7 +28,7 @@ PLANS = (("float16", {}), ("bytes", {}), ("blocks", {"text": "float16", "repeat"
          ("wide blocks", TEXT_ROWS), ("blocks", {}), ("wide blocks", {}))
 
 
-def block_size(T: int, most: int = BLOCKS["blocks"]) -> int:
+def block_size(T: int, most: int) -> int:
     """Tokens along a side of a block: the smallest power of two for at most `most` blocks."""
     b = 1
     while -(-T // b) > most:
@@ -120,13 +120,13 @@ class Shot:
     def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
         self.step, self._load, self._kept, self.largest = step, load, {}, {}
 
-    def probes(self, names=PROBES) -> dict[str, Probe]:
+    def probes(self) -> dict[str, Probe]:
         """The probes it has; none where the file cannot be read."""
         if "probes" not in self._kept:
             try:
                 with self._load() as held:
-                    found = {name: survey(held, name) for name in names if name in held}
-                    self._kept["probes"] = found
+                    self._kept["probes"] = {name: survey(held, name) for name in PROBES
+                                            if name in held}
             except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
                 self._kept["probes"] = {}
         return self._kept["probes"]
