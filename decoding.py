@@ -1,4 +1,4 @@
-"""Logits → tokens → text: what is removed from the choice, the draw, what of a text is certain."""
+"""Logits → tokens → text: which tokens may be drawn, the draw, and where a text ends."""
 
 import codecs
 import math
@@ -9,9 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
-CONTROLS = {c: 0x2400 + c for c in range(32) if chr(c) not in "\t\n"} | {0x7F: 0x2421}
-CONTROLS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def stream(decoder, prompts: Tensor | Sequence[Tensor], max_new_tokens: int,
@@ -139,11 +136,6 @@ def write(decoder, texts: Sequence[Text], max_new_tokens: int, **choice) -> Iter
                 if text.ended is not None:
                     ended[row] = True
         yield
-
-
-def printable(text: str) -> str:
-    """The text with control characters but tabs and line ends as signs, which drive no terminal."""
-    return text.translate(CONTROLS)
 
 
 def window_start(length: int, block_size: int) -> int:

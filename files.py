@@ -17,6 +17,9 @@ METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
 CHANGES = "data/changes"
 # What ends the names of metrics that stand beside a score of heads.
 ASIDE = ("_se", "_without_first")
+# Control characters → signs that show them.
+SIGNS = {c: 0x2400 + c for c in range(32)} | {0x7F: 0x2421}
+SIGNS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 @contextmanager
@@ -139,3 +142,13 @@ def born_when(step: int, snapshots: list[int]) -> str:
     """When a head was born of which the snapshot of `step` is the first to tell, in words."""
     before = max((s for s in snapshots if s < step), default=step)
     return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"
+
+
+def printable(text: str, one_line: bool = False) -> str:
+    """The text with signs for control characters, since a terminal would obey them.
+
+    Tabs and line ends stay, except in one line, where all that has no shape is replaced.
+    """
+    if not one_line:
+        return text.translate({c: sign for c, sign in SIGNS.items() if chr(c) not in "\t\n"})
+    return "".join(c if c.isprintable() else "\ufffd" for c in text.translate(SIGNS))

@@ -8,7 +8,7 @@ G key/value heads, d_k the size of a query or key, d_v the size of a value, V th
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -500,6 +500,13 @@ class GPT(nn.Module):
         return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
 
 
+def autocast(device: str, precision: str) -> AbstractContextManager:
+    """The context in which a forward pass runs at this precision, fp32 or bf16."""
+    if precision == "bf16":
+        return torch.autocast(device.partition(":")[0], dtype=torch.bfloat16)
+    return nullcontext()
+
+
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
     """The shapes of a model's parameters, by name, without making one.
 
@@ -517,19 +524,13 @@ def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
 def init_weights(model: GPT) -> None:
     """Give every weight its first value (Radford et al. 2019): the loss starts near ln V.
 
-    | weights                                              | distribution             |
-    |------------------------------------------------------|--------------------------|
-    | token and position embeddings, and the head          | N(0, 0.02²)              |
-    | W_Q, W_K, W_V, W_in, W_gate                          | N(0, 0.02²)              |
-    | W_O, W_out, which write to the residual stream       | N(0, 0.02² / 2 n_layer)  |
-    | biases                                               | 0                        |
-    | gains of LayerNorm and RMSNorm                       | 1                        |
+    Matrices are drawn from N(0, 0.02²), those that write to the residual stream (W_O, W_out) from
+    N(0, 0.02² / 2 n_layer). Biases are 0, and the gains of norms 1, as torch builds norms.
     """
-    writers = {id(m) for block in model.blocks for m in (block.attention.W_O, block.mlp.W_out)}
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            std = 0.02 / math.sqrt(2 * model.config.n_layer) if id(module) in writers else 0.02
+            writes = name.endswith(("W_O", "W_out"))
+            std = 0.02 / math.sqrt(2 * model.config.n_layer) if writes else 0.02
             nn.init.normal_(module.weight, std=std)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
-        # LayerNorm and RMSNorm are built with gains of 1 and biases of 0.

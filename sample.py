@@ -15,6 +15,7 @@ from pathlib import Path
 
 import cli
 from config import SampleConfig, UserError
+from files import printable
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
@@ -116,8 +117,6 @@ def show(prompt: str, text, steps: Iterator, as_json: bool) -> None:
 
 def put(new: str, stream=None) -> None:
     """Write to stdout or another stream at once; in a terminal without what would drive it."""
-    from decoding import printable
-
     stream = stream or sys.stdout
     print(printable(new) if stream.isatty() else new, end="", file=stream, flush=True)
 
@@ -178,14 +177,12 @@ def show_score(model, tokenizer, text: str, as_json: bool = False) -> None:
     from rich.text import Text
 
     from data.tokenizer import first_token
-    from decoding import printable
     from training.evaluate import surprise
 
     ids = tokenizer.encode(text)
     tokens = torch.tensor([first_token(tokenizer), *ids], device=model.head.weight.device)
     console = Console(highlight=False, soft_wrap=True)
-    coloured = not as_json and console.is_terminal and not console.no_color
-    coloured = coloured and console.color_system is not None
+    coloured = not as_json and console.color_system is not None and not console.no_color
     characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
     scored, total, waiting = iter(ids), 0.0, 0.0
     for piece in surprise(model, tokens):

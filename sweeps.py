@@ -4,7 +4,6 @@ Hydra starts the jobs. Their table, sweep.csv and sweep.html are read from the f
 the same whatever started the jobs and whichever of them are left to do. Does not import torch.
 """
 
-import csv
 import hashlib
 import json
 import multiprocessing
@@ -17,9 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import product
-from math import isfinite
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -27,25 +24,20 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import cli
 from config import Config, UserError
-from files import atomic_write
+from files import atomic_write, printable
 from report import sweep
-from report.sweep import JOB, PLAN, Run, Setting, ranked, read_job, read_sweep
+from report.sweep import CSV, JOB, PAGE, PLAN, Run, ranked, read_job, read_sweep
 from report.sweep_page import write_sweep_page
+from report.sweep_table import notes, table, write_csv
 from training.record import new_run_dir
 
-CSV, PAGE = "sweep.csv", "sweep.html"
 WRITTEN = (".lock", "multirun.yaml", PLAN, CSV, PAGE)  # in the sweep's folder, beside the jobs'
 SUMMARY_SHARE = 0.05  # of the time, at most, for summaries between jobs
 MOST_SHOWN = 30  # settings in the printed table; sweep.csv has all
-MOST_NAMED = 10  # jobs that did not begin
 
 
 # --- the jobs -------------------------------------------------------------------------------------
@@ -110,7 +102,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best, reason = float("nan"), ""
     title = " ".join([f"job {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept)])
-    cli.printer(cli.Terminal())(f"\n{printable(title)}")
+    cli.printer(cli.Terminal())(f"\n{printable(title, one_line=True)}")
     try:
         begin_job(path, typed, swept)
         best = train()
@@ -121,7 +113,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         with suppress(OSError):  # where stderr is full, the reason is in the folder
             if not foreseen:
                 traceback.print_exc()
-            print(printable(f"error in {path}: {reason}"), file=sys.stderr)
+            print(printable(f"error in {path}: {reason}", one_line=True), file=sys.stderr)
     with suppress(UserError):  # the end of the sweep meets with it again
         end_job(path, reason)
         if summary_is_due(folder):
@@ -327,130 +319,19 @@ def summarise(folder: Path) -> list[Run]:
     return runs
 
 
-def write_csv(path: Path, runs: list[Run]) -> None:
-    """A line for each run, those of the best setting first: its folder, how it ended, what was
-    swept, and its `measures`.
-    """
-    lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings,
-              **run.measures} for setting in ranked(runs) for run in setting.runs]
-    fullest_first = sorted(lines, key=len, reverse=True)
-    columns = list(dict.fromkeys(key for line in fullest_first for key in line))
-    with (atomic_write(path) as part,
-          part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file):
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(lines)
-
-
-def printable(text: str) -> str:
-    """The text in one line, its control characters as signs: a terminal would obey them."""
-    return "".join(c if c.isprintable() else chr(0x2400 + ord(c)) if c < " " else "\ufffd"
-                   for c in text)
-
-
-def rounded(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def thousands(value: float, unit: str = "") -> str:
-    """12 k, 3.4 M, 124 M."""
-    for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:.{1 if value < 10 * size else 0}f}{prefix}{unit}"
-    return f"{value:.0f} {unit}".strip()
-
-
-# The measures of the table by their weight; then come the births and the scores of heads.
-FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
-           "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
-           "tokens_per_second": rounded, "train_seconds": rounded}
-HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
-            "tokens_per_second": "tokens/s", "train_seconds": "train s"}
-
-
-def table(settings: list[Setting], metric: str, width: int) -> Table:
-    """The settings in a table; of its columns, by their weight, as many as fit into `width`."""
-    keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
-    short = [key.rpartition(".")[2] for key in keys]
-    columns = [[name if short.count(name) == 1 else key,
-                *(setting.settings.get(key, "") for setting in settings)]
-               for key, name in zip(keys, short)]
-    if any("seed" in run.settings for setting in settings for run in setting.runs):
-        columns.append(["seeds", *map(seeds, settings)])
-    finished = [run for setting in settings for run in setting.finished]
-    names = dict.fromkeys(name for run in finished for name in run.measures)
-    scores = [name for kind in ("births/", "heads/") for name in names if name.startswith(kind)]
-    for name in (metric, *(name for name in FORMATS if name != metric), *scores):
-        column = [HEADINGS.get(name, name), *(cell(s, name, name == metric) for s in settings)]
-        needed = sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2
-        if needed > width and name != metric:
-            break
-        columns.append(column)
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for n, (heading, *_) in enumerate(columns):
-        made.add_column(Text(printable(heading)), justify="left" if n < len(keys) else "right",
-                        no_wrap=n >= len(keys))
-    for row in zip(*(cells for _, *cells in columns)):
-        made.add_row(*(Text(printable(text)) for text in row))
-    return made
-
-
-def seeds(setting: Setting) -> str:
-    done, of = len(setting.finished), len(setting.runs)
-    return f"{done}" if done == of else f"{done} of {of}"
-
-
-def cell(setting: Setting, name: str, exact: bool) -> str:
-    """A setting's mean of a measure; its standard error where `exact`; how many seeds have it."""
-    shown = FORMATS.get(name, rounded if name.startswith("births/") else "{:.2f}".format)
-    values, error = setting.values(name), setting.error(name)
-    if not values:
-        return "–"
-    text = shown(setting.mean(name))
-    if exact and isfinite(error):
-        text += f" ± {shown(error)}"
-    some = len(values) < len(setting.finished)
-    return f"{text} ({len(values)} of {len(setting.finished)})" if some else text
-
-
 def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
-    """The table; the best setting as a command; what failed and why; what is not finished."""
-    say, metric = cli.printer(console), sweep.compared_by(runs)
-    settings = [setting for setting in ranked(runs) if setting.finished]
+    """Print the table of the settings, and below it what to do next."""
+    say, settings = cli.printer(console), [s for s in ranked(runs) if s.finished]
     say("")
     if settings:
         with console.capture() as drawn:
-            console.print(table(settings[:MOST_SHOWN], metric, console.width))
+            console.print(table(settings[:MOST_SHOWN], sweep.compared_by(runs), console.width))
         say(drawn.get().rstrip("\n"))
     if len(settings) > MOST_SHOWN:
         say(f"… and {len(settings) - MOST_SHOWN} more, in sweep.csv")
     say("")
-    lines, best = [], sweep.best_run(runs)
-    if best:
-        lines += [("best", sweep.command(best))]
-        lines += [("", words) for words in sweep.in_words(best.changes)]
-    if best and best.changes:
-        lines += [("", "so this command alone does not give that run again")]
-    lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
-    lines += [("unfinished", reached(run)) for run in runs if run.status == "unfinished"]
-    waiting = [run.path.name for run in runs if run.status == "not begun"]
-    if waiting:
-        more = f" … and {len(waiting) - MOST_NAMED} more" if len(waiting) > MOST_NAMED else ""
-        lines += [("not begun", " ".join(waiting[:MOST_NAMED]) + more)]
-    lines += [("table", folder / CSV), ("page", folder / PAGE)]
-    if any(run.status != "finished" for run in runs):
-        resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
-        lines += [("to go on", f"the same command with {resume}")]
-    for name, value in lines:
-        say(printable(f"{name:<12}{value}"))
-
-
-def reached(run: Run) -> str:
-    """The name of an unfinished run, with how far it came."""
-    if run.config is None:
-        return run.path.name
-    step = run.rows[-1]["step"] if run.rows else 0
-    return f"{run.path.name}: {step:,} of {run.config.max_steps:,} steps"
+    for name, value in notes(folder, runs):
+        say(printable(f"{name:<12}{value}", one_line=True))
 
 
 def summary_command() -> None:

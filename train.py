@@ -82,7 +82,7 @@ from math import inf, isfinite, nan
 
 import torch
 
-from attention_maps.snapshot import Snapshots
+from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from benchmarks.plan import print_plan
 from data.batches import Batches
 from data.tokens import Tokens, prepare
@@ -197,7 +197,8 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
     with team.stop, MetricLogger(run_dir, trainer.config, experiment, console, state.step,
                                  manifest.get("best")) as log:
         state.restore_best(run_dir, log.rows, damaged=log.damaged)
-        snapshots = Snapshots(trainer.config, run_dir, trainer.tokens, trainer.validation,
+        windows = trainer.validation.excerpt(ABLATION_TOKENS)
+        snapshots = Snapshots(trainer.config, run_dir, trainer.tokens, windows,
                               log.tolerate_io_errors)
         gc.freeze()  # what the imports made is not searched again at every collection
         try:
@@ -220,7 +221,7 @@ def set_up(config: Config, run_dir: Path, team: Team, folder: Path | None, manif
     """The text, the model and the optimizers of a new run, or of one as its checkpoint has it."""
     tokenizer, load_initial_weights = None, None
     if folder and config.init_from:
-        tokenizer = checkpoint.tokenizer_of(folder, config.model.vocab_size)
+        tokenizer = checkpoint.tokenizer_of(folder)
     elif config.init_from:
         tokenizer, load_initial_weights = starting_point(Path(config.init_from), say)
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from model import GPT
-from training.runtime import autocast
+from model import GPT, autocast
 
 
 @torch.no_grad()
@@ -24,9 +23,8 @@ def losses_without_heads(
     stays as it is: a call with a copy of one matrix, of which the head's columns are zero, stands
     for the model without the head.
     """
-    training, c = model.training, model.config
-    model.eval()
-    try:
+    c = model.config
+    with model.evaluating():
         whole, without = losses(model, {}, x, y, rows, precision), []
         for layer, block in enumerate(model.blocks):
             for head in range(c.n_head):
@@ -35,8 +33,6 @@ def losses_without_heads(
                 W_O[:, head * c.value_dim:(head + 1) * c.value_dim] = 0
                 weights = {f"blocks.{layer}.attention.W_O.weight": W_O}
                 without.append(losses(model, weights, x, y, rows, precision))
-    finally:
-        model.train(training)
     shape = (c.n_layer, c.n_head, *whole.shape)
     return {"loss": whole, "loss_without": np.stack(without).reshape(shape)}
 

@@ -1,4 +1,5 @@
-"""Exact attention maps of a model on the probes, beside its fused attention and without touching it."""
+"""Exact attention maps of a model on the probes, beside its fused attention, which stays as it is.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -50,7 +50,8 @@ class Layout:
 
 
 def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
-    """Draw the snapshot's text maps (L, H, T, T), the heads of each of `groups` key/value heads framed together."""
+    """Draw the snapshot's text maps (L, H, T, T), framing the heads that share one of the `groups`
+    key/value heads."""
     L, H, T, _ = snapshot.text.shape
     at = Layout(L, H, T, groups)
     figure = Figure(figsize=(at.width, at.height), dpi=DPI, facecolor="white")
@@ -174,15 +175,15 @@ def draw_bar(figure: Figure, at: Layout) -> None:
 
 
 def table_image(table: np.ndarray, cell: int = 24) -> np.ndarray:
-    """A layers × heads table of scores as an image (L · cell, H · cell, 3) of bytes, in the map's colours: from 0 to 1, or to
-    the largest where all are small or some above 1."""
+    """A table (L, H) of scores as an image (L · cell, H · cell, 3) of bytes, in the maps' colours:
+    from 0 to 1, or to the largest where all are small or some above 1."""
     top = float(table.max())
     norm = PowerNorm(0.5, vmin=0, vmax=1 if 0.2 < top <= 1 else max(top, 1e-9), clip=True)
-    return np.kron(colormaps["magma_r"](norm(table), bytes=True)[..., :3], np.ones((cell, cell, 1), np.uint8))
+    return np.kron(COLOURS(norm(table), bytes=True)[..., :3], np.ones((cell, cell, 1), np.uint8))
 
 
 def printable(word: str, longest: int = 12) -> str:
-    """A token as a label: white space visible, characters that the font lacks as a box, long ones cut."""
+    """A token as a label: white space visible, what the font lacks as a box, long ones cut."""
     known = _characters()
     word = re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", word)
     text = "".join(VISIBLE.get(c, c if ord(c) in known and c.isprintable() else "□") for c in word)

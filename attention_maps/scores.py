@@ -44,7 +44,7 @@ def second_occurrence(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndar
 
 
 def duplicate_token(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
-    """Attention of a second occurrence to the first, less the same reading where nothing repeats."""
+    """Attention of a second occurrence to the first, less the same where nothing repeats."""
     return second_occurrence(repeat, periods, 0) - second_occurrence(control, periods, 0)
 
 

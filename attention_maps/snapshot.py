@@ -1,4 +1,5 @@
-"""A look at a run: maps, scores, births, a picture where it is due, importance at the end."""
+"""A snapshot of a run: maps, scores, births, a picture and a text where they are due, importance at
+the end."""
 
 import gc
 from collections.abc import Callable
@@ -6,14 +7,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from attention_maps import ablation, capture, picture, scores
 from attention_maps.probe import make_probes
 from config import Config
+from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
+from decoding import Text, write
 from files import ASIDE, is_scored
-from model import GPT
-from training.evaluate import Validation, sample_text
+from model import GPT, Decoder
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
 SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
@@ -23,15 +26,16 @@ Tables = dict[str, tuple[np.ndarray, np.ndarray]]  # name → values and standar
 
 
 class Snapshots:
-    """What a run's attention is looked at with: the probes, the windows, and where it is written.
+    """Takes the snapshots of a run: on what texts, and into which folder."""
 
-    Within `may_fail()` a file that cannot be written is no reason to stop.
-    """
-
-    def __init__(self, config: Config, run_dir: Path, tokens: Tokens, validation: Validation,
+    def __init__(self, config: Config, run_dir: Path, tokens: Tokens,
+                 windows: tuple[Tensor, Tensor, int],
                  may_fail: Callable[[], AbstractContextManager]):
+        """windows: x, y (W, T) of validation to measure importance on, on the device, and how many
+        go through the model at once. Within `may_fail()` a failed write is no reason to stop.
+        """
         self.config, self.folder = config, run_dir / "attention"
-        self.validation, self.may_fail = validation, may_fail
+        self.windows, self.may_fail = windows, may_fail
         self.tokenizer = tokens.tokenizer
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
@@ -40,9 +44,7 @@ class Snapshots:
     def take(self, model: GPT, step: int, rows: list[dict],
              between: Callable[[], None] = lambda: None
              ) -> tuple[dict[str, float], Images, str | None]:
-        """Capture and score every head after `step` updates, and write it down.
-
-        Returns the metrics, and where a picture is due images and a text by the model.
+        """Capture and score every head after `step` optimizer steps, and write it down.
 
         rows: the run's metrics so far. `between` is called between the parts, which can take
         minutes each of a large model, and may raise: all of it can be done again.
@@ -52,13 +54,14 @@ class Snapshots:
             images: for W&B; empty where no picture is due.
             text: by the model; None where no picture is due.
         """
-        seen, losses = capture.capture(model, self.probes, step), {}
+        snapshot, losses = capture.capture(model, self.probes, step), {}
         between()
-        readings = scores.readings(seen.text, seen.repeat, seen.control, self.probes.periods)
+        maps = snapshot.text, snapshot.repeat, snapshot.control
+        readings = scores.readings(*maps, self.probes.periods)
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
         if step == self.config.max_steps:
-            windows = self.validation.excerpt(ABLATION_TOKENS)
-            losses = ablation.losses_without_heads(model, *windows, self.config.precision, between)
+            losses = ablation.losses_without_heads(
+                model, *self.windows, self.config.precision, between)
             tables["importance"] = ablation.importance(**losses)
         metrics = scores.named({name: mean for name, (mean, _) in tables.items()})
         metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
@@ -66,13 +69,13 @@ class Snapshots:
         metrics |= scores.births(before, metrics, len(self.probes.text))
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
-            seen.save(path, **losses)
+            snapshot.save(path, **losses)
         between()
         if not self.picture_due(step):
             return metrics, {}, None
-        images = self.draw(seen, tables, path)
+        images = self.draw(snapshot, tables, path)
         between()
-        text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between=between)
+        text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between)
         return metrics, images, text
 
     def picture_due(self, step: int) -> bool:
@@ -83,16 +86,29 @@ class Snapshots:
         number = step // every
         return step % picture_every == 0 if picture_every else number & (number - 1) == 0
 
-    def draw(self, seen: capture.Snapshot, tables: Tables, path: Path) -> Images:
+    def draw(self, snapshot: capture.Snapshot, tables: Tables, path: Path) -> Images:
         """Draw the maps beside `path`, and each score's table; without what cannot be written."""
         images: Images = {f"heads/{name}": picture.table_image(mean)
                           for name, (mean, _) in own(tables).items()}
-        title, groups = f"Attention after {seen.step:,} steps", self.config.model.kv_heads
+        title, groups = f"Attention after {snapshot.step:,} steps", self.config.model.kv_heads
         with self.may_fail():
-            picture.draw(seen, path.with_suffix(".png"), groups, title)
+            picture.draw(snapshot, path.with_suffix(".png"), groups, title)
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images
+
+
+def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,
+                between: Callable[[], None] = lambda: None) -> str:
+    """A text as the model begins one, always the same for the same weights and seed.
+
+    `between` is called before each token, and may raise.
+    """
+    text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
+    decoder = Decoder(model, model.make_cache(1, 1 + max_new_tokens))
+    for _ in write(decoder, [text], max_new_tokens, temperature=0.8):
+        between()
+    return text.text
 
 
 def own(tables: Tables) -> Tables:

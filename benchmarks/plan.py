@@ -23,11 +23,10 @@ import model as architecture
 from attention_maps.probe import PERIODS
 from config import Config, UserError
 from data.tokenizer import DEFAULT_VOCAB_SIZE
-from model import GPT
+from model import GPT, autocast
 from training.optim import build_optimizers, partition_parameters
 from training.runtime import (
     COMPILE_PAYS,
-    autocast,
     compile_pays,
     describe,
     memory_here,

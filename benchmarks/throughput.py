@@ -88,7 +88,8 @@ def theirs(size: str, precision: str, compile: bool, device: str, seconds: float
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
-    from training.runtime import autocast, synchronize
+    from model import autocast
+    from training.runtime import synchronize
 
     logging.set_verbosity_error()
     config = make_config(size, precision, compile, device)

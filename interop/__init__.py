@@ -82,7 +82,7 @@ def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], 
     trained, _ = find_checkpoint(folder, "best", say)
     source = read_config(folder / "config.yaml").model
     check_model(trained, source)
-    tokenizer = tokenizer_of(trained, source.vocab_size)
+    tokenizer = tokenizer_of(trained)
     return tokenizer, lambda model: load_weights(model, trained / MODEL)
 
 
@@ -432,13 +432,13 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> tuple[
     neutral = GPTConfig(vocab_size=None)
     odd = [name for name, _, value in knobs(c)
            if name not in free and value != same.get(name, getattr(neutral, name))]
-    odd += ["value_head_dim"] * (c.value_dim != c.key_dim)
+    differ = {"value_head_dim": c.value_dim != c.key_dim}
     if learned:
-        differ = {"n_kv_head": c.kv_heads != c.n_head, "bias": isinstance(c.bias, str),
-                  "head_dim": c.key_dim * c.n_head != c.n_embd}
-        odd += [name for name, differs in differ.items() if differs]
+        differ |= {"n_kv_head": c.kv_heads != c.n_head, "bias": isinstance(c.bias, str),
+                   "head_dim": c.key_dim * c.n_head != c.n_embd}
     else:
-        odd += ["n_embd"] * (c.n_embd % c.n_head != 0)
+        differ["n_embd"] = c.n_embd % c.n_head != 0
+    odd += [name for name, differs in differ.items() if differs]
     if odd:
         kind = "GPT-2" if learned else "Llama"
         settings = [f"model.{name}={getattr(c, name)}" for name in odd]

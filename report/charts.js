@@ -4,9 +4,12 @@
 // ---- scales, frames, names
 
 function ticks(low, high, most) {
-  const rough = (high - low) / most || 1, unit = 10 ** Math.floor(Math.log10(rough)), stride = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
+  const rough = (high - low) / most || 1, unit = 10 ** Math.floor(Math.log10(rough));
+  const stride = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
   const found = [];
-  for (let k = Math.ceil(low / stride - 1e-9); k * stride <= high + stride * 1e-9; k++) found.push(Number((k * stride).toPrecision(12)));
+  for (let k = Math.ceil(low / stride - 1e-9); k * stride <= high + stride * 1e-9; k++) {
+    found.push(Number((k * stride).toPrecision(12)));
+  }
   return found;
 }
 
@@ -27,7 +30,8 @@ function scale(low, high, from, to, log = false) {
 const TOP = 10, UNDER = 24; // pixels above and below the frame
 let frames = 0;
 function frame(host, height, room) {
-  const width = Math.max(120, host.clientWidth || 320), left = 48, right = width - room, bottom = height - UNDER, id = `frame-${++frames}`;
+  const width = Math.max(120, host.clientWidth || 320), left = 48, right = width - room;
+  const bottom = height - UNDER, id = `frame-${++frames}`;
   const svg = el("svg:svg", {}, el("svg:clipPath", { id },
     el("svg:rect", { x: left - 10, y: TOP - 8, width: right - left + 20, height: bottom - TOP + 16 })));
   return { svg, width, height, left, right, bottom, plot: el("svg:g", { "clip-path": `url(#${id})` }) };
@@ -42,7 +46,9 @@ function size({ svg, width }, height) {
 function axes({ svg, width, height, left, right }, y, yTicks, xTicks, xName) {
   for (const t of yTicks) svg.append(el("svg:line", { x1: left, x2: right, y1: y(t), y2: y(t), class: "rule" }),
     el("svg:text", { x: left - 6, y: y(t) + 4, "text-anchor": "end" }, compact(t)));
-  for (const [at, text] of xTicks) svg.append(el("svg:text", { x: at, y: height - 7, "text-anchor": at > width - 24 ? "end" : "middle" }, text));
+  for (const [at, text] of xTicks) {
+    svg.append(el("svg:text", { x: at, y: height - 7, "text-anchor": at > width - 24 ? "end" : "middle" }, text));
+  }
   if (xName) svg.append(el("svg:text", { x: right, y: height + 9, "text-anchor": "end" }, xName));
 }
 
@@ -53,7 +59,9 @@ function textWidth(text) {
 }
 
 function shorten(text, width) {
-  for (let most = [...text].length; most > 1 && textWidth(text) > width; most--) text = [...text].slice(0, most - 2).join("") + "…";
+  for (let most = [...text].length; most > 1 && textWidth(text) > width; most--) {
+    text = [...text].slice(0, most - 2).join("") + "…";
+  }
   return text;
 }
 
@@ -68,42 +76,56 @@ function endNames(host, names, bottom, gap = 13) {
   const room = Math.min(170, host.clientWidth / 3, 18 + Math.max(...names.map(name => textWidth(name.text))));
   return [room, (svg, right) => {
     for (const { text, y, at, group, colour } of names) svg.append(
-      el("svg:path", { d: `M${right + 2} ${y}L${right + 8} ${at}`, class: "line", "data-group": group, style: `stroke: var(--${colour})` }),
-      el("svg:text", { x: right + 11, y: at + 4, "data-group": group, style: `fill: var(--${colour})` }, shorten(text, room - 13)));
+      el("svg:path", { d: `M${right + 2} ${y}L${right + 8} ${at}`, class: "line", "data-group": group,
+        style: `stroke: var(--${colour})` }),
+      el("svg:text", { x: right + 11, y: at + 4, "data-group": group, style: `fill: var(--${colour})` },
+        shorten(text, room - 13)));
   }];
 }
 
 // ---- lines over the steps
 
-// series: [{name, xs, ys, colour, bold, dash, faint, group, label, dots}]: a label stands at the line's end, dots are places along it.
+// series: [{name, xs, ys, colour, bold, dash, faint, group, label, dots}]: a label stands at the line's
+// end, dots are places along it.
 // `at` marks a step; `under(svg, x, top)` adds below the axis and returns its height; what is above `cap` is cut off.
 // Where there is `tip(series, k)`, it tells of the line nearest to the pointer, and `near(series)` hears of it.
-function chart(host, { title, series, height = 150, at = null, zero = false, under = null, domain = [], cap = Infinity, xName = "", tip = null, near }) {
+function chart(host, { title, series, height = 150, at = null, zero = false, under = null, domain = [], cap = Infinity,
+  xName = "", tip = null, near }) {
   series = series.filter(s => s.xs.length);
   const xs = [...new Set([...series.flatMap(s => s.xs), ...domain])].sort((a, b) => a - b);
   host.hidden = !xs.length;
   if (!xs.length) return;
   const values = series.flatMap(s => s.ys).filter(y => y !== null), bottom = height - UNDER;
-  let low = values.reduce((a, b) => Math.min(a, b), Infinity), high = Math.min(cap, values.reduce((a, b) => Math.max(a, b), -Infinity));
+  let low = values.reduce((a, b) => Math.min(a, b), Infinity),
+    high = Math.min(cap, values.reduce((a, b) => Math.max(a, b), -Infinity));
   if (zero) [low, high] = [Math.min(0, low), Math.max(zero, high)];
-  if (!(high > low)) [low, high] = Number.isFinite(low) ? [low - Math.abs(low || 1) / 10, low + Math.abs(low || 1) / 10] : [0, 1];
+  if (!(high > low)) {
+    [low, high] = Number.isFinite(low) ? [low - Math.abs(low || 1) / 10, low + Math.abs(low || 1) / 10] : [0, 1];
+  }
   const y = scale(low, high, bottom, TOP), end = s => Math.max(TOP, y(s.ys.findLast(v => v !== null) ?? low));
-  const [room, drawNames] = endNames(host, series.filter(s => s.label).map(s => ({ ...s, text: s.label, y: end(s) })), bottom);
+  const [room, drawNames] = endNames(host, series.filter(s => s.label).map(s => ({ ...s, text: s.label, y: end(s) })),
+    bottom);
   const f = frame(host, height, room), { svg, width, left, right, plot } = f;
   const [first, last] = [xs[0], Math.max(xs.at(-1), xs[0] + 1)], x = scale(first, last, left, right);
   svg.setAttribute("tabindex", 0);
   svg.setAttribute("role", "application");
   svg.setAttribute("aria-label", `${title}; arrow keys read values`);
-  axes(f, y, ticks(low, high, height / 38), ticks(first, last, Math.max(1, (right - left) / 60)).map(t => [x(t), compact(t)]), xName);
-  if (at !== null && at >= first && at <= last) svg.append(el("svg:line", { x1: x(at), x2: x(at), y1: TOP, y2: bottom, class: "now" }));
+  const xTicks = ticks(first, last, Math.max(1, (right - left) / 60)).map(t => [x(t), compact(t)]);
+  axes(f, y, ticks(low, high, height / 38), xTicks, xName);
+  if (at !== null && at >= first && at <= last) {
+    svg.append(el("svg:line", { x1: x(at), x2: x(at), y1: TOP, y2: bottom, class: "now" }));
+  }
   svg.append(plot);
   for (const s of series) {
     const joined = k => k > 0 && s.ys[k - 1] !== null; // a gap where nothing was measured
     const group = s.group === undefined ? {} : { "data-group": s.group };
-    const line = s.xs.map((step, k) => s.ys[k] === null ? "" : `${joined(k) ? "L" : "M"}${x(step).toFixed(1)} ${y(s.ys[k]).toFixed(1)}`);
-    const dot = (k, r) => el("svg:circle", { cx: x(s.xs[k]), cy: y(s.ys[k]), r, ...group, style: `fill: var(--${s.colour})` });
+    const line = s.xs.map((step, k) => s.ys[k] === null ? ""
+      : `${joined(k) ? "L" : "M"}${x(step).toFixed(1)} ${y(s.ys[k]).toFixed(1)}`);
+    const dot = (k, r) => el("svg:circle", { cx: x(s.xs[k]), cy: y(s.ys[k]), r, ...group,
+      style: `fill: var(--${s.colour})` });
     if (s.errors?.some(Boolean)) plot.append(band(s, x, y));
-    plot.append(el("svg:path", { d: line.join(""), class: `line${s.bold ? " bold" : ""}${s.faint ? " faint" : ""}`, ...group,
+    plot.append(el("svg:path", { d: line.join(""), class: `line${s.bold ? " bold" : ""}${s.faint ? " faint" : ""}`,
+      ...group,
       style: `stroke: var(--${s.colour}); stroke-dasharray: ${s.dash ?? "none"}` }));
     if (s.xs.length === 1) plot.append(dot(0, 3));
     plot.append(...(s.dots ?? []).map(k => dot(k, 4.5)));
@@ -111,11 +133,13 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
   drawNames(svg, right);
   const cursor = svg.appendChild(el("svg:line", { y1: TOP, y2: bottom, class: "cursor" }));
   size(f, height + (xName ? 14 : 0) + (under ? under(svg, x, height, width) : 0));
-  const legend = series.length > 1 && !tip ? series.map(s => el("span", { className: "key", style: `--c: var(--${s.colour})` }, s.name)) : [];
+  const legend = series.length > 1 && !tip
+    ? series.map(s => el("span", { className: "key", style: `--c: var(--${s.colour})` }, s.name)) : [];
   host.replaceChildren(el("h3", {}, title, ...legend), svg);
 
   let k = xs.length - 1, one = series.at(-1); // the step and, where there is `tip`, the line that are told of
-  const nearest = s => s.xs.reduce((best, step, i) => Math.abs(step - xs[k]) < Math.abs(s.xs[best] - xs[k]) ? i : best, 0);
+  const away = step => Math.abs(step - xs[k]);
+  const nearest = s => s.xs.reduce((best, step, i) => away(step) < away(s.xs[best]) ? i : best, 0);
   const value = s => s.ys[nearest(s)] ?? -Infinity;
   function point(spoken, level = height / 2) {
     const p = svg.getBoundingClientRect(), here = x(xs[k]);
@@ -125,7 +149,8 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
     // Another step where it is measured less often.
     const when = (s, i) => s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`;
     const says = (s, i) => `${s.name} ${known(s.ys[i], s.errors?.[i])}${when(s, i)}`;
-    const nodes = tip ? tip(one, nearest(one)) : [el("b", {}, `step ${count(xs[k])}`), ...series.map(s => el("div", {}, says(s, nearest(s))))];
+    const nodes = tip ? tip(one, nearest(one))
+      : [el("b", {}, `step ${count(xs[k])}`), ...series.map(s => el("div", {}, says(s, nearest(s))))];
     near?.(one);
     tell(nodes, p.left + here * p.width / width, p.top + level);
     if (spoken) speak(nodes);
@@ -144,7 +169,8 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
   };
   svg.onpointerleave = svg.onblur = leave;
   svg.onkeydown = event => {
-    const to = { ArrowLeft: k - 1, ArrowRight: k + 1, Home: 0, End: xs.length - 1 }[event.key], way = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+    const to = { ArrowLeft: k - 1, ArrowRight: k + 1, Home: 0, End: xs.length - 1 }[event.key];
+    const way = { ArrowUp: 1, ArrowDown: -1 }[event.key];
     if (event.key === "Escape") leave();
     if (event.target !== svg || (to === undefined && !(tip && way))) return;
     event.preventDefault();
@@ -176,11 +202,16 @@ function dots(host, { title, points, joined, along, ringed, near, pick, height =
   // What lies far above most would flatten the rest: it is marked at the upper edge.
   const ys = points.map(p => p.y).sort((a, b) => a - b), middle = ys[ys.length >> 1];
   const cap = middle > ys[0] ? middle + 6 * (middle - ys[0]) : Infinity;
-  const least = Math.min(...points.map(p => p.y - (p.error ?? 0))), most = Math.min(cap, Math.max(...points.map(p => p.y + (p.error ?? 0))));
-  const margin = most > least ? (most - least) * 0.06 : Math.abs(least || 1) / 10, [low, high] = [least - margin, most + margin], bottom = height - UNDER;
-  const y = scale(low, high, bottom, TOP), inside = v => Math.max(TOP - 3, y(v)), groupsOf = line => [...new Set(line.map(p => p.group))].join(" ");
-  const named = joined.filter(line => line.name).map(line => ({ text: line.name, y: inside(line.at(-1).y), group: groupsOf(line), colour: "quiet" }));
-  const [room, drawNames] = endNames(host, named, bottom), f = frame(host, height, room), { svg, left, right, plot } = f;
+  const least = Math.min(...points.map(p => p.y - (p.error ?? 0)));
+  const most = Math.min(cap, Math.max(...points.map(p => p.y + (p.error ?? 0))));
+  const margin = most > least ? (most - least) * 0.06 : Math.abs(least || 1) / 10;
+  const [low, high] = [least - margin, most + margin], bottom = height - UNDER;
+  const y = scale(low, high, bottom, TOP), inside = v => Math.max(TOP - 3, y(v));
+  const groupsOf = line => [...new Set(line.map(p => p.group))].join(" ");
+  const named = joined.filter(line => line.name).map(line =>
+    ({ text: line.name, y: inside(line.at(-1).y), group: groupsOf(line), colour: "quiet" }));
+  const [room, drawNames] = endNames(host, named, bottom), f = frame(host, height, room);
+  const { svg, left, right, plot } = f;
 
   const names = along.axis === "names", pad = names ? 0 : 14, places = points.map(p => p.at);
   const [first, last] = names ? [-0.5, along.ticks.length - 0.5] : [Math.min(...places), Math.max(...places)];
@@ -198,11 +229,17 @@ function dots(host, { title, points, joined, along, ringed, near, pick, height =
   for (const line of joined) plot.append(el("svg:path", { class: "line joined", "data-group": groupsOf(line),
     d: line.map((p, k) => `${k ? "L" : "M"}${x(p.at)} ${inside(p.y)}`).join("") }));
   drawNames(svg, right);
-  const onTop = [...points].sort((a, b) => (b.small ?? 0) - (a.small ?? 0) || b.group - a.group), marks = onTop.map(p => {
-    const mark = el("svg:g", { class: "dot", "data-group": p.group, role: "button", "aria-label": p.nodes.map(n => n.textContent).join(", "),
+  const onTop = [...points].sort((a, b) => (b.small ?? 0) - (a.small ?? 0) || b.group - a.group);
+  const marks = onTop.map(p => {
+    const mark = el("svg:g", { class: "dot", "data-group": p.group, role: "button",
+      "aria-label": p.nodes.map(n => n.textContent).join(", "),
       style: `color: var(--s${p.group})` }), [cx, cy] = [x(p.at), y(p.y)];
-    if (p.error) mark.append(el("svg:line", { x1: cx, x2: cx, y1: inside(p.y + p.error), y2: y(p.y - p.error), class: "error" }));
-    mark.append(p.y > high ? el("svg:path", { d: `M${cx - 5} ${TOP + 5}L${cx} ${TOP - 3}L${cx + 5} ${TOP + 5}Z`, class: "beyond" })
+    if (p.error) {
+      const [y1, y2] = [inside(p.y + p.error), y(p.y - p.error)];
+      mark.append(el("svg:line", { x1: cx, x2: cx, y1, y2, class: "error" }));
+    }
+    mark.append(p.y > high ? el("svg:path", { d: `M${cx - 5} ${TOP + 5}L${cx} ${TOP - 3}L${cx + 5} ${TOP + 5}Z`,
+      class: "beyond" })
       : el("svg:circle", { cx, cy, r: p.small ? 2.6 : 5.5, class: p.small ? "small" : "" }));
     if (p.group === ringed && !p.small) mark.append(el("svg:circle", { cx, cy, r: 9, class: "ring" }));
     const show = () => {

@@ -6,7 +6,8 @@
 const $ = id => document.getElementById(id);
 
 function el(tag, properties = {}, ...children) {
-  const element = tag.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4)) : document.createElement(tag);
+  const element = tag.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", tag.slice(4))
+    : document.createElement(tag);
   for (const [key, value] of Object.entries(properties)) {
     if (key in element && !tag.startsWith("svg:")) element[key] = value;
     else element.setAttribute(key, value);
@@ -31,7 +32,8 @@ function short(text, most = 14) {
 
 // Text as it is, with only what would not show made visible.
 function asText(text) {
-  return text.replace(/[\u2028\u2029]/g, "\n").replace(/[\u0000-\u0008\u000b-\u001f]/g, c => String.fromCodePoint(0x2400 + c.codePointAt(0)));
+  return text.replace(/[\u2028\u2029]/g, "\n").replace(/[\u0000-\u0008\u000b-\u001f]/g,
+    c => String.fromCodePoint(0x2400 + c.codePointAt(0)));
 }
 
 const bdi = (text, name = "") => el("bdi", { className: name }, text);
@@ -42,7 +44,8 @@ function figure(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  return size >= 1e5 ? count(Math.round(x)) : size < 1e-3 ? x.toExponential(2) : size >= 1000 ? count(Math.round(x)) : x.toPrecision(4);
+  return size >= 1e5 ? count(Math.round(x)) : size < 1e-3 ? x.toExponential(2) : size >= 1000 ? count(Math.round(x))
+    : x.toPrecision(4);
 }
 
 // A value with its standard error, to the digit that the error leaves: 1.39 ± 0.06.
@@ -54,11 +57,13 @@ function known(x, error) {
 
 function roundedUp(x) {
   const unit = 10 ** (Math.floor(Math.log10(x)) - 1);
-  return Number((Math.ceil(x * 1.05 / unit) * unit).toPrecision(2)); // the share above covers the rounding of the value beside it
+  // the share above covers the rounding of the value beside it
+  return Number((Math.ceil(x * 1.05 / unit) * unit).toPrecision(2));
 }
 
 function duration(seconds) {
-  return seconds < 60 ? `${seconds.toPrecision(3)} s` : seconds < 3600 ? `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s` :
+  return seconds < 60 ? `${seconds.toPrecision(3)} s` : seconds < 3600
+    ? `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s` :
     `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`;
 }
 
@@ -68,25 +73,34 @@ const RAMP = Array.from({ length: 256 }, (_, i) => {
   const t = i / 255, hue = (280 + 180 * t ** 0.85) * Math.PI / 180; // 280 indigo, 360 rose, 460 yellow
   for (let chroma = 0.045 + 0.155 * Math.sin(Math.PI * Math.min(1, t * 1.02)); ; chroma -= 0.004) {
     const rgb = fromOklab(0.17 + 0.8 * t, chroma * Math.cos(hue), chroma * Math.sin(hue));
-    if (chroma <= 0.004 || rgb.every(c => c >= 0 && c <= 1)) return rgb.map(c => Math.round(255 * Math.min(1, Math.max(0, c))));
+    if (chroma <= 0.004 || rgb.every(c => c >= 0 && c <= 1)) {
+      return rgb.map(c => Math.round(255 * Math.min(1, Math.max(0, c))));
+    }
   }
 });
 
 function fromOklab(lightness, a, b) {
-  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3, m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3,
+  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3,
     s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const linear = [4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s, -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+  const linear = [4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
     -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s];
   return linear.map(c => c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
 }
 
-const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-const level = share => Math.max(0, Math.min(255, Math.round(255 * Math.sqrt(Math.max(0, share) || 0)))); // square root: small weights stay visible
+const prefersDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+const isDark = () => (document.documentElement.dataset.theme ?? (prefersDark() ? "dark" : "light")) === "dark";
+// square root: small weights stay visible
+const level = share => Math.max(0, Math.min(255, Math.round(255 * Math.sqrt(Math.max(0, share) || 0))));
 const rgb = index => RAMP[isDark() ? index : 255 - index];
 
 function palette() { // as canvas pixels, in memory order
   const dark = isDark();
-  return Uint32Array.from(RAMP, (_, i) => { const [r, g, b] = RAMP[dark ? i : 255 - i]; return (255 << 24 | b << 16 | g << 8 | r) >>> 0; });
+  return Uint32Array.from(RAMP, (_, i) => {
+    const [r, g, b] = RAMP[dark ? i : 255 - i];
+    return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
+  });
 }
 
 // The theme that was chosen, kept where that is allowed; `redraw` where it or the window's size changes.
@@ -127,7 +141,8 @@ function roving(container, items, columns, enter, chosen = 0) {
   items.forEach((item, k) => { item.tabIndex = k === chosen ? 0 : -1; });
   container.onkeydown = event => {
     const k = items.indexOf(event.target.closest("[tabindex]"));
-    const to = { ArrowRight: k + 1, ArrowLeft: k - 1, ArrowDown: k + columns, ArrowUp: k - columns, Home: 0, End: items.length - 1 }[event.key];
+    const to = { ArrowRight: k + 1, ArrowLeft: k - 1, ArrowDown: k + columns, ArrowUp: k - columns, Home: 0,
+      End: items.length - 1 }[event.key];
     if (k < 0 || to === undefined || !items[to]) return;
     event.preventDefault();
     items[k].tabIndex = -1;
@@ -175,7 +190,8 @@ function cells(host, label) {
     tipped = false;
     marks.forEach(mark => { mark.hidden = !inside; });
     if (!inside) return null;
-    const put = (mark, x, y, w, h) => Object.assign(mark.style, { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px` });
+    const put = (mark, x, y, w, h) => Object.assign(mark.style,
+      { left: `${x}px`, top: `${y}px`, width: `${w}px`, height: `${h}px` });
     const x = box.left + j * box.cell, y = i * box.high;
     put(marks[0], box.left, y, spec.cols * box.cell, box.high);
     put(marks[1], x, 0, box.cell, spec.rows * box.high);
@@ -206,7 +222,8 @@ function cells(host, label) {
   canvas.onclick = event => { if (has(...under(event))) spec.pick?.(...under(event)); };
   canvas.onkeydown = event => {
     const [i, j] = at ?? [spec.rows - 1, 0];
-    const to = { ArrowUp: [i - 1, j], ArrowDown: [i + 1, j], ArrowLeft: [i, j - 1], ArrowRight: [i, j + 1], Home: [i, 0] }[event.key];
+    const to = { ArrowUp: [i - 1, j], ArrowDown: [i + 1, j], ArrowLeft: [i, j - 1], ArrowRight: [i, j + 1],
+      Home: [i, 0] }[event.key];
     if (event.key === "Escape") return leave();
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); return at && spec.pick?.(i, j); }
     if (!to) return;
@@ -216,8 +233,10 @@ function cells(host, label) {
 
   const draw = wanted => {
     spec = wanted;
-    const width = Math.min(host.clientWidth, spec.most ?? 1e4), context = canvas.getContext("2d"), ratio = devicePixelRatio || 1;
-    const style = getComputedStyle(canvas), family = style.fontFamily, fits = spec.rowNames && (width - 92) / spec.cols >= (spec.least ?? 8.5);
+    const width = Math.min(host.clientWidth, spec.most ?? 1e4), context = canvas.getContext("2d");
+    const ratio = devicePixelRatio || 1;
+    const style = getComputedStyle(canvas), family = style.fontFamily;
+    const fits = spec.rowNames && (width - 92) / spec.cols >= (spec.least ?? 8.5);
     context.font = `11px ${family}`;
     const room = fits ? Math.min(92, Math.max(...spec.rowNames.map(name => context.measureText(name).width)) + 8) : 0;
     const left = room, bottom = fits && spec.colNames ? (spec.upright ? 18 : room) : 0;
@@ -241,7 +260,8 @@ function cells(host, label) {
     context.textBaseline = "middle";
     if (fits) {
       context.fillStyle = style.color;
-      context.font = `${spec.upright ? 10.5 : Math.min(11, 0.95 * (spec.colNames ? Math.min(cell, high) : high))}px ${family}`;
+      const tall = spec.colNames ? Math.min(cell, high) : high;
+      context.font = `${spec.upright ? 10.5 : Math.min(11, 0.95 * tall)}px ${family}`;
       context.textAlign = "right";
       spec.rowNames.forEach((name, i) => context.fillText(name, left - 5, (i + 0.5) * high, left - 6));
       for (let j = 0; bottom && j < spec.cols; j += spec.upright ? Math.ceil(22 / cell) : 1) {

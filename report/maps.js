@@ -1,5 +1,6 @@
-// Attention maps: kept compressed in the page, decoded when they are looked at; read cell by cell; drawn as a grid of heads.
-// Stands after draw.js. A view is one probe at one step; `seen` is what is looked at of it: {layer, head, weighted}, head null the layer's average.
+// Attention maps: kept compressed in the page, decoded when they are looked at; read cell by cell;
+// drawn as a grid of heads. Stands after draw.js. A view is one probe at one step; `seen` is what is
+// looked at of it: {layer, head, weighted}, head null the layer's average.
 
 const blobs = document.querySelectorAll("script.blob");
 
@@ -9,7 +10,8 @@ let halves = null;
 function halfTable() {
   return halves ??= Float64Array.from({ length: 65536 }, (_, bits) => {
     const exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
+    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15)
+      : fraction * 2 ** -24;
     return bits >> 15 ? -size : size;
   });
 }
@@ -17,7 +19,8 @@ function halfTable() {
 async function unpacked(number) {
   const text = atob(blobs[number].textContent), bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
-  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(plain).arrayBuffer());
 }
 
 async function decoded([maps, norms], [L, H], { T, tokens, largest }, kind, block) {
@@ -52,7 +55,8 @@ function load(key, ...how) {
 
 const headName = (layer, head) => `L${layer}H${head}`;
 const token = (view, i) => view.tokens ? short(view.tokens[i]) : "";
-const heads = (view, { layer, head, weighted }) => (head === null ? [...Array(view.H).keys()] : [head]).map(h => ({ layer, head: h, weighted }));
+const heads = (view, { layer, head, weighted }) =>
+  (head === null ? [...Array(view.H).keys()] : [head]).map(h => ({ layer, head: h, weighted }));
 
 // (i, j) → what is shown there
 function reader(view, seen) {
@@ -67,7 +71,8 @@ function reader(view, seen) {
 
 // How far off that may be, at the most.
 function bound(view, seen, i, j) {
-  const norm = h => seen.weighted && view.norms ? view.norms[(seen.layer * view.H + h) * view.n + j] : 1, all = heads(view, seen);
+  const norm = h => seen.weighted && view.norms ? view.norms[(seen.layer * view.H + h) * view.n + j] : 1;
+  const all = heads(view, seen);
   return all.reduce((sum, { head }) => sum + view.bound(seen.layer, head, i) * norm(head), 0) / all.length;
 }
 
@@ -78,18 +83,21 @@ const largest = (view, weighted) => weighted && view.norms && view.largest || 1;
 function place(view, i) {
   const words = view.tokens, from = i * view.block, end = Math.min(from + view.block, view.T);
   if (view.block === 1) return words ? [bdi(token(view, i), "token"), el("small", {}, ` ${i}`)] : [`token ${i}`];
-  return [el("span", {}, `tokens ${from}–${end - 1}`), ...words ? [" ", bdi(short(words.slice(from, end).join(""), 18), "token")] : []];
+  return [el("span", {}, `tokens ${from}–${end - 1}`),
+    ...words ? [" ", bdi(short(words.slice(from, end).join(""), 18), "token")] : []];
 }
 
 // What is said of a cell: from where to where, the value, and how sure it is.
 function reading(view, seen, i, j) {
-  const by = seen.weighted && view.norms, average = seen.head === null, value = reader(view, seen)(i, j), nodes = [el("b", {}, figure(value))];
+  const by = seen.weighted && view.norms, average = seen.head === null, value = reader(view, seen)(i, j);
+  const nodes = [el("b", {}, figure(value))];
   if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
   else if (view.block > 1 && by) nodes.push(" about: a block's weight × the mean length of its values");
   else if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, seen, i, j))}`);
   if (average) nodes.push(`, the mean of ${view.H} heads`);
   else if (by && view.block === 1) {
-    nodes.push(` = ${figure(view.at(seen.layer, seen.head, i, j))} × ${figure(view.norms[(seen.layer * view.H + seen.head) * view.n + j])}`);
+    const norm = view.norms[(seen.layer * view.H + seen.head) * view.n + j];
+    nodes.push(` = ${figure(view.at(seen.layer, seen.head, i, j))} × ${figure(norm)}`);
   }
   return [el("div", {}, ...place(view, i), " → ", ...place(view, j)), el("div", { className: "value" }, ...nodes)];
 }
@@ -100,7 +108,8 @@ function reading(view, seen, i, j) {
 // Returns what paints a view and marks the heads that are looked at.
 function headGrid(host, [L, H], groups, choose, [layer, head]) {
   const each = H / groups, grid = [];
-  const button = (l, h) => el("button", { type: "button", role: "radio", className: "head", "aria-label": `layer ${l}, head ${h}` },
+  const button = (l, h) => el("button", { type: "button", role: "radio", className: "head",
+    "aria-label": `layer ${l}, head ${h}` },
     el("canvas", { width: 1, height: 1 }), el("span", {}, headName(l, h)));
   host.style.setProperty("--heads", H);
   host.replaceChildren();
@@ -109,8 +118,10 @@ function headGrid(host, [L, H], groups, choose, [layer, head]) {
     for (let g = 0; g < groups; g++) {
       const of = Array.from({ length: each }, (_, k) => button(l, g * each + k)), name = `key/value head ${g}`;
       grid.push(...of);
-      const frame = { className: "group", role: "group", "aria-label": `layer ${l}, ${name}`, style: `--each: ${each}` };
-      line.append(...each === 1 ? of : [el("div", frame, el("span", { className: "group-name" }, name), el("div", {}, ...of))]);
+      const frame = { className: "group", role: "group", "aria-label": `layer ${l}, ${name}`,
+        style: `--each: ${each}` };
+      line.append(...each === 1 ? of : [el("div", frame, el("span", { className: "group-name" }, name),
+        el("div", {}, ...of))]);
     }
   }
   grid.forEach((button, k) => { button.onclick = () => choose(Math.floor(k / H), k % H); });
@@ -143,9 +154,11 @@ function mapOf(view, seen, more = {}) {
 
 // The colours of the weights, with figures.
 function colourBar(host, name, most = 1) {
-  const ramp = el("canvas", { className: "ramp", width: 256, height: 1, "aria-hidden": "true" }), context = ramp.getContext("2d");
+  const ramp = el("canvas", { className: "ramp", width: 256, height: 1, "aria-hidden": "true" });
+  const context = ramp.getContext("2d");
   for (let i = 0; i < 256; i++) { context.fillStyle = `rgb(${rgb(i)})`; context.fillRect(i, 0, 1, 1); }
   const text = m => most === 1 ? String(m).replace("0.", ".") : String(Number((m * most).toPrecision(2)));
   const tick = m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, text(m));
-  host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(tick)));
+  host.replaceChildren(el("span", {}, name), ramp,
+    el("div", { className: "ticks" }, ...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(tick)));
 }

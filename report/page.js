@@ -1,9 +1,11 @@
-// The page of a run, or of one prompt: its data, its state, its sections. Stands after draw.js and maps.js, in one module.
+// The page of a run, or of one prompt: its data, its state, its sections. Stands after draw.js and
+// maps.js, in one module.
 
 const data = JSON.parse($("data").textContent);
 const [L, H] = data.shape ?? sizeFromScores();
 const groups = data.groups && H % data.groups === 0 ? data.groups : H;
-const steps = data.steps.length ? data.steps : Object.values(data.scores ?? {}).map(s => s.steps).sort((a, b) => b.length - a.length)[0] ?? [];
+const scored = Object.values(data.scores ?? {}).map(s => s.steps).sort((a, b) => b.length - a.length);
+const steps = data.steps.length ? data.steps : scored[0] ?? [];
 const state = {
   step: Math.max(0, steps.length - 1), layer: 0, head: 0, probe: 0, weighted: false, average: false,
   token: null, held: null, block: null, // what is lit, what stays lit, whose rows are open
@@ -18,13 +20,16 @@ const seen = () => ({ layer: state.layer, head: state.average ? null : state.hea
 
 // ---- training
 
-const curve = (key, name, colour, bold) => ({ name, colour, bold, xs: data.curves[key].steps, ys: data.curves[key].values });
+const curve = (key, name, colour, bold) => ({ name, colour, bold, xs: data.curves[key].steps,
+  ys: data.curves[key].values });
 
 function drawTraining() {
   const draw = (id, how) => chart($(id) ?? $("charts").appendChild(el("div", { id })), how);
-  const small = (id, title, key, more = {}) => draw(id, { title, series: [curve(key, title.toLowerCase(), "accent")], ...more });
+  const small = (id, title, key, more = {}) =>
+    draw(id, { title, series: [curve(key, title.toLowerCase(), "accent")], ...more });
   draw("chart-loss", {
-    title: "Loss, nats per token", height: 240, series: [curve("train/loss", "training", "soft"), curve("val/loss", "validation", "accent", true)],
+    title: "Loss, nats per token", height: 240,
+    series: [curve("train/loss", "training", "soft"), curve("val/loss", "validation", "accent", true)],
   });
   small("chart-lr", "Learning rate", "train/lr");
   small("chart-speed", "Tokens per second", "train/tokens_per_second", { zero: 1 });
@@ -38,15 +43,18 @@ function setUpTraining() {
   const spent = Object.entries(data.seconds), total = spent.reduce((sum, [, s]) => sum + s, 0);
   const figures = [
     losses.values.length && [figure(losses.values[best]), `best validation loss, at step ${count(losses.steps[best])}`],
-    data.step !== null && [count(data.step), data.maxSteps > data.step ? `steps of ${count(data.maxSteps)} so far` : "steps"],
+    data.step !== null && [count(data.step), data.maxSteps > data.step ? `steps of ${count(data.maxSteps)} so far`
+      : "steps"],
     data.tokens && [compact(Number(data.tokens.toPrecision(3))), "tokens seen"], total && [duration(total), "in all"],
   ].filter(Boolean);
   $("figures").append(...figures.map(([value, name]) => el("div", {}, el("b", {}, value), el("span", {}, name))));
   if (!figures.length) $("figures").append(el("p", { className: "quiet" }, "Nothing has been measured yet."));
   const most = Math.max(...Object.values(data.curves).map(c => c.of));
   $("points").hidden = most <= data.points;
-  $("points").textContent = `Curves are drawn through ${count(data.points)} of up to ${count(most)} measured points, evenly chosen.`;
-  const setting = ([key, value]) => el("tr", {}, el("th", { scope: "row" }, bdi(key)), el("td", {}, bdi(asText(value))));
+  $("points").textContent =
+    `Curves are drawn through ${count(data.points)} of up to ${count(most)} measured points, evenly chosen.`;
+  const setting = ([key, value]) => el("tr", {}, el("th", { scope: "row" }, bdi(key)),
+    el("td", {}, bdi(asText(value))));
   $("config").hidden = !data.config.length;
   $("config").querySelector("tbody").append(...data.config.map(setting));
   $("time").hidden = !total;
@@ -59,8 +67,10 @@ function showTime(spent, total) {
   const names = { train: "training", evaluate: "evaluating", attention: "looking at attention", save: "saving" };
   spent.forEach(([kind, s], k) => {
     const colour = `var(--time-${k})`, share = `${(100 * s / total).toFixed(1)}%`;
-    $("time-bar").append(el("span", { style: `flex: ${s / total} 0 0; background: ${colour}`, title: `${names[kind]} ${duration(s)}` }));
-    $("time-list").append(el("li", { style: `--c: ${colour}` }, names[kind], el("b", {}, duration(s)), el("i", {}, share)));
+    $("time-bar").append(el("span", { style: `flex: ${s / total} 0 0; background: ${colour}`,
+      title: `${names[kind]} ${duration(s)}` }));
+    $("time-list").append(el("li", { style: `--c: ${colour}` }, names[kind], el("b", {}, duration(s)),
+      el("i", {}, share)));
   });
 }
 
@@ -76,7 +86,8 @@ function setUpSamples(samples, longest = 4000) {
     $("sample-after").disabled = k === samples.length - 1;
   };
   $("samples").hidden = false;
-  $("samples-note").textContent = data.samplesLeftOut ? `${data.samplesLeftOut} more are in the run's samples.jsonl` : "";
+  $("samples-note").textContent = data.samplesLeftOut
+    ? `${data.samplesLeftOut} more are in the run's samples.jsonl` : "";
   select.append(...samples.map((s, k) => el("option", { value: k }, `after step ${count(s.step)}`)));
   select.onchange = () => show(at());
   $("sample-before").onclick = () => show(at() - 1);
@@ -93,11 +104,14 @@ let drawGrid = null, tokens = [], drawMap = null, drawRows = null, current = nul
 
 function choose(layer, head) {
   Object.assign(state, { layer, head });
-  $("heads-grid").querySelectorAll("[role=radio]").forEach((button, k) => { button.tabIndex = k === layer * H + head ? 0 : -1; });
+  $("heads-grid").querySelectorAll("[role=radio]").forEach((button, k) => {
+    button.tabIndex = k === layer * H + head ? 0 : -1;
+  });
   draw();
 }
 
-const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind, data.probes[p].block);
+const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind,
+  data.probes[p].block);
 const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.shape,
   { ...data.probes[p], largest: data.probes[p].rows.largest }, data.probes[p].rows.kind, 1);
 
@@ -107,7 +121,8 @@ function setUpText() {
   Object.assign(state, { token: null, held: words ? Math.floor(words.length * 0.6) : null, block: null });
   tokens = (words ?? []).map((word, i) => {
     const pieces = visible(word).split(/([·⏎⇥␍⍽]+)/).filter(Boolean).flatMap(part =>
-      /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")] : [el("wbr"), el("i", {}, c)]) : [part]);
+      /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")]
+        : [el("wbr"), el("i", {}, c)]) : [part]);
     const span = el("bdi", { className: "token", role: "button", "aria-label": `token ${i}` }, ...pieces);
     span.onpointerenter = () => light(i);
     span.onfocus = () => light(i);
@@ -139,19 +154,23 @@ function light(i) {
   const shade = found => 4 * Math.round(20 * Math.sqrt(Math.max(0, Math.min(1, found / most || 0))));
   tokens.forEach((span, k) => {
     const b = Math.floor(k / view.block), kind = at < 0 || b === at ? "" : b < at ? "to" : "from";
-    const wanted = kind ? `background: color-mix(in oklab, var(--${kind}) ${shade(kind === "to" ? to[b][0] : from[b - at][0])}%, transparent)` : "";
+    const share = kind && shade(kind === "to" ? to[b][0] : from[b - at][0]);
+    const wanted = kind ? `background: color-mix(in oklab, var(--${kind}) ${share}%, transparent)` : "";
     if (span.shown !== wanted) span.style.cssText = span.shown = wanted;
     if (span.lit !== (k === state.token)) span.classList.toggle("lit", span.lit = k === state.token);
   });
-  $("lists").replaceChildren(...at < 0 ? [] : [list(view, `attends to`, "to", at, to), list(view, "is attended to by", "from", at, from)]);
+  $("lists").replaceChildren(...at < 0 ? [] : [list(view, `attends to`, "to", at, to),
+    list(view, "is attended to by", "from", at, from)]);
 }
 
 function list(view, name, kind, at, found) {
   const best = found.filter(([w]) => w > 0).sort((a, b) => b[0] - a[0]).slice(0, 8), top = best[0]?.[0] ?? 1;
-  const line = (w, k) => el("li", { style: `--w: ${(100 * w / top).toFixed(1)}%` }, el("span", {}, ...place(view, k)), el("b", {}, figure(w)));
+  const line = (w, k) => el("li", { style: `--w: ${(100 * w / top).toFixed(1)}%` }, el("span", {}, ...place(view, k)),
+    el("b", {}, figure(w)));
   const lines = best.map(([w, k]) => line(w, k));
   return el("div", { className: kind }, el("h4", {}, ...place(view, at), ` ${name}`), el("ol", {}, ...lines),
-    ...found.length > best.length ? [el("p", { className: "quiet" }, `and ${count(found.length - best.length)} more`)] : []);
+    ...found.length > best.length ? [el("p", { className: "quiet" },
+      `and ${count(found.length - best.length)} more`)] : []);
 }
 
 let turn = 0;
@@ -180,7 +199,8 @@ function drawAttention() {
   const view = current, by = state.weighted && view.norms;
   drawGrid(view, seen());
   drawMap(mapOf(view, seen(), {
-    enter: i => { if (view.block === 1) light(i); }, leave: () => light(null), pick: i => view.block > 1 ? openRows(i) : hold(i),
+    enter: i => { if (view.block === 1) light(i); }, leave: () => light(null),
+    pick: i => view.block > 1 ? openRows(i) : hold(i),
   }));
   colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
   sayWhatIsSeen(view, by);
@@ -190,15 +210,18 @@ function drawAttention() {
 
 function sayWhatIsSeen(view, by) {
   const { layer, head, average } = state, { name, period, says } = probe(), step = steps[state.step];
-  $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,` : `Head ${headName(layer, head)}`)
+  $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,`
+    : `Head ${headName(layer, head)}`)
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
   const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `random tokens, the first ${period} of which come twice`;
-  const cell = by ? `the weight times the length of what it moves, ‖v W‖${average ? ", averaged" : ""}` : "an attention weight; a row sums to 1";
+  const cell = by ? `the weight times the length of what it moves, ‖v W‖${average ? ", averaged" : ""}`
+    : "an attention weight; a row sums to 1";
   const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step))
     .map(score => [score, scoreAt(score, layer, head)]).filter(([, { value }]) => value !== null)
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
-  $("seen").textContent = `On ${on}. Row: the ${view.block > 1 ? "tokens that look" : "token that looks"}; column: what is looked at. `
+  const looking = view.block > 1 ? "tokens that look" : "token that looks";
+  $("seen").textContent = `On ${on}. Row: the ${looking}; column: what is looked at. `
     + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`;
   $("precision").textContent = `${says} ${data.thinned}`;
 }
@@ -220,14 +243,17 @@ function drawBlockRows() {
   $("rows").hidden = b === null || block === 1;
   if ($("rows").hidden) return;
   const from = b * block, size = Math.min(block, T - from), kept = probe().rows;
-  $("rows-title").textContent = `The rows of tokens ${from} to ${from + size - 1}` + (!kept ? " are not kept in this page"
+  $("rows-title").textContent = `The rows of tokens ${from} to ${from + size - 1}`
+    + (!kept ? " are not kept in this page"
     : !newest() ? ` are kept for step ${count(steps.at(-1))} only` : rows ? "" : ": unpacking…");
   $("rows-map").hidden = !rows;
   if (!rows) return;
   const read = reader(rows, seen()), most = largest(rows, state.weighted);
   drawRows({
-    rows: size, cols: T, high: 18, rowNames: probe().tokens?.slice(from, from + size).map(t => short(t)), least: 0, start: [0, 0],
-    level: (i, j) => j > from + i ? -1 : level(read(from + i, j) / most), tell: (i, j) => reading(rows, seen(), from + i, j),
+    rows: size, cols: T, high: 18, rowNames: probe().tokens?.slice(from, from + size).map(t => short(t)), least: 0,
+    start: [0, 0],
+    level: (i, j) => j > from + i ? -1 : level(read(from + i, j) / most),
+    tell: (i, j) => reading(rows, seen(), from + i, j),
     enter: i => light(from + i), leave: () => light(null), pick: i => hold(from + i),
   });
 }
@@ -237,7 +263,8 @@ function drawBlockRows() {
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
 const scoreNames = Object.keys(data.scores ?? {});
-const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)), ...(data.births ?? []).map(b => b.score)])];
+const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)),
+  ...(data.births ?? []).map(b => b.score)])];
 const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
 const scoreMaps = {};
 
@@ -281,11 +308,13 @@ function drawScore(name) {
   }
   const table = new Map((scoreRow(name) ?? []).map(found => [found[0] * H + found[1], found]));
   const of = (l, h) => asScore(table.get(l * H + h)), value = (l, h) => of(l, h).value;
-  const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1; // one scale for all steps
+  // one scale for all steps
+  const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1;
   const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
   scoreMaps[name].caption.textContent = `0 to ${Number(most.toPrecision(2))}${unit}${when}`;
   scoreMaps[name]({
-    rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
+    rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26,
+    high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
     level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most),
     write: (l, h) => brief(of(l, h), most), pick: choose,
@@ -314,26 +343,32 @@ function drawBirths() {
   const under = (svg, x, top, width) => {
     let y = top + 12;
     for (const kind of born) {
-      svg.append(el("svg:text", { x: 4, y: y + 4, class: "lane", style: `fill: var(--${colourOf(kind)})` }, plain(kind)));
+      svg.append(el("svg:text", { x: 4, y: y + 4, class: "lane", style: `fill: var(--${colourOf(kind)})` },
+        plain(kind)));
       y += 18;
       const ends = [];
       for (const birth of data.births.filter(b => b.score === kind)) {
-        const name = headName(birth.layer, birth.head), wide = 14 + 7 * name.length, at = Math.min(x(birth.step), width - wide);
+        const name = headName(birth.layer, birth.head), wide = 14 + 7 * name.length;
+        const at = Math.min(x(birth.step), width - wide);
         const free = ends.findIndex(end => end < at - 6), row = free < 0 ? ends.length : free; // names do not overlap
         const middle = y + row * 15, colour = `var(--${colourOf(kind)})`;
         ends[row] = at + wide;
         const says = `${plain(kind)}, born ${birth.when}`;
         const choice = () => choose(birth.layer, birth.head);
         const mark = el("svg:g", { "data-birth": name, role: "button", "aria-label": `${name}: ${says}`, tabindex: -1 },
-          el("svg:line", { x1: x(birth.step), x2: x(birth.step), y1: 10, y2: middle, class: "stem", style: `stroke: ${colour}` }),
-          el("svg:circle", { cx: at, cy: middle, r: 4, style: `fill: ${colour}` }), el("svg:text", { x: at + 7, y: middle + 4 }, name));
+          el("svg:line", { x1: x(birth.step), x2: x(birth.step), y1: 10, y2: middle, class: "stem",
+            style: `stroke: ${colour}` }),
+          el("svg:circle", { cx: at, cy: middle, r: 4, style: `fill: ${colour}` }),
+          el("svg:text", { x: at + 7, y: middle + 4 }, name));
         mark.onpointerenter = mark.onfocus = () => {
           const p = mark.getBoundingClientRect();
           tell([el("b", {}, name), el("div", {}, says)], p.right, p.bottom - 12);
         };
         mark.onpointerleave = mark.onblur = () => tell(null);
         mark.onclick = choice;
-        mark.addEventListener("keydown", event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choice(); } });
+        mark.addEventListener("keydown", event => {
+          if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choice(); }
+        });
         marks.push(svg.appendChild(mark));
       }
       y += 15 * ends.length + 8;
@@ -341,7 +376,8 @@ function drawBirths() {
     return y - top;
   };
   const focused = [...document.querySelectorAll("[data-birth]")].indexOf(document.activeElement);
-  chart($("births"), { title: "When heads were born", height: 200, at: steps[state.step], under, domain: data.births.map(b => b.step),
+  chart($("births"), { title: "When heads were born", height: 200, at: steps[state.step], under,
+    domain: data.births.map(b => b.step),
     series: [curve("train/loss", "training loss", "soft"), curve("val/loss", "validation loss", "accent", true)] });
   const svg = $("births").querySelector("svg"), read = svg.onkeydown;
   roving(svg, marks, 1, () => {}, Math.max(0, focused));
@@ -374,7 +410,8 @@ function start() {
   document.title = `${visible(data.title).replaceAll("·", " ")} · GlassGPT`;
   $("title").textContent = visible(data.title).replaceAll("·", " ");
   const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
-  const facts = L ? [some(L, "layer"), some(H, "head") + (groups < H ? ` over ${some(groups, "key/value head")}` : "")] : [];
+  const shared = groups < H ? ` over ${some(groups, "key/value head")}` : "";
+  const facts = L ? [some(L, "layer"), some(H, "head") + shared] : [];
   if (data.probes.length) facts.push(some(data.probes[0].T, "token"));
   if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");

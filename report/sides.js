@@ -16,9 +16,11 @@ function setUpSides(held, about, first) {
     const name = `run ${sides.length + 1}`, select = el("select", { "aria-label": name });
     select.append(...mapped.map(k => el("option", { value: k }, about(k).name)));
     const side = {
-      run, swatch: el("span", { className: "swatch", "aria-hidden": "true" }), title: el("h3"), note: el("p", { className: "quiet" }),
+      run, swatch: el("span", { className: "swatch", "aria-hidden": "true" }), title: el("h3"),
+      note: el("p", { className: "quiet" }),
       grid: el("div", { className: "heads-grid", role: "radiogroup", "aria-label": `attention heads of ${name}` }),
-      map: el("div", { className: "cells map" }), bar: el("div", { className: "bar" }), kept: el("p", { className: "quiet" }),
+      map: el("div", { className: "cells map" }), bar: el("div", { className: "bar" }),
+      kept: el("p", { className: "quiet" }),
     };
     const figure = el("figure", {}, el("figcaption", {}, side.title, side.note), side.map, side.bar, side.kept);
     $("sides").append(el("div", { className: "side", role: "group", "aria-label": name },
@@ -34,7 +36,8 @@ function setUpSides(held, about, first) {
   $("average").onchange = () => { looking.average = $("average").checked; draw(); };
   $("weighting").hidden = mapped.some(k => held[k].maps.some(([, norms]) => norms === null));
   $("maps-note").textContent = mapped.length < held.length
-    ? `The maps of ${count(mapped.length)} of ${count(held.length)} runs are here: the others have none, or would make this page too large.` : "";
+    ? `The maps of ${count(mapped.length)} of ${count(held.length)} runs are here: `
+      + "the others have none, or would make this page too large." : "";
   chooseSteps();
 
   function chooseRun(side) {
@@ -43,7 +46,9 @@ function setUpSides(held, about, first) {
     side.swatch.style.setProperty("--c", `var(--${colour})`);
     side.drawGrid = headGrid(side.grid, [L, H], groups && H % groups === 0 ? groups : H, (layer, head) => {
       Object.assign(side, { layer, head });
-      side.grid.querySelectorAll("[role=radio]").forEach((button, k) => { button.tabIndex = k === layer * H + head ? 0 : -1; });
+      side.grid.querySelectorAll("[role=radio]").forEach((button, k) => {
+        button.tabIndex = k === layer * H + head ? 0 : -1;
+      });
       draw();
     }, head);
   }
@@ -68,23 +73,28 @@ function setUpSides(held, about, first) {
       return load(`${side.run}/${k}`, of.maps[k], of.shape, of, of.kind, of.block);
     }));
     if (mine !== turn) return;
-    const alike = found.length === 2 && found[0].block === found[1].block && found[0].tokens?.join("\0") === found[1].tokens?.join("\0");
+    const alike = found.length === 2 && found[0].block === found[1].block
+      && found[0].tokens?.join("\0") === found[1].tokens?.join("\0");
     sides.forEach((side, k) => drawSide(side, found[k], alike ? sides[1 - k] : null, found[1 - k]));
   }
 
   function drawSide(side, view, other, theirs) {
     const of = held[side.run], step = of.steps[snapshot(side)], asked = looking.steps[looking.step], what = seen(side);
-    const name = looking.average ? `Layer ${side.layer}, the average of its ${view.H} heads,` : `Head ${headName(side.layer, side.head)}`;
+    const name = looking.average ? `Layer ${side.layer}, the average of its ${view.H} heads,`
+      : `Head ${headName(side.layer, side.head)}`;
     side.title.textContent = `${name} after ${count(step)} steps`;
-    side.note.textContent = step === asked ? "" : step < asked ? `its last snapshot before step ${count(asked)}` : "its first snapshot";
+    side.note.textContent = step === asked ? "" : step < asked ? `its last snapshot before step ${count(asked)}`
+      : "its first snapshot";
     side.drawGrid(view, what);
-    const beside = (i, j) => el("div", {}, el("small", {}, `the other map there: ${figure(reader(theirs, seen(other))(i, j))}`));
+    const beside = (i, j) => el("div", {}, el("small", {},
+      `the other map there: ${figure(reader(theirs, seen(other))(i, j))}`));
     side.draw(mapOf(view, what, {
       most: 760, tell: (i, j) => [...reading(view, what, i, j), ...other ? [beside(i, j)] : []],
       enter: (i, j) => other?.draw.mark(i, j), leave: () => other?.draw.mark(-1, -1),
     }));
     colourBar(side.bar, what.weighted && view.norms ? "weight × ‖v W‖" : "weight", largest(view, what.weighted));
-    side.kept.textContent = of.says + (of.steps.length < of.of ? ` ${of.steps.length} of the run's ${of.of} snapshots are in this page.` : "");
+    side.kept.textContent = of.says + (of.steps.length < of.of
+      ? ` ${of.steps.length} of the run's ${of.of} snapshots are in this page.` : "");
   }
 
   return draw;

@@ -8,7 +8,8 @@ const runsOf = settings.map((_, g) => runs.filter(run => run.setting === g));
 const finished = g => runsOf[g].filter(run => run.status === "finished");
 const best = data.command ? 0 : null;
 const seeds = runsOf.some(of => of.length > 1); // whether there are settings with more than one run
-const state = { colour: 0, pinned: null, sort: null }; // the key that gives the colours, the settings that are singled out, [column, sign]
+// the key that gives the colours, the settings that are singled out, [column, sign]
+const state = { colour: 0, pinned: null, sort: null };
 
 const panel = (host, id) => $(id) ?? host.appendChild(el("div", { id })); // of a chart
 
@@ -22,10 +23,12 @@ const same = (g, k) => new Set(runsOf[g].map(run => run.values[k])).size === 1;
 
 // A value, with its key's name where it does not speak for itself.
 function named(run, k) {
-  const { axis, values } = keys[k], speaks = keys.length > 1 && axis === "names" && !/^(true|false|null|none|)$/i.test(values[run.values[k]]);
+  const { axis, values } = keys[k];
+  const speaks = keys.length > 1 && axis === "names" && !/^(true|false|null|none|)$/i.test(values[run.values[k]]);
   return speaks ? valueOf(run, k) : `${keyName(k)} ${valueOf(run, k)}`;
 }
-const settingName = g => keys.map((_, k) => same(g, k) ? named(runsOf[g][0], k) : "").filter(Boolean).join(", ") || "all seeds";
+const settingName = g => keys.map((_, k) => same(g, k) ? named(runsOf[g][0], k) : "").filter(Boolean).join(", ")
+  || "all seeds";
 const seedOf = run => run.seed && seeds && keys[0].name !== "seed" ? [`seed ${words(run.seed)}`] : [];
 const runName = run => [...keys.map((_, k) => named(run, k)), ...seedOf(run)].join(", ") || words(run.name);
 const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
@@ -41,13 +44,16 @@ function bytes(n) {
   return `${count(digits(n / 1000 ** power, 3))} ${["bytes", "kB", "MB", "GB"][power]}`;
 }
 
-// What a setting costs: how it is called, what more there is to say of it, how it is written, on an axis too; whether it was measured.
+// What a setting costs: how it is called, what more there is to say of it, how it is written, on an
+// axis too; whether it was measured.
 const COSTS = {
   parameters: { name: "parameters", more: "", write: count, brief: x => compact(digits(x, 3)) },
   kv_cache_bytes: { name: "KV cache", more: "of one full context", write: bytes, brief: bytes },
   tokens_per_second: {
-    name: "tokens per second", more: "in training", write: x => count(digits(x, 3)), brief: x => compact(digits(x, 3)), measured: true },
-  train_seconds: { name: "training time", more: "", write: duration, brief: x => `${compact(digits(x, 3))} s`, measured: true },
+    name: "tokens per second", more: "in training", write: x => count(digits(x, 3)), brief: x => compact(digits(x, 3)),
+    measured: true },
+  train_seconds: { name: "training time", more: "", write: duration, brief: x => `${compact(digits(x, 3))} s`,
+    measured: true },
 };
 const cost = (g, name) => settings[g].figures[name];
 const written = (name, x) => x === null ? "–" : COSTS[name].write(x);
@@ -55,7 +61,8 @@ const written = (name, x) => x === null ? "–" : COSTS[name].write(x);
 // ---- colours: a path from pale to deep for values with an order, distinct hues for others, then dashes
 
 const HUES = ["c1", "c2", "c3", "c4", "c6", "c7"], DASHES = [["none", "solid"], ["7 4", "dashed"], ["2 3", "dotted"]];
-const colouredBy = g => keys.length && same(g, state.colour) ? runsOf[g][0].values[state.colour] : null; // place of the value
+// place of the value
+const colouredBy = g => keys.length && same(g, state.colour) ? runsOf[g][0].values[state.colour] : null;
 const hued = v => keys.length > 0 && v !== null && keys[state.colour].axis === "names";
 const dash = v => DASHES[hued(v) ? Math.floor(v / HUES.length) % DASHES.length : 0];
 
@@ -90,7 +97,9 @@ function pin(groups) {
 
 function showPinned() {
   $("all").hidden = !state.pinned;
-  for (const chip of $("chips").children) chip.setAttribute("aria-pressed", Boolean(state.pinned) && chip.dataset.group === as(state.pinned));
+  for (const chip of $("chips").children) {
+    chip.setAttribute("aria-pressed", Boolean(state.pinned) && chip.dataset.group === as(state.pinned));
+  }
   single(null);
 }
 
@@ -106,7 +115,8 @@ function drawLegend() {
   if ($("legend").hidden) return;
   const chips = keys[state.colour].values.map((value, v) => {
     const groups = new Set(settings.map((_, g) => g).filter(g => colouredBy(g) === v)), ofBest = groups.has(best);
-    const chip = el("button", { type: "button", className: "chip", "aria-pressed": "false", "data-group": [...groups].join(" "),
+    const chip = el("button", { type: "button", className: "chip", "aria-pressed": "false",
+      "data-group": [...groups].join(" "),
       style: `--c: ${colour(v)}; --dash: ${dash(v)[1]}`, title: ofBest ? "the best setting has this value" : "" },
       bdi(shorten(words(value), 200)), ofBest ? " ★" : "");
     chip.onpointerenter = chip.onfocus = () => single(groups);
@@ -128,10 +138,12 @@ function showBest() {
     ? "No finished run has a validation loss that is a number." : "No run has finished yet.";
   if (best === null) return;
   const { figures: f } = settings[best], one = (value, name) => el("div", {}, el("b", {}, value), el("span", {}, name));
-  const chosen = keys.map((_, k) => k).filter(k => same(best, k)).map(k => one(bdi(valueOf(runsOf[best][0], k)), keyName(k)));
+  const chosen = keys.map((_, k) => k).filter(k => same(best, k))
+    .map(k => one(bdi(valueOf(runsOf[best][0], k)), keyName(k)));
   const costs = Object.keys(COSTS).filter(name => f[name] !== null);
   $("figures").append(...chosen,
-    one(within(f.metric, f.error), `validation loss, ${metric}${f.n > 1 ? `; mean ± standard error of ${f.n} seeds` : ""}`),
+    one(within(f.metric, f.error),
+      `validation loss, ${metric}${f.n > 1 ? `; mean ± standard error of ${f.n} seeds` : ""}`),
     ...costs.map(name => one(written(name, f[name]), `${COSTS[name].name} ${COSTS[name].more}`)));
   $("best-command").textContent = data.command;
   $("changes").hidden = !data.changes.length;
@@ -158,7 +170,8 @@ function showTroubles() {
   $("troubles").hidden = !bad.length && !waiting.length;
   $("troubles").querySelector("h3").textContent = says.join(", ") || "Finished runs that could not go on";
   $("troubles").querySelector("ul").append(...bad.map(run =>
-    el("li", {}, el("b", {}, bdi(runName(run))), ` ${outcome(run)}`, ...run.reason ? [": ", bdi(asText(run.reason))] : [])));
+    el("li", {}, el("b", {}, bdi(runName(run))), ` ${outcome(run)}`,
+      ...run.reason ? [": ", bdi(asText(run.reason))] : [])));
   if (waiting.length) { // in one item: while a sweep runs they are most of it
     const names = waiting.flatMap(run => [", ", bdi(runName(run))]).slice(1);
     $("troubles").querySelector("ul").append(el("li", {}, "not begun: ", ...names));
@@ -176,9 +189,11 @@ const keyColumns = () => keys.map((key, k) => ({
 function settingColumns() {
   const f = g => settings[g].figures, bits = g => f(g)["val/bits_per_byte"];
   return [...keyColumns(), { name: metric, of: g => f(g).metric, write: g => within(f(g).metric, f(g).error) },
-    ...seeds ? [{ name: "runs", of: g => f(g).n, write: g => f(g).n === runsOf[g].length ? f(g).n : `${f(g).n} of ${runsOf[g].length}` }] : [],
+    ...seeds ? [{ name: "runs", of: g => f(g).n,
+      write: g => f(g).n === runsOf[g].length ? f(g).n : `${f(g).n} of ${runsOf[g].length}` }] : [],
     ...data.metric === "val/loss" ? [{ name: "bits per byte", of: bits, write: g => figure(bits(g)) }] : [],
-    ...Object.keys(COSTS).map(name => ({ name: COSTS[name].name, of: g => cost(g, name), write: g => written(name, cost(g, name)) }))];
+    ...Object.keys(COSTS).map(name => ({ name: COSTS[name].name, of: g => cost(g, name),
+      write: g => written(name, cost(g, name)) }))];
 }
 
 // Of each kind of head the score at the end and the birth.
@@ -194,15 +209,18 @@ function headColumns() {
 
 function fillTable(host, columns, order, sort = null) {
   const header = columns.map(({ name, text }, c) => {
-    const sorted = sort && state.sort?.[0] === c ? state.sort[1] : 0, scope = { scope: "col", className: text ? "text" : "" };
+    const sorted = sort && state.sort?.[0] === c ? state.sort[1] : 0;
+    const scope = { scope: "col", className: text ? "text" : "" };
     const button = el("button", { type: "button" }, bdi(name), ["", " ▲", " ▼"].at(sorted));
     button.onclick = () => sort(c, sorted);
-    return sort ? el("th", { ...scope, "aria-sort": ["none", "ascending", "descending"].at(sorted) }, button) : el("th", scope, bdi(name));
+    return sort ? el("th", { ...scope, "aria-sort": ["none", "ascending", "descending"].at(sorted) }, button)
+      : el("th", scope, bdi(name));
   });
   host.querySelector("thead").replaceChildren(el("tr", {}, el("th"), ...header));
   host.querySelector("tbody").replaceChildren(...order.map(g => {
     const cells = columns.map(({ text, write }) => el("td", { className: text ? "text" : "" }, write(g)));
-    const row = el("tr", { "data-group": g }, el("td", {}, swatch(g), g === best ? el("b", { title: "the best setting" }, "★") : ""), ...cells);
+    const row = el("tr", { "data-group": g }, el("td", {}, swatch(g),
+      g === best ? el("b", { title: "the best setting" }, "★") : ""), ...cells);
     row.onpointerenter = () => single(new Set([g]));
     row.onpointerleave = () => single(null);
     row.onclick = () => pin(new Set([g]));
@@ -229,16 +247,21 @@ function setUpTables() {
   $("table-note").textContent = `Best first, by the validation loss (${metric}) at each run's best step`
     + `${seeds ? ", the mean ± its standard error over the finished runs" : ""}. `
     + "A column's name sorts by it; a click on a row singles the setting out."
-    + (data.metric === "val/loss" ? "" : " The vocabulary differs between the runs: bits per byte compare across it, losses per token do not.");
-  const cell = (tag, text, ...children) => el(tag, { className: text ? "text" : "" }, ...children), name = run => bdi(words(run.name));
-  const row = (tag, setting, seed, how, value, folder) => [cell(tag, true, ...setting), ...seeds ? [cell(tag, true, seed)] : [],
+    + (data.metric === "val/loss" ? "" : " The vocabulary differs between the runs: "
+      + "bits per byte compare across it, losses per token do not.");
+  const cell = (tag, text, ...children) => el(tag, { className: text ? "text" : "" }, ...children);
+  const name = run => bdi(words(run.name));
+  const row = (tag, setting, seed, how, value, folder) =>
+    [cell(tag, true, ...setting), ...seeds ? [cell(tag, true, seed)] : [],
     cell(tag, true, how), cell(tag, false, value), cell(tag, true, folder)];
   $("runs").querySelector("thead").append(el("tr", {}, ...row("th", ["setting"], "seed", "outcome", metric, "folder")));
   $("runs").querySelector("tbody").append(...runs.map(run => el("tr", { "data-group": run.setting },
-    ...row("td", [swatch(run.setting), bdi(settingName(run.setting))], words(run.seed || "–"), outcome(run), figure(run.metric),
+    ...row("td", [swatch(run.setting), bdi(settingName(run.setting))], words(run.seed || "–"), outcome(run),
+      figure(run.metric),
       run.page ? el("a", { href: run.page }, name(run)) : name(run)))));
   $("heads-ends").hidden = !settings.some(s => Object.keys(s.scores).length);
-  fillTable($("heads-ends"), headColumns(), settings.map((_, g) => g).filter(g => Object.keys(settings[g].scores).length));
+  fillTable($("heads-ends"), headColumns(),
+    settings.map((_, g) => g).filter(g => Object.keys(settings[g].scores).length));
 }
 
 // ---- curves
@@ -249,7 +272,8 @@ function meanCurve(g, of) {
   if (!curves.length) return null;
   const tables = curves.map(c => new Map(c.steps.map((step, k) => [step, c.values[k]])));
   const xs = curves[0].steps.filter(step => tables.every(table => table.has(step)));
-  return { xs, ys: xs.map(step => tables.reduce((sum, table) => sum + table.get(step), 0) / tables.length), runs: curves.length };
+  return { xs, ys: xs.map(step => tables.reduce((sum, table) => sum + table.get(step), 0) / tables.length),
+    runs: curves.length };
 }
 
 // Lines of all settings: each run faint behind the mean. What has not finished has a dashed line of its own.
@@ -259,25 +283,30 @@ function lines(of, { bold = true, births = () => [] } = {}) {
     const label = `${settingName(g)}${g === best ? " ★" : ""}`, mean = meanCurve(g, of);
     const look = { colour: `s${g}`, group: g, dash: dash(colouredBy(g))[0] };
     for (const run of runsOf[g].filter(run => of(run)?.steps.length)) {
-      const line = { ...look, name: runName(run), xs: of(run).steps, ys: of(run).values, run, dots: births(run, of(run)) };
+      const line = { ...look, name: runName(run), xs: of(run).steps, ys: of(run).values, run,
+        dots: births(run, of(run)) };
       if (run.status !== "finished") strong.push({ ...line, dash: "3 3" });
       else if (mean.runs > 1) faint.push({ ...line, faint: true });
       else strong.push({ ...line, bold, label });
     }
-    if (mean?.runs > 1) strong.push({ ...look, name: settingName(g), xs: mean.xs, ys: mean.ys, seeds: mean.runs, bold, label });
+    if (mean?.runs > 1) strong.push({ ...look, name: settingName(g), xs: mean.xs, ys: mean.ys, seeds: mean.runs, bold,
+      label });
   });
   return [...faint, ...strong.reverse()]; // the best on top
 }
 
 const tipOf = unit => (s, k) => {
-  const more = [`step ${count(s.xs[k])}`, s.seeds && `mean of ${s.seeds} runs`, s.run && s.run.status !== "finished" && s.run.status].filter(Boolean);
+  const more = [`step ${count(s.xs[k])}`, s.seeds && `mean of ${s.seeds} runs`,
+    s.run && s.run.status !== "finished" && s.run.status].filter(Boolean);
   return [el("div", {}, el("b", {}, bdi(s.name)), s.group === best ? " ★" : ""),
-    el("div", { className: "value" }, el("b", {}, figure(s.ys[k])), ` ${unit}`), el("div", {}, el("small", {}, more.join(", ")))];
+    el("div", { className: "value" }, el("b", {}, figure(s.ys[k])), ` ${unit}`),
+    el("div", {}, el("small", {}, more.join(", ")))];
 };
 
 // The steep beginning, which is much the same in all runs, and what diverges would flatten all differences.
 function capOf(of) {
-  const found = runs.map(of).filter(c => c?.steps.length > 1), starts = found.map(c => c.values[0]).sort((a, b) => a - b);
+  const found = runs.map(of).filter(c => c?.steps.length > 1);
+  const starts = found.map(c => c.values[0]).sort((a, b) => a - b);
   const after = c => c.values[c.steps.findIndex((step, k) => k > 0 && step >= c.steps.at(-1) / 10)];
   return found.length ? Math.min(1.02 * starts[starts.length >> 1], Math.max(...found.map(after))) : Infinity;
 }
@@ -286,47 +315,64 @@ const BOLD = seeds ? "Bold: the mean over a setting's finished runs; thin: each 
 
 function drawCurves() {
   const all = [{ of: run => run.curves.val, name: "Validation loss", unit: metric, bold: true }];
-  if (data.metric === "val/loss") all.push({ of: run => run.curves.train, name: "Training loss", unit: metric, bold: false });
-  const drawn = all.filter(({ of }) => runs.some(run => of(run).steps.length > 1)), height = $("curves").clientWidth > 1500 ? 400 : 320;
+  if (data.metric === "val/loss") {
+    all.push({ of: run => run.curves.train, name: "Training loss", unit: metric, bold: false });
+  }
+  const drawn = all.filter(({ of }) => runs.some(run => of(run).steps.length > 1));
+  const height = $("curves").clientWidth > 1500 ? 400 : 320;
   drawn.forEach((_, k) => panel($("curves-charts"), `curve-${k}`)); // all of them first: they share the width
   drawn.forEach(({ of, name, unit, bold }, k) => chart($(`curve-${k}`), {
-    title: `${name}, ${unit}`, series: lines(of, { bold }), height, cap: capOf(of), xName: "steps", tip: tipOf(unit), near }));
+    title: `${name}, ${unit}`, series: lines(of, { bold }), height, cap: capOf(of), xName: "steps", tip: tipOf(unit),
+    near }));
   const any = test => drawn.some(({ of }) => runs.some(run => test(of(run), run, capOf(of))));
   const measured = Math.max(0, ...drawn.flatMap(({ of }) => runs.map(run => of(run).of)));
   $("curves").hidden = !drawn.length;
-  $("curves-note").textContent = [BOLD, any((c, run) => run.status !== "finished" && c.steps.length) ? "Dashed: a run that has not finished." : "",
-    any((c, run, cap) => c.values.some(v => v > cap)) ? "What is above the frame, the steep beginning or a run that diverges, is cut off." : "",
+  $("curves-note").textContent = [BOLD, any((c, run) => run.status !== "finished" && c.steps.length)
+    ? "Dashed: a run that has not finished." : "",
+    any((c, run, cap) => c.values.some(v => v > cap))
+      ? "What is above the frame, the steep beginning or a run that diverges, is cut off." : "",
     all.length > 1 ? "" : "Training losses are left out: they are per token, and the tokens differ.",
-    measured > data.points ? `Curves go through ${count(data.points)} of up to ${count(measured)} points, evenly chosen.` : ""].filter(Boolean).join(" ");
+    measured > data.points
+      ? `Curves go through ${count(data.points)} of up to ${count(measured)} points, evenly chosen.` : "",
+  ].filter(Boolean).join(" ");
 }
 
 // ---- what was swept, and its price
 
 const nodesOf = (name, g, value, ...more) => [el("div", {}, el("b", {}, bdi(name)), g === best ? " ★" : ""),
-  el("div", { className: "value" }, el("b", {}, value), ` ${metric}`), ...more.filter(Boolean).map(text => el("div", {}, el("small", {}, text)))];
+  el("div", { className: "value" }, el("b", {}, value), ` ${metric}`),
+  ...more.filter(Boolean).map(text => el("div", {}, el("small", {}, text)))];
 function meanPoint(g, at, ...more) {
   const { metric: y, error, n } = settings[g].figures;
-  return { at, y, error, group: g, nodes: nodesOf(settingName(g), g, within(y, error), n > 1 && `mean of ${n} runs`, ...more) };
+  return { at, y, error, group: g, nodes: nodesOf(settingName(g), g, within(y, error), n > 1 && `mean of ${n} runs`,
+    ...more) };
 }
 
 function drawAgainst() {
   keys.forEach((key, k) => {
     if (key.values.length < 2 && keys.length > 1) return;
-    const at = run => key.at?.[run.values[k]] ?? run.values[k], has = g => same(g, k) && settings[g].figures.metric !== null;
+    const at = run => key.at?.[run.values[k]] ?? run.values[k];
+    const has = g => same(g, k) && settings[g].figures.metric !== null;
     const means = settings.map((_, g) => g).filter(has).map(g => meanPoint(g, at(runsOf[g][0])));
-    const each = runs.filter(run => run.metric !== null && !(has(run.setting) && runsOf[run.setting].length === 1)).map(run => ({
-      at: at(run), y: run.metric, group: run.setting, small: 1, nodes: nodesOf(runName(run), null, figure(run.metric), outcome(run)) }));
+    const each = runs.filter(run => run.metric !== null
+      && !(has(run.setting) && runsOf[run.setting].length === 1)).map(run => ({
+      at: at(run), y: run.metric, group: run.setting, small: 1,
+      nodes: nodesOf(runName(run), null, figure(run.metric), outcome(run)) }));
     const along = { axis: key.axis, ticks: key.values.map((value, v) => [key.at?.[v] ?? v, words(value)]),
       name: `${keyName(k)}${key.axis === "log" ? ", logarithmic" : ""}` };
-    dots(panel($("against-charts"), `against-${k}`), { title: `Validation loss against ${keyName(k)}`, points: [...each, ...means], along,
+    dots(panel($("against-charts"), `against-${k}`),
+      { title: `Validation loss against ${keyName(k)}`, points: [...each, ...means], along,
       joined: key.axis === "names" ? [] : joined(means, k), ringed: best, near, pick });
   });
   const said = drawCosts();
   $("against").hidden = !runs.some(run => run.metric !== null);
   $("against-note").textContent = [`Validation loss (${metric}) at each run's best step; lower is better.`,
-    seeds ? "Large: a setting's mean, with its standard error; small: each run." : "", best === null ? "" : "The ring is the best setting.",
-    document.querySelector("#against .joined") && keys.length > 1 ? "Lines join settings that differ in this alone." : "",
-    document.querySelector("#against .beyond") ? "An arrowhead stands far above the frame." : "", said].filter(Boolean).join(" ");
+    seeds ? "Large: a setting's mean, with its standard error; small: each run." : "",
+    best === null ? "" : "The ring is the best setting.",
+    document.querySelector("#against .joined") && keys.length > 1
+      ? "Lines join settings that differ in this alone." : "",
+    document.querySelector("#against .beyond") ? "An arrowhead stands far above the frame." : "",
+    said].filter(Boolean).join(" ");
 }
 
 // Points of settings that differ in key k alone, in its order, under what they have in common.
@@ -336,8 +382,10 @@ function joined(means, k) {
     const others = keys.map((_, other) => other === k ? null : runsOf[p.group][0].values[other]).join();
     found.set(others, [...found.get(others) ?? [], p]);
   }
-  const name = line => keys.map((_, other) => other === k ? "" : named(runsOf[line[0].group][0], other)).filter(Boolean).join(", ");
-  return [...found.values()].filter(line => line.length > 1).map(line => Object.assign(line.sort((a, b) => a.at - b.at), { name: name(line) }));
+  const name = line => keys.map((_, other) => other === k ? "" : named(runsOf[line[0].group][0], other))
+    .filter(Boolean).join(", ");
+  return [...found.values()].filter(line => line.length > 1)
+    .map(line => Object.assign(line.sort((a, b) => a.at - b.at), { name: name(line) }));
 }
 
 // The loss against each price that differs; what is the same for all is returned as a sentence.
@@ -352,10 +400,13 @@ function drawCosts() {
       said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
     }
     if (host.hidden) continue;
-    const stops = !measured && found.length < 9 ? found : log ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
+    const stops = !measured && found.length < 9 ? found : log
+      ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
     dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: best, near, pick,
-      points: settings.map((_, g) => g).filter(g => cost(g, name) !== null).map(g => meanPoint(g, cost(g, name), `${called}: ${write(cost(g, name))}`)),
-      along: { axis: log ? "log" : "linear", ticks: stops.map(t => [t, brief(t)]), name: `${called} ${more}${log ? ", logarithmic" : ""}` } });
+      points: settings.map((_, g) => g).filter(g => cost(g, name) !== null)
+        .map(g => meanPoint(g, cost(g, name), `${called}: ${write(cost(g, name))}`)),
+      along: { axis: log ? "log" : "linear", ticks: stops.map(t => [t, brief(t)]),
+        name: `${called} ${more}${log ? ", logarithmic" : ""}` } });
   }
   const all = settings.every((_, g) => finished(g).length) ? "All settings have" : "All that finished have";
   return said.length ? `${all} ${said.join(" and ")}.` : "";
@@ -366,17 +417,21 @@ function drawCosts() {
 const AVERAGED = { entropy: "entropy (1: looks evenly)", distance: "distance, in tokens" };
 
 function drawHeads() {
-  const kinds = [...new Set(runs.flatMap(run => Object.keys(run.heads)))].filter(kind => runs.some(run => run.heads[kind]?.steps.length > 1));
+  const kinds = [...new Set(runs.flatMap(run => Object.keys(run.heads)))]
+    .filter(kind => runs.some(run => run.heads[kind]?.steps.length > 1));
   const births = kind => (run, c) => [c.steps.findLastIndex(step => step <= run.births[kind])].filter(k => k >= 0);
   $("heads").hidden = !kinds.length;
   for (const kind of kinds) {
     const title = AVERAGED[kind] ?? plain(kind);
-    chart(panel($("heads-charts"), `head-${kind}`), { title: title[0].toUpperCase() + title.slice(1), height: 220, zero: AVERAGED[kind] ? false : 0.3,
+    chart(panel($("heads-charts"), `head-${kind}`),
+      { title: title[0].toUpperCase() + title.slice(1), height: 220, zero: AVERAGED[kind] ? false : 0.3,
       series: lines(run => run.heads[kind], { births: births(kind) }), xName: "steps", tip: tipOf(plain(kind)), near });
   }
   const averaged = kinds.filter(kind => AVERAGED[kind]).join(" and ");
-  $("heads-note").textContent = [`What the strongest head scores, step by step${averaged ? `; of ${averaged} the mean over the heads` : ""}.`, BOLD,
-    runs.some(run => Object.keys(run.births).length) ? "A dot: the first such head is born." : "No head was born."].filter(Boolean).join(" ");
+  const means = averaged ? `; of ${averaged} the mean over the heads` : "";
+  $("heads-note").textContent = [`What the strongest head scores, step by step${means}.`, BOLD,
+    runs.some(run => Object.keys(run.births).length) ? "A dot: the first such head is born."
+      : "No head was born."].filter(Boolean).join(" ");
 }
 
 // ---- all together
@@ -392,7 +447,8 @@ function draw() {
 function start() {
   document.title = `${words(data.title)} · GlassGPT`;
   $("title").textContent = words(data.title);
-  $("summary").textContent = [keys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × "), some(settings.length, "setting"),
+  $("summary").textContent = [keys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × "),
+    some(settings.length, "setting"),
     some(runs.length, "run")].filter(Boolean).join(" · ");
   state.colour = keys.reduce((most, key, k) => key.values.length > keys[most].values.length ? k : most, 0);
   $("colour").append(...keys.map((_, k) => el("option", { value: k }, keyName(k))));
@@ -407,10 +463,14 @@ function start() {
   showTroubles();
   setUpTables();
   drawTable();
-  const name = run => `${run.setting === best ? "★ " : ""}${runName(run)}${run.metric === null ? "" : ` · ${figure(run.metric)}`}`;
-  const mapped = runs.map((_, k) => k).filter(k => data.maps[k]), finals = mapped.filter(k => runs[k].status === "finished");
-  const others = finals.filter(k => runs[k].setting === runs[finals.at(-1)].setting && k !== mapped[0]); // the best beside the worst
-  const drawSides = setUpSides(data.maps, k => ({ name: name(runs[k]), colour: `s${runs[k].setting}`, groups: runs[k].groups, head: runs[k].head }),
+  const result = run => run.metric === null ? "" : ` · ${figure(run.metric)}`;
+  const name = run => `${run.setting === best ? "★ " : ""}${runName(run)}${result(run)}`;
+  const mapped = runs.map((_, k) => k).filter(k => data.maps[k]);
+  const finals = mapped.filter(k => runs[k].status === "finished");
+  // the best beside the worst
+  const others = finals.filter(k => runs[k].setting === runs[finals.at(-1)].setting && k !== mapped[0]);
+  const drawSides = setUpSides(data.maps,
+    k => ({ name: name(runs[k]), colour: `s${runs[k].setting}`, groups: runs[k].groups, head: runs[k].head }),
     [mapped[0], others[0] ?? mapped[1]].filter(k => k !== undefined));
   setUpTheme(() => { draw(); drawSides(); });
   draw();

@@ -21,6 +21,7 @@ from files import METRICS, best_row, read_rows
 from report.page import flat, head_metrics, number
 
 PLAN = "sweep.json"  # in the sweep's folder: the jobs of its last command
+CSV, PAGE = "sweep.csv", "sweep.html"
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
 INCIDENTAL = ("run_dir", "resume", "wandb.")  # settings that do not change a run's results
 

@@ -3,6 +3,7 @@ attention of any two of its runs side by side.
 """
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -13,7 +14,7 @@ import numpy as np
 from report import page
 from report.encode import Shot, embed, estimate
 from report.page import curve, head_metrics, number, snapshots, thin
-from report.sweep import Run, Setting, best_run, command, compared_by, in_words, ranked
+from report.sweep import PAGE, Run, Setting, best_run, command, compared_by, in_words, ranked
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
@@ -22,9 +23,10 @@ LONGEST_TEXT = 500  # characters shown of a value and of a reason
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 SHOWN = ("parameters", "kv_cache_bytes", "tokens_per_second", "train_seconds", "val/loss",
          "val/bits_per_byte", "step")
-PROBE = ("text", "text_tokens", "text_value_norms")
 # How the maps of a run are kept (report.encode), the most exact first.
 PLANS = (("float16", {}), ("bytes", {}), ("blocks", {}), ("wide blocks", {}))
+
+clip = partial(page.clipped, most=LONGEST_TEXT)
 
 
 def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
@@ -34,7 +36,7 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
     content = compared(folder, runs, settings) | {"maps": [None] * len(shown)}
     blobs: list[str] = []
     room = page.room_for_maps("sweep.html", content)
-    shots = [[page.open_shot(folder, path, text_probe) for path in snapshots(run.path)]
+    shots = [[page.open_shot(folder, path, load_text) for path in snapshots(run.path)]
              for run in shown]
     most, plan = fitting(shots, room)
     # One run of each setting, then the others.
@@ -47,7 +49,7 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
                                   "shape": maps["shape"], **maps["probes"][0]}
         tokens = sum(probe["T"] for probe in maps["probes"])
         room -= sum(len(blob) + 80 for blob in blobs[before:]) + 20 * tokens
-    return page.put_together(folder / "sweep.html", "sweep.html", content, blobs)
+    return page.put_together(folder / PAGE, "sweep.html", content, blobs)
 
 
 def compared(folder: Path, runs: list[Run], settings: list[Setting]) -> dict:
@@ -59,7 +61,7 @@ def compared(folder: Path, runs: list[Run], settings: list[Setting]) -> dict:
         "title": folder.resolve().name, "metric": metric, "points": most,
         "command": command(best) if best else None,
         "changes": in_words(best.changes) if best else [],
-        "keys": [{"name": clipped(key), "values": list(map(clipped, values[key])),
+        "keys": [{"name": clip(key), "values": [clip(value) for value in values[key]],
                   **axis(values[key])} for key in keys],
         "settings": [{"figures": figures(setting, metric), "births": births(setting),
                       "scores": scores(setting)} for setting in settings],
@@ -82,10 +84,10 @@ def fitting(shots: list[list[Shot]], room: int) -> tuple[int, tuple[str, dict]]:
 
 
 @contextmanager
-def text_probe(path: Path):
+def load_text(path: Path):
     """Of a snapshot's file the maps of the text alone, closed again."""
     with np.load(path) as held:
-        yield {key: held[key] for key in PROBE if key in held}
+        yield page.text_probe(held)
 
 
 # What was swept
@@ -122,10 +124,6 @@ def axis(values: list[str]) -> dict:
     ratios = [np.log(b / a) for a, b in pairwise(at)]
     uneven, uneven_log = (pstdev(gaps) / fmean(gaps) for gaps in (differences, ratios))
     return {"axis": "log" if uneven_log < uneven else "linear", "at": at}
-
-
-def clipped(text: str, most: int = LONGEST_TEXT) -> str:
-    return text if len(text) <= most else text[:most - 1] + "…"
 
 
 # What came of it
@@ -169,8 +167,8 @@ def about(folder: Path, run: Run, metric: str, most: int) -> dict:
     curves = dict.fromkeys(score for row in heads for score in row if score != "step")
     link = quote(f"{name}/report.html") if (run.path / "report.html").exists() else None
     return {
-        "name": clipped(name), "page": link, "status": run.status, "reason": clipped(run.reason),
-        "seed": clipped(run.settings.get("seed", str(config.seed) if config else "")),
+        "name": clip(name), "page": link, "status": run.status, "reason": clip(run.reason),
+        "seed": clip(run.settings.get("seed", str(config.seed) if config else "")),
         "maxSteps": config.max_steps if config else None,
         "groups": config.model.kv_heads if config else None, "head": first_head(run),
         "figures": {key: number(found.get(key)) for key in SHOWN},

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small, streamed
 
+from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, prompt_ids, train_bpe
 from decoding import (
     Noise,
@@ -16,12 +17,11 @@ from decoding import (
     draw,
     next_token_probabilities,
     penalise_repetition,
-    printable,
     window_start,
     write,
 )
+from files import printable
 from model import GPT, Decoder, GPTConfig, KVCache
-from training.evaluate import sample_text
 
 
 @settings(deadline=None, max_examples=300)
@@ -46,7 +46,7 @@ def greedy_without_a_cache(model, tokens, new):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
+@given(config=configs, block=st.integers(2, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
        seed=seeds)
 def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(
         config, block, prompt, new, seed):

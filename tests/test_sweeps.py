@@ -34,7 +34,8 @@ import sweeps
 from config import Config, GPTConfig, TokenizerConfig, UserError, config_yaml
 from model import GPT, KVCache
 from report.sweep import Run, best_run, command, compared_by, ranked, read_sweep
-from sweeps import print_sweep, table, write_csv
+from report.sweep_table import table, write_csv
+from sweeps import print_sweep
 
 SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2", "attention.tokens=16",
          "checkpoint.every=2", "data.val_max_tokens=300"]

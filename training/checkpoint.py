@@ -341,7 +341,7 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
             raise UserError(f"{changed}: restore it, go on all the same with "
                             "accept_changed_data=true, or start a new run")
         say(f"note: {changed}; the best loss is that on the new text from here on")
-    kept = tokenizer_of(folder, config.model.vocab_size)
+    kept = tokenizer_of(folder)
     if kept.to_json() == tokens.tokenizer.to_json():
         return tokens
     return prepare(config.data, config.tokenizer, say, kept, whole=True)
@@ -418,24 +418,26 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last",
     """
     folder, _ = find_checkpoint(Path(run_dir), which, say)
     config = read_config(folder / CONFIG)
-    tokenizer = tokenizer_of(folder, config.model.vocab_size)
+    tokenizer = tokenizer_of(folder)
     check_weights(folder / MODEL, config.model)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
     return model.eval(), tokenizer, config
 
 
-def tokenizer_of(folder: Path, vocab_size: int | None) -> Tokenizer:
-    """The tokenizer of a checkpoint whose model has so many tokens.
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint.
 
     Raises:
-        UserError: it is none, or of another size; only a model of others may have ids to spare.
+        UserError: it is none, or of another size than the model; only a model of others may have
+            ids to spare.
     """
     try:
         tokenizer = load_tokenizer(folder / TOKENIZER)
     except ValueError as e:
         raise UserError(str(e)) from None
-    spare = (vocab_size or 0) - tokenizer.vocab_size
+    vocab_size = read_config(folder / CONFIG).model.vocab_size or 0
+    spare = vocab_size - tokenizer.vocab_size
     if spare < 0 or (spare > 0 and not isinstance(tokenizer, HFTokenizer)):
         raise UserError(f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, and the model "
                         f"beside it {vocab_size}: they do not belong together, "

@@ -1,5 +1,5 @@
-"""What a model has learned: its loss on windows of the validation split, how surprising each token
-of a text is to it, and a text as it begins one. Leaves it and the random state as they were."""
+"""What a model has learned: its loss on windows of the validation split, and how surprising each
+token of a text is to it. Leaves the model and the random state as they were."""
 
 import lzma
 import math
@@ -11,11 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from config import DataConfig
-from data.tokenizer import Tokenizer, prompt_ids
-from decoding import Text, write
-from model import GPT, Decoder
+from data.tokenizer import Tokenizer
+from model import GPT, autocast
 from training.distributed import Team
-from training.runtime import autocast
 
 TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB), at once, at most
 
@@ -125,16 +123,3 @@ def surprise(model: GPT, tokens: Tensor) -> Iterator[Tensor]:
             nats = F.cross_entropy(model.head(h).float(), target, reduction="none")[:N]
             N -= len(nats)
             yield nats
-
-
-def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,
-                temperature: float = 0.8, between: Callable[[], None] = lambda: None) -> str:
-    """A text as the model begins one, always the same for the same weights and seed.
-
-    `between` is called before each token, and may raise.
-    """
-    text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
-    decoder = Decoder(model, model.make_cache(1, 1 + max_new_tokens))
-    for _ in write(decoder, [text], max_new_tokens, temperature=temperature):
-        between()
-    return text.text

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from config import Config, OptimConfig, UserError
+from model import autocast
 from training.distributed import Team
-from training.runtime import autocast, seed_micro_step
+from training.runtime import seed_micro_step
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small
 # singular values grow quickly, at the price of ending near 1 rather than at 1.

@@ -5,7 +5,7 @@ import platform
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cli import first_line, is_memory_error
 from config import Config, UserError
-from model import GPT
+from model import GPT, autocast
 
 # Floating-point operations of a whole run from which compiling pays, and what it costs and saves.
 # Measured on CPUs (LOG.md), a guess for GPUs.
@@ -120,13 +120,6 @@ def compile_model(model: GPT, x: Tensor, y: Tensor, precision: str,
         forward, worked = model, False
     model.zero_grad(set_to_none=True)
     return forward, worked
-
-
-def autocast(device: str, precision: str):
-    """The context in which a step's forward pass runs."""
-    if precision == "bf16":
-        return torch.autocast(device.partition(":")[0], dtype=torch.bfloat16)
-    return nullcontext()
 
 
 def check_memory(config: Config) -> None:

@@ -59,7 +59,7 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(tiny: Con
     assert "heads/importance_se/L0H0" in row
 
 
-def test_a_look_can_be_left_between_its_parts(tiny: Config, train_here, monkeypatch):
+def test_a_snapshot_can_be_left_between_its_parts(tiny: Config, train_here, monkeypatch):
     class Asked(Exception):
         pass
 

@@ -16,9 +16,8 @@ from models import configs, few
 
 from benchmarks import plan
 from config import Config, GPTConfig, OptimConfig, TokenizerConfig, UserError
-from model import GPT
+from model import GPT, autocast
 from training.optim import build_optimizers, update
-from training.runtime import autocast
 
 
 def run_of(model: GPTConfig, **changes) -> Config:

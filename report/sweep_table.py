@@ -1,0 +1,128 @@
+"""The settings of a sweep in a table: sweep.csv, and what is printed of it."""
+
+import csv
+import shlex
+from functools import partial
+from math import isfinite
+from pathlib import Path
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from files import atomic_write, printable
+from report.sweep import CSV, PAGE, Run, Setting, best_run, command, in_words, ranked
+
+MOST_NAMED = 10  # jobs that did not begin
+
+
+def write_csv(path: Path, runs: list[Run]) -> None:
+    """A line for each run, those of the best setting first: its folder, how it ended, what was
+    swept, and its `measures`.
+    """
+    lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings,
+              **run.measures} for setting in ranked(runs) for run in setting.runs]
+    fullest_first = sorted(lines, key=len, reverse=True)
+    columns = list(dict.fromkeys(key for line in fullest_first for key in line))
+    with (atomic_write(path) as part,
+          part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file):
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def rounded(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def thousands(value: float, unit: str = "") -> str:
+    """12 k, 3.4 M, 124 M."""
+    for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return f"{value / size:.{1 if value < 10 * size else 0}f}{prefix}{unit}"
+    return f"{value:.0f} {unit}".strip()
+
+
+# The measures of the table by their weight; then come the births and the scores of heads.
+FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
+           "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
+           "tokens_per_second": rounded, "train_seconds": rounded}
+HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
+            "tokens_per_second": "tokens/s", "train_seconds": "train s"}
+
+
+def table(settings: list[Setting], metric: str, width: int) -> Table:
+    """The settings in a table; of its columns, by their weight, as many as fit into `width`."""
+    keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
+    short = [key.rpartition(".")[2] for key in keys]
+    columns = [[name if short.count(name) == 1 else key,
+                *(setting.settings.get(key, "") for setting in settings)]
+               for key, name in zip(keys, short)]
+    if any("seed" in run.settings for setting in settings for run in setting.runs):
+        columns.append(["seeds", *map(seeds, settings)])
+    finished = [run for setting in settings for run in setting.finished]
+    names = dict.fromkeys(name for run in finished for name in run.measures)
+    scores = [name for kind in ("births/", "heads/") for name in names if name.startswith(kind)]
+    for name in (metric, *(name for name in FORMATS if name != metric), *scores):
+        column = [HEADINGS.get(name, name), *(cell(s, name, name == metric) for s in settings)]
+        needed = sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2
+        if needed > width and name != metric:
+            break
+        columns.append(column)
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for n, (heading, *_) in enumerate(columns):
+        made.add_column(Text(printable(heading, one_line=True)), no_wrap=n >= len(keys),
+                        justify="left" if n < len(keys) else "right")
+    for row in zip(*(cells for _, *cells in columns)):
+        made.add_row(*(Text(printable(text, one_line=True)) for text in row))
+    return made
+
+
+def seeds(setting: Setting) -> str:
+    done, of = len(setting.finished), len(setting.runs)
+    return f"{done}" if done == of else f"{done} of {of}"
+
+
+def cell(setting: Setting, name: str, exact: bool) -> str:
+    """A setting's mean of a measure; its standard error where `exact`; how many seeds have it."""
+    shown = FORMATS.get(name, rounded if name.startswith("births/") else "{:.2f}".format)
+    values, error = setting.values(name), setting.error(name)
+    if not values:
+        return "–"
+    text = shown(setting.mean(name))
+    if exact and isfinite(error):
+        text += f" ± {shown(error)}"
+    some = len(values) < len(setting.finished)
+    return f"{text} ({len(values)} of {len(setting.finished)})" if some else text
+
+
+def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
+    """What is printed below the table, (name, value) each: the best setting as a command; what
+    failed and why; what is not finished; where the files are.
+    """
+    lines, best = [], best_run(runs)
+    if best:
+        lines += [("best", command(best)), *(("", words) for words in in_words(best.changes))]
+    if best and best.changes:
+        lines += [("", "so this command alone does not give that run again")]
+    lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
+    lines += [("unfinished", reached(run)) for run in runs if run.status == "unfinished"]
+    waiting = [run.path.name for run in runs if run.status == "not begun"]
+    if len(waiting) > MOST_NAMED:
+        waiting[MOST_NAMED:] = ["…", "and", str(len(waiting) - MOST_NAMED), "more"]
+    if waiting:
+        lines += [("not begun", " ".join(waiting))]
+    lines += [("table", str(folder / CSV)), ("page", str(folder / PAGE))]
+    if any(run.status != "finished" for run in runs):
+        resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
+        lines += [("to go on", f"the same command with {resume}")]
+    return lines
+
+
+def reached(run: Run) -> str:
+    """The name of an unfinished run, with how far it came."""
+    if run.config is None:
+        return run.path.name
+    step = run.rows[-1]["step"] if run.rows else 0
+    return f"{run.path.name}: {step:,} of {run.config.max_steps:,} steps"
