@@ -11,6 +11,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf.errors import OmegaConfBaseException
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # from wherever it is started
 
@@ -27,9 +28,9 @@ def main(cfg) -> None:
     say = cli.printer(console)
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
-        kept = tokenizer_of(Path(config.init_from)) if config.init_from else None
+        tokenizer = tokenizer_of(Path(config.init_from)) if config.init_from else None
         with shown(console) as progress:
-            tokens = prepare(config.data, config.tokenizer, say, kept, progress)
+            tokens = prepare(config.data, config.tokenizer, say, tokenizer, progress)
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
     for line in tokens.summary():
@@ -55,13 +56,13 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 @contextmanager
 def shown(console) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar in a terminal, of bytes with the time left, as `prepare` takes it; None elsewhere."""
+    """What shows how far `prepare` is, in bytes with the time left; None without a terminal."""
     if not console.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(),
+               TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         tasks = {}
 
         def progress(stage: str, done: int, total: int | None) -> None:
