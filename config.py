@@ -401,7 +401,7 @@ def knobs(node, prefix: str = ""):
 
 
 def read_config(path: Path) -> Config:
-    """The configuration kept at path.
+    """The configuration in a run's config.yaml.
 
     Raises:
         UserError: it is missing, or does not fit this version's settings and their bounds.
@@ -459,19 +459,19 @@ def is_hf(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
 
 
-# What a kept configuration that lacks a setting meant, where that is not what a new one means.
-EARLIER = {"data": {"val_windows": "first"}}
+# Defaults of the past, which hold for a saved configuration that lacks the setting.
+FORMER_DEFAULTS = {"data": {"val_windows": "first"}}
 
 
-def config_from(kept: dict) -> Config:
-    """The configuration whose `asdict` was kept, by this version or an older one.
+def config_from(saved: dict) -> Config:
+    """The configuration whose `asdict` was saved, by this version or an older one.
 
     Settings that this version has no more are left out; those that meant something are named.
 
     Raises:
         UserError: one of them changes what the model computes.
     """
-    tree, ignored = _escaped_tree(kept), []
+    tree, ignored = _escaped_tree(saved), []
     for name, default in REMOVED.items():
         section, key = name.split(".")
         settings = tree.get(section) if isinstance(tree, dict) else None
@@ -482,7 +482,7 @@ def config_from(kept: dict) -> Config:
         raise UserError(f"this version of GlassGPT has no {ignored[0]}")
     if ignored:
         _note(f"note: a setting of an older version is ignored: {', '.join(ignored)}")
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), EARLIER, tree))
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), FORMER_DEFAULTS, tree))
 
 
 @cache

@@ -29,7 +29,7 @@ def main(cfg) -> None:
     try:
         config, _ = cli.to_config(cfg, list(HydraConfig.get().overrides.task))
         tokenizer = tokenizer_of(Path(config.init_from)) if config.init_from else None
-        with shown(console) as progress:
+        with progress_bar(console) as progress:
             tokens = prepare(config.data, config.tokenizer, say, tokenizer, progress)
     except (UserError, OmegaConfBaseException) as e:
         cli.fail(cli.sentence(e))
@@ -55,7 +55,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 @contextmanager
-def shown(console) -> Iterator[Callable[[str, int, int], None] | None]:
+def progress_bar(console) -> Iterator[Callable[[str, int, int], None] | None]:
     """What shows how far `prepare` is, in bytes with the time left; None without a terminal."""
     if not console.is_terminal:
         yield None

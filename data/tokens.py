@@ -31,12 +31,12 @@ from files import sha256_of, sync
 
 WAITING = "waiting for another process that prepares this text"
 TEXT_FORMAT = 2  # of how text becomes tokens, a part of its fingerprint
-FORMAT = 3  # of what is kept
-ONE_IN = 10  # of so many documents one validates, or of the characters the last tenth
-MANY = 100  # documents, from which on they are split as wholes
+FORMAT = 3  # of the files in the cache
+ONE_IN = 10  # one document of so many validates, or the last tenth of the characters
+MANY = 100  # from so many documents on, whole ones validate
 SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
 UNBROKEN = 8_000_000  # bytes of text without spaces, of which learning takes 65 times the memory
-COUNTS = ("documents", "characters", "bytes", "crlf")  # of a text, kept with its tokens
+COUNTS = ("documents", "characters", "bytes", "crlf")  # of a text, saved in meta.json
 BLOCK = 1 << 23  # bytes that are hashed together
 CHECKED = 32  # blocks of a larger file that are looked at when it is opened, in less than a second
 Progress = Callable[[str, int, int | None], None]  # takes a stage, its bytes so far and in all
@@ -94,8 +94,8 @@ def prepare(data: DataConfig, config: TokenizerConfig, say=print,
     `whole`.
 
     Raises:
-        UserError: the text or the vocabulary cannot be had, or kept; the text is empty, or changes
-            meanwhile.
+        UserError: the text or the vocabulary cannot be had, or the tokens not written; the text
+            is empty, or changes meanwhile.
     """
     corpus = open_corpus(data, say)
     before = _stamps(corpus)
@@ -207,7 +207,7 @@ def sample(corpus: Corpus, cut: int | None, characters: int) -> Iterator[str]:
         yield from (part for part, _ in cut_up(text, 1 << 16))  # the library takes 256 at a time
 
 
-def encoded(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]],
+def encode_parts(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]],
             ) -> Iterator[tuple[bool, np.ndarray, bool, int]]:
     """The parts in their order, with ids for text, and its bytes: on all cores, a few ahead."""
     cores, ahead = os.cpu_count() or 1, deque()
@@ -225,7 +225,7 @@ def encoded(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]],
             pool.shutdown(cancel_futures=True)
 
 
-def _place(corpus: Corpus, character: str) -> str:
+def _locate(corpus: Corpus, character: str) -> str:
     """Where a character first comes in a text, in words."""
     for path in corpus.files:
         document, line = 0, 1
@@ -290,7 +290,7 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: di
             raise UserError(f"{corpus.name} changed while it was read: start again")
         _check_unchanged(corpus, before)
         save_tokenizer(tokenizer, part / "tokenizer.json")
-        files = {path.name: _recorded(path) for path in sorted(part.iterdir())}
+        files = {path.name: _file_record(path) for path in sorted(part.iterdir())}
         meta = {"format": FORMAT, "fingerprint": fingerprint, **written, **counts, "files": files}
         (part / "meta.json").write_text(json.dumps(meta | {"sha256": _digest_of(meta)}, indent=1))
         for path in (*part.iterdir(), part):
@@ -303,7 +303,7 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: di
         if isinstance(e, UserError):
             _check_unchanged(corpus, before)  # any error may come of a change
         if isinstance(e, UnknownCharacter):
-            raise UnknownCharacter(e.character, _place(corpus, e.character), e.known) from None
+            raise UnknownCharacter(e.character, _locate(corpus, e.character), e.known) from None
         raise
 
 
@@ -315,7 +315,7 @@ def _write_ids(corpus: Corpus, tokenizer: Tokenizer, cut: int | None, size: int,
     done = val_documents = 0
     with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
         seen = {file: np.zeros(tokenizer.vocab_size, np.int64) for file in (train, val)}
-        for is_train, ids, begins, length in encoded(tokenizer, split_texts(corpus, cut)):
+        for is_train, ids, begins, length in encode_parts(tokenizer, split_texts(corpus, cut)):
             done, file = done + length, train if is_train else val
             if begins and file.tell():
                 ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
@@ -330,7 +330,7 @@ def _write_ids(corpus: Corpus, tokenizer: Tokenizer, cut: int | None, size: int,
             "unseen_share": float(val[unseen].sum() / max(1, val.sum()))}
 
 
-def _recorded(path: Path) -> dict:
+def _file_record(path: Path) -> dict:
     """Size and hashes of a file, each of a block."""
     with path.open("rb") as file:
         blocks = iter(lambda: file.read(BLOCK), b"")
