@@ -21,8 +21,9 @@ import pytest
 from conftest import ROOT, TINY
 from processes import without_rights
 
+import data.cache
 import data.corpus
-from config import Config, DataConfig, UserError
+from config import Config, DataConfig, UserError, read_config
 from data.cache import cache_root
 from data.corpus import Corpus, open_corpus, stdlib_files, text_files
 
@@ -274,9 +275,10 @@ def test_a_run_in_the_folder_of_its_text_goes_on_with_the_same_text(
     monkeypatch.chdir(folder)
     (folder / "a.txt").write_text("the glass model attends to every token\n" * 99)
     config = replace(tiny, run_dir="run", data=DataConfig(source="text", path="."))
-    for resume, steps in ((False, 2), (True, 4)):
-        train_here(config, resume, max_steps=steps)
-        assert "1 document, 3,861 characters" in capsys.readouterr().out
+    train_here(config, max_steps=2)
+    assert "1 document, 3,861 characters" in capsys.readouterr().out
+    train_here(read_config(Path("run", "config.yaml")), True, max_steps=4)
+    assert "1 document, 3,861 characters" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -599,7 +601,7 @@ def test_the_cache_is_the_folder_that_the_environment_names(tmp_path, monkeypatc
 
 def test_without_the_environment_the_cache_lies_beside_the_code(tmp_path, monkeypatch):
     monkeypatch.delenv("GLASSGPT_CACHE", raising=False)
-    monkeypatch.setattr(data.corpus, "__file__", str(tmp_path / "corpus.py"))
+    monkeypatch.setattr(data.cache, "__file__", str(tmp_path / "cache.py"))
     assert cache_root() == tmp_path / "cache"
 
 
