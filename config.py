@@ -12,6 +12,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from operator import ge, gt, le, lt
 from pathlib import Path
 
 import yaml
@@ -37,41 +38,43 @@ def knob(default, help, *, choices=None, ge=None, gt=None, le=None, lt=None):
     allowed where the type is optional. A default that can change is given as what makes it.
     """
     return field(**{"default_factory" if callable(default) else "default": default},
-                 metadata={"help": help, "choices": choices, "ge": ge, "gt": gt, "le": le, "lt": lt})
-
-
-def section(make):
-    return field(default_factory=make)
+                 metadata={"help": help, "choices": choices,
+                           "ge": ge, "gt": gt, "le": le, "lt": lt})
 
 
 @dataclass
 class GPTConfig:
     """The shape of a model. `vocab_size` comes from the tokenizer when a run is configured."""
 
-    vocab_size: int | None = field(metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
+    vocab_size: int | None = field(
+        metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
     block_size: int = knob(256, "context length T, in tokens", ge=2)
     n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
     n_head: int = knob(4, "query heads H", ge=1)
-    n_kv_head: int | None = knob(None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
+    n_kv_head: int | None = knob(
+        None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
     n_embd: int = knob(128, "width C of the residual stream", ge=1)
-    head_dim: int | None = knob(None, "d_k, size of a query and a key; null: n_embd / n_head", ge=1)
+    head_dim: int | None = knob(None, "d_k, size of a query or key; null: n_embd / n_head", ge=1)
     value_head_dim: int | None = knob(None, "d_v, size of a value; null: head_dim", ge=1)
     mlp: str = knob("gelu", "MLP of a block", choices=("gelu", "swiglu", "relu2"))
     mlp_hidden: int | None = knob(
-        None, "hidden width of the MLP; null: 4 n_embd, for swiglu 8/3 n_embd rounded up to a multiple of 8", ge=1)
+        None, "hidden width of the MLP; null: 4 n_embd, of swiglu 8/3, to a multiple of 8", ge=1)
     norm: str = knob("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
     norm_eps: float = knob(1e-5, "added to the variance in the normalisation", gt=0)
     norm_embedding: bool = knob(False, "RMS-normalise the embeddings before the first block")
-    position: str = knob("learned", "positions: an embedding, or rotary on queries and keys", choices=("learned", "rope"))
+    position: str = knob("learned", "positions: an embedding, or rotary on queries and keys",
+                         choices=("learned", "rope"))
     rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
-    rope_factor: float = knob(1.0, "by which rotary wavelengths are stretched, for more tokens than they were trained on", ge=1)
-    rope_trained: int | None = knob(None, "context they were trained on, of which Llama 3 spares the short ones; null: all are stretched", ge=1)
+    rope_factor: float = knob(
+        1.0, "stretches the rotary wavelengths, for more tokens than they were trained on", ge=1)
+    rope_trained: int | None = knob(
+        None, "context they were trained on: stretched as in Llama 3; null: all alike", ge=1)
     qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
-    bias: bool | str = knob(False, "biases: in linear layers and LayerNorms, in attention's layers alone, or on queries, keys and values alone",
-                            choices=(True, False, "attention", "qkv"))
-    dropout: float = knob(0.0, "share of activations and attention weights dropped in training", ge=0, lt=1)
+    bias: bool | str = knob(
+        False, "biases: in linear layers and LayerNorms, in attention, or on queries, keys, values",
+        choices=(True, False, "attention", "qkv"))
+    dropout: float = knob(0.0, "share of activations and attention dropped in training", ge=0, lt=1)
     tie_embeddings: bool = knob(True, "the output layer is the token embedding, transposed")
-
 
     @property
     def kv_heads(self) -> int:
@@ -87,67 +90,111 @@ class GPTConfig:
 
     @property
     def hidden_dim(self) -> int:
-        return self.mlp_hidden or (-(-self.n_embd // 3) * 8 if self.mlp == "swiglu" else 4 * self.n_embd)
+        usual = -(-self.n_embd // 3) * 8 if self.mlp == "swiglu" else 4 * self.n_embd
+        return self.mlp_hidden or usual
 
     def biased(self, part: str) -> bool:
         """Whether a part has biases: qkv, output (of attention), mlp or norm."""
-        return self.bias is True or part in {"attention": ("qkv", "output"), "qkv": ("qkv",)}.get(self.bias, ())
+        parts = {"attention": ("qkv", "output"), "qkv": ("qkv",)}
+        return self.bias is True or part in parts.get(self.bias, ())
 
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self, "model.")
         if self.head_dim is None and self.n_embd % self.n_head:
-            raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head={self.n_head}: "
-                            "change one, or set model.head_dim")
+            raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head="
+                            f"{self.n_head}: change one, or set model.head_dim")
         if self.n_head % self.kv_heads:
-            raise UserError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: "
-                            f"choose one of {', '.join(str(d) for d in range(1, self.n_head + 1) if self.n_head % d == 0)}")
+            divisors = [str(d) for d in range(1, self.n_head + 1) if self.n_head % d == 0]
+            raise UserError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head="
+                            f"{self.n_head}: choose one of {', '.join(divisors)}")
         if self.position == "rope" and self.key_dim % 2:
-            raise UserError(f"model.position=rope turns pairs of numbers and needs an even head size, not {self.key_dim}: "
-                            "change model.n_embd, model.n_head or model.head_dim")
+            raise UserError("model.position=rope turns pairs of numbers and needs an even head "
+                            f"size, not {self.key_dim}: change model.n_embd, model.n_head or "
+                            "model.head_dim")
 
 
 @dataclass
 class DataConfig:
-    source: str = knob("stdlib", "where the text comes from: Python's standard library, tiny Shakespeare, your files, the Hugging Face hub",
-                       choices=("stdlib", "shakespeare", "text", "hf"))
-    path: str | None = knob(None, "for data=text a file, a folder or a glob; for data=shakespeare a local copy")
+    source: str = knob(
+        "stdlib", "Python's standard library, tiny Shakespeare, your files, the Hugging Face hub",
+        choices=("stdlib", "shakespeare", "text", "hf"))
+    path: str | None = knob(
+        None, "data=text: a file, a folder or a glob; data=shakespeare: a local copy")
     exclude: str | None = knob(None, "for data=text what to leave out of a folder: globs with "
                                      "commas between, of names or of paths below data.path")
     name: str | None = knob(None, "for data=hf the dataset on the hub, or a folder of its files")
     subset: str | None = knob(None, "for data=hf the configuration of a dataset that has several")
     split: str = knob("train", "for data=hf the split to take, of which a part validates")
-    encoding: str = knob("utf-8", "how the files of data=text spell characters, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
-    field: str = knob("text", "of each line of a .jsonl file, or of each row of data=hf, the "
-                              "field that holds a document; with dots inside objects, as "
-                              "messages.content")
+    encoding: str = knob(
+        "utf-8", "of the files of data=text, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
+    field: str = knob("text", "of a line of .jsonl or a row of data=hf, the field with the "
+                              "document; with dots inside objects, as messages.content")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=2)
     val_windows: str = knob("spread", "of more: windows spread evenly over the split, or its first",
                             choices=("spread", "first"))
 
+    def check(self) -> None:
+        """Raise `UserError` for settings of another source, or of none."""
+        if self.source in ("stdlib", "hf") and self.path is not None:
+            raise UserError(f"data.path={self.path} needs a source that takes a path: "
+                            "add data=text")
+        if self.source == "hf" and not self.name:
+            raise UserError("data=hf needs data.name=DATASET: a name on the Hugging Face hub, "
+                            "such as roneneldan/TinyStories, or a folder of files")
+        for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
+            value = getattr(self, key)
+            if value and self.source != source:
+                raise UserError(f"data.{key}={value} is for data={source}: add that, or leave "
+                                "it out")
+        if self.source == "text" and not self.path:
+            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
+        try:
+            "a".encode(self.encoding)
+        except (LookupError, ValueError):
+            raise UserError(f"data.encoding={self.encoding} is not an encoding of text that "
+                            "Python knows: utf-8, latin-1, cp1252, utf-16, …") from None
+
 
 @dataclass
 class TokenizerConfig:
-    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a vocabulary of tiktoken's, or what init_from brings "
-                            "(char | bpe | gpt2 | cl100k_base | … | hf)")
+    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a "
+                     "vocabulary of tiktoken's, or what init_from brings "
+                     "(char | bpe | gpt2 | cl100k_base | … | hf)")
     vocab_size: int | None = knob(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
-    pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps snake_case and indentation whole, or GPT-2's",
-                        choices=("code", "gpt2"))
+    pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps "
+                        "snake_case and indentation whole, or GPT-2's", choices=("code", "gpt2"))
+
+    def check(self) -> None:
+        """Raise `UserError` for a vocabulary that is not known, or settings that it lacks."""
+        if self.name not in ("char", "bpe", "gpt2", "hf"):
+            from tiktoken import list_encoding_names  # it takes a while, and is seldom needed
+
+            known = ["char", "bpe", *list_encoding_names()]
+            if self.name not in known:
+                raise UserError(f"tokenizer.name={self.name} is not one of {', '.join(known)}"
+                                f"{did_you_mean(self.name, known)}")
+        for key, default in (("vocab_size", None), ("pattern", "code")):
+            value = getattr(self, key)
+            if value != default and self.name != "bpe":
+                raise UserError(f"tokenizer.{key}={value} is for tokenizer=bpe; tokenizer="
+                                f"{self.name} has its own vocabulary: leave it out")
 
 
 @dataclass
 class OptimConfig:
-    name: str = knob("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", choices=("adamw", "muon"))
+    name: str = knob("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW",
+                     choices=("adamw", "muon"))
     lr: float = knob(1e-3, "peak learning rate of AdamW", gt=0)
     muon_lr: float = knob(0.02, "peak learning rate of Muon", gt=0)
     schedule: str = knob("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
                          choices=("cosine", "wsd", "constant"))
     warmup_steps: int | None = knob(
-        None, "steps in which the rate rises linearly; null: a twentieth of max_steps", ge=0)
-    decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls linearly", gt=0, le=1)
+        None, "steps in which the rate rises; null: max_steps / 20", ge=0)
+    decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls", gt=0, le=1)
     min_lr_ratio: float = knob(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
-    weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings; never on biases and norms", ge=0)
+    weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings alone", ge=0)
     beta1: float = knob(0.9, "AdamW's decay of the mean gradient", ge=0, lt=1)
     beta2: float = knob(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
     momentum: float = knob(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
@@ -165,7 +212,8 @@ class LogConfig:
 
 @dataclass
 class EvalConfig:
-    every: int = knob(100, "steps between evaluations of the whole validation split; 0: only at the end", ge=0)
+    every: int = knob(
+        100, "steps between evaluations on the validation split; 0: only at the end", ge=0)
 
 
 @dataclass
@@ -183,6 +231,12 @@ class AttentionConfig:
     tokens: int = knob(
         48, "length of the texts looked at, at most block_size; of repeats at most 64", ge=8)
 
+    def check(self) -> None:
+        """Raise `UserError` for pictures of no snapshot."""
+        if self.picture_every and (self.every == 0 or self.picture_every % self.every):
+            raise UserError(f"attention.picture_every={self.picture_every} is not a multiple of "
+                            f"attention.every={self.every}: a picture is of a snapshot")
+
 
 @dataclass
 class WandbConfig:
@@ -197,75 +251,58 @@ class Config:
     """One training run."""
 
     run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
-    resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start", choices=(True, False, "auto"))
-    init_from: str | None = knob(None, "folder of a run, or of Hugging Face weights, whose model and tokenizer training starts from, on new text")
+    resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start",
+                              choices=(True, False, "auto"))
+    init_from: str | None = knob(None, "folder of a run, or of Hugging Face weights, whose model "
+                                       "and tokenizer training starts from, on new text")
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     prepare_only: bool = knob(False, "prepare the text and end, with a progress bar on the way")
-    dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and end; or for other machines: H100, 8xA100, …")
-    accept_changed_data: bool = knob(False, "resume though the text has changed, with the vocabulary that the run began with")
-    seed: int = knob(1337, "of the weights, the order of the data and the dropout",
-                     ge=0, le=LARGEST_SEED)
+    dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and "
+                                      "end; or for other machines: H100, 8xA100, …")
+    accept_changed_data: bool = knob(
+        False, "resume though the text has changed, with the vocabulary that the run began with")
+    seed: int = knob(1337, "of the weights, the order of data, the dropout", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster", choices=("auto", "fp32", "bf16"))
-    compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run of this length", choices=(True, False, "auto"))
-    distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; none: by this process alone", choices=("auto", "none"))
+    precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster",
+                          choices=("auto", "fp32", "bf16"))
+    compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run this long",
+                               choices=(True, False, "auto"))
+    distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; "
+                            "none: by this process alone", choices=("auto", "none"))
     max_steps: int = knob(1000, "optimizer steps", ge=1)
-    batch_size: int = knob(32, "sequences per optimizer step, over all processes and micro-steps", ge=1)
-    accumulate: int = knob(1, "micro-steps that each process splits an optimizer step into, to save memory", ge=1)
-    on_nonfinite: str = knob("stop", "where a loss or a gradient is NaN or infinite: end before that update, or leave it out and go on",
-                             choices=("stop", "skip"))
-    model: GPTConfig = section(lambda: GPTConfig(vocab_size=None))
-    data: DataConfig = section(DataConfig)
-    tokenizer: TokenizerConfig = section(TokenizerConfig)
-    optim: OptimConfig = section(OptimConfig)
-    log: LogConfig = section(LogConfig)
-    eval: EvalConfig = section(EvalConfig)
-    checkpoint: CheckpointConfig = section(CheckpointConfig)
-    attention: AttentionConfig = section(AttentionConfig)
-    wandb: WandbConfig = section(WandbConfig)
+    batch_size: int = knob(32, "sequences per step, over all processes and micro-steps", ge=1)
+    accumulate: int = knob(1, "micro-steps of each process in a step, to save memory", ge=1)
+    on_nonfinite: str = knob("stop", "where a loss or a gradient is NaN or infinite: end before "
+                             "that update, or leave it out and go on", choices=("stop", "skip"))
+    model: GPTConfig = field(default_factory=lambda: GPTConfig(vocab_size=None))
+    data: DataConfig = field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
 
     def check(self) -> None:
-        """Raise `UserError` for all that can be known to be wrong before data or torch are touched."""
+        """Raise `UserError` for what can be known to be wrong before data or torch are touched."""
         check_fields(self)
         self.model.check()
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
-            raise UserError(f"accumulate={self.accumulate} does not divide batch_size={self.batch_size}: "
-                            "every micro-step takes the same number of sequences")
+            raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
+                            f"{self.batch_size}: every micro-step takes as many sequences")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
             raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "
                             f"{self.max_steps} steps: lower it, or raise max_steps")
-        look = self.attention
-        if look.picture_every and (look.every == 0 or look.picture_every % look.every):
-            raise UserError(f"attention.picture_every={look.picture_every} is not a multiple of "
-                            f"attention.every={look.every}: a picture is of a snapshot")
         if self.tokenizer.name == "hf" and self.init_from is None:
-            raise UserError("tokenizer=hf comes with a model of Hugging Face's format: add init_from=FOLDER, or choose char, bpe or gpt2")
-        if self.tokenizer.name not in ("char", "bpe", "gpt2", "hf"):
-            from tiktoken import list_encoding_names  # it takes a while, and is seldom needed
-
-            known = ["char", "bpe", *list_encoding_names()]
-            if self.tokenizer.name not in known:
-                raise UserError(f"tokenizer.name={self.tokenizer.name} is not one of {', '.join(known)}{did_you_mean(self.tokenizer.name, known)}")
-        for key, neutral in (("vocab_size", None), ("pattern", "code")):
-            if getattr(self.tokenizer, key) != neutral and self.tokenizer.name != "bpe":
-                raise UserError(f"tokenizer.{key}={getattr(self.tokenizer, key)} is for tokenizer=bpe; "
-                                f"tokenizer={self.tokenizer.name} has its own vocabulary: leave it out")
-        if self.data.source in ("stdlib", "hf") and self.data.path is not None:
-            raise UserError(f"data.path={self.data.path} needs a source that takes a path: add data=text")
-        if self.data.source == "hf" and not self.data.name:
-            raise UserError("data=hf needs data.name=DATASET: a name on the Hugging Face hub, such as roneneldan/TinyStories, or a folder of files")
-        for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
-            value = getattr(self.data, key)
-            if value and self.data.source != source:
-                raise UserError(f"data.{key}={value} is for data={source}: "
-                                "add that, or leave it out")
-        if self.data.source == "text" and not self.data.path:
-            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
-        if not is_text_encoding(self.data.encoding):
-            raise UserError(f"data.encoding={self.data.encoding} is not an encoding of text that Python knows: utf-8, latin-1, cp1252, utf-16, …")
+            raise UserError("tokenizer=hf comes with a model of Hugging Face's format: "
+                            "add init_from=FOLDER, or choose char, bpe or gpt2")
+        self.attention.check()
+        self.tokenizer.check()
+        self.data.check()
         if self.eval_only and self.run_dir is None:
             raise UserError("eval_only=true needs run_dir=PATH, the run to evaluate")
         if self.resume is True and self.run_dir is None:
@@ -277,75 +314,74 @@ class SampleConfig:
     """What `sample.py` takes."""
 
     run_dir: str | None = knob(None, "folder of a run; null: the newest in runs/")
-    init_from: str | None = knob(None, "in place of run_dir: folder of Hugging Face weights (or of a run)")
+    init_from: str | None = knob(None, "instead of run_dir: folder of Hugging Face weights")
     checkpoint: str = knob("best", "best, last, or a step's number")
-    prompt: str | None = knob(None, "text to continue; - reads it from stdin; null: the start of a text")
-    prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} on each line')
+    prompt: str | None = knob(None, "text to continue; - is stdin; null: the start of a text")
+    prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} a line')
     interactive: bool = knob(False, "ask for prompts; Ctrl-C ends a text, Ctrl-D the program")
-    score: str | None = knob(None, "FILE: its loss, and its text coloured by surprise; - is stdin")
+    score: str | None = knob(None, "FILE: its loss, its text coloured by surprise; - is stdin")
     max_new_tokens: int = knob(500, "tokens to generate", ge=1)
     temperature: float = knob(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
     top_k: int | None = knob(None, "keep the k likeliest tokens", ge=1)
-    top_p: float | None = knob(None, "keep the fewest tokens whose probabilities sum to p", gt=0, le=1)
-    min_p: float | None = knob(None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
-    repetition_penalty: float = knob(1.0, "above 1 makes tokens that the text has less likely (CTRL)", ge=0.01, le=100)
+    top_p: float | None = knob(None, "keep the fewest tokens that together have p", gt=0, le=1)
+    min_p: float | None = knob(
+        None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
+    repetition_penalty: float = knob(
+        1.0, "above 1 makes tokens that the text has less likely (CTRL)", ge=0.01, le=100)
     stop: list[str] = knob(list, "end before this string, \\n: a line end; may be given again")
     num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
     json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
     attention: str | None = knob(None, "PATH.html: a page of the attention over the first text")
     seed: int = knob(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster", choices=("auto", "fp32", "bf16"))
+    precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster",
+                          choices=("auto", "fp32", "bf16"))
 
     def check(self) -> None:
+        """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self)
         if self.run_dir is not None and self.init_from is not None:
             raise UserError("run_dir= and init_from= are both given: leave one out")
-        sources = ("prompt", "prompts", "interactive", "score")
-        given = [name + "=" for name in sources if getattr(self, name) not in (None, False)]
+        given = [f"{name}=" for name in ("prompt", "prompts", "interactive", "score")
+                 if getattr(self, name) not in (None, False)]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)} are both given: leave one out")
         if "" in self.stop:
             raise UserError("stop= is empty, which no text can end before: leave it out")
-        if self.attention is not None and not self.attention.endswith(".html"):
-            raise UserError(f"attention={self.attention} is a page and needs a name that ends in .html")
-        if self.attention is not None and not Path(self.attention).expanduser().parent.is_dir():
-            raise UserError(f"attention={self.attention} is in a folder that does not exist: make it first")
-        if self.attention is not None and not os.access(Path(self.attention).expanduser().parent, os.W_OK):
-            raise UserError(f"attention={self.attention} is in a folder that you may not write")
-        if self.checkpoint not in ("best", "last") and not (self.checkpoint.isascii() and self.checkpoint.isdigit()):
+        if self.attention is not None:
+            page = f"attention={self.attention} is"
+            folder = Path(self.attention).expanduser().parent
+            if not self.attention.endswith(".html"):
+                raise UserError(f"{page} a page and needs a name that ends in .html")
+            if not folder.is_dir():
+                raise UserError(f"{page} in a folder that does not exist: make it first")
+            if not os.access(folder, os.W_OK):
+                raise UserError(f"{page} in a folder that you may not write")
+        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
+        if self.checkpoint not in ("best", "last") and not is_step:
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
 
 
+# Of a number: what breaks its bound, and the words for it.
+BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "lt": (ge, "below")}
+
+
 def check_fields(node, prefix: str = "") -> None:
-    """Raise `UserError` for a field of the dataclass `node`, or of its sections, out of its bounds."""
-    for f in fields(node):
-        name, value, bound = prefix + f.name, getattr(node, f.name), f.metadata.get
-        if is_dataclass(value):
-            check_fields(value, f"{name}.")
-            continue
+    """Raise `UserError` for a field of the dataclass `node`, or of its sections, out of bounds."""
+    for name, f, value in knobs(node, prefix):
+        choices = f.metadata.get("choices")
         if value is None:
             continue
-        choices = bound("choices")
         if choices and value not in choices:
             shown = [str(c).lower() if isinstance(c, bool) else c for c in choices]
-            raise UserError(f"{name}={value} is not one of {', '.join(shown)}{did_you_mean(str(value), shown)}")
+            raise UserError(f"{name}={value} is not one of {', '.join(shown)}"
+                            f"{did_you_mean(str(value), shown)}")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}={value} is not a finite number")
-        for key, wrong, words in (("ge", lambda v, b: v < b, "at least"), ("gt", lambda v, b: v <= b, "above"),
-                                  ("le", lambda v, b: v > b, "at most"), ("lt", lambda v, b: v >= b, "below")):
-            limit = bound(key)
-            if limit is not None and wrong(value, limit):
+        for key, (breaks, words) in BOUNDS.items():
+            limit = f.metadata.get(key)
+            if limit is not None and breaks(value, limit):
                 raise UserError(f"{name}={value} must be {words} {limit}")
-
-
-def is_text_encoding(name: str) -> bool:
-    """Whether text becomes bytes by a codec of this name."""
-    try:
-        "a".encode(name)
-    except (LookupError, ValueError):
-        return False
-    return True
 
 
 def did_you_mean(word: str, known) -> str:
@@ -366,7 +402,7 @@ def knobs(node, prefix: str = ""):
 
 
 def read_config(path: Path) -> Config:
-    """The configuration kept at path.
+    """The configuration in a run's config.yaml.
 
     Raises:
         UserError: it is missing, or does not fit this version's settings and their bounds.
@@ -395,12 +431,14 @@ def named_paths(config: Config) -> Config:
     Raises:
         UserError: a name is not UTF-8, which safetensors would not find again.
     """
-    paths = {name: path for name in ("run_dir", "init_from")
-             if (path := getattr(config, name)) is not None}
-    for name, path in paths.items():
+    for name in ("run_dir", "init_from"):
+        path = getattr(config, name)
+        if path is None:
+            continue
         if path.encode(errors="ignore").decode() != path:
             raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
-    return replace(config, **{name: os.path.expanduser(path) for name, path in paths.items()})
+        config = replace(config, **{name: os.path.expanduser(path)})
+    return config
 
 
 def absolute_paths(config: Config) -> Config:
@@ -413,44 +451,39 @@ def absolute_paths(config: Config) -> Config:
         data = replace(data, path=str(Path(here, path)))
     if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
         data = replace(data, name=str(Path(data.name).expanduser().absolute()))
-    return replace(config, data=data,
-                   init_from=init_from and str(Path(init_from).absolute()))
+    init_from = init_from and str(Path(init_from).absolute())
+    return replace(config, data=data, init_from=init_from)
 
 
 def is_hf(folder: Path) -> bool:
-    """Whether a folder is in Hugging Face's format, by what it holds: a config.json, where a run has a config.yaml."""
+    """Whether a folder is in Hugging Face's format: it holds a config.json, a run a config.yaml."""
     return (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
 
 
-# What a kept configuration that lacks a setting meant, where that is not what a new one means.
-EARLIER = {"data": {"val_windows": "first"}}
+# Defaults of the past, which hold for a saved configuration that lacks the setting.
+FORMER_DEFAULTS = {"data": {"val_windows": "first"}}
 
 
-def config_from(kept: dict) -> Config:
-    """The configuration whose `asdict` was kept, by this version or an older one."""
-    tree = _escaped_tree(without_removed(kept))
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), EARLIER, tree))
+def config_from(saved: dict) -> Config:
+    """The configuration whose `asdict` was saved, by this version or an older one.
 
-
-def without_removed(kept: dict) -> dict:
-    """What is kept without the settings of older versions; those that meant something are named.
+    Settings that this version has no more are left out; those that meant something are named.
 
     Raises:
         UserError: one of them changes what the model computes.
     """
-    ignored = []
-    for name, neutral in REMOVED.items():
+    tree, ignored = _escaped_tree(saved), []
+    for name, default in REMOVED.items():
         section, key = name.split(".")
-        settings = kept.get(section) if isinstance(kept, dict) else None
-        if isinstance(settings, dict) and key in settings:
-            if settings[key] != neutral:
-                ignored.append(f"{name}={settings[key]}")
-            kept = {**kept, section: {k: v for k, v in settings.items() if k != key}}
+        settings = tree.get(section) if isinstance(tree, dict) else None
+        value = settings.pop(key, default) if isinstance(settings, dict) else default
+        if value != default:
+            ignored.append(f"{name}={value}")
     if any(setting.startswith("model.") for setting in ignored):
         raise UserError(f"this version of GlassGPT has no {ignored[0]}")
     if ignored:
         _note(f"note: a setting of an older version is ignored: {', '.join(ignored)}")
-    return kept
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), FORMER_DEFAULTS, tree))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The global batch of a step: a pure function of (seed, step), of which each process takes its slice."""
+"""The global batch of a step, a pure function of (seed, step): each process takes its slice."""
 
 import numpy as np
 
@@ -8,9 +8,10 @@ ROUNDS = 4
 class Batches:
     """Batches of windows of a token array, in an order without state.
 
-    Each epoch lays windows of block_size end to end from an offset of its own, round the end of the text to
-    its beginning, and visits them in a shuffled order of its own; what does not fill a window is left out at
-    a random place. So every token is seen equally often, in changing windows. A batch may span two epochs.
+    Each epoch lays windows of block_size end to end from an offset of its own, round the end of the
+    text to its beginning, and visits them in a shuffled order of its own; what does not fill a
+    window is left out at a random place. So every token is seen equally often, in changing windows.
+    A batch may span two epochs.
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int):
@@ -20,8 +21,10 @@ class Batches:
             ValueError: there are too few tokens for one window and the token that follows it.
         """
         if len(tokens) <= block_size:
-            raise ValueError(f"{len(tokens)} tokens are too few for a window of {block_size} and the token after it")
-        self.tokens, self.block_size, self.batch_size, self.seed = tokens, block_size, batch_size, seed
+            raise ValueError(f"{len(tokens)} tokens are too few for a window of {block_size} "
+                             "and the token after it")
+        self.tokens, self.block_size = tokens, block_size
+        self.batch_size, self.seed = batch_size, seed
         self.windows = len(tokens) // block_size  # in an epoch
 
     def starts(self, step: int) -> np.ndarray:
@@ -31,13 +34,14 @@ class Batches:
         starts = np.empty_like(index)
         for epoch in np.unique(epochs):
             now = epochs == epoch
-            key = np.random.SeedSequence((self.seed, int(epoch))).generate_state(ROUNDS + 1, np.uint64)
+            seeds = np.random.SeedSequence((self.seed, int(epoch)))
+            key = seeds.generate_state(ROUNDS + 1, np.uint64)
             offset = int(key[-1] % np.uint64(len(self.tokens)))
-            starts[now] = (offset + shuffled(index[now], self.windows, key) * self.block_size) % len(self.tokens)
-        return starts
+            starts[now] = offset + shuffled(index[now], self.windows, key) * self.block_size
+        return starts % len(self.tokens)
 
     def batch(self, step: int, rank: int = 0, processes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of a step, int64 (batch_size / processes, block_size) each; targets are one token on."""
+        """Inputs and targets, one token on, of a step: int64 (batch_size / processes, T) each."""
         rows = self.batch_size // processes
         starts = self.starts(step)[rank * rows:(rank + 1) * rows]
         at = starts[:, None] + np.arange(self.block_size + 1)  # (rows, T + 1)
@@ -46,10 +50,10 @@ class Batches:
 
 
 def shuffled(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """A pseudo-random permutation of range(size), at the given indices, in memory that does not grow with size.
+    """A pseudo-random permutation of range(size), at the given indices, in little memory.
 
-    A Feistel network permutes the next power of four; what falls outside the range is permuted again until it
-    falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A Feistel network permutes the next power of four; what falls outside the range is permuted
+    again until it falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half) - np.uint64(1)
@@ -58,7 +62,8 @@ def shuffled(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     while outside.any():
         left, right = value[outside] >> half, value[outside] & low
         for round in range(ROUNDS):
-            mixed = (right + key[round]) * np.uint64(0x9E3779B97F4A7C15)  # the golden ratio of 2^64: Fibonacci hashing
+            # 2^64 over the golden ratio: Fibonacci hashing
+            mixed = (right + key[round]) * np.uint64(0x9E3779B97F4A7C15)
             mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
             left, right = right, left ^ ((mixed >> np.uint64(32)) & low)
         value[outside] = (left << half) | right

@@ -12,7 +12,7 @@ from config import UserError
 
 
 def cache_root() -> Path:
-    """Where downloads and prepared tokens are kept: data/cache, or the folder that GLASSGPT_CACHE names.
+    """Where downloads and prepared tokens are kept: data/cache, or the folder of GLASSGPT_CACHE.
 
     Raises:
         UserError: it cannot be made or written.

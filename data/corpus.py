@@ -47,6 +47,7 @@ PROGRAMS = ({"config.yaml", "metrics.jsonl"}, {"config.yaml", "checkpoints"},
 PACKED = {b"%PDF-": "PDF", b"PK\x03\x04": "zip archive", b"PK\x05\x06": "zip archive"}
 DOCUMENTS = {".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".epub"}  # zip archives inside
 EXCLUDED, UNREADABLE = "data.exclude", "unreadable"
+UNREADABLE_ERRORS = (OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -60,27 +61,35 @@ class Corpus:
 
     def size(self) -> int | None:
         """Bytes of the text, about; None where files have to be read to know."""
-        return None if any(path.suffix == ".gz" or is_jsonl(path) for path in self.files) else sum(path.stat().st_size for path in self.files)
+        if any(path.suffix == ".gz" or is_jsonl(path) for path in self.files):
+            return None
+        return sum(path.stat().st_size for path in self.files)
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """The text in pieces of bounded size, and whether each begins a document; every document has at least one.
+        """The text in pieces of bounded size, and whether each begins a document.
 
-        A file is a document, or each line of a .jsonl; those that end in .gz are unpacked. Line ends are as they are; a
-        byte-order mark is dropped. A file is cut before a line that begins with a letter or a digit and follows one that ends
-        with neither white space nor nothing: no splitting pattern joins across that, so that the pieces have the tokens of the whole.
+        A file is a document, or each line of a .jsonl; every document has at least one piece. Files
+        that end in .gz are unpacked. Line ends are as they are; a byte-order mark is dropped. A
+        file is cut before a line that begins with a letter or a digit and follows one that ends
+        with neither white space nor nothing: no splitting pattern joins across that, so that the
+        pieces have the tokens of the whole.
 
         Raises:
             UserError: a file cannot be read, is not in the encoding, or lacks the field in a line.
         """
+        encoding = "utf-8-sig" if is_utf8(self.encoding) else self.encoding
         for path in self.files:
             try:
-                encoding = "utf-8-sig" if is_utf8(self.encoding) else self.encoding
-                with unpacked(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as file:
-                    yield from _records(file, path, self.field) if is_jsonl(path) else _pieces(iter(partial(file.read, PIECE), ""), PIECE)
+                with (unpacked(path) as raw,
+                      io.TextIOWrapper(raw, encoding=encoding, newline="") as file):
+                    if is_jsonl(path):
+                        yield from _records(file, path, self.field)
+                    else:
+                        yield from _pieces(iter(partial(file.read, PIECE), ""), PIECE)
             except UnicodeError:
                 raise undecodable(path, self.encoding) from None
-            except (OSError, EOFError, zlib.error) as e:
-                raise UserError(f"{path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+            except UNREADABLE_ERRORS as e:
+                raise unreadable(path, e) from None
 
 
 def _pieces(parts: Iterable[str], size: int) -> Iterator[tuple[str, bool]]:
@@ -101,7 +110,8 @@ def _records(file: io.TextIOBase, path: Path, field: str) -> Iterator[tuple[str,
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError):
-            raise UserError(f"{path} is not JSON in line {number}: each line is to be an object with the text in a field") from None
+            raise UserError(f"{path} is not JSON in line {number}: each line is to be an object "
+                            "with the text in a field") from None
         text = row_text(record, field)
         if text is None:
             raise UserError(f"{path} has no text in the field {field} of line {number} "
@@ -123,23 +133,18 @@ def unpacked(path: Path) -> io.BufferedIOBase:
 
 
 def cut_up(text: str, size: int) -> Iterator[tuple[str, bool]]:
-    """A document in pieces of less than three times `size` characters, cut and marked as `Corpus.pieces` does."""
+    """A document in pieces of less than three times `size` characters, as of `Corpus.pieces`."""
     return _pieces((text[at:at + size] for at in range(0, len(text), size)), size)
 
 
 def _cut(text: str, size: int) -> int:
-    """Where to cut a text of which more follows; 0: read more first. Unbroken text is cut anywhere."""
-    line = _line_begin(text)
-    if line or len(text) < 2 * size:
-        return line
+    """Where to cut a text that goes on; 0: read more first. Unbroken text is cut anywhere."""
+    if line := LINE_BACKWARDS.search(text[::-1]):
+        return len(text) - line.start()
+    if len(text) < 2 * size:
+        return 0
     breaks = [found.start() for found in BREAK.finditer(text, len(text) - 4096)]
     return breaks[-1] if breaks else len(text)
-
-
-def _line_begin(text: str) -> int:
-    """Where the last line begins that a text may be cut before, as `Corpus.pieces` does; 0 where there is none but the first."""
-    found = LINE_BACKWARDS.search(text[::-1])
-    return len(text) - found.start() if found else 0
 
 
 def is_utf8(encoding: str) -> bool:
@@ -151,11 +156,16 @@ def encoding_name(encoding: str) -> str:
 
 
 def undecodable(path: Path, encoding: str) -> UserError:
-    """What there is to say of a file that is not in the encoding."""
+    """The error of a file that is not in the encoding."""
     offset, byte = first_bad_byte(path, encoding)
     return UserError(f"{path} is not {encoding_name(encoding)} text: byte {byte:#04x} at offset "
                      f"{offset}; name its encoding, as in data.encoding=cp1252, convert it "
                      "to UTF-8, or leave it out (data.exclude)")
+
+
+def unreadable(path: str | Path, error: Exception) -> UserError:
+    """The error of a file that the system or gzip cannot read."""
+    return UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
@@ -163,11 +173,11 @@ def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
     decoder, offset = codecs.getincrementaldecoder(encoding)(), 0
     with unpacked(path) as file:
         while True:
-            part, kept = file.read(1 << 20), len(decoder.getstate()[0])
+            part, pending = file.read(1 << 20), len(decoder.getstate()[0])
             try:
                 decoder.decode(part, final=not part)
             except UnicodeDecodeError as e:
-                return offset - kept + e.start, e.object[e.start]
+                return offset - pending + e.start, e.object[e.start]
             except UnicodeError:  # a codec that does not say where: utf-16 without its mark
                 return offset, part[0] if part else 0
             offset += len(part)
@@ -255,8 +265,8 @@ def text_files(
     is_folder = os.path.isdir(path)
     if not is_folder and (os.path.exists(path) or not glob.has_magic(path)):
         return (_given(path, say, encoding),)
-    globs = [g.strip().removeprefix("**/").rstrip("/") for g in (exclude or "").split(",")]
-    globs = [g for g in globs if g]
+    globs = [g for typed in (exclude or "").split(",")
+             if (g := typed.strip().removeprefix("**/").rstrip("/"))]
     root = Path(*takewhile(lambda part: is_folder or not glob.has_magic(part), Path(path).parts))
     text, left = [], {}  # left: reason → files
     for file, why in _below(root, globs) if is_folder else _matching(path, root, globs):
@@ -335,7 +345,7 @@ def _why_not_text(path: Path, encoding: str) -> str | None:
             return "not a file"
         with unpacked(path) as file:
             head = file.read(CHECKED)
-    except (OSError, EOFError, zlib.error):
+    except UNREADABLE_ERRORS:
         return UNREADABLE
     if kind := _packed_kind(head):
         return kind
@@ -382,8 +392,8 @@ def _given(path: str, say, encoding: str = "utf-8") -> Path:
     try:
         with unpacked(file) as f:
             head = f.read(8192)
-    except (OSError, EOFError, zlib.error) as e:
-        raise UserError(f"{file} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    except UNREADABLE_ERRORS as e:
+        raise unreadable(file, e) from None
     if kind := _packed_kind(head):
         is_archive = kind == "zip archive" and file.suffix.lower() not in DOCUMENTS
         advice = "unpack it and give the folder" if is_archive else "save it as plain text"

@@ -1,27 +1,33 @@
-"""Tokenizers in Hugging Face's files: read, run by the `tokenizers` library, and written for the models that leave."""
+"""Tokenizers in Hugging Face's files: read, and run by the `tokenizers` library."""
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from config import UserError
-from data.tokenizer import END_OF_TEXT, BPETokenizer, CharTokenizer, Tokenizer, as_value_error, byte_spelling
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+END_OF_TEXT = "<|endoftext|>"
 LARGEST = 100_000_000  # bytes of a JSON file that is read
 
 
 class HFTokenizer:
-    """What a tokenizer.json describes. Text never produces a special token: its name in a text is encoded as ordinary characters."""
+    """What a tokenizer.json describes.
+
+    Text never produces a special token: its name in a text is encoded as ordinary characters.
+    """
 
     def __init__(self, description: str, end_of_text: int | None = None):
-        """`description` is the text of a tokenizer.json; what it puts before every text is `begin_of_text`.
+        """`description` is the text of a tokenizer.json.
+
+        What it puts before every text is `begin_of_text`.
 
         Raises:
             ValueError: it describes no tokenizer.
@@ -31,8 +37,9 @@ class HFTokenizer:
             self._library.no_truncation()
             self._library.no_padding()
             self._library.encode_special_tokens = True
+            self._added = self._library.get_added_tokens_decoder()
             self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
-            self.special = {id: token.content for id, token in self._library.get_added_tokens_decoder().items() if token.special}
+            self.special = {id: token.content for id, token in self._added.items() if token.special}
             ordinary = self._vocabulary.keys() - self.special.keys()
             if not ordinary:
                 raise ValueError("its vocabulary is empty")
@@ -61,23 +68,27 @@ class HFTokenizer:
         return self._library.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that a token stands for: none for a special one and for ids that a model has beyond its tokenizer's."""
+        """The bytes of a token: none for a special one, and for ids beyond the vocabulary."""
         return self._bytes.get(id, b"")
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         """The bytes of every token, as the decoder of the description would have them."""
-        kinds = set(re.findall(r'"type":\s*"(\w+)"', json.dumps(json.loads(self.description)["decoder"])))
-        added, spelled, made = self._library.get_added_tokens_decoder(), byte_spelling(), {}
+        decoder = json.dumps(json.loads(self.description)["decoder"])
+        kinds, byte_of = set(re.findall(r'"type":\s*"(\w+)"', decoder)), byte_level_alphabet()
+        found = {}
         for id, token in self._vocabulary.items():
             byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token) if "ByteFallback" in kinds else None
-            if id in added:
-                made[id] = b"" if added[id].special else token.encode()
-            elif "ByteLevel" in kinds and all(c in spelled for c in token):
-                made[id] = bytes(spelled[c] for c in token)
+            if id in self._added:
+                found[id] = b"" if id in self.special else token.encode()
+            elif "ByteLevel" in kinds and all(c in byte_of for c in token):
+                found[id] = bytes(byte_of[c] for c in token)
+            elif byte:
+                found[id] = bytes([int(byte[1], 16)])
             else:
-                made[id] = bytes([int(byte[1], 16)]) if byte else (token.replace("▁", " ") if kinds & {"Replace", "Metaspace"} else token).encode()
-        return made
+                has_spaces = kinds & {"Replace", "Metaspace"}
+                found[id] = (token.replace("▁", " ") if has_spaces else token).encode()
+        return found
 
     @cached_property
     def alphabet(self) -> str:
@@ -96,29 +107,39 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
         UserError: there is none, or none that can be read without running code of others.
     """
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    named = {key: name.get("content") if isinstance(name, dict) else name
-             for key in ("eos_token", "bos_token", "unk_token", "pad_token") if (name := settings.get(key))}
+    names = {key: name.get("content") if isinstance(name, dict) else name
+             for key in ("eos_token", "bos_token", "unk_token", "pad_token")
+             if (name := settings.get(key))}
+    is_gpt2 = (config.get("model_type") == "gpt2" and (folder / "vocab.json").is_file()
+               and (folder / "merges.txt").is_file())
     try:
         if (folder / FILE).is_file():
             description = json.dumps(read_json(folder / FILE))
-        elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file() and config.get("model_type") == "gpt2":
+        elif is_gpt2:
             description = _gpt2_files(folder)
-            named.setdefault("eos_token", END_OF_TEXT)
+            names.setdefault("eos_token", END_OF_TEXT)
         else:
-            raise UserError(f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers installed, "
-                            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') makes one of other tokenizer files")
+            raise UserError(
+                f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
+                f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
+                "makes one of other tokenizer files")
         with as_value_error():
             library = Library.from_str(description)
-            library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in named.values()
-                                        if isinstance(name, str) and library.token_to_id(name) is not None])
+            library.add_special_tokens(
+                [special_token(name) for name in names.values()
+                 if isinstance(name, str) and library.token_to_id(name) is not None])
         end = config.get("eos_token_id")
-        if isinstance(named.get("eos_token"), str):
-            end = library.token_to_id(named["eos_token"])
+        if isinstance(names.get("eos_token"), str):
+            end = library.token_to_id(names["eos_token"])
         elif isinstance(end, list) and end:
             end = end[0]
         return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
     except ValueError as e:
         raise UserError(f"{folder} holds no tokenizer that can be read: {e}") from None
+
+
+def special_token(name: str) -> AddedToken:
+    return AddedToken(name, special=True, normalized=False)
 
 
 def read_json(path: Path) -> dict:
@@ -128,81 +149,46 @@ def read_json(path: Path) -> dict:
         UserError: it cannot be read, or is no JSON object.
     """
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST:
-            raise ValueError(f"it is larger than {LARGEST:,} bytes" if path.is_file() else "there is no such file")
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it is larger than {LARGEST:,} bytes")
         value = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError("it holds no object")
         return value
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path} cannot be read as JSON: {getattr(e, 'strerror', None) or e}") from None
+        why = getattr(e, "strerror", None) or e
+        raise UserError(f"{path} cannot be read as JSON: {why}") from None
 
 
 def _gpt2_files(folder: Path) -> str:
     """A tokenizer.json of GPT-2's own two files."""
     with as_value_error():
-        library = Library(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        library = Library(
+            models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
     return library.to_str()
 
 
-def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
-    """The files, name → text, from which transformers' AutoTokenizer makes this tokenizer: the same ids of any text.
-
-    Raises:
-        UserError: the splitting pattern means something else to the `tokenizers` library.
-    """
-    if isinstance(tokenizer, HFTokenizer):
-        library = Library.from_str(tokenizer.description)
-    elif isinstance(tokenizer, CharTokenizer):
-        # No unknown token stands for a character outside the alphabet: it is an error there as it is here.
-        library = Library(models.WordLevel({c: id for id, c in enumerate(tokenizer.alphabet)}, unk_token="<unk>"))
-        library.pre_tokenizer, library.decoder = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse()
-    else:
-        library = _byte_level(tokenizer)
-    special = tokenizer.special
-    names = {"eos_token": special.get(tokenizer.end_of_text), "bos_token": special.get(tokenizer.begin_of_text)}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "model_max_length": block_size,
-                **{key: name for key, name in names.items() if name is not None}}
-    return {FILE: library.to_str(), SETTINGS: json.dumps(settings, indent=1)}
-
-
-def _byte_level(tokenizer: BPETokenizer) -> Library:
-    character = {byte: c for c, byte in byte_spelling().items()}
-    ids = {token: id for id in range(tokenizer.vocab_size) if id not in tokenizer.special and (token := tokenizer.token_bytes(id))}
-    spelled = {token: "".join(character[b] for b in token) for token in ids}
-    merges = [tuple(map(spelled.get, pair)) for token in ids if len(pair := last_pair(token, ids)) == 2]
-    vocabulary = {spelled[token]: id for token, id in ids.items()} | {name: id for id, name in tokenizer.special.items()}
-    library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
-    pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)  # {1,3}+ is possessive to tiktoken; there it would repeat the repetition
+@contextmanager
+def as_value_error() -> Iterator[None]:
+    """Turn what a library raises, its panics too, which are no Exceptions, into a ValueError."""
     try:
-        with as_value_error():
-            split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    except ValueError as e:
-        raise UserError(f"this tokenizer's splitting pattern is none to transformers ({e}), so it cannot be exported") from None
-    library.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in tokenizer.special.values()])
-    library.encode_special_tokens = True
-    for token in ids:  # the two engines of regular expressions are not the same
-        text = token.decode(errors="replace") + " 12345 'sX\n\n  \t" + token.decode(errors="replace")
-        if library.encode(text).ids != tokenizer.encode(text):
-            raise UserError("this tokenizer's splitting pattern means something else to transformers, "
-                            f"which makes other tokens of {text!r}, so it cannot be exported")
-    library.encode_special_tokens = False
-    return library
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:
+        why = f"{e}" or type(e).__name__
+        raise ValueError("".join(c if c.isprintable() else " " for c in why)[:200]) from None
 
 
-def last_pair(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two parts that byte-pair encoding joins last into a token (a byte is one part; what no merge leads to, more).
+def byte_level_alphabet() -> dict[str, int]:
+    """Which byte each character of the byte-level alphabet stands for (Radford et al. 2019).
 
-    Wherever the token comes about within a text, its bytes have been joined among themselves alone and in this same order, so
-    that these two are the only ones that ever become it: one merge a token says all.
+    Printable Latin-1 stands for itself; the characters from 256 on for the other bytes, in order.
     """
-    parts = [token[i:i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        rank, at = min((ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1))
-        if rank == len(ranks):
-            break
-        parts[at:at + 2] = [parts[at] + parts[at + 1]]
-    return parts
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    others = [b for b in range(256) if chr(b) not in alphabet]
+    return {c: ord(c) if ord(c) < 256 else others[ord(c) - 256] for c in alphabet}

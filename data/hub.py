@@ -62,13 +62,13 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
         rows = iter(rows.skip(have * DOCUMENTS) if have else rows)
         folder.mkdir(exist_ok=True)
         for number in itertools.count(have):
-            some = list(itertools.islice(rows, DOCUMENTS))
-            if not some:
+            documents = list(itertools.islice(rows, DOCUMENTS))
+            if not documents:
                 break
             # Without a time or a name in it the file has the same bytes whenever it is made.
             with (atomic_write(folder / f"{number:06}.jsonl.gz") as part, part.open("wb") as raw,
                   gzip.GzipFile("", "wb", 5, raw, 0) as file):
-                file.writelines(line(row, config.field) for row in some)
+                file.writelines(line(row, config.field) for row in documents)
             if (number + 1) % 10 == 0:
                 say(f"fetched {(number + 1) * DOCUMENTS:,} documents")
     except UserError:
@@ -103,7 +103,7 @@ def reach_hub() -> None:
 
 
 def line(row: dict, field: str) -> bytes:
-    """A document as it is kept."""
+    """A document as a line of the file."""
     text = row_text(row, field)
     if text is None:
         raise UserError(f"the dataset has no text in data.field={field} "

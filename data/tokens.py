@@ -1,4 +1,4 @@
-"""Token files on disk: prepared once, kept under a fingerprint of all they were made from, memory-mapped."""
+"""Token files on disk: prepared once, kept under a fingerprint of what they were made from."""
 
 import codecs
 import hashlib
@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
 from data.cache import cache_root, locked
-from data.corpus import Corpus, cut_up, is_jsonl, is_utf8, open_corpus
+from data.corpus import Corpus, cut_up, is_jsonl, is_utf8, open_corpus, unreadable
 from data.tokenizer import (
     Tokenizer,
     UnknownCharacter,
@@ -31,19 +31,23 @@ from files import sha256_of, sync
 
 WAITING = "waiting for another process that prepares this text"
 TEXT_FORMAT = 2  # of how text becomes tokens, a part of its fingerprint
-FORMAT = 3  # of what is kept
-ONE_IN = 10  # of so many documents one validates, or of the characters the last tenth
-MANY = 100  # documents, from which on they are split as wholes
-Progress = Callable[[str, int, int | None], None]  # takes what is being done, how many bytes are, and of how many
+FORMAT = 3  # of the files in the cache
+ONE_IN = 10  # one document of so many validates, or the last tenth of the characters
+MANY = 100  # from so many documents on, whole ones validate
 SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
-UNBROKEN = 8_000_000  # bytes of text without spaces among them: learning takes 65 times their memory
+UNBROKEN = 8_000_000  # bytes of text without spaces, of which learning takes 65 times the memory
+COUNTS = ("documents", "characters", "bytes", "crlf")  # of a text, saved in meta.json
 BLOCK = 1 << 23  # bytes that are hashed together
-CHECKED = 32  # blocks of a larger file that are looked at when it is opened: as many as take less than a second
+CHECKED = 32  # blocks of a larger file that are looked at when it is opened, in less than a second
+Progress = Callable[[str, int, int | None], None]  # takes a stage, its bytes so far and in all
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A corpus as token ids: `train` and `val` are memory-mapped (tokens,) arrays of the smallest fitting dtype."""
+    """A corpus as token ids.
+
+    `train` and `val` are memory-mapped (tokens,) arrays of the smallest dtype that fits.
+    """
 
     train: np.ndarray
     val: np.ndarray
@@ -61,38 +65,48 @@ class Tokens:
     def summary(self) -> list[str]:
         """What was read and what it became, in lines of at most 80 columns."""
         tokens = len(self.train) + len(self.val)
-        split = "the last tenth of the characters" if self.val_documents is None else f"{self.val_documents:,} of them, one drawn from every ten,"
+        plural = "" if self.documents == 1 else "s"
+        split = (f"{self.val_documents:,} of them, one drawn from every ten,"
+                 if self.val_documents is not None else "the last tenth of the characters")
         lines = [f"text     {self.name}",
-                 f"         {self.documents:,} document{'s' * (self.documents > 1)}, {self.characters:,} characters",
+                 f"         {self.documents:,} document{plural}, {self.characters:,} characters",
                  f"         {split} to validate",
                  f"tokens   {len(self.train):,} to train on and {len(self.val):,} to validate",
-                 f"         vocabulary {self.tokenizer.vocab_size:,}, {self.bytes / tokens:.2f} bytes per token"]
+                 f"         vocabulary {self.tokenizer.vocab_size:,}, "
+                 f"{self.bytes / tokens:.2f} bytes per token"]
         if self.crlf:
             lines.append(f"         {self.crlf:,} line ends are CR LF, and are kept as they are")
         if self.unseen:
-            some = " ".join(repr(self.tokenizer.decode([id])) for id in self.unseen[:3]) + " …" * (len(self.unseen) > 3)
-            lines.append(f"         {self.unseen_share:.2%} of the validation text is tokens that training never sees: {some}")
+            some = [repr(self.tokenizer.decode([id])) for id in self.unseen[:3]]
+            some += ["…"] if len(self.unseen) > 3 else []
+            lines.append(f"         {self.unseen_share:.2%} of the validation text is tokens "
+                         f"that training never sees: {' '.join(some)}")
         return lines
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Tokenizer | None = None,
-            progress: Progress | None = None, whole: bool = False) -> Tokens:
-    """The tokens of the configured text, from the cache or made now; `say` takes lines for the user.
+def prepare(data: DataConfig, config: TokenizerConfig, say=print,
+            tokenizer: Tokenizer | None = None, progress: Progress | None = None,
+            whole: bool = False) -> Tokens:
+    """The tokens of the configured text, from the cache or made now; `say` takes lines to print.
 
-    A tokenizer `kept` from elsewhere is used in place of the one that the settings would make of this text.
-    Files of the cache are checked against their hashes: large ones in places drawn by chance, or `whole`.
+    A `tokenizer` from elsewhere is used in place of the one that `config` makes of this text.
+    Files of the cache are checked against their hashes: large ones in places drawn by chance, or
+    `whole`.
 
     Raises:
-        UserError: the text or the vocabulary cannot be had, or kept; the text is empty, or changes meanwhile.
+        UserError: the text or the vocabulary cannot be had, or the tokens not written; the text
+            is empty, or changes meanwhile.
     """
     corpus = open_corpus(data, say)
     before = _stamps(corpus)
-    fingerprint = corpus_fingerprint(corpus, tokenizer)
+    key = fingerprint = corpus_fingerprint(corpus, config)
+    if tokenizer is not None:
+        made_from = fingerprint + json.dumps(tokenizer.to_json())
+        key = hashlib.sha256(made_from.encode()).hexdigest()
     root = cache_root()
-    key = fingerprint if kept is None else hashlib.sha256((fingerprint + json.dumps(kept.to_json())).encode()).hexdigest()
     folder = root / key[:16]
     try:
-        with locked(root / f"{key[:16]}.lock", say, WAITING):
+        with locked(root / f"{folder.name}.lock", say, WAITING):
             try:
                 return _open(folder, corpus.name, whole)
             except FileNotFoundError:
@@ -100,9 +114,10 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Token
             except ValueError as e:
                 say(f"preparing {corpus.name} again: {folder} {e}")
             _clear_stale(root)
-            _write(corpus, tokenizer, fingerprint, before, folder, kept, progress or (lambda stage, done, total: None))
+            _write(corpus, config, fingerprint, before, folder, tokenizer,
+                   progress or (lambda stage, done, total: None))
             return _open(folder, corpus.name)
-    except BrokenPipeError:  # whoever read what is said
+    except BrokenPipeError:  # whoever read our output is gone
         raise
     except OSError as e:
         raise UserError(f"the cache folder {root} cannot be written ({e.strerror or e}): "
@@ -110,7 +125,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, say=print, kept: Token
 
 
 def _clear_stale(root: Path) -> None:
-    """Remove what preparations and downloads left that were killed: nobody holds their lock, or works so long."""
+    """Remove what killed preparations and downloads left: no one holds its lock, or it is old."""
     for part in [*root.glob("*.part"), *root.glob("hf_*/*.part")]:
         name = part.parent.name if part.parent != root else part.name[1:-len(".part")]
         with suppress(OSError):  # Timeout is one
@@ -121,26 +136,29 @@ def _clear_stale(root: Path) -> None:
                 part.unlink()
 
 
-def corpus_fingerprint(corpus: Corpus, tokenizer: TokenizerConfig) -> str:
-    """Hex digest of the text's bytes, their encoding, the split and the tokenizer's settings: of all that tokens are made from."""
-    read_as = [] if is_utf8(corpus.encoding) else [codecs.lookup(corpus.encoding).name]
-    read_as += [corpus.field] if any(map(is_jsonl, corpus.files)) else []
-    made_from = hashlib.sha256(json.dumps([TEXT_FORMAT, ONE_IN, MANY, asdict(tokenizer), *read_as]).encode())
+def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
+    """Hex digest of what tokens are made from: the text and how it is read, split and encoded."""
+    made_from = [TEXT_FORMAT, ONE_IN, MANY, asdict(config)]
+    if not is_utf8(corpus.encoding):
+        made_from.append(codecs.lookup(corpus.encoding).name)
+    if any(map(is_jsonl, corpus.files)):
+        made_from.append(corpus.field)
+    digest = hashlib.sha256(json.dumps(made_from).encode())
     for path in corpus.files:
         try:
-            made_from.update(sha256_of(path).encode())
+            digest.update(sha256_of(path).encode())
         except OSError as e:
-            raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    return made_from.hexdigest()
+            raise unreadable(path, e) from None
+    return digest.hexdigest()
 
 
 def _stamps(corpus: Corpus) -> dict[Path, tuple[int, ...]]:
-    """What differs in a file that was written meanwhile: its number, size and times."""
+    """What changes in a file that is written to: its number, size and times."""
     try:
         found = {path: path.stat() for path in corpus.files}
     except OSError as e:
-        raise UserError(f"{e.filename} cannot be read: {e.strerror}") from None
-    return {path: (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for path, at in found.items()}
+        raise unreadable(e.filename, e) from None
+    return {path: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found.items()}
 
 
 def _check_unchanged(corpus: Corpus, before: dict[Path, tuple[int, ...]]) -> None:
@@ -150,16 +168,17 @@ def _check_unchanged(corpus: Corpus, before: dict[Path, tuple[int, ...]]) -> Non
 
 
 def split_texts(corpus: Corpus, cut: int | None) -> Iterator[tuple[bool, str, bool]]:
-    """Yield (is training, text, begins a document) pieces: characters before `cut` train, the rest validates.
+    """Yield (is training, text, begins a document) pieces.
 
-    Without a cut, whole documents validate: of every ten one, drawn by chance, always the same.
+    Characters before `cut` train, the rest validates. Without a cut, whole documents validate: of
+    every ten one, drawn by chance, always the same.
     """
-    at, document, drawn, random = 0, -1, -1, np.random.default_rng(0)
+    at, document, drawn, rng = 0, -1, -1, np.random.default_rng(0)
     for text, begins in corpus.pieces():
         if cut is None:
             document += begins
             if begins and document % ONE_IN == 0:
-                drawn = document + random.integers(ONE_IN)
+                drawn = document + rng.integers(ONE_IN)
             yield document != drawn, text, begins
             continue
         before = text[:max(0, cut - at)]
@@ -171,14 +190,15 @@ def split_texts(corpus: Corpus, cut: int | None) -> Iterator[tuple[bool, str, bo
 
 
 def sample(corpus: Corpus, cut: int | None, characters: int) -> Iterator[str]:
-    """The training split, or where it is large a random choice of its pieces, always the same, of about SAMPLE characters.
+    """What a vocabulary is learned from: the training split, or about SAMPLE characters of it.
 
-    Of text with next to no white space, each stretch of which is another, only the first UNBROKEN bytes.
+    These are pieces drawn at random, always the same. Of text with next to no white space, each
+    stretch of which is another, only the first UNBROKEN bytes are taken.
     """
-    choice, share = np.random.default_rng(0), SAMPLE / (characters * (ONE_IN - 1) / ONE_IN)
+    rng, share = np.random.default_rng(0), SAMPLE / (characters * (ONE_IN - 1) / ONE_IN)
     unbroken = 0
-    for training, text, _ in split_texts(corpus, cut):
-        if not training or (share < 1 and choice.random() >= share):
+    for is_train, text, _ in split_texts(corpus, cut):
+        if not is_train or (share < 1 and rng.random() >= share):
             continue
         if len(text) > 64 * (1 + text.count(" ") + text.count("\n")):
             unbroken += utf8_length(text)
@@ -187,13 +207,15 @@ def sample(corpus: Corpus, cut: int | None, characters: int) -> Iterator[str]:
         yield from (part for part, _ in cut_up(text, 1 << 16))  # the library takes 256 at a time
 
 
-def encoded(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]]) -> Iterator[tuple[bool, np.ndarray, bool, int]]:
-    """The parts in their order with their ids in place of their text, and its bytes: encoded on all cores, a few ahead."""
+def encode_parts(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]],
+            ) -> Iterator[tuple[bool, np.ndarray, bool, int]]:
+    """The parts in their order, with ids for text, and its bytes: on all cores, a few ahead."""
     cores, ahead = os.cpu_count() or 1, deque()
     with ThreadPoolExecutor(cores) as pool:  # the encoders let go of Python's lock
         try:
             for is_train, text, begins in parts:
-                ahead.append((is_train, pool.submit(tokenizer.encode_array, text), begins, utf8_length(text)))
+                ids = pool.submit(tokenizer.encode_array, text)
+                ahead.append((is_train, ids, begins, utf8_length(text)))
                 if len(ahead) > 2 * cores:
                     is_train, ids, begins, length = ahead.popleft()
                     yield is_train, ids.result(), begins, length
@@ -203,15 +225,16 @@ def encoded(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]]) -> It
             pool.shutdown(cancel_futures=True)
 
 
-def _place(corpus: Corpus, character: str) -> str:
-    """Where a character first comes in a text, as words for a message."""
+def _locate(corpus: Corpus, character: str) -> str:
+    """Where a character first comes in a text, in words."""
     for path in corpus.files:
         document, line = 0, 1
         for text, begins in replace(corpus, files=(path,)).pieces():
             document, line = document + begins, 1 if begins else line
             if (at := text.find(character)) >= 0:
                 line += text.count("\n", 0, at)
-                return f"in line {line} of {f'document {document} of ' if is_jsonl(path) else ''}{path}"
+                where = f"document {document} of {path}" if is_jsonl(path) else path
+                return f"in line {line} of {where}"
             line += text.count("\n")
     raise ValueError(f"{character!r} is not in the text")
 
@@ -220,63 +243,55 @@ def utf8_length(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-@dataclass
-class _Count:
-    """What is counted as a text is read first."""
-
-    documents: int = 0
-    characters: int = 0
-    bytes: int = 0
-    crlf: int = 0
-    longest: int = 0  # document, in characters
-    alike: bool = True  # all its characters are one
-
-
-def _count(corpus: Corpus, progress: Progress) -> _Count:
-    """Read a text through.
+def _count(corpus: Corpus, progress: Progress) -> tuple[dict[str, int], int]:
+    """The COUNTS of a text, which is read through, and the characters of its longest document.
 
     Raises:
         UserError: there is nothing to learn in it.
     """
-    count, total, document, first = _Count(), corpus.size(), 0, ""
+    counts, size = dict.fromkeys(COUNTS, 0), corpus.size()
+    longest, document, distinct = 0, 0, set()
     for text, begins in corpus.pieces():
-        first = first or text[:1]
         document = len(text) + (0 if begins else document)  # characters of this one so far
-        count.documents += begins
-        count.characters += len(text)
-        count.bytes += utf8_length(text)
-        count.crlf += text.count("\r\n")
-        count.longest = max(count.longest, document)
-        count.alike = count.alike and (not text or text.count(first) == len(text))
-        progress("reading", count.bytes, total)
-    if not count.characters:
+        longest = max(longest, document)
+        counts["documents"] += begins
+        counts["characters"] += len(text)
+        counts["bytes"] += utf8_length(text)
+        counts["crlf"] += text.count("\r\n")
+        if len(distinct) < 2:
+            distinct.update(text)
+        progress("reading", counts["bytes"], size)
+    if not distinct:
         raise UserError(f"{corpus.name} holds no text")
-    if count.alike:
-        raise UserError(f"{corpus.name} holds no character but {first!r}, so there is nothing to learn: give another text")
-    return count
+    if len(distinct) == 1:
+        raise UserError(f"{corpus.name} holds no character but {distinct.pop()!r}, so there is "
+                        "nothing to learn: give another text")
+    return counts, longest
 
 
-def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: dict, folder: Path, kept: Tokenizer | None,
-           progress: Progress) -> None:
+def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: dict, folder: Path,
+           tokenizer: Tokenizer | None, progress: Progress) -> None:
     """Prepare into a folder beside, and give it its name when all is there and on the disk."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a preparation that was killed
     part.mkdir()
     try:
-        count = _count(corpus, progress)
+        counts, longest = _count(corpus, progress)
+        characters = counts["characters"]
         # One long document among short ones could leave too little on either side.
-        by_document = count.documents >= MANY and count.longest <= count.characters / ONE_IN
-        cut = None if by_document else count.characters * (ONE_IN - 1) // ONE_IN
+        by_document = counts["documents"] >= MANY and longest <= characters / ONE_IN
+        cut = None if by_document else characters * (ONE_IN - 1) // ONE_IN
         progress("vocabulary", 0, None)
-        tokenizer = kept or build_tokenizer(config, (text for text, _ in corpus.pieces()), sample(corpus, cut, count.characters))
-        written = _write_ids(corpus, tokenizer, cut, count.bytes, part, progress)
+        if tokenizer is None:
+            texts = (text for text, _ in corpus.pieces())
+            tokenizer = build_tokenizer(config, texts, sample(corpus, cut, characters))
+        written = _write_ids(corpus, tokenizer, cut, counts["bytes"], part, progress)
         if corpus_fingerprint(corpus, config) != fingerprint:
             raise UserError(f"{corpus.name} changed while it was read: start again")
         _check_unchanged(corpus, before)
         save_tokenizer(tokenizer, part / "tokenizer.json")
-        counted = {name: value for name, value in asdict(count).items() if name not in ("longest", "alike")}
-        files = {path.name: _recorded(path) for path in sorted(part.iterdir())}
-        meta = {"format": FORMAT, "fingerprint": fingerprint, **written, **counted, "files": files}
+        files = {path.name: _file_record(path) for path in sorted(part.iterdir())}
+        meta = {"format": FORMAT, "fingerprint": fingerprint, **written, **counts, "files": files}
         (part / "meta.json").write_text(json.dumps(meta | {"sha256": _digest_of(meta)}, indent=1))
         for path in (*part.iterdir(), part):
             sync(path)
@@ -286,53 +301,60 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: di
     except BaseException as e:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(e, UserError):
-            _check_unchanged(corpus, before)  # of which anything may come
+            _check_unchanged(corpus, before)  # any error may come of a change
         if isinstance(e, UnknownCharacter):
-            raise UnknownCharacter(e.character, _place(corpus, e.character), e.known) from None
+            raise UnknownCharacter(e.character, _locate(corpus, e.character), e.known) from None
         raise
 
 
-def _write_ids(corpus: Corpus, tokenizer: Tokenizer, cut: int | None, size: int, part: Path, progress: Progress) -> dict:
-    """Write train.bin and val.bin, and give what is to be known of them."""
+def _write_ids(corpus: Corpus, tokenizer: Tokenizer, cut: int | None, size: int, part: Path,
+               progress: Progress) -> dict:
+    """Write train.bin and val.bin; return their figures for meta.json."""
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     between = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
     done = val_documents = 0
     with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
-        count = {file: np.zeros(tokenizer.vocab_size, np.int64) for file in (train, val)}  # of each token
-        for is_train, ids, begins, length in encoded(tokenizer, split_texts(corpus, cut)):
+        seen = {file: np.zeros(tokenizer.vocab_size, np.int64) for file in (train, val)}
+        for is_train, ids, begins, length in encode_parts(tokenizer, split_texts(corpus, cut)):
             done, file = done + length, train if is_train else val
             if begins and file.tell():
                 ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
             file.write(ids.astype(dtype).tobytes())
-            count[file] += np.bincount(ids, minlength=tokenizer.vocab_size)
+            seen[file] += np.bincount(ids, minlength=tokenizer.vocab_size)
             val_documents += begins and not is_train
             progress("tokens", done, size)
-    unseen = (count[train] == 0) & (count[val] > 0)
-    return {"dtype": dtype.name, "train_tokens": int(count[train].sum()), "val_tokens": int(count[val].sum()),
-            "val_documents": val_documents if cut is None else None, "unseen": np.flatnonzero(unseen).tolist(),
-            "unseen_share": float(count[val][unseen].sum() / max(1, count[val].sum()))}
+    train, val = seen[train], seen[val]  # how often each token is there
+    unseen = np.flatnonzero((train == 0) & (val > 0))
+    return {"dtype": dtype.name, "train_tokens": int(train.sum()), "val_tokens": int(val.sum()),
+            "val_documents": val_documents if cut is None else None, "unseen": unseen.tolist(),
+            "unseen_share": float(val[unseen].sum() / max(1, val.sum()))}
 
 
-def _recorded(path: Path) -> dict:
+def _file_record(path: Path) -> dict:
     """Size and hashes of a file, each of a block."""
     with path.open("rb") as file:
-        hashes = [hashlib.sha256(block).hexdigest() for block in iter(lambda: file.read(BLOCK), b"")]
+        blocks = iter(lambda: file.read(BLOCK), b"")
+        hashes = [hashlib.sha256(block).hexdigest() for block in blocks]
     return {"bytes": path.stat().st_size, "sha256": hashes}
 
 
 def _verify(path: Path, recorded: dict, whole: bool) -> None:
-    """Raise ValueError where a file is not as it was written; of a large one only some blocks are looked at, unless `whole`."""
+    """Raise ValueError where a file is not as it was written.
+
+    Of a large one only some blocks are looked at, unless `whole`.
+    """
     hashes, size = recorded["sha256"], path.stat().st_size
     if size != recorded["bytes"]:
         raise ValueError(f"{path.name} has {size} bytes where {recorded['bytes']} were written")
     blocks = range(len(hashes))
-    if not whole and len(hashes) > CHECKED:
-        blocks = sorted({0, *random.Random().sample(blocks, CHECKED)})  # others each time, whatever the seed
+    if not whole and len(hashes) > CHECKED:  # others each time, whatever the seed
+        blocks = sorted({0, *random.Random().sample(blocks, CHECKED)})
     with path.open("rb") as file:
         for block in blocks:
             file.seek(block * BLOCK)
             if hashlib.sha256(file.read(BLOCK)).hexdigest() != hashes[block]:
-                raise ValueError(f"{path.name} is not as it was written, at or after byte {block * BLOCK}")
+                raise ValueError(f"{path.name} is not as it was written, at or after byte "
+                                 f"{block * BLOCK}")
 
 
 def _digest_of(meta: dict) -> str:
@@ -349,25 +371,31 @@ def _open(folder: Path, name: str, whole: bool = False) -> Tokens:
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     try:
-        if odd := [path.name for path in folder.iterdir() if not path.is_file()]:  # to read a pipe would never end
+        odd = [path.name for path in folder.iterdir() if not path.is_file()]
+        if odd:  # to read a pipe would never end
             raise ValueError(f"{odd[0]} is no file")
         meta = json.loads((folder / "meta.json").read_text())
         digest = meta.pop("sha256", None)
         if meta["format"] != FORMAT:
-            raise ValueError(f"it is of format {meta['format']}, and this GlassGPT keeps format {FORMAT}")
+            raise ValueError(f"it is of format {meta['format']}, "
+                             f"and this GlassGPT keeps format {FORMAT}")
         if digest != _digest_of(meta):
             raise ValueError("meta.json is not as it was written")
         for file in ("train.bin", "val.bin", "tokenizer.json"):
             _verify(folder / file, meta["files"][file], whole)
-        dtype, arrays = np.dtype(meta["dtype"]), {}
-        for split in ("train", "val"):
-            count = meta[f"{split}_tokens"]
-            if count * dtype.itemsize != meta["files"][f"{split}.bin"]["bytes"]:
-                raise ValueError(f"{split}.bin has another size than {count} tokens have")
-            arrays[split] = np.memmap(folder / f"{split}.bin", dtype=dtype, mode="r") if count else np.empty(0, dtype)
-        return Tokens(arrays["train"], arrays["val"], load_tokenizer(folder / "tokenizer.json"), meta["fingerprint"], name,
-                      meta["documents"], meta["val_documents"], meta["characters"], meta["bytes"], meta["crlf"],
-                      tuple(meta["unseen"]), meta["unseen_share"])
+        train, val = (_memory_map(folder / f"{split}.bin", meta["dtype"], meta[f"{split}_tokens"])
+                      for split in ("train", "val"))
+        figures = {key: meta[key] for key in (*COUNTS, "fingerprint", "val_documents",
+                                              "unseen_share")}
+        return Tokens(train, val, load_tokenizer(folder / "tokenizer.json"), name=name,
+                      unseen=tuple(meta["unseen"]), **figures)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         why = e if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
         raise ValueError(f"is damaged, or of another version ({why})") from e
+
+
+def _memory_map(path: Path, dtype: str, count: int) -> np.ndarray:
+    """A file of so many token ids, (count,); numpy maps no empty file."""
+    if path.stat().st_size != count * np.dtype(dtype).itemsize:
+        raise ValueError(f"{path.name} has another size than {count} tokens have")
+    return np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)

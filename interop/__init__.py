@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from config import GPTConfig, UserError, is_hf, knobs, read_config
-from data.hf_tokenizer import HFTokenizer, hf_files, read_json, read_tokenizer
-from data.tokenizer import Tokenizer
+from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
+from data.tokenizer import Tokenizer, hf_files
 from model import GPT, ROPE_HIGH, ROPE_LOW, parameter_shapes
 from training.checkpoint import (
     MODEL,

@@ -23,7 +23,7 @@ from processes import without_rights
 
 import data.cache
 import data.corpus
-from config import Config, DataConfig, UserError
+from config import Config, DataConfig, UserError, read_config
 from data.cache import cache_root
 from data.corpus import Corpus, open_corpus, stdlib_files, text_files
 
@@ -275,9 +275,10 @@ def test_a_run_in_the_folder_of_its_text_goes_on_with_the_same_text(
     monkeypatch.chdir(folder)
     (folder / "a.txt").write_text("the glass model attends to every token\n" * 99)
     config = replace(tiny, run_dir="run", data=DataConfig(source="text", path="."))
-    for resume, steps in ((False, 2), (True, 4)):
-        train_here(config, resume, max_steps=steps)
-        assert "1 document, 3,861 characters" in capsys.readouterr().out
+    train_here(config, max_steps=2)
+    assert "1 document, 3,861 characters" in capsys.readouterr().out
+    train_here(read_config(Path("run", "config.yaml")), True, max_steps=4)
+    assert "1 document, 3,861 characters" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -16,16 +16,14 @@ from tokenizers import Tokenizer
 
 from config import TokenizerConfig, UserError
 from data.corpus import stdlib_files
-from data.hf_tokenizer import hf_files
+from data.learn import KINDS, LONGEST, bounded
 from data.tokenizer import (
     END_OF_TEXT,
-    KINDS,
-    LONGEST,
     PATTERNS,
     BPETokenizer,
     CharTokenizer,
-    bounded,
     build_tokenizer,
+    hf_files,
     load_tokenizer,
     of_tiktoken,
     save_tokenizer,
@@ -228,7 +226,7 @@ def test_unbroken_text_takes_time_in_proportion_to_its_length(pattern, kind):
 def test_more_than_a_little_text_gives_the_vocabulary_that_it_gives_here(monkeypatch):
     texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:30]]
     apart = train_bpe(texts, 600).to_json()
-    monkeypatch.setattr("data.tokenizer.LITTLE", 1 << 40)
+    monkeypatch.setattr("data.learn.LITTLE", 1 << 40)
     assert train_bpe(texts, 600).to_json() == apart
 
 

@@ -480,11 +480,15 @@ def test_a_process_that_waits_for_another_one_says_so(write, cache):
     cache.mkdir()
     source, said = write(PROSE), []
     key = data.tokens.corpus_fingerprint(data.tokens.open_corpus(source, quiet), CHAR)[:16]
-    lock = FileLock(cache / f"{key}.lock", thread_local=False)
-    other = threading.Thread(target=lock.acquire)  # filelock refuses what its own thread holds
-    other.start()
-    other.join()
-    threading.Timer(1.5, lock.release).start()
+    held = threading.Event()
+
+    def hold():
+        with FileLock(cache / f"{key}.lock"):
+            held.set()
+            time.sleep(1.5)
+
+    threading.Thread(target=hold).start()
+    held.wait()
     assert "".join(text_of(prepare(source, CHAR, said.append))) == PROSE
     assert said[0] == "waiting for another process that prepares this text" and len(said) == 2
 
