@@ -1,17 +1,38 @@
 """A small real text, a small model, the two ways to train it: in this process, and as a user would; and pages in Chromium."""
 
+import functools
 import os
 import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
-from config import AttentionConfig, CheckpointConfig, Config, DataConfig, EvalConfig, GPTConfig, LogConfig, TokenizerConfig, WandbConfig
+from config import (
+    AttentionConfig,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    GPTConfig,
+    LogConfig,
+    TokenizerConfig,
+    WandbConfig,
+    read_config,
+)
+
+# Before torch is imported, here and in what the tests start: what is this small runs faster on one
+# thread, beside whatever else the machine does.
+os.environ["OMP_NUM_THREADS"] = "1"
+# On a busy machine drawing examples is slow too, which is no fault.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=32", "model.block_size=32", "batch_size=4",
@@ -26,24 +47,47 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """shared(name, make) → a folder that make(folder) has filled, once for all workers of
+    pytest-xdist: to be read, and copied where a test changes something."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def once(name: str, make: Callable[[Path], None]) -> Path:
+        folder, made = root / name, root / f"{name}.made"
+        with FileLock(root / f"{name}.lock"):
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what another worker began and failed at
+                folder.mkdir()
+                make(folder)
+                made.touch()
+        return folder
+
+    return once
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _own_environment(tmp_path_factory):
+def _own_environment(shared):
     """A cache of prepared tokens for this session, and W&B only where a test asks for it."""
-    os.environ["GLASSGPT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["GLASSGPT_CACHE"] = str(shared("cache", lambda folder: None))
     os.environ["WANDB_MODE"] = "disabled"
     os.environ.pop("WANDB_API_KEY", None)
-    os.environ["OMP_NUM_THREADS"] = "1"  # what is this small runs faster on one thread, beside whatever else the machine does
-    torch.set_num_threads(1)
+
+
+def write_text(folder: Path) -> None:
+    rng = random.Random(0)
+    words = ["the", "glass", "model", "attends", "to", "every", "token", "before", "it", "and",
+             "writes", "what", "follows", "é—λ"]
+    lines = [" ".join(rng.choices(words, k=rng.randrange(4, 12))) for _ in range(270)]
+    (folder / "words.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
-def text_file(tmp_path_factory) -> Path:
+def text_file(shared) -> Path:
     """Some 12,000 characters with words that come again."""
-    rng = random.Random(0)
-    words = ["the", "glass", "model", "attends", "to", "every", "token", "before", "it", "and", "writes", "what", "follows", "é—λ"]
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text("\n".join(" ".join(rng.choices(words, k=rng.randrange(4, 12))) for _ in range(270)) + "\n", encoding="utf-8")
-    return path
+    return shared("text", write_text) / "words.txt"
 
 
 @pytest.fixture
@@ -63,30 +107,43 @@ def train_here():
     from train import train
 
     def run(config: Config, resume: bool = False, **changes) -> float:
+        if resume:  # what the text decided, a command line that goes on has from the run
+            kept = read_config(Path(config.run_dir) / "config.yaml")
+            config.model.vocab_size = kept.model.vocab_size
         return train(replace(config, resume=resume, **changes), resume, "test")
 
     return run
 
 
 @pytest.fixture(scope="session")
-def whole(text_file, tmp_path_factory) -> Path:
+def whole(text_file, shared) -> Path:
     """`processes.tiny`, run to its end without a fault, with a checkpoint of each step."""
     from processes import finished
     from processes import tiny as settings
 
-    folder = tmp_path_factory.mktemp("whole")
-    finished(folder, *settings(text_file, "checkpoint.every=1", "checkpoint.keep=99"))
-    return folder / "run"
+    argv = settings(text_file, "checkpoint.every=1", "checkpoint.keep=99")
+    return shared("whole", lambda folder: finished(folder, *argv)) / "run"
 
 
 @pytest.fixture
 def command(tmp_path):
-    """Run `python SCRIPT ARGS` as a user would, in a folder of its own: command("train.py", "max_steps=3", env=…, input=…)."""
-    def run(script: str, *args: str, env: dict | None = None, cwd: Path | None = None, timeout: float = 300, **more):
+    """Run `python SCRIPT ARGS` in a folder of its own, as a fork of this process, which has all
+    imported: command("train.py", "max_steps=3", env=…, input=…), see `processes.run`."""
+    from processes import run
+
+    return functools.partial(run, tmp_path)
+
+
+@pytest.fixture
+def new_command(tmp_path):
+    """`command` with an interpreter of its own, where it matters how the program starts."""
+    def run(script: str, *args: str, env: dict | None = None, **more):
         # None takes a variable out of the environment.
-        whole = {key: value for key, value in {**os.environ, **(env or {})}.items() if value is not None}
-        return subprocess.run([sys.executable, str(ROOT / script), *args], cwd=cwd or tmp_path, env=whole,
-                              capture_output=True, timeout=timeout, **({"text": True, "encoding": "utf-8"} | more))
+        changed = {**os.environ, **(env or {})}
+        return subprocess.run(
+            [sys.executable, str(ROOT / script), *args], cwd=tmp_path, capture_output=True,
+            env={key: value for key, value in changed.items() if value is not None},
+            stdin=subprocess.DEVNULL, timeout=600, text=True, encoding="utf-8", **more)
 
     return run
 

@@ -6,11 +6,14 @@ import os
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import hydra._internal.hydra  # noqa: F401  these are imported for the processes, which would each spend a second on it
 import numpy as np
@@ -29,6 +32,28 @@ KILL = 9
 attention_maps.snapshot.SAMPLE_TOKENS = 8  # the processes write less, and so are sooner at what a test is about
 
 
+def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:
+    """Be `python SCRIPT ARGV` in this fork, with descriptors 0 to 2 as they are, and end."""
+    status = 1
+    try:
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        fault()
+        sys.argv = [str(ROOT / script), *argv]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+
 class Process:
     """`python SCRIPT ARGV` in a folder, as a fork of this process: it has all imported, and so starts at once.
 
@@ -44,31 +69,17 @@ class Process:
             self._run(folder, script, argv, fault, stdout)
 
     def _run(self, folder, script, argv, fault, stdout):
-        status = 1
-        try:
-            os.chdir(folder)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(os.open(self.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if stdout is None else stdout, 1)
-            os.dup2(os.open(self.err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
-            fault()
-            sys.argv = [str(ROOT / script), *argv]
-            runpy.run_path(sys.argv[0], run_name="__main__")
-            status = 0
-        except SystemExit as e:
-            status = e.code if isinstance(e.code, int) else int(e.code is not None)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            try:
-                sys.stdout.flush()
-            finally:
-                os._exit(status)
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(self.out, flags) if stdout is None else stdout, 1)
+        os.dup2(os.open(self.err, flags), 2)
+        become(script, argv, fault)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = 600) -> int:
         """Its exit status, or less than 0 where a signal ended it."""
         end = time.monotonic() + timeout
         while not self.ended():
@@ -85,7 +96,7 @@ class Process:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def wait_for(self, path: Path, timeout: float = 30) -> None:
+    def wait_for(self, path: Path, timeout: float = 600) -> None:
         """Wait until it has made a file."""
         end = time.monotonic() + timeout
         while not path.exists():
@@ -109,6 +120,29 @@ def finished(folder: Path, *argv: str, status: int = 0, **more) -> str:
     assert process.wait() == status, process.said()
     assert "Traceback" not in process.said()
     return process.said()
+
+
+def run(folder: Path, script: str, *argv: str, env: dict[str, str | None] | None = None,
+        input: str | bytes = "", cwd: Path | None = None,
+        text: bool = True) -> subprocess.CompletedProcess:
+    """A `Process` to its end, in `folder` or `cwd`. It reads `input`, no more than a pipe holds,
+    and has the variables of `env`: None takes one out. With text=False what it said is bytes."""
+    def begin():
+        os.chdir(cwd or folder)
+        os.dup2(stdin, 0)
+        for key, value in (env or {}).items():
+            os.environ.pop(key, None) if value is None else os.environ.update({key: value})
+
+    stdin, given = os.pipe()
+    os.write(given, input.encode() if isinstance(input, str) else input)
+    os.close(given)
+    with tempfile.TemporaryDirectory() as said:
+        process = Process(Path(said), *argv, script=script, fault=begin)
+        os.close(stdin)
+        status = process.wait()
+        out, err = (path.read_text("utf-8") if text else path.read_bytes()
+                    for path in (process.out, process.err))
+    return subprocess.CompletedProcess([script, *argv], status, out, err)
 
 
 def at_call(owner, name: str, call: int, do: Callable[[], None], when: Callable[..., bool] = lambda *args: True) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY
-from processes import finished, without_rights
+from processes import become, finished, without_rights
 
 import cli
 from config import SampleConfig, UserError
@@ -25,16 +25,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(text_file, tmp_path_factory):
+def run(text_file, shared):
     """A folder with a short run by characters, `char`, and one by byte pairs, `bpe`."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, more in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
-        settings = [*TINY, f"tokenizer={name}", *more, "data=text", f"data.path={text_file}",
-                    "max_steps=3", "eval.every=0", "attention.every=0"]
-        done = subprocess.run([sys.executable, str(ROOT / "train.py"), *settings,
-                               f"run_dir={folder / name}"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    return folder
+    def make(folder: Path) -> None:
+        for name, more in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
+            finished(folder, *TINY, f"tokenizer={name}", *more, "data=text",
+                     f"data.path={text_file}", "max_steps=3", "eval.every=0", "attention.every=0",
+                     f"run_dir={name}")
+
+    return shared("sampled", make)
 
 
 def test_only_the_generated_text_is_on_stdout(command, run):
@@ -73,7 +72,7 @@ def test_a_bpe_model_takes_any_prompt(command, run, prompt):
 
 def test_half_a_character_is_never_written(command, run):
     done = command("sample.py", f"run_dir={run / 'bpe'}", "max_new_tokens=200", "temperature=5",
-                   text=False, encoding=None)
+                   text=False)
     done.stdout.decode("utf-8")
 
 
@@ -99,7 +98,7 @@ def test_half_a_character_is_never_written(command, run):
 def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
     done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args
                                   else []), *args, input=b"\xff\xfe",
-                   text=False, encoding=None)
+                   text=False)
     assert done.returncode == 1 and not done.stdout
     assert sentence in done.stderr.decode() and done.stderr.count(b"\n") == 1
 
@@ -165,7 +164,7 @@ def test_a_full_disk_under_stderr_costs_no_text(run, tmp_path):
 def test_a_pipe_that_nobody_writes_to_is_refused_and_one_of_the_shells_is_read(
         command, run, tmp_path, setting):
     os.mkfifo(tmp_path / "pipe")
-    done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=pipe", timeout=30)
+    done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=pipe")
     assert done.returncode == 1 and f"{setting}=pipe is a named pipe" in done.stderr
     done = command("sample.py", f"run_dir={run / 'char'}", f"{setting}=/dev/stdin",
                    "max_new_tokens=5",
@@ -313,9 +312,9 @@ def test_a_repetition_penalty_makes_text_repeat_less(capsys, run):
     assert len(set(fined)) > len(set(free))
 
 
-def test_an_output_that_is_not_utf8_gets_what_it_can_show(command, run):
-    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5",
-                   "max_new_tokens=100", env={"PYTHONIOENCODING": "ascii"})
+def test_an_output_that_is_not_utf8_gets_what_it_can_show(new_command, run):
+    done = new_command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5",
+                       "max_new_tokens=100", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "?" in done.stdout and done.stdout.isascii()
 
 
@@ -340,13 +339,13 @@ class Terminal:
     def __init__(self, *argv: str):
         self.out, (self.pid, self.fd) = "", pty.fork()
         if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, str(ROOT / "sample.py"), *argv],
-                      os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"})
+            os.environ.update(TERM="xterm-256color", COLUMNS="80")
+            become("sample.py", argv)
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
-    def until(self, *endings: str, timeout: float = 60) -> str:
+    def until(self, *endings: str, timeout: float = 600) -> str:
         """What it has shown since the last call, once that ends as expected, or the program has."""
         shown, end = b"", time.monotonic() + timeout
         while not (endings and shown.decode(errors="replace").endswith(endings)):

@@ -228,8 +228,8 @@ def test_a_hub_that_answers_late_or_with_an_error_is_within_reach(monkeypatch):
 
 
 @pytest.mark.slow
-def test_without_a_network_one_sentence_says_how_to_do_without(command, tmp_path):
-    done = command("train.py", "data=tinystories", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home"),
+def test_without_a_network_one_sentence_says_how_to_do_without(new_command, tmp_path):
+    done = new_command("train.py", "data=tinystories", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home"),
                                                         "GLASSGPT_CACHE": str(tmp_path / "cache")})
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "fetching roneneldan/TinyStories from the Hugging Face hub" in done.stdout

@@ -19,14 +19,14 @@ NOTHING = {"PATH": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("home", ["read-only", pytest.param(None, marks=pytest.mark.soak), pytest.param("/nowhere", marks=pytest.mark.soak)])
-def test_with_nothing_around_it_a_run_finishes_and_is_sampled_from(command, tmp_path, text_file, home):
+def test_with_nothing_around_it_a_run_finishes_and_is_sampled_from(new_command, tmp_path, text_file, home):
     (tmp_path / "home").mkdir(mode=0o555)
     env = NOTHING | {"HOME": str(tmp_path / "home") if home == "read-only" else home}
-    more = {"env": env, "stdin": subprocess.DEVNULL, "preexec_fn": without_rights}
-    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2", "run_dir=run", "attention.tokens=16", **more)
+    more = {"env": env, "preexec_fn": without_rights}
+    done = new_command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2", "run_dir=run", "attention.tokens=16", **more)
     assert done.returncode == 0, done.stderr
     assert "recorded offline" in done.stdout and rows(tmp_path / "run")[-1]["step"] == 2
-    said = command("sample.py", "run_dir=run", "max_new_tokens=5", **more)
+    said = new_command("sample.py", "run_dir=run", "max_new_tokens=5", **more)
     assert said.returncode == 0 and said.stdout, said.stderr
 
 

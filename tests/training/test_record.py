@@ -93,14 +93,16 @@ def test_the_summary_says_between_which_snapshots_a_head_was_born(tmp_path):
 
 
 def test_the_stopwatch_books_time_by_kind():
-    watch = Stopwatch(lambda: None, {"train": 10.0})
+    began, watch = time.perf_counter(), Stopwatch(lambda: None, {"train": 10.0})
     watch.switch("train")
     time.sleep(0.02)
     watch.switch("evaluate")
     time.sleep(0.03)
     watch.switch("train")
     watch.switch(None)
-    assert 10.02 <= watch.seconds["train"] < 10.03 <= 10 + watch.seconds["evaluate"] < 10.06
+    elapsed, trained, evaluated = (time.perf_counter() - began, watch.seconds["train"] - 10,
+                                   watch.seconds["evaluate"])
+    assert trained > 0.019 and evaluated > 0.029 and trained + evaluated <= elapsed + 1e-6
 
 
 @pytest.mark.parametrize(("setting", "env", "key", "mode"), [
@@ -126,8 +128,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
     done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=6",
                    "eval.every=3", "attention.every=3",
                    "attention.tokens=16", "run_dir=run", "wandb.mode=auto",
-                   "wandb.log_artifacts=true", env={"WANDB_MODE": None},
-                   stdin=subprocess.DEVNULL)
+                   "wandb.log_artifacts=true", env={"WANDB_MODE": None})
     assert done.returncode == 0, done.stderr
     record, = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert f"to upload it: wandb sync run/wandb/{record.name}" in done.stdout
@@ -178,7 +179,7 @@ def test_online_without_a_network_the_record_is_kept_offline(command, tmp_path, 
     began = time.monotonic()
     env = {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": None, "WANDB_BASE_URL": "http://127.0.0.1:9"}
     done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2",
-                   "run_dir=run", env=env, stdin=subprocess.DEVNULL)
+                   "run_dir=run", env=env)
     assert done.returncode == 0, done.stderr
     assert "did not start online" in done.stdout and time.monotonic() - began < 90
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
