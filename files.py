@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 
-from config import UserError
-
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
 # In a row: how often the text had changed since the run began; absent where it never had.
 CHANGES = "data/changes"
@@ -77,7 +75,7 @@ def read_rows(path: Path) -> list[dict]:
     """The rows of a metrics or samples file, in order, without damaged lines, as of a crash.
 
     Raises:
-        UserError: it cannot be read, or is not an ordinary file.
+        OSError: it cannot be read, or is not an ordinary file.
     """
     return read_lines(path)[0]
 
@@ -86,12 +84,9 @@ def read_lines(path: Path) -> tuple[list[dict], int]:
     """The rows of a file, and how many of its lines are damaged; half a line at its end is not.
 
     Raises:
-        UserError: it cannot be read, or is not an ordinary file.
+        OSError: it cannot be read, or is not an ordinary file.
     """
-    try:
-        lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
+    lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = [row for line in lines if (row := parse_row(line)) is not None]
     return rows, len(lines) - len(rows)
 

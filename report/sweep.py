@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
 from files import METRICS, best_row, read_rows
-from report.page import flat, head_metrics, number
+from report.page import flat, head_metrics
 
 PLAN = "sweep.json"  # in the sweep's folder: the jobs of its last command
 CSV, PAGE = "sweep.csv", "sweep.html"
@@ -97,9 +97,10 @@ def read_sweep(folder: Path) -> list[Run]:
 def read_run(path: Path) -> Run:
     job = read_job(path)
     config = config_of(path)
-    rows = [{key: value for key, value in row.items() if isinstance(value, (int, float))}
-            for row in read_rows(path / METRICS)
-            if isinstance(row, dict) and number(row.get("step")) is not None]
+    try:
+        rows = read_rows(path / METRICS)
+    except OSError as e:
+        raise UserError(f"{path / METRICS} cannot be read: {e.strerror}") from None
     done = config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
     status = "finished" if done else "failed" if job["failed"] else "unfinished"
     settings = {key: job["overrides"][key] for key in job["swept"]}
