@@ -341,7 +341,7 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
             raise UserError(f"{changed}: restore it, go on all the same with "
                             "accept_changed_data=true, or start a new run")
         say(f"note: {changed}; the best loss is that on the new text from here on")
-    kept = tokenizer_of(folder, config.model.vocab_size)
+    kept = tokenizer_of(folder, read_config(folder / CONFIG).model.vocab_size)
     if kept.to_json() == tokens.tokenizer.to_json():
         return tokens
     return prepare(config.data, config.tokenizer, say, kept, whole=True)
