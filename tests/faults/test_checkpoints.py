@@ -9,6 +9,7 @@ import torch
 from processes import Process, after_8_steps, assert_same_run, at_call, finished, tiny
 
 import attention_maps.capture
+import attention_maps.snapshot
 import training.evaluate
 from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_steps
 
@@ -51,7 +52,8 @@ def test_where_every_checkpoint_is_damaged_the_run_ends_with_a_sentence_and_does
 def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_file):
     def best_after_5():
         steps = iter(range(99))
-        training.evaluate.Validation.evaluate = lambda self, model: (1.0 + abs(next(steps) - 5), 1.0)
+        training.evaluate.Validation.evaluate = (
+            lambda self, model, between: (1.0 + abs(next(steps) - 5), 1.0))
 
     finished(tmp_path, *tiny(text_file, "max_steps=20", "checkpoint.every=1", "checkpoint.keep=2", "eval.every=1", "attention.every=0"),
              fault=best_after_5)
@@ -61,7 +63,7 @@ def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_fi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("owner, name, call, step", [(training.evaluate.Validation, "evaluate", 3, 8), (attention_maps.capture, "capture", 2, 8),
-                                                     (training.evaluate, "sample_text", 2, 8), (attention_maps.capture.Snapshot, "save", 2, 8)])
+                                                     (attention_maps.snapshot, "sample_text", 2, 8), (attention_maps.capture.Snapshot, "save", 2, 8)])
 def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk(tmp_path, text_file, owner, name, call, step):
     def fail():
         raise RuntimeError("on purpose")
