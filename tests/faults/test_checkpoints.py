@@ -52,7 +52,8 @@ def test_where_every_checkpoint_is_damaged_the_run_ends_with_a_sentence_and_does
 def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_file):
     def best_after_5():
         steps = iter(range(99))
-        training.evaluate.Validation.evaluate = lambda self, model, *_: (1.0 + abs(next(steps) - 5), 1.0)
+        training.evaluate.Validation.evaluate = (
+            lambda self, model, *_: (1.0 + abs(next(steps) - 5), 1.0))
 
     finished(tmp_path, *tiny(text_file, "max_steps=20", "checkpoint.every=1", "checkpoint.keep=2", "eval.every=1", "attention.every=0"),
              fault=best_after_5)
