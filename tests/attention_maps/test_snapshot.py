@@ -65,10 +65,10 @@ def test_a_snapshot_can_be_left_between_its_parts(tiny: Config, train_here, monk
 
     whole, calls = Snapshots.take, []
 
-    def asked(self, model, step, rows):
+    def asked(self, model, step, rows, *_):
         def between():
             calls.append(step)
-            if len(calls) == 4:
+            if calls.count(6) == 2:
                 raise Asked
 
         return whole(self, model, step, rows, between)
