@@ -1,4 +1,5 @@
-"""NaN and Inf: the update is not made, the step and the tensor are named, checkpoints stay; or such steps are left out and counted."""
+"""NaN and Inf: the update is not made, the step and the tensor are named, checkpoints stay; or
+such steps are left out and counted."""
 
 import math
 
@@ -11,7 +12,13 @@ import model
 import training.optim
 from config import Config, OptimConfig
 from training.checkpoint import find_checkpoint
-from training.optim import Watch, build_optimizers, load_optimizer_tensors, optimizer_tensors, update
+from training.optim import (
+    Watch,
+    build_optimizers,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    update,
+)
 
 
 def faulty(steps, wrong):
@@ -26,7 +33,8 @@ def faulty(steps, wrong):
 
         def poisoned(self, *args, **more):
             logits, loss = forward(self, *args, **more)
-            return logits, wrong(self, loss) if self.training and torch.is_grad_enabled() and now in steps else loss
+            return logits, wrong(self, loss) if self.training and torch.is_grad_enabled(
+                ) and now in steps else loss
 
         training.optim.seed_micro_step, model.GPT.forward = seeded, poisoned
 
@@ -43,9 +51,12 @@ def infinite_gradient(model, loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optim, wrong, named", [("adamw", nan_loss, "the loss and the gradient of "),
-                                                 ("muon", infinite_gradient, "the gradient of blocks.1.attention.W_K.weight ")])
-def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(tmp_path, text_file, optim, wrong, named):
+@pytest.mark.parametrize("optim, wrong, named", [("adamw", nan_loss,
+                                                  "the loss and the gradient of "),
+                                                 ("muon", infinite_gradient,
+                                                  "the gradient of blocks.1.attention.W_K.weight ")])
+def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
+        tmp_path, text_file, optim, wrong, named):
     argv = tiny(text_file, f"optim={optim}")
     said = finished(tmp_path, *argv, status=1, fault=faulty({7}, wrong))
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
@@ -58,7 +69,8 @@ def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
 
 
 @pytest.mark.slow
-def test_what_is_not_finite_before_the_first_checkpoint_names_a_way_on_that_works(tmp_path, text_file):
+def test_what_is_not_finite_before_the_first_checkpoint_names_a_way_on_that_works(
+        tmp_path, text_file):
     argv = tiny(text_file)
     finished(tmp_path, *argv, status=1, fault=faulty({2}, nan_loss))
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
@@ -74,7 +86,8 @@ def test_steps_left_out_are_counted_and_a_resumed_run_counts_on(tmp_path, text_f
     finished(tmp_path, *argv, "run_dir=whole", fault=fault)
     skipped = [row["train/skipped"] for row in rows(tmp_path / "whole")[1:]]
     assert skipped == [0, 0, 1, 1, 1, 2, 3, 3, 3, 4, 4, 4]
-    assert [row["step"] for row in rows(tmp_path / "whole") if "train/loss" not in row] == [0, 3, 6, 7, 10]
+    assert [row["step"] for row in rows(tmp_path / "whole")
+            if "train/loss" not in row] == [0, 3, 6, 7, 10]
     assert "NaN" not in (tmp_path / "whole" / "metrics.jsonl").read_text()
 
     def killed():
@@ -88,7 +101,8 @@ def test_steps_left_out_are_counted_and_a_resumed_run_counts_on(tmp_path, text_f
 
 @pytest.mark.slow
 def test_ten_steps_left_out_in_a_row_end_the_run(tmp_path, text_file):
-    finished(tmp_path, *tiny(text_file, "on_nonfinite=skip", "max_steps=20"), status=1, fault=faulty(range(5, 99), nan_loss))
+    finished(tmp_path, *tiny(text_file, "on_nonfinite=skip", "max_steps=20"), status=1,
+             fault=faulty(range(5, 99), nan_loss))
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
     assert "step 14" in sentence and "the 9 before it" in sentence
     assert rows(tmp_path / "run")[-1]["train/skipped"] == 9
@@ -101,17 +115,20 @@ def test_a_spike_of_the_gradient_is_clipped_and_logged(tmp_path, text_file):
     norms = {row["step"]: row["train/grad_norm"] for row in rows(tmp_path / "run") if row["step"]}
     assert norms[7] == max(norms.values()) > 30 * norms[6]
     mean = load_file(tmp_path / "run" / "checkpoints" / "step_00000007" / "optimizer.safetensors")
-    assert sum((mean[key] ** 2).sum() for key in mean if key.endswith("exp_avg")) <= 1  # a mean of gradients of norm 1 at most
+    # a mean of gradients of norm 1 at most
+    assert sum((mean[key] ** 2).sum() for key in mean if key.endswith("exp_avg")) <= 1
     assert all(math.isfinite(row["train/loss"]) for row in rows(tmp_path / "run")[1:])
 
 
-# --- the parts ------------------------------------------------------------------------------------------------------
+# --- the parts ------------------------------------------------------------------------------------
 
 
 def model_and_optimizers(name: str):
     torch.manual_seed(0)
-    small = model.GPT(model.GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16, bias=True))
-    config = Config(device="cpu", batch_size=4, max_steps=100, optim=OptimConfig(name=name, warmup_steps=0))
+    small = model.GPT(model.GPTConfig(vocab_size=11, block_size=8, n_layer=1, n_head=2, n_embd=16,
+                                      bias=True))
+    config = Config(device="cpu", batch_size=4, max_steps=100,
+                    optim=OptimConfig(name=name, warmup_steps=0))
     return small, build_optimizers(small, config), config
 
 
@@ -145,7 +162,8 @@ def test_an_update_that_is_left_out_changes_nothing(name, on_device):
         with torch.no_grad():
             small.blocks[0].mlp.W_in.weight[0, 0] = before["blocks.0.mlp.W_in.weight"][0, 0]
     after = state(small, optimizers)
-    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -164,7 +182,8 @@ def test_an_update_that_the_device_decides_on_is_the_same_update(name):
 def test_only_steps_in_a_row_count_towards_giving_up():
     small, _, config = model_and_optimizers("adamw")
     config.on_nonfinite = "skip"
-    watch, fine = Watch(small, config), torch.ones(len(list(small.parameters())) + 2, dtype=torch.bool)
+    watch, fine = Watch(small, config), torch.ones(len(list(small.parameters())) + 2,
+                                                   dtype=torch.bool)
     for step in range(1, 60):
         watch.note(step, fine if step % 10 == 0 else ~fine)
     assert (watch.skipped, watch.in_a_row) == (54, 9)

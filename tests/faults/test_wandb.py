@@ -1,4 +1,5 @@
-"""A W&B server that never answers, answers 500, or dies in the middle: training neither stops nor slows, the record is whole, the exit is bounded."""
+"""A W&B server that never answers, answers 500, or dies in the middle: training neither stops nor
+slows, the record is whole, the exit is bounded."""
 
 import json
 import threading
@@ -13,13 +14,15 @@ import training.optim
 import training.wandb_record
 
 pytestmark = pytest.mark.slow
-BUCKET = {"id": "b", "name": "r", "displayName": "r", "config": "{}", "summaryMetrics": "{}", "sweepName": None, "historyLineCount": 0,
+BUCKET = {"id": "b", "name": "r", "displayName": "r", "config": "{}", "summaryMetrics": "{}",
+          "sweepName": None, "historyLineCount": 0,
           "project": {"id": "p", "name": "glassgpt", "entity": {"id": "e", "name": "me"}}}
 VIEWER = {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
 
 
 class Server(ThreadingHTTPServer):
-    """Answers as W&B's server does, as far as a run needs to start (`manner` well), with status 500 (broken), or never (silent)."""
+    """Answers as W&B's server does, as far as a run needs to start (`manner` well), with status
+    500 (broken), or never (silent)."""
 
     daemon_threads = True
     manner, asked = "well", 0
@@ -35,8 +38,11 @@ class Answer(BaseHTTPRequestHandler):
         answer = {}
         if self.path.startswith("/graphql"):
             query = json.loads(body)["query"]
-            answer = {"data": {"viewer": VIEWER, "serverInfo": {"cliVersionInfo": {"max_cli_version": "0.99"}, "features": []},
-                               "upsertBucket": {"bucket": BUCKET, "inserted": True}, "model": {"bucket": None}, "project": None}}
+            answer = {"data": {"viewer": VIEWER,
+                               "serverInfo": {"cliVersionInfo": {"max_cli_version": "0.99"},
+                                              "features": []},
+                               "upsertBucket": {"bucket": BUCKET, "inserted": True},
+                               "model": {"bucket": None}, "project": None}}
             if "mutation" not in query:
                 answer["data"].pop("upsertBucket")
         text = json.dumps(answer).encode()
@@ -55,28 +61,33 @@ class Answer(BaseHTTPRequestHandler):
 def serving(manner: str):
     with Server(("127.0.0.1", 0), Answer) as server:
         server.manner = manner
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05},
+                         daemon=True).start()
         yield server
         server.shutdown()
 
 
 def trained(tmp_path, text_file, monkeypatch, server, *more, fault=lambda: None):
-    """Train with this server, W&B being waited for for seconds, not for half a minute; the process, and how long it took."""
-    for name, value in (("WANDB_API_KEY", "0" * 40), ("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}"), ("no_proxy", "127.0.0.1")):
+    """Train with this server, W&B being waited for for seconds, not for half a minute; the
+    process, and how long it took."""
+    for name, value in (("WANDB_API_KEY", "0" * 40), (
+        "WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}"), ("no_proxy", "127.0.0.1")):
         monkeypatch.setenv(name, value)
 
     def impatient():
         training.wandb_record.START = training.wandb_record.FINISH = 4
         fault()
 
-    process, began = Process(tmp_path, *tiny(text_file, "wandb.mode=online", *more), fault=impatient), time.monotonic()
+    process, began = Process(tmp_path, *tiny(text_file, "wandb.mode=online", *more),
+                             fault=impatient), time.monotonic()
     assert process.wait(120) == 0, process.said()
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(13))
     return process.said(), time.monotonic() - began
 
 
 @pytest.mark.parametrize("manner", ["silent", pytest.param("broken", marks=pytest.mark.soak)])
-def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(tmp_path, text_file, monkeypatch, manner):
+def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(
+        tmp_path, text_file, monkeypatch, manner):
     with serving(manner) as server:
         said, seconds = trained(tmp_path, text_file, monkeypatch, server)
         assert server.asked and seconds < 45
@@ -86,7 +97,8 @@ def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(tmp_path, te
 
 
 @pytest.mark.parametrize("manner", ["silent", pytest.param("broken", marks=pytest.mark.soak)])
-def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(tmp_path, text_file, monkeypatch, manner):
+def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
+        tmp_path, text_file, monkeypatch, manner):
     with serving("well") as server:
         dies = tmp_path / "dies"
 
@@ -100,7 +112,8 @@ def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(tmp_pa
             server.manner = manner
 
         threading.Thread(target=watch, daemon=True).start()
-        said, seconds = trained(tmp_path, text_file, monkeypatch, server, fault=at_call(training.optim, "seed_micro_step", 5, die))
+        said, seconds = trained(tmp_path, text_file, monkeypatch, server,
+                                fault=at_call(training.optim, "seed_micro_step", 5, die))
         assert seconds < 45, said
     assert "did not start online" not in said and "Traceback" not in said
     assert rows(tmp_path / "run")[-1]["train_seconds"] < 4

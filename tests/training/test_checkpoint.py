@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_s
 
 
 @pytest.fixture
-def run(tiny, train_here) -> Path:
+def run(tiny, train_here, shared) -> Path:
     """A finished run with checkpoints of steps 8 and 12."""
-    train_here(tiny)
-    return Path(tiny.run_dir)
+    trained = shared("trained", lambda folder: train_here(tiny, run_dir=str(folder / "run")))
+    return Path(shutil.copytree(trained / "run", tiny.run_dir))
 
 
 def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_file):
@@ -21,7 +22,8 @@ def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_fi
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert config.model.vocab_size == tokenizer.vocab_size == model.config.vocab_size
     assert not model.training
-    assert model.attention_maps(torch.tensor([tokenizer.encode(text)[:32]])).shape == (2, 1, 2, 32, 32)
+    assert model.attention_maps(torch.tensor([tokenizer.encode(text)[:32]])).shape == (
+        2, 1, 2, 32, 32)
 
 
 def test_best_last_and_a_step_name_checkpoints(run):
@@ -33,6 +35,7 @@ def test_best_last_and_a_step_name_checkpoints(run):
     assert find_checkpoint(run, "8")[1]["step"] == 8
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.max_steps = 1, 2, 20
     train_here(tiny)
@@ -41,17 +44,20 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
     from training import checkpoint
 
     most, prune = [], checkpoint.prune
-    monkeypatch.setattr(checkpoint, "prune", lambda run, *more: (prune(run, *more), most.append(len(saved_steps(run)))))
+    monkeypatch.setattr(checkpoint, "prune", lambda run,
+                        *more: (prune(run, *more), most.append(len(saved_steps(run)))))
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.eval.every = 0, 1, 1
     train_here(tiny)
     assert len(most) > 3 and max(most) <= 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json",
+                                  "config.yaml", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_found_said_and_the_one_before_it_taken(run, name, damage):
     path = run / "checkpoints" / "step_00000012" / name
@@ -77,7 +83,8 @@ def test_no_byte_of_a_manifest_changes_unnoticed(run):
             verify(path.parent)
 
 
-def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start(run, tiny, train_here):
+def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start(
+        run, tiny, train_here):
     for model in run.glob("checkpoints/*/model.safetensors"):
         model.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
@@ -86,7 +93,8 @@ def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start
 
 def test_a_checkpoint_is_made_of_safetensors_and_text_alone(run):
     names = {p.name for p in run.glob("checkpoints/step_*/*")}
-    assert names == {"model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"}
+    assert names == {"model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml",
+                     "manifest.json"}
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(run):

@@ -1,4 +1,5 @@
-"""Several processes train one run: under a real torchrun, in the same steps as one process, through deaths, signals and restarts."""
+"""Several processes train one run: under a real torchrun, in the same steps as one process,
+through deaths, signals and restarts."""
 
 import os
 import re
@@ -39,15 +40,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Torchrun:
-    """`torchrun … train.py ARGV` in a folder; `fault` is Python that each process runs first, which knows its `rank` and `attempt`."""
+    """`torchrun … train.py ARGV` in a folder; `fault` is Python that each process runs first,
+    which knows its `rank` and `attempt`."""
 
-    def __init__(self, folder: Path, processes: int, *argv: str, fault: str = "", options: tuple = ("--standalone",), name: str = "torchrun",
+    def __init__(self, folder: Path, processes: int, *argv: str, fault: str = "",
+                 options: tuple = ("--standalone",), name: str = "torchrun",
                  env: dict | None = None):
         script, self.log = folder / f"{name}.py", folder / f"{name}.txt"
-        script.write_text(SCRIPT.replace("FAULT", fault and f"from processes import at_call\n{fault}"))
+        script.write_text(SCRIPT.replace("FAULT",
+                                         fault and f"from processes import at_call\n{fault}"))
         with self.log.open("w") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *options, str(script), *argv],
+                [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}",
+                 *options, str(script), *argv],
                 cwd=folder, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
 
     def wait(self, timeout: float = 150) -> int:
@@ -61,12 +66,14 @@ class Torchrun:
     def wait_for(self, words: str, timeout: float = 90) -> None:
         end = time.monotonic() + timeout
         while words not in self.said():
-            assert self.agent.poll() is None and time.monotonic() < end, f"it does not say {words!r}: {self.said()}"
+            assert self.agent.poll() is None and time.monotonic(
+                ) < end, f"it does not say {words!r}: {self.said()}"
             time.sleep(0.05)
 
     def workers(self) -> list[int]:
         """The process ids that it started."""
-        return [int(pid) for task in Path(f"/proc/{self.agent.pid}/task").iterdir() for pid in (task / "children").read_text().split()]
+        return [int(pid) for task in Path(f"/proc/{self.agent.pid}/task").iterdir()
+                for pid in (task / "children").read_text().split()]
 
     def kill(self) -> None:
         """As when its machine loses power."""
@@ -79,34 +86,42 @@ class Torchrun:
 
     def statuses(self) -> dict[int, int]:
         """The exit status of each process that failed, from torchrun's report."""
-        return {int(rank): int(status) for rank, status in re.findall(r"rank +: (\d+) .*\n.*exitcode +: (-?\d+)", self.said())}
+        return {int(rank): int(status) for rank,
+                status in re.findall(r"rank +: (\d+) .*\n.*exitcode +: (-?\d+)", self.said())}
 
 
 def twenty(text_file: Path, *more: str) -> list[str]:
     """A run of 20 steps without dropout."""
-    return tiny(text_file, "model.dropout=0", "batch_size=8", "accumulate=2", "max_steps=20", "optim.warmup_steps=1",
+    return tiny(text_file, "model.dropout=0", "batch_size=8", "accumulate=2", "max_steps=20",
+                "optim.warmup_steps=1",
                 "eval.every=5", "attention.every=10", "checkpoint.every=5", *more)
 
 
 def assert_same_steps(one: Path, other: Path, steps: int = 20):
-    """The losses of every step within 1e-5, and checkpoints of the same tensors in the same files, as near as rounding leaves them."""
+    """The losses of every step within 1e-5, and checkpoints of the same tensors in the same files,
+    as near as rounding leaves them."""
     a, b = rows(one), rows(other)
     assert [row["step"] for row in a] == [row["step"] for row in b] == list(range(steps + 1))
     for key in ("train/loss", "val/loss", "train/grad_norm"):
         mine, its = ({row["step"]: row[key] for row in run if key in row} for run in (a, b))
-        assert mine.keys() == its.keys() and max(abs(mine[step] - its[step]) for step in mine) < 1e-5
+        assert mine.keys() == its.keys()
+        assert max(abs(mine[step] - its[step]) for step in mine) < 1e-5
     folders = [run / "checkpoints" / f"step_{steps:08d}" for run in (one, other)]
     assert len({tuple(sorted(path.name for path in folder.iterdir())) for folder in folders}) == 1
     for name in ("model.safetensors", "optimizer.safetensors"):
         x, y = (load_file(folder / name) for folder in folders)
-        assert list(x) == list(y) and all(x[k].dtype == y[k].dtype and np.allclose(x[k], y[k], rtol=1e-3, atol=1e-4) for k in x)
+        assert list(x) == list(y)
+        assert all(x[k].dtype == y[k].dtype and np.allclose(x[k], y[k], rtol=1e-3, atol=1e-4)
+                   for k in x)
 
 
 @pytest.mark.parametrize("optim, first, then", [
     ("muon", 2, 1),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (("adamw", 2, 1), ("muon", 4, 2))),
-    *(pytest.param(*case, marks=pytest.mark.soak) for case in (("adamw", 4, 2), ("muon", 1, 4), ("adamw", 1, 4)))])
-def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_on(tmp_path, text_file, optim, first, then):
+    *(pytest.param(*case, marks=pytest.mark.soak)
+      for case in (("adamw", 4, 2), ("muon", 1, 4), ("adamw", 1, 4)))])
+def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_on(
+        tmp_path, text_file, optim, first, then):
     argv = twenty(text_file, f"optim={optim}", "optim.schedule=constant", "run_dir=team",
                   *(["accumulate=1"] if 4 in (first, then) else []))
 
@@ -125,7 +140,8 @@ def test_any_number_of_processes_takes_the_steps_of_one_and_another_number_goes_
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_others_and_torchrun_goes_on_from_the_last_checkpoint(tmp_path, text_file):
+def test_a_process_that_is_killed_ends_the_others_and_torchrun_goes_on_from_the_last_checkpoint(
+        tmp_path, text_file):
     argv, fault = twenty(text_file, "optim=muon"), """
 import training.optim
 if rank == 1 and not attempt:
@@ -139,9 +155,11 @@ def left(self, *error):
     os.write(1, f"threads left: {left}\\n".encode())
 training.distributed.Team.__exit__ = left
 """
-    torchrun = Torchrun(tmp_path, 2, *argv, "resume=auto", fault=fault, options=("--standalone", "--max-restarts=1"))
+    torchrun = Torchrun(tmp_path, 2, *argv, "resume=auto", fault=fault,
+                        options=("--standalone", "--max-restarts=1"))
     assert torchrun.wait() == 0, torchrun.said()
-    assert torchrun.said().count("error: process 1 of 2 has ended") == 1 and "Traceback" not in torchrun.said()
+    assert torchrun.said().count(
+        "error: process 1 of 2 has ended") == 1 and "Traceback" not in torchrun.said()
     assert torchrun.said().count("going on after 5 steps") == 1
     # Threads that outlive the group crash the process now and then as it ends.
     assert torchrun.said().count("threads left: []") == 2
@@ -150,7 +168,8 @@ training.distributed.Team.__exit__ = left
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_amid_an_evaluation_saves_once_and_all_leave_with_its_status(tmp_path, text_file):
+def test_a_signal_to_one_process_amid_an_evaluation_saves_once_and_all_leave_with_its_status(
+        tmp_path, text_file):
     torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault="""
 import training.evaluate
 if rank == 1:
@@ -184,7 +203,8 @@ if rank == {rank}:
 
 @pytest.mark.slow
 def test_a_signal_to_torchrun_saves_and_the_run_goes_on_to_the_same_bits(tmp_path, text_file):
-    argv = tiny(text_file, "max_steps=400", "optim=muon", "optim.schedule=constant", "optim.warmup_steps=20",
+    argv = tiny(text_file, "max_steps=400", "optim=muon", "optim.schedule=constant",
+                "optim.warmup_steps=20",
                 "checkpoint.every=0", "eval.every=0", "attention.every=0")
     torchrun = Torchrun(tmp_path, 2, *argv)
     torchrun.wait_for("step  20 ")
@@ -211,7 +231,8 @@ if rank == 0:
     at_call(attention_maps.picture, "printable", 20, lambda: time.sleep(8))()
 """)
     assert torchrun.wait() == 1
-    assert torchrun.said().count("error: process 2 of 3 has ended (the card is hot)") == 1, torchrun.said()
+    assert torchrun.said().count(
+        "error: process 2 of 3 has ended (the card is hot)") == 1, torchrun.said()
 
 
 @pytest.mark.slow
@@ -234,15 +255,18 @@ training.optim.seed_micro_step, model.GPT.forward = seeded, poisoned
     error, = re.findall("^error: .*", torchrun.said(), re.M)
     assert error.startswith("error: step 7: the loss and the gradient of")
     assert torchrun.statuses()[0] == 1
-    torchrun = Torchrun(tmp_path, 2, *twenty(text_file, "run_dir=skip", "on_nonfinite=skip"), fault=fault)
+    torchrun = Torchrun(tmp_path, 2, *twenty(text_file, "run_dir=skip", "on_nonfinite=skip"),
+                        fault=fault)
     assert torchrun.wait() == 0, torchrun.said()
     assert [row["train/skipped"] for row in rows(tmp_path / "skip")[1:]] == [0] * 6 + [1] * 14
 
 
 @pytest.mark.slow
 def test_a_mistake_is_said_once(tmp_path, text_file):
-    for wrong, sentence in ((["batch_sise=4"], "batch_sise is not a setting"), (["data.path=nothing"], "nothing"),
-                            (["batch_size=3", "accumulate=1"], "batch_size=3 cannot be divided among 2")):
+    for wrong, sentence in ((["batch_sise=4"], "batch_sise is not a setting"),
+                            (["data.path=nothing"], "nothing"),
+                            (["batch_size=3", "accumulate=1"],
+                             "batch_size=3 cannot be divided among 2")):
         torchrun = Torchrun(tmp_path, 2, *twenty(text_file), *wrong)
         assert torchrun.wait() == 1
         said = re.findall("^error: .*", torchrun.said(), re.M)
@@ -258,9 +282,11 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_of_two_machines_one_is_killed_and_started_again(tmp_path, text_file):
-    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # without, torch 2.13 does not tell a machine that comes later where the first one is
+    # without, torch 2.13 does not tell a machine that comes later where the first one is
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     port = free_port()
-    options = ("--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=glass")
+    options = ("--nnodes=2", "--max-restarts=3", "--rdzv-backend=c10d",
+               f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=glass")
     argv = twenty(text_file, "optim=muon", "resume=auto")
     slow = """
 import training.optim
@@ -268,7 +294,9 @@ at_call(training.optim, "seed_micro_step", 30, lambda: time.sleep(0 if attempt e
 """
     one = Torchrun(tmp_path, 1, *argv, options=options, env=env, name="one", fault=slow)
     end = time.monotonic() + 90
-    while subprocess.run([sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}))"], capture_output=True).returncode:
+    while subprocess.run([sys.executable, "-c",
+                          f"import socket; socket.create_connection(('127.0.0.1', {port}))"],
+                         capture_output=True).returncode:
         assert time.monotonic() < end  # until the first machine is the one where they meet
     other = Torchrun(tmp_path, 1, *argv, options=options, env=env, name="other", fault=slow)
     while not (tmp_path / "run" / "checkpoints" / "step_00000010").exists():
@@ -288,9 +316,12 @@ def test_every_parameter_is_updated_by_one_process_and_the_work_is_even(name):
     config = Config(optim=OptimConfig(name=name))
     for processes in (1, 2, 3, 4, 40):
         parts = partition_parameters(model, config, processes)
-        assert sorted(id(p) for part in parts for p in part) == sorted(id(p) for p in model.parameters())
-        updated = [[p for o in build_optimizers(model, config, part) for g in o.param_groups for p in g["params"]] for part in parts]
-        assert [{id(p) for p in part} for part in updated] == [{id(p) for p in part} for part in parts]
+        assert sorted(id(p) for part in parts
+                      for p in part) == sorted(id(p) for p in model.parameters())
+        updated = [[p for o in build_optimizers(model, config, part) for g in o.param_groups
+                    for p in g["params"]] for part in parts]
+        assert [{id(p) for p in part}
+                for part in updated] == [{id(p) for p in part} for part in parts]
         if processes <= 4:
             sizes = [sum(p.numel() for p in part) for part in parts]
             assert max(sizes) < 1.5 * min(sizes)
@@ -318,6 +349,7 @@ def test_a_follower_has_the_text_and_the_vocabulary_of_the_first(tiny):
     told = {"tokenizer": tokens.tokenizer.to_json(), "fingerprint": tokens.fingerprint}
     assert np.array_equal(same_tokens(tiny, told).train, tokens.train)
     kept = CharTokenizer(tokens.tokenizer.alphabet + "¡")
-    assert same_tokens(tiny, {**told, "tokenizer": kept.to_json()}).tokenizer.alphabet == kept.alphabet
+    assert same_tokens(tiny,
+                       {**told, "tokenizer": kept.to_json()}).tokenizer.alphabet == kept.alphabet
     with pytest.raises(UserError, match="another than that of process 0"):
         same_tokens(tiny, {**told, "fingerprint": "0" * 64})

@@ -7,12 +7,21 @@ from hypothesis import strategies as st
 
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
-from training.optim import Muon, build_optimizers, load_optimizer_tensors, lr_factor, optimizer_tensors, orthogonalize, update
+from training.optim import (
+    Muon,
+    build_optimizers,
+    load_optimizer_tensors,
+    lr_factor,
+    optimizer_tensors,
+    orthogonalize,
+    update,
+)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
-def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_singular_values(batch, rows, columns, seed):
+def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_singular_values(
+        batch, rows, columns, seed):
     torch.manual_seed(seed)
     matrices = torch.randn(batch, rows, columns, dtype=torch.float64)
     result = orthogonalize(matrices, torch.float64)
@@ -20,7 +29,8 @@ def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_singular_values
     core = u.mT @ result @ vt.mT  # diagonal where the singular vectors are kept
     levels = torch.diagonal(core, dim1=-2, dim2=-1)
     assert torch.allclose(core, torch.diag_embed(levels), atol=1e-8)
-    large = s / s.norm(dim=-1, keepdim=True) > 0.02  # five steps bring these to the plateau; smaller ones are on their way
+    # five steps bring these to the plateau; smaller ones are on their way
+    large = s / s.norm(dim=-1, keepdim=True) > 0.02
     assert ((levels > 0.6) & (levels < 1.3))[large].all()
 
 
@@ -63,10 +73,12 @@ def test_every_weight_has_one_optimizer_and_only_matrices_decay(name):
 
 def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else():
     model, optimizers = model_and_optimizers("muon")
-    by_muon = {id(p) for o in optimizers if isinstance(o, Muon) for g in o.param_groups for p in g["params"]}
+    by_muon = {id(p) for o in optimizers if isinstance(o, Muon) for g in o.param_groups
+               for p in g["params"]}
     names = {name for name, p in model.named_parameters() if id(p) in by_muon}
     assert names == {f"blocks.{layer}.{part}.weight" for layer in range(2)
-                     for part in ("attention.W_Q", "attention.W_K", "attention.W_V", "attention.W_O", "mlp.W_in", "mlp.W_out")}
+                     for part in ("attention.W_Q", "attention.W_K", "attention.W_V",
+                                  "attention.W_O", "mlp.W_in", "mlp.W_out")}
 
 
 def steps(model, optimizers, count: int, seed: int):
@@ -85,7 +97,8 @@ def test_saved_and_loaded_state_continues_to_the_same_bits(name):
     steps(model, optimizers, 3, seed=1)
     again, others = model_and_optimizers(name)
     again.load_state_dict(model.state_dict())
-    load_optimizer_tensors(others, again, {k: t.clone() for k, t in optimizer_tensors(optimizers, model).items()})
+    load_optimizer_tensors(others, again,
+                           {k: t.clone() for k, t in optimizer_tensors(optimizers, model).items()})
     steps(model, optimizers, 3, seed=2)
     steps(again, others, 3, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
@@ -97,15 +110,19 @@ def test_an_update_is_that_of_the_mean_gradient_clipped_however_it_is_split(name
     x, y, results = tokens[:, :-1], tokens[:, 1:], []
     for accumulate in (1, 2, 4):
         model, optimizers = model_and_optimizers(name)
-        config = Config(device="cpu", batch_size=4, accumulate=accumulate, max_steps=100, optim=OptimConfig(grad_clip=0.01, warmup_steps=9))
+        config = Config(device="cpu", batch_size=4, accumulate=accumulate, max_steps=100,
+                        optim=OptimConfig(grad_clip=0.01, warmup_steps=9))
         loss = model(x, y)[1]
         grads = torch.autograd.grad(loss, list(model.parameters()))
-        results.append((update(model, model, optimizers, x, y, config, step=0), [p.detach().clone() for p in model.parameters()]))
+        results.append((update(model, model, optimizers, x, y, config, step=0),
+                        [p.detach().clone() for p in model.parameters()]))
         (measured, norm, finite), _ = results[-1]
         assert finite.all() and len(finite) == len(grads) + 2
         assert measured.item() == pytest.approx(loss.item(), abs=1e-6)
-        assert norm.item() == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in grads)), rel=1e-4)
-        assert all(g["lr"] == pytest.approx(g["peak_lr"] / 10) for o in optimizers for g in o.param_groups)
+        assert norm.item() == pytest.approx(math.sqrt(sum(g.square().sum().item() for g in grads)),
+                                            rel=1e-4)
+        assert all(g["lr"] == pytest.approx(g["peak_lr"] / 10) for o in optimizers
+                   for g in o.param_groups)
         assert all(p.grad is None for p in model.parameters())
     for _, weights in results[1:]:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights, results[0][1]))

@@ -59,12 +59,14 @@ def test_a_file_of_rows_is_started_again_with_what_is_to_be_kept(tmp_path):
 def test_heads_become_layers_where_there_would_be_too_many_names():
     def row(layers, heads):
         return {"step": 5, "val/loss": 1.0} | {f"heads/{score}/L{layer}H{head}": layer + head / 100
-                                               for score in ("induction", "sink") for layer in range(layers) for head in range(heads)}
+                                               for score in ("induction", "sink")
+                                               for layer in range(layers) for head in range(heads)}
 
     assert few_heads(row(2, 4)) == row(2, 4)
     few = few_heads(row(12, 12))
     assert len(few) <= MOST_HEAD_METRICS and few["val/loss"] == 1.0
-    assert few["heads/induction/L3/max"] == 3.11 and few["heads/sink/L3/mean"] == pytest.approx(3.055)
+    assert few["heads/induction/L3/max"] == 3.11
+    assert few["heads/sink/L3/mean"] == pytest.approx(3.055)
     assert head_table(row(2, 2))["L1H1"] == {"induction": 1.01, "sink": 1.01}
 
 
@@ -104,11 +106,14 @@ def test_the_stopwatch_books_time_by_kind():
 
 
 @pytest.mark.parametrize(("setting", "env", "key", "mode"), [
-    ("auto", None, None, "offline"), ("auto", None, "k", "online"), ("auto", "disabled", "k", "disabled"), ("auto", "offline", "k", "offline"),
-    ("auto", "dryrun", None, "offline"), ("disabled", "online", "k", "disabled"), ("offline", "online", "k", "offline"),
+    ("auto", None, None, "offline"), ("auto", None, "k", "online"),
+    ("auto", "disabled", "k", "disabled"), ("auto", "offline", "k", "offline"),
+    ("auto", "dryrun", None, "offline"), ("disabled", "online", "k", "disabled"),
+    ("offline", "online", "k", "offline"),
     ("online", "offline", None, "online"),
 ])
-def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch, tmp_path, setting, env, key, mode):
+def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(
+        monkeypatch, tmp_path, setting, env, key, mode):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     for name, value in (("WANDB_MODE", env), ("WANDB_API_KEY", key)):
         monkeypatch.delenv(name, raising=False)
@@ -118,13 +123,17 @@ def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch
 
 
 @pytest.mark.slow
-def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(command, tmp_path, text_file):
-    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=6", "eval.every=3", "attention.every=3",
-                   "attention.tokens=16", "run_dir=run", "wandb.mode=auto", "wandb.log_artifacts=true", env={"WANDB_MODE": None})
+def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
+        command, tmp_path, text_file):
+    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=6",
+                   "eval.every=3", "attention.every=3",
+                   "attention.tokens=16", "run_dir=run", "wandb.mode=auto",
+                   "wandb.log_artifacts=true", env={"WANDB_MODE": None})
     assert done.returncode == 0, done.stderr
     record, = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert f"to upload it: wandb sync run/wandb/{record.name}" in done.stdout
-    inspected = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)], capture_output=True, text=True, check=True)
+    inspected = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json",
+                                str(record)], capture_output=True, text=True, check=True)
     back = [json.loads(line) for line in inspected.stdout.splitlines()]
     history = {}
     for entry in back:
@@ -140,18 +149,27 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(comma
     assert any("_se/" in key for key in rows[-1])
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]
-        assert image.read_bytes() == (tmp_path / "run" / "attention" / f"step_{step:08d}.png").read_bytes()
+        assert image.read_bytes() == (
+            tmp_path / "run" / "attention" / f"step_{step:08d}.png").read_bytes()
         assert "after" in history[step]["attention/map.caption"]
-        for score in ("previous_token", "duplicate_token", "induction", "sink", "entropy", "distance"):
+        for score in ("previous_token", "duplicate_token", "induction", "sink", "entropy",
+                      "distance"):
             assert (record / "files" / history[step][f"heads/{score}.path"]).stat().st_size > 100
-        page = (record / "files" / history[step]["attention/explorer.path"]).read_text(encoding="utf-8")
-        assert page.startswith("<!doctype html>") and ("http://" not in page.replace("http://www.w3.org", "")) and "https://" not in page
-    assert (record / "files" / history[6]["attention/explorer.path"]).read_text() == (tmp_path / "run" / "report.html").read_text()
+        page = (record / "files" / history[step]["attention/explorer.path"]).read_text(
+            encoding="utf-8")
+        assert page.startswith("<!doctype html>") and (
+            "http://" not in page.replace("http://www.w3.org", "")) and "https://" not in page
+    assert (record / "files" / history[6]["attention/explorer.path"]).read_text() == (
+        tmp_path / "run" / "report.html").read_text()
     table = json.loads((record / "files" / history[6]["heads/table.path"]).read_text())
-    assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"] and "importance" in table["columns"]
-    kept = {entry["artifact"]["type"]: [file["path"] for file in entry["artifact"]["manifest"]["contents"]] for entry in back if "artifact" in entry}
+    assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
+    assert "importance" in table["columns"]
+    kept = {entry["artifact"]["type"]: [file["path"]
+                                        for file in entry["artifact"]["manifest"]["contents"]]
+            for entry in back if "artifact" in entry}
     assert "model.safetensors" in kept["model"] and kept["report"] == ["report.html"]
-    configuration = next(entry["run"]["config"]["update"] for entry in back if entry["type"] == "run")
+    configuration = next(entry["run"]["config"]["update"] for entry in back
+                         if entry["type"] == "run")
     for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml")):
         section, _, key = name.rpartition(".")
         assert (configuration[section] if section else configuration)[key] == value
@@ -161,7 +179,8 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(comma
 def test_online_without_a_network_the_record_is_kept_offline(command, tmp_path, text_file):
     began = time.monotonic()
     env = {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": None, "WANDB_BASE_URL": "http://127.0.0.1:9"}
-    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2", "run_dir=run", env=env)
+    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2",
+                   "run_dir=run", env=env)
     assert done.returncode == 0, done.stderr
     assert "did not start online" in done.stdout and time.monotonic() - began < 90
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))

@@ -26,9 +26,12 @@ def stop_at(monkeypatch, owner, name: str, call: int):
     monkeypatch.setattr(owner, name, dying)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("where", ["in an evaluation", "in the last evaluation", "in a capture", "in a step"])
-def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, train_here, tmp_path, monkeypatch, where, optimizer):
+@pytest.mark.parametrize("where", ["in an evaluation", "in the last evaluation", "in a capture",
+                                   "in a step"])
+def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(
+        tiny: Config, train_here, tmp_path, monkeypatch, where, optimizer):
     tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
     whole = replace(tiny, run_dir=str(tmp_path / "whole"))
     train_here(whole)
@@ -47,16 +50,20 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, trai
     assert_same_run(whole.run_dir, tiny.run_dir)
 
 
+@pytest.mark.slow
 def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_path):
     tiny.model.dropout = 0.2
     train_here(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
     for evaluation, attention, save in ((0, 0, 0), (1, 1, 1), (5, 3, 2)):
-        other = replace(tiny, run_dir=str(tmp_path / str(evaluation)), eval=replace(tiny.eval, every=evaluation),
-                        attention=replace(tiny.attention, every=attention), checkpoint=replace(tiny.checkpoint, every=save))
+        other = replace(tiny, run_dir=str(tmp_path / str(evaluation)),
+                        eval=replace(tiny.eval, every=evaluation),
+                        attention=replace(tiny.attention, every=attention),
+                        checkpoint=replace(tiny.checkpoint, every=save))
         train_here(other)
         assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
-        assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors") for run in (tiny.run_dir, other.run_dir)))
+        assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors")
+                              for run in (tiny.run_dir, other.run_dir)))
 
 
 @pytest.mark.slow
@@ -74,7 +81,8 @@ def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, trai
     train_here(tiny)
     row, = rows(tiny.run_dir)
     assert row["step"] == 12 and row["tokens"] == 12 * 4 * 32
-    assert {"train/loss", "train/lr", "train/tokens_per_second", "val/loss", "val/bits_per_byte", "heads/induction/L1H1"} <= row.keys()
+    assert {"train/loss", "train/lr", "train/tokens_per_second", "val/loss", "val/bits_per_byte",
+            "heads/induction/L1H1"} <= row.keys()
     assert Path(tiny.run_dir, "attention", "step_00000012.png").exists()
     assert Path(tiny.run_dir, "checkpoints", "step_00000012").is_dir()
 
@@ -92,7 +100,8 @@ def test_a_larger_max_steps_extends_a_finished_run(tiny: Config, train_here, cap
     train_here(tiny)
     best = train_here(tiny, resume=True)
     assert "is finished" in capsys.readouterr().out
-    assert best == min(row["val/loss"] for row in rows(tiny.run_dir) if row["step"] and "val/loss" in row)
+    assert best == min(row["val/loss"] for row in rows(tiny.run_dir) if row["step"]
+                       and "val/loss" in row)
     train_here(tiny, resume=True, max_steps=16)
     assert rows(tiny.run_dir)[-1]["step"] == 16
 
