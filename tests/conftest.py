@@ -1,4 +1,5 @@
-"""A small real text, a small model, the two ways to train it: in this process, and as a user would; and pages in Chromium."""
+"""A small real text, a small model, the two ways to train it: in this process, and as a user
+would; and pages in Chromium."""
 
 import functools
 import os
@@ -35,13 +36,15 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
-TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=32", "model.block_size=32", "batch_size=4",
+TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=32",
+        "model.block_size=32", "batch_size=4",
         "tokenizer=char", "log.every=1", "compile=false", "precision=fp32"]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """What soaks is slow too: `-m "not slow"` stands in place of the default choice, which leaves soaks out."""
+    """What soaks is slow too: `-m "not slow"` stands in place of the default choice, which leaves
+    soaks out."""
     for item in items:
         if item.get_closest_marker("soak"):
             item.add_marker("slow")
@@ -94,10 +97,13 @@ def text_file(shared) -> Path:
 def tiny(text_file, tmp_path) -> Config:
     """A run of a second: 2 layers, 2 heads sharing 1 key/value head, 12 steps on `text_file`."""
     return Config(
-        run_dir=str(tmp_path / "run"), device="cpu", precision="fp32", compile=False, max_steps=12, batch_size=4,
-        model=GPTConfig(vocab_size=None, block_size=32, n_layer=2, n_head=2, n_kv_head=1, n_embd=32),
+        run_dir=str(tmp_path / "run"), device="cpu", precision="fp32", compile=False, max_steps=12,
+        batch_size=4,
+        model=GPTConfig(vocab_size=None, block_size=32, n_layer=2, n_head=2, n_kv_head=1,
+                        n_embd=32),
         data=DataConfig(source="text", path=str(text_file)), tokenizer=TokenizerConfig(name="char"),
-        log=LogConfig(every=1), eval=EvalConfig(every=4), checkpoint=CheckpointConfig(every=4), attention=AttentionConfig(every=6, tokens=16),
+        log=LogConfig(every=1), eval=EvalConfig(every=4), checkpoint=CheckpointConfig(every=4),
+        attention=AttentionConfig(every=6, tokens=16),
         wandb=WandbConfig(mode="disabled"))
 
 
@@ -174,14 +180,16 @@ def chromium():
     if not shutil.which("chromium"):
         pytest.skip("there is no chromium on this machine")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"),
+                                             args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def see(chromium):
-    """see(path, width=…, **context) → the page, opened from its file without a network; an error in it fails the test."""
+    """see(path, width=…, **context) → the page, opened from its file without a network; an error
+    in it fails the test."""
     from playwright.sync_api import expect
 
     errors, contexts = [], []
@@ -190,9 +198,11 @@ def see(chromium):
         contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **context))
         contexts[-1].set_offline(True)
         tab = contexts[-1].new_page()
-        tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("console", lambda message: errors.append(message.text)
+               if message.type in ("error", "warning") else None)
         tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on("request", lambda request: errors.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
+        tab.on("request", lambda request: errors.append(request.url)
+               if not request.url.startswith(("file:", "data:")) else None)
         tab.goto(path.as_uri())
         expect(tab).not_to_have_title("GlassGPT")
         tab.wait_for_timeout(150)

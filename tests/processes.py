@@ -1,4 +1,5 @@
-"""Runs as processes of their own, to be killed, starved and asked things; and what they left, compared."""
+"""Runs as processes of their own, to be killed, starved and asked things; and what they left,
+compared."""
 
 import ctypes
 import json
@@ -29,7 +30,8 @@ from data.tokenizer import train_bpe  # noqa: F401
 
 CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
 KILL = 9
-attention_maps.snapshot.SAMPLE_TOKENS = 8  # the processes write less, and so are sooner at what a test is about
+# the processes write less, and so are sooner at what a test is about
+attention_maps.snapshot.SAMPLE_TOKENS = 8
 
 
 def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:
@@ -55,12 +57,14 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
 
 
 class Process:
-    """`python SCRIPT ARGV` in a folder, as a fork of this process: it has all imported, and so starts at once.
+    """`python SCRIPT ARGV` in a folder, as a fork of this process: it has all imported, and so
+    starts at once.
 
     `fault` is called in it before the script begins: where the product is made to fail, it is patched there, from outside.
     """
 
-    def __init__(self, folder: Path, *argv: str, script: str = "train.py", fault: Callable[[], None] = lambda: None, stdout: int | None = None):
+    def __init__(self, folder: Path, *argv: str, script: str = "train.py",
+                 fault: Callable[[], None] = lambda: None, stdout: int | None = None):
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         self.status = None
         sys.stdout.flush()
@@ -105,12 +109,14 @@ class Process:
             time.sleep(0.002)
 
     def said(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in (self.out, self.err) if path.exists())
+        return "".join(path.read_text(errors="replace") for path in (self.out, self.err)
+                       if path.exists())
 
 
 def tiny(text_file: Path, *more: str) -> list[str]:
     """A run with dropout, of 12 steps, that evaluates and saves every 4 and captures every 6."""
-    return [*TINY, "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=12", "model.dropout=0.2", "eval.every=4", "attention.every=6",
+    return [*TINY, "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=12",
+            "model.dropout=0.2", "eval.every=4", "attention.every=6",
             "attention.tokens=16", "checkpoint.every=4", *more]
 
 
@@ -145,7 +151,8 @@ def run(folder: Path, script: str, *argv: str, env: dict[str, str | None] | None
     return subprocess.CompletedProcess([script, *argv], status, out, err)
 
 
-def at_call(owner, name: str, call: int, do: Callable[[], None], when: Callable[..., bool] = lambda *args: True) -> Callable[[], None]:
+def at_call(owner, name: str, call: int, do: Callable[[], None],
+            when: Callable[..., bool] = lambda *args: True) -> Callable[[], None]:
     """A fault: at the n-th call of owner.name that `when` is for, `do` something first."""
     def fault():
         calls, original = iter(range(1, 10 ** 9)), getattr(owner, name)
@@ -167,9 +174,11 @@ def kill_me() -> None:
 def without_rights() -> None:
     """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
     if os.geteuid() == 0:
-        libc, version, none = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        libc, version, none = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (
+            ctypes.c_uint32 * 6)()
         for capability in range(64):
-            libc.prctl(24, capability)  # PR_CAPBSET_DROP: a program that it starts does not get them back
+            # PR_CAPBSET_DROP: a program that it starts does not get them back
+            libc.prctl(24, capability)
         assert libc.capset(version, none) == 0
 
 
@@ -187,11 +196,13 @@ def same_tensors(one: Path, other: Path) -> bool:
 
 
 def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
-    """The logged numbers, the texts, the snapshots, the weights and the optimizers' state are the same, to the bit."""
+    """The logged numbers, the texts, the snapshots, the weights and the optimizers' state are the
+    same, to the bit."""
     assert timeless(one) == timeless(other)
     assert Path(one, "samples.jsonl").read_text() == Path(other, "samples.jsonl").read_text()
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert same_tensors(*(Path(run, "checkpoints", f"step_{step:08d}", name) for run in (one, other)))
+        assert same_tensors(*(Path(run, "checkpoints", f"step_{step:08d}", name)
+                              for run in (one, other)))
     snapshots = sorted(p.name for p in Path(one, "attention").glob("*.npz"))
     assert snapshots == sorted(p.name for p in Path(other, "attention").glob("*.npz"))
     for name in snapshots:

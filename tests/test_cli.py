@@ -24,12 +24,15 @@ many = settings(deadline=None, max_examples=50)
 # An argument is any text without NUL.
 arguments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 # Signs that mean something to a shell, to Hydra or to OmegaConf, thickly sown.
-SIGNS = [*"'\"\\,=()[]{}<>~+$:;|&*?#@!%^ \t\n", "${", "}", "${x}", "${oc.env:HOME}", "\\'", "\\\\", "???", "null", "true", "1e3",
+SIGNS = [*"'\"\\,=()[]{}<>~+$:;|&*?#@!%^ \t\n", "${", "}", "${x}", "${oc.env:HOME}", "\\'", "\\\\",
+         "???", "null", "true", "1e3",
          "é", "日本", "😀", "choice(", "--"]
 awkward = st.lists(st.sampled_from([*SIGNS, "a"]), max_size=8).map("".join)
 typed = arguments | awkward
-KNOWN_HARD = ["", " ", "it's", "Hello, world", "~/notes (1).txt", "café", "a=b", "[1,2]", "{a: 1}", "${seed}", r"\${seed}", "\\", "\\'", "a\\",
-              "'quoted'", '"quoted"', "None", "Null", "NULL", "true", "1", "1e3", "-", "--help", "a  b", "#",
+KNOWN_HARD = ["", " ", "it's", "Hello, world", "~/notes (1).txt", "café", "a=b", "[1,2]", "{a: 1}",
+              "${seed}", r"\${seed}", "\\", "\\'", "a\\",
+              "'quoted'", '"quoted"', "None", "Null", "NULL", "true", "1", "1e3", "-", "--help",
+              "a  b", "#",
               "glob(*)", "choice(1,2)", "x,", "+x", "~x"]
 
 
@@ -52,12 +55,15 @@ def refused(*argv) -> str:
     return str(error.value)
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("typo, meant", [("max_step=3", "max_steps"), ("model.n_heads=3", "model.n_head"), ("optim.lrr=1", "optim.lr"),
-                                         ("modle=small", "model"), ("optm=muon", "optim"), ("n_layer=4", "model.n_layer"),
-                                         ("experimnt=default", "experiment"), ("max_step", "max_steps")])
+@pytest.mark.parametrize("typo, meant", [("max_step=3", "max_steps"), (
+    "model.n_heads=3", "model.n_head"), ("optim.lrr=1", "optim.lr"),
+                                         ("modle=small", "model"), ("optm=muon", "optim"),
+                                         ("n_layer=4", "model.n_layer"),
+                                         ("experimnt=default", "experiment"),
+                                         ("max_step", "max_steps")])
 def test_a_misspelt_setting_is_named_with_the_nearest_one(typo, meant):
     assert refused(typo).startswith(typo.partition("=")[0])
     assert re.search(rf"did you mean {re.escape(meant)}\b", refused(typo))
@@ -67,12 +73,14 @@ def test_an_unknown_setting_is_told_where_all_are_listed():
     assert refused("zzz=1") == "zzz is not a setting; python train.py --help lists them"
 
 
-@pytest.mark.parametrize("arg", ["+model.typo=4", "++model.typo=4", "+zzz=1", "~zzz", "++zzz=1", "~model.typo=4", "+model.n_layers=4"])
+@pytest.mark.parametrize("arg", ["+model.typo=4", "++model.typo=4", "+zzz=1", "~zzz", "++zzz=1",
+                                 "~model.typo=4", "+model.n_layers=4"])
 def test_what_does_not_exist_cannot_be_added_or_removed(arg):
     assert arg.partition("=")[0] in refused(arg)
 
 
-@pytest.mark.parametrize("arg", ["+max_steps=3", "++max_steps=3", "~max_steps", "~optim.lr=3", "+model.n_layer=4"])
+@pytest.mark.parametrize("arg", ["+max_steps=3", "++max_steps=3", "~max_steps", "~optim.lr=3",
+                                 "+model.n_layer=4"])
 def test_a_setting_is_changed_and_not_added_or_removed(arg):
     name = arg.lstrip("+~").partition("=")[0]
     assert f"write {name}=VALUE" in refused(arg)
@@ -88,7 +96,8 @@ def test_an_argument_without_an_equals_sign_is_refused(arg):
     assert refused(arg).startswith(f"{arg} is not of the form key=value")
 
 
-@pytest.mark.parametrize("arg", ["model=gpt3", "data=web", "tokenizer=words", "optim=sgd", "experiment=best", "model=", "model=null"])
+@pytest.mark.parametrize("arg", ["model=gpt3", "data=web", "tokenizer=words", "optim=sgd",
+                                 "experiment=best", "model=", "model=null"])
 def test_an_unknown_preset_is_named_with_those_there_are(arg):
     group, _, preset = arg.partition("=")
     assert f"{arg} is not one of {', '.join(cli.groups()[group])}" in refused(arg)
@@ -96,7 +105,8 @@ def test_an_unknown_preset_is_named_with_those_there_are(arg):
         assert "did you mean gpt2" in refused(arg)
 
 
-@pytest.mark.parametrize("arg", ["model.n_layer=1,2", "seed=[1,2]", "optim.lr=1e-3,1e-4", "compile=true,false"])
+@pytest.mark.parametrize("arg", ["model.n_layer=1,2", "seed=[1,2]", "optim.lr=1e-3,1e-4",
+                                 "compile=true,false"])
 def test_several_values_without_a_sweep_are_told_of_the_sweep(arg):
     assert refused(arg) == f"{arg} gives several values: add -m to run a sweep over them"
 
@@ -115,12 +125,15 @@ def test_a_sweep_over_an_unknown_preset_names_that_one():
     assert refused("-m", "model=small,gpt3,gpt2").startswith("model=gpt3 is not one of")
 
 
-# --- what is taken -------------------------------------------------------------------------------------------------
+# --- what is taken --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["max_steps=3"], ["model=small", "optim=muon"], ["hydra/launcher=basic"], ["--cfg", "job"],
-                                  ["-c", "job", "seed=1"], ["-m", "seed=1,2"], ["-m", "model=small,gpt2"], ["-m", "model=glob(*)"],
-                                  ["--config-dir", str(ROOT / "docs")], ["-m", "seed=range(1,4)"], ["-m", "optim.lr=choice(1,2)"],
+@pytest.mark.parametrize("argv", [["max_steps=3"], ["model=small", "optim=muon"],
+                                  ["hydra/launcher=basic"], ["--cfg", "job"],
+                                  ["-c", "job", "seed=1"], ["-m", "seed=1,2"],
+                                  ["-m", "model=small,gpt2"], ["-m", "model=glob(*)"],
+                                  ["--config-dir", str(ROOT / "docs")], ["-m", "seed=range(1,4)"],
+                                  ["-m", "optim.lr=choice(1,2)"],
                                   ["-m", "model=choice(small,gpt2)"]])
 def test_what_needs_no_quotes_is_passed_on_as_it_is(argv):
     assert cli.check_arguments(argv) == argv
@@ -133,10 +146,12 @@ def sweep_of(value):
     """The alternatives that Hydra makes of data.name=VALUE in a sweep."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (override,) = OverridesParser.create().parse_overrides(cli.check_arguments(["-m", f"data.name={value}"])[1:])
+    (override,) = OverridesParser.create().parse_overrides(
+        cli.check_arguments(["-m", f"data.name={value}"])[1:])
     if not override.is_sweep_override():
         return [override.value()]
-    return [OverridesParser.create().parse_override(f"data.name={text}").value() for text in override.sweep_string_iterator()]
+    return [OverridesParser.create().parse_override(f"data.name={text}").value()
+            for text in override.sweep_string_iterator()]
 
 
 @many
@@ -147,8 +162,10 @@ def test_the_alternatives_of_a_sweep_arrive_as_they_are(names):
         assert sweep_of(",".join(names)) == names
 
 
-@pytest.mark.parametrize("value, alternatives", [("a", ["a"]), ("it's,two", ["it's", "two"]), ("'a,b',c", ["a,b", "c"]), ('"a,b",c', ["a,b", "c"]),
-                                                 ("notes (1, 2).txt,b", ["notes (1, 2).txt", "b"]), ("choice(a,b)", ["a", "b"])])
+@pytest.mark.parametrize("value, alternatives", [("a", ["a"]), ("it's,two", ["it's", "two"]), (
+    "'a,b',c", ["a,b", "c"]), ('"a,b",c', ["a,b", "c"]),
+                                                 ("notes (1, 2).txt,b", ["notes (1, 2).txt", "b"]),
+                                                 ("choice(a,b)", ["a", "b"])])
 def test_a_sweep_separates_alternatives_at_the_commas_between_them(value, alternatives):
     assert sweep_of(value) == alternatives
 
@@ -162,11 +179,15 @@ def test_the_groups_are_the_folders_of_presets():
     assert {"data", "experiment", "model", "optim", "tokenizer"} <= set(cli.groups())
 
 
-@pytest.mark.parametrize("group, preset", [(group, preset) for group, presets in cli.groups().items() for preset in presets if group != "sweep"])
+@pytest.mark.slow
+@pytest.mark.parametrize("group, preset", [(group, preset) for group, presets in cli.groups().items(
+    ) for preset in presets if group != "sweep"])
 def test_the_command_above_a_preset_composes_a_configuration_that_is_right(group, preset, hydra):
     lines = (cli.CONFIGS / group / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
-    command = next(line for line in lines if line.startswith("# python train.py")).removeprefix("# python train.py")
-    for argv in (shlex.split(re.sub(r"\[.*?\]", "", command)), shlex.split(re.sub(r"[\[\]]", "", command))):
+    command = next(line for line in lines
+                   if line.startswith("# python train.py")).removeprefix("# python train.py")
+    for argv in (shlex.split(re.sub(r"\[.*?\]", "", command)),
+                 shlex.split(re.sub(r"[\[\]]", "", command))):
         composed(*argv).check()
 
 
@@ -187,7 +208,7 @@ def test_null_is_nothing(hydra):
     assert config.data.name is None and config.tokenizer.vocab_size is None
 
 
-# --- texts arrive unchanged ----------------------------------------------------------------------------------------
+# --- texts arrive unchanged -----------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -222,12 +243,14 @@ def test_a_prompt_that_others_take_for_syntax_arrives_as_it_was_typed(text):
     assert (config.prompt, config.run_dir) == (text, text)
 
 
-# --- the settings of sample.py -------------------------------------------------------------------------------------
+# --- the settings of sample.py --------------------------------------------------------------------
 
 
 def test_the_settings_of_sample_have_their_types():
-    config = cli.sample_config(["temperature=0", "top_k=5", "top_p=0.9", "max_new_tokens=7", "checkpoint=600", "prompt=5", "seed=3"])
-    assert (config.temperature, config.top_k, config.top_p, config.max_new_tokens) == (0.0, 5, 0.9, 7)
+    config = cli.sample_config(["temperature=0", "top_k=5", "top_p=0.9", "max_new_tokens=7",
+                                "checkpoint=600", "prompt=5", "seed=3"])
+    assert (config.temperature, config.top_k, config.top_p,
+            config.max_new_tokens) == (0.0, 5, 0.9, 7)
     assert (config.checkpoint, config.prompt, config.seed) == ("600", "5", 3)
     assert cli.sample_config(["top_k=null"]).top_k is None
     assert cli.sample_config([]) == SampleConfig()
@@ -236,18 +259,22 @@ def test_the_settings_of_sample_have_their_types():
 @pytest.mark.parametrize("argv, sentence", [
     (["temprature=1"], "temprature is not a setting of sample.py; did you mean temperature"),
     (["hello"], "hello is not of the form key=value; a prompt is prompt=TEXT"),
-    (["--prompt"], "--prompt is not of the form key=value; did you mean prompt"), (["temperature=-1"], "temperature=-1.0 must be at least 0"),
-    (["prompt=a", "prompts=b"], "both given"), (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
+    (["--prompt"], "--prompt is not of the form key=value; did you mean prompt"),
+    (["temperature=-1"], "temperature=-1.0 must be at least 0"),
+    (["prompt=a", "prompts=b"], "both given"),
+    (["checkpoint=newest"], "checkpoint=newest is not best, last or a step's number")])
 def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
     with pytest.raises(UserError) as error:
         cli.sample_config(argv)
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("typed, meant", [(r"\n\n", "\n\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), (r"\\\n", "\\\n"), ("\n", "\n"), ("é", "é"),
+@pytest.mark.parametrize("typed, meant", [(r"\n\n", "\n\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"),
+                                          (r"\\\n", "\\\n"), ("\n", "\n"), ("é", "é"),
                                           ("null", "null"), ("[a]", "[a]"), ("=", "=")])
 def test_a_stop_string_is_what_is_meant_by_what_is_typed(typed, meant):
-    assert cli.sample_config([f"stop={typed}", "stop=second", r"stop=\t"]).stop == [meant, "second", "\t"]
+    assert cli.sample_config([f"stop={typed}", "stop=second",
+                              r"stop=\t"]).stop == [meant, "second", "\t"]
     assert cli.sample_config([]).stop == []
 
 
@@ -263,11 +290,12 @@ def test_a_backslash_in_a_stop_string_that_means_nothing_is_refused(typed):
         cli.sample_config([f"stop={typed}"])
 
 
-# --- the help ------------------------------------------------------------------------------------------------------
+# --- the help -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_window(columns, monkeypatch):
+def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_window(
+        columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     assert all(len(line) <= min(columns, 120) for line in cli.train_help().splitlines())
     text = " ".join(cli.train_help().split())
@@ -286,7 +314,7 @@ def test_the_help_of_sample_lists_every_setting():
         assert f.metadata["help"] in line
 
 
-# --- as a user runs it ---------------------------------------------------------------------------------------------
+# --- as a user runs it ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -300,12 +328,14 @@ def no_torch(tmp_path_factory):
 def run(folder, script, *argv, path="", **variables):
     env = {**os.environ, "WANDB_MODE": "disabled", "GLASSGPT_CACHE": str(folder / "cache"),
            "PYTHONPATH": path, **variables}
-    return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=folder, env=env, capture_output=True, text=True, timeout=120,
+    return subprocess.run([sys.executable, str(ROOT / script), *argv], cwd=folder, env=env,
+                          capture_output=True, text=True, timeout=120,
                           stdin=subprocess.DEVNULL)
 
 
 def one_sentence(folder, script, *argv, path):
-    """What a mistaken command says: one line on stderr, with status 1, no file made, and torch not imported."""
+    """What a mistaken command says: one line on stderr, with status 1, no file made, and torch not
+    imported."""
     done = run(folder, script, *argv, path=path)
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
@@ -349,7 +379,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("argv, fragment", BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+@pytest.mark.slow
+@pytest.mark.parametrize("argv, fragment", BAD,
+                         ids=lambda v: " ".join(v) if isinstance(v, list) else "")
 def test_a_mistaken_command_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path, no_torch):
     assert fragment in one_sentence(tmp_path, "train.py", *argv, path=no_torch)
 
@@ -357,7 +389,9 @@ def test_a_mistaken_command_is_one_sentence_and_makes_nothing(argv, fragment, tm
 @pytest.mark.slow
 def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path):
     done = run(tmp_path, "train.py", "device=cuda:99", "run_dir=run")
-    assert done.returncode == 1 and done.stderr.startswith("error: device=cuda:99 is not available here") and done.stderr.count("\n") == 1
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: device=cuda:99 is not available here")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -369,14 +403,19 @@ def test_a_text_that_is_not_there_is_one_sentence_and_leaves_no_run(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("argv, fragment", [(["temprature=1"], "did you mean temperature"), (["top_p=2"], "top_p=2.0 must be at most 1"),
-                                            ([], "runs/"), (["top_k=1.5"], "top_k"), (["prompts=none.txt"], "none.txt"), (["seed=???"], "seed")],
+@pytest.mark.slow
+@pytest.mark.parametrize("argv, fragment", [(["temprature=1"], "did you mean temperature"),
+                                            (["top_p=2"], "top_p=2.0 must be at most 1"),
+                                            ([], "runs/"), (["top_k=1.5"], "top_k"),
+                                            (["prompts=none.txt"], "none.txt"),
+                                            (["seed=???"], "seed")],
                          ids=lambda v: " ".join(v) if isinstance(v, list) else "")
 def test_a_mistaken_sample_is_one_sentence_and_makes_nothing(argv, fragment, tmp_path, no_torch):
     assert fragment in one_sentence(tmp_path, "sample.py", *argv, path=no_torch)
 
 
-@pytest.mark.parametrize("script, flag", [("train.py", "--help"), ("train.py", "-h"), ("sample.py", "--help")])
+@pytest.mark.parametrize("script, flag",
+                         [("train.py", "--help"), ("train.py", "-h"), ("sample.py", "--help")])
 def test_help_is_given_without_making_anything(script, flag, tmp_path):
     done = run(tmp_path, script, "max_steps=3", flag)
     assert (done.returncode, done.stderr) == (0, "")
@@ -384,12 +423,15 @@ def test_help_is_given_without_making_anything(script, flag, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [["--cfg", "job", "max_steps=3", "data.name=it's, ${x}"], ["max_steps=3", "data.name=it's, ${x}", "--cfg", "job"],
-                                  ["max_steps=3", "--cfg", "job", "data.name=it's, ${x}"]], ids=["first", "last", "between"])
+@pytest.mark.parametrize("argv", [["--cfg", "job", "max_steps=3", "data.name=it's, ${x}"],
+                                  ["max_steps=3", "data.name=it's, ${x}", "--cfg", "job"],
+                                  ["max_steps=3", "--cfg", "job", "data.name=it's, ${x}"]],
+                         ids=["first", "last", "between"])
 def test_the_configuration_is_printed_wherever_the_option_stands(argv, tmp_path):
     done = run(tmp_path, "train.py", *argv)
     assert (done.returncode, done.stderr) == (0, "")
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(done.stdout)))
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config),
+                                                 OmegaConf.create(done.stdout)))
     assert (config.max_steps, config.data.name) == (3, "it's, ${x}")
     assert list(tmp_path.iterdir()) == []
 

@@ -44,7 +44,7 @@ def changed(config, values):
     return config
 
 
-# --- bounds and relations ------------------------------------------------------------------------------------------
+# --- bounds and relations -------------------------------------------------------------------------
 
 
 def test_the_defaults_are_right():
@@ -82,12 +82,15 @@ WRONG = [
     ({"model.n_kv_head": 0}, "model.n_kv_head=0 must be at least 1"),
     ({"model.n_head": 3}, "model.n_embd=128 is not a multiple of model.n_head=3"),
     ({"model.n_head": 256}, "model.n_embd=128 is not a multiple of model.n_head=256"),
-    ({"model.n_kv_head": 3}, "model.n_kv_head=3 does not divide model.n_head=4: choose one of 1, 2, 4"),
+    ({"model.n_kv_head": 3},
+     "model.n_kv_head=3 does not divide model.n_head=4: choose one of 1, 2, 4"),
     ({"model.n_kv_head": 8}, "model.n_kv_head=8 does not divide model.n_head=4"),
-    ({"model.position": "rope", "model.head_dim": 5}, "model.position=rope turns pairs of numbers and needs an even head size, not 5"),
+    ({"model.position": "rope", "model.head_dim": 5},
+     "model.position=rope turns pairs of numbers and needs an even head size, not 5"),
     ({"model.position": "rope", "model.n_head": 128}, "even head size, not 1"),
     ({"model.position": "rotary"}, "model.position=rotary is not one of learned, rope"),
-    ({"model.norm": "layer"}, "model.norm=layer is not one of layernorm, rmsnorm; did you mean layernorm"),
+    ({"model.norm": "layer"},
+     "model.norm=layer is not one of layernorm, rmsnorm; did you mean layernorm"),
     ({"model.mlp": "relu"}, "model.mlp=relu is not one of gelu, swiglu, relu2; did you mean relu2"),
     ({"model.norm_eps": 0.0}, "model.norm_eps=0.0 must be above 0"),
     ({"model.rope_theta": -1.0}, "model.rope_theta=-1.0 must be above 0"),
@@ -100,8 +103,10 @@ WRONG = [
     ({"optim.name": "adam"}, "optim.name=adam is not one of adamw, muon; did you mean adamw"),
     ({"optim.schedule": "linear"}, "optim.schedule=linear is not one of cosine, wsd, constant"),
     ({"optim.warmup_steps": -1}, "optim.warmup_steps=-1 must be at least 0"),
-    ({"optim.warmup_steps": 1000}, "optim.warmup_steps=1000 is not shorter than the run's 1000 steps"),
-    ({"optim.warmup_steps": 10, "max_steps": 10}, "optim.warmup_steps=10 is not shorter than the run's 10 steps"),
+    ({"optim.warmup_steps": 1000},
+     "optim.warmup_steps=1000 is not shorter than the run's 1000 steps"),
+    ({"optim.warmup_steps": 10, "max_steps": 10},
+     "optim.warmup_steps=10 is not shorter than the run's 10 steps"),
     ({"optim.decay_share": 0.0}, "optim.decay_share=0.0 must be above 0"),
     ({"optim.decay_share": 1.5}, "optim.decay_share=1.5 must be at most 1"),
     ({"optim.min_lr_ratio": 1.1}, "optim.min_lr_ratio=1.1 must be at most 1"),
@@ -117,16 +122,20 @@ WRONG = [
     ({"data.val_max_tokens": 0}, "data.val_max_tokens=0 must be at least 2"),
     ({"tokenizer.name": "words"}, "tokenizer.name=words is not one of char, bpe, gpt2"),
     ({"tokenizer.name": "gtp2"}, "did you mean gpt2"),
-    ({"tokenizer.name": "char", "tokenizer.pattern": "gpt2"}, "tokenizer.pattern=gpt2 is for tokenizer=bpe"),
+    ({"tokenizer.name": "char", "tokenizer.pattern": "gpt2"},
+     "tokenizer.pattern=gpt2 is for tokenizer=bpe"),
     ({"tokenizer.pattern": "words"}, "tokenizer.pattern=words is not one of code, gpt2"),
     ({"data.source": "hf"}, "data=hf needs data.name=DATASET"),
-    ({"data.source": "hf", "data.name": "a/b", "data.path": "c"}, "data.path=c needs a source that takes a path"),
+    ({"data.source": "hf", "data.name": "a/b", "data.path": "c"},
+     "data.path=c needs a source that takes a path"),
     ({"data.name": "a/b"}, "data.name=a/b is for data=hf"),
     ({"data.source": "text", "data.path": "a", "data.subset": "b"}, "data.subset=b is for data=hf"),
     ({"tokenizer.vocab_size": 256}, "tokenizer.vocab_size=256 must be at least 257"),
     ({"tokenizer.vocab_size": 3_000_000_000}, "=3000000000 must be at most 1000000"),
-    ({"tokenizer.name": "char", "tokenizer.vocab_size": 300}, "tokenizer.vocab_size=300 is for tokenizer=bpe"),
-    ({"tokenizer.name": "gpt2", "tokenizer.vocab_size": 50257}, "tokenizer=gpt2 has its own vocabulary"),
+    ({"tokenizer.name": "char", "tokenizer.vocab_size": 300},
+     "tokenizer.vocab_size=300 is for tokenizer=bpe"),
+    ({"tokenizer.name": "gpt2", "tokenizer.vocab_size": 50257},
+     "tokenizer=gpt2 has its own vocabulary"),
     ({"log.every": -1}, "log.every=-1 must be at least 0"),
     ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
     ({"checkpoint.every": -1}, "checkpoint.every=-1 must be at least 0"),
@@ -137,7 +146,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("values, sentence", WRONG, ids=lambda v: "" if isinstance(v, dict) else v.partition(" ")[0])
+@pytest.mark.parametrize("values, sentence", WRONG,
+                         ids=lambda v: "" if isinstance(v, dict) else v.partition(" ")[0])
 def test_a_wrong_setting_is_named_with_its_value_and_what_to_do(values, sentence):
     with pytest.raises(UserError) as error:
         changed(Config(), values).check()
@@ -146,15 +156,22 @@ def test_a_wrong_setting_is_named_with_its_value_and_what_to_do(values, sentence
 
 
 RIGHT = [
-    {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1}, {"batch_size": 32, "accumulate": 32}, {"seed": 0}, {"seed": 2**63 - 1},
+    {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1},
+    {"batch_size": 32, "accumulate": 32}, {"seed": 0}, {"seed": 2**63 - 1},
     {"model.block_size": 2}, {"tokenizer.vocab_size": 1_000_000},
-    {"device": "cuda:1"}, {"device": "mps"}, {"resume": "auto"}, {"resume": True, "run_dir": "x"}, {"eval_only": True, "run_dir": "x"},
-    {"model.n_kv_head": 1}, {"model.n_kv_head": 4}, {"model.n_head": 3, "model.head_dim": 7}, {"model.dropout": 0.99},
-    {"model.position": "rope", "model.head_dim": 2}, {"model.head_dim": 5, "model.value_head_dim": 3}, {"compile": True}, {"compile": False},
-    {"data.source": "text", "data.path": "x"}, {"data.source": "shakespeare"}, {"data.source": "shakespeare", "data.path": "x"},
+    {"device": "cuda:1"}, {"device": "mps"}, {"resume": "auto"}, {"resume": True, "run_dir": "x"},
+    {"eval_only": True, "run_dir": "x"},
+    {"model.n_kv_head": 1}, {"model.n_kv_head": 4}, {"model.n_head": 3, "model.head_dim": 7},
+    {"model.dropout": 0.99},
+    {"model.position": "rope", "model.head_dim": 2},
+    {"model.head_dim": 5, "model.value_head_dim": 3}, {"compile": True}, {"compile": False},
+    {"data.source": "text", "data.path": "x"}, {"data.source": "shakespeare"},
+    {"data.source": "shakespeare", "data.path": "x"},
     {"tokenizer.name": "o200k_base"}, {"data.source": "hf", "data.name": "a/b", "data.subset": "c"},
-    {"tokenizer.vocab_size": 257}, {"tokenizer.name": "char"}, {"log.every": 0, "eval.every": 0, "checkpoint.every": 0, "attention.every": 0},
-    {"optim.grad_clip": 0.0}, {"optim.min_lr_ratio": 1.0}, {"optim.decay_share": 1.0}, {"attention.tokens": 8},
+    {"tokenizer.vocab_size": 257}, {"tokenizer.name": "char"},
+    {"log.every": 0, "eval.every": 0, "checkpoint.every": 0, "attention.every": 0},
+    {"optim.grad_clip": 0.0}, {"optim.min_lr_ratio": 1.0}, {"optim.decay_share": 1.0},
+    {"attention.tokens": 8},
 ]
 
 
@@ -185,26 +202,31 @@ SAMPLE_WRONG = [
 ]
 
 
-@pytest.mark.parametrize("values, sentence", SAMPLE_WRONG, ids=lambda v: "" if isinstance(v, dict) else v.partition(" ")[0])
+@pytest.mark.parametrize("values, sentence", SAMPLE_WRONG,
+                         ids=lambda v: "" if isinstance(v, dict) else v.partition(" ")[0])
 def test_a_wrong_setting_of_sample_is_named_with_its_value(values, sentence):
     with pytest.raises(UserError) as error:
         changed(SampleConfig(), values).check()
     assert sentence in str(error.value)
 
 
-@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 1.0}, {"min_p": 0.0}, {"min_p": 1.0}, {"checkpoint": "0"},
-                                    {"checkpoint": "last"}, {"prompt": ""}, {"prompts": "x"}], ids=lambda v: ",".join(v))
+@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 1.0}, {"min_p": 0.0},
+                                    {"min_p": 1.0}, {"checkpoint": "0"},
+                                    {"checkpoint": "last"}, {"prompt": ""}, {"prompts": "x"}],
+                         ids=lambda v: ",".join(v))
 def test_a_value_of_sample_at_its_bound_is_taken(values):
     changed(SampleConfig(), values).check()
 
 
 def bounded():
     """(name, field) of every knob with a bound or choices."""
-    return [(name, f) for name, f, _ in knobs(Config()) if any(f.metadata.get(key) is not None for key in ("choices", "ge", "gt", "le", "lt"))]
+    return [(name, f) for name, f, _ in knobs(Config())
+            if any(f.metadata.get(key) is not None for key in ("choices", "ge", "gt", "le", "lt"))]
 
 
 @many
-@given(pick=st.sampled_from(bounded()), value=st.integers(-10**6, 10**6) | st.floats(-10, 10) | st.text(max_size=5))
+@given(pick=st.sampled_from(bounded()),
+       value=st.integers(-10**6, 10**6) | st.floats(-10, 10) | st.text(max_size=5))
 def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
     name, f = pick
     number, choices = "int" in str(f.type) or "float" in str(f.type), f.metadata.get("choices")
@@ -212,18 +234,20 @@ def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
         return
     inside = value in choices if choices else all(
         f.metadata.get(key) is None or good(value, f.metadata[key]) for key, good in (
-            ("ge", lambda v, b: v >= b), ("gt", lambda v, b: v > b), ("le", lambda v, b: v <= b), ("lt", lambda v, b: v < b)))
+            ("ge", lambda v, b: v >= b), ("gt", lambda v, b: v > b), ("le", lambda v, b: v <= b),
+            ("lt", lambda v, b: v < b)))
     config = changed(Config(), {name: value})
     if not inside:
         with pytest.raises(UserError, match=rf"^{re.escape(name)}="):
             config.check()
 
 
-# --- what follows from a shape -------------------------------------------------------------------------------------
+# --- what follows from a shape --------------------------------------------------------------------
 
 
 @many
-@given(heads=st.integers(1, 16), size=st.integers(1, 64), kv=st.none() | st.integers(1, 16), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]))
+@given(heads=st.integers(1, 16), size=st.integers(1, 64), kv=st.none() | st.integers(1, 16),
+       mlp=st.sampled_from(["gelu", "swiglu", "relu2"]))
 def test_what_is_left_out_follows_from_the_rest(heads, size, kv, mlp):
     shape = GPTConfig(vocab_size=9, n_head=heads, n_embd=heads * size, n_kv_head=kv, mlp=mlp)
     assert (shape.key_dim, shape.value_dim, shape.kv_heads) == (size, size, kv or heads)
@@ -245,7 +269,7 @@ def test_the_warm_up_is_a_twentieth_of_the_run():
     assert OptimConfig(warmup_steps=0).warmup(200) == 0
 
 
-# --- the page itself -----------------------------------------------------------------------------------------------
+# --- the page itself ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", [Config(), SampleConfig()], ids=["train", "sample"])
@@ -285,7 +309,7 @@ def test_a_near_miss_is_proposed_and_a_far_one_is_not():
     assert did_you_mean("zzz", ["max_steps", "seed"]) == ""
 
 
-# --- kept and read back --------------------------------------------------------------------------------------------
+# --- kept and read back ---------------------------------------------------------------------------
 
 
 def read_back(config, folder):
@@ -299,8 +323,10 @@ def test_a_kept_configuration_is_read_back_the_same(values, tmp_path):
     assert read_back(config, tmp_path) == absolute_paths(config)
 
 
+@pytest.mark.slow
 @many
-@given(text=st.text(st.characters(exclude_categories=["Cs"])), lr=st.floats(1e-12, 1e3), seed=st.integers(0, 2**63 - 1))
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), lr=st.floats(1e-12, 1e3),
+       seed=st.integers(0, 2**63 - 1))
 @example(text="null", lr=1e-5, seed=0)
 @example(text="1e3", lr=3e-4, seed=1)
 @example(text="~/notes (1).txt", lr=1.0, seed=2)
@@ -311,7 +337,8 @@ def test_any_text_and_number_is_read_back_the_same(text, lr, seed, tmp_path_fact
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
-@pytest.mark.parametrize("text", ["${seed}", "${nothing}", "${", r"\${seed}", r"\\${seed}", "a ${b} \\"])
+@pytest.mark.parametrize("text",
+                         ["${seed}", "${nothing}", "${", r"\${seed}", r"\\${seed}", "a ${b} \\"])
 def test_a_text_that_looks_like_an_interpolation_is_read_back_the_same(text, tmp_path):
     config = changed(Config(), {"data.path": text})
     assert read_back(config, tmp_path) == absolute_paths(config)
@@ -322,10 +349,12 @@ def test_a_missing_configuration_is_named(tmp_path):
         read_config(tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize("text", ["max_step: 3", "max_steps: many", "model: [", "- 1", "model: 3", "\0", "seed: ${nothing}"])
+@pytest.mark.parametrize("text", ["max_step: 3", "max_steps: many", "model: [", "- 1", "model: 3",
+                                  "\0", "seed: ${nothing}"])
 def test_a_configuration_that_does_not_fit_is_one_sentence(text, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"config\.yaml does not fit this version of GlassGPT: \S") as error:
+    with pytest.raises(UserError,
+                       match=r"config\.yaml does not fit this version of GlassGPT: \S") as error:
         read_config(tmp_path / "config.yaml")
     assert "\n" not in str(error.value)
 
@@ -354,7 +383,7 @@ def test_a_setting_of_an_older_version_that_makes_another_model_is_refused(tmp_p
         read_config(tmp_path / "config.yaml")
 
 
-# --- the presets ---------------------------------------------------------------------------------------------------
+# --- the presets ----------------------------------------------------------------------------------
 
 
 def settings_of(node, prefix=""):
@@ -381,11 +410,13 @@ def test_a_preset_is_headed_by_the_command_that_uses_it(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     if path.parent.name in GLOBAL:
         assert lines.pop(0) == "# @package _global_"
-    used = "" if (path.parent.name, path.stem) == ("experiment", "default") else rf" (.* )?{path.parent.name}={path.stem}\b"
+    used = "" if (path.parent.name, path.stem) == (
+        "experiment", "default") else rf" (.* )?{path.parent.name}={path.stem}\b"
     assert re.match(rf"# python train\.py{used}", lines[0])
     assert lines[1].startswith("# ")
 
 
 def test_every_group_has_a_preset():
     assert {p.parent.name for p in PRESETS} >= {"model", "data", "tokenizer", "optim", "experiment"}
-    assert all(list(folder.glob("*.yaml")) for folder in (ROOT / "configs").iterdir() if folder.is_dir())
+    assert all(list(folder.glob("*.yaml")) for folder in (ROOT / "configs").iterdir()
+               if folder.is_dir())

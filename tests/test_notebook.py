@@ -1,4 +1,5 @@
-"""docs/attention.ipynb can be read without being run, and runs: each of its assertions compares a formula with the code."""
+"""docs/attention.ipynb can be read without being run, and runs: each of its assertions compares a
+formula with the code."""
 
 import pytest
 from conftest import ROOT
@@ -14,10 +15,13 @@ def test_it_is_kept_with_its_outputs_in_order_and_small():
     cells = [cell for cell in notebook().cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
-    assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}  # no error, no warning
+    # no error, no warning
+    assert {output.output_type
+            for output in outputs} <= {"stream", "display_data", "execute_result"}
     assert all(output.name == "stdout" for output in outputs if output.output_type == "stream")
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
-    assert PATH.stat().st_size < 400_000 and "/tmp/" not in PATH.read_text() and "/home/" not in PATH.read_text()
+    assert PATH.stat().st_size < 400_000 and "/tmp/" not in PATH.read_text(
+        ) and "/home/" not in PATH.read_text()
 
 
 @pytest.mark.slow
@@ -28,6 +32,9 @@ def test_every_cell_runs():
     for cell in fresh.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    NotebookClient(fresh, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(PATH.parent)}}).execute()
-    said = "".join(output.get("text", "") for cell in fresh.cells for output in cell.get("outputs", []))
-    assert "previous_token (rows: layers, columns: heads)" in said and "most of an induction head" in said
+    NotebookClient(fresh, timeout=600, kernel_name="python3",
+                   resources={"metadata": {"path": str(PATH.parent)}}).execute()
+    said = "".join(output.get("text", "") for cell in fresh.cells
+                   for output in cell.get("outputs", []))
+    assert "previous_token (rows: layers, columns: heads)" in said
+    assert "most of an induction head" in said

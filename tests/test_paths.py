@@ -1,4 +1,5 @@
-"""Paths as people type them: ~, relative ones from wherever a run is resumed, names that are no UTF-8, folders of their own."""
+"""Paths as people type them: ~, relative ones from wherever a run is resumed, names that are no
+UTF-8, folders of their own."""
 
 import os
 import shutil

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY
-from processes import become, finished, without_rights
+from processes import Process, become, finished, without_rights
 
 import cli
 from config import SampleConfig, UserError
@@ -144,11 +144,11 @@ def test_a_page_that_finds_its_disk_full_or_its_folder_locked_is_a_sentence(run,
 def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path, args):
     (tmp_path / "text.txt").write_text("the glass")
     args = [f"run_dir={run / 'char'}", "max_new_tokens=5", *args]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, str(ROOT / "sample.py"), *args], cwd=tmp_path,
-                              stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "error: the output cannot be read or written: No space left on device\n"
+    process = Process(tmp_path, *args, script="sample.py",
+                      stdout=os.open("/dev/full", os.O_WRONLY))
+    assert process.wait() == 1
+    assert process.said() == ("error: the output cannot be read or written: "
+                              "No space left on device\n")
 
 
 def test_a_full_disk_under_stderr_costs_no_text(run, tmp_path):

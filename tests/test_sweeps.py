@@ -1,4 +1,5 @@
-"""Sweeps: what the jobs leave, what is said of them, what survives; with every launcher, and by the command that a W&B agent runs."""
+"""Sweeps: what the jobs leave, what is said of them, what survives; with every launcher, and by
+the command that a W&B agent runs."""
 
 import csv
 import hashlib
@@ -38,13 +39,15 @@ from report.sweep import Run, best_run, command, compared_by, ranked, read_sweep
 from report.sweep_table import table, write_csv
 from sweeps import print_sweep
 
-SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2", "attention.tokens=16",
+SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2",
+         "attention.tokens=16",
          "checkpoint.every=2", "data.val_max_tokens=300"]
 SWEPT = ["model.n_kv_head=1,3,2", "seed=1,2"]
 
 
 def of(text_file, *more: str) -> list[str]:
-    return [*(setting for setting in TINY if not setting.startswith("model.n_kv_head")), "data=text", f"data.path={text_file}", *SHORT, *more]
+    return [*(setting for setting in TINY if not setting.startswith("model.n_kv_head")),
+            "data=text", f"data.path={text_file}", *SHORT, *more]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +65,17 @@ def copy(swept, tmp_path) -> Path:
     return Path(shutil.copytree(swept, tmp_path / "sweep"))
 
 
-# --- what a sweep leaves and says -------------------------------------------------------------------------------------
+# --- what a sweep leaves and says -----------------------------------------------------------------
 
 
 def test_each_job_has_a_folder_of_its_own_and_failures_spare_the_others(swept):
     runs = {run.path.name: run for run in read_sweep(swept)}
-    assert set(runs) == {f"model.n_kv_head={heads},seed={seed}" for heads in (1, 2, 3) for seed in (1, 2)}
+    assert set(runs) == {f"model.n_kv_head={heads},seed={seed}" for heads in (1, 2, 3)
+                         for seed in (1, 2)}
     for run in runs.values():
         heads, seed = run.settings["model.n_kv_head"], run.settings["seed"]
-        assert run.path.name == f"model.n_kv_head={heads},seed={seed}" and run.overrides["max_steps"] == "4"
+        assert run.path.name == f"model.n_kv_head={heads},seed={seed}"
+        assert run.overrides["max_steps"] == "4"
         if heads == "3":
             assert (run.status, run.config, run.rows) == ("failed", None, [])
             assert run.reason == "model.n_kv_head=3 does not divide model.n_head=2: choose one of 1, 2"
@@ -82,10 +87,12 @@ def test_each_job_has_a_folder_of_its_own_and_failures_spare_the_others(swept):
 def test_it_says_at_the_end_what_failed_and_why_in_a_line_each(swept):
     lines = (swept.parent / "said.txt").read_text().splitlines()
     why = "model.n_kv_head=3 does not divide model.n_head=2: choose one of 1, 2"
-    assert [line for line in lines if line.startswith("failed ")] == [f"failed      model.n_kv_head=3,seed={seed}: {why}" for seed in (1, 2)]
+    assert [line for line in lines if line.startswith(
+        "failed ")] == [f"failed      model.n_kv_head=3,seed={seed}: {why}" for seed in (1, 2)]
     assert not any("Error executing job" in line or "HYDRA" in line for line in lines)
     assert [line for line in lines if line.startswith("job ")] == [
-        f"job {n} model.n_kv_head={heads} seed={seed}" for n, (heads, seed) in enumerate(((h, s) for h in (1, 3, 2) for s in (1, 2)), 1)]
+        f"job {n} model.n_kv_head={heads} seed={seed}" for n,
+        (heads, seed) in enumerate(((h, s) for h in (1, 3, 2) for s in (1, 2)), 1)]
 
 
 def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
@@ -93,12 +100,17 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
     assert [line["status"] for line in lines] == ["finished"] * 4 + ["failed"] * 2
     for line in lines[:4]:
         metrics = rows(swept / line["run"])
-        best, last = min((row for row in metrics if row["step"] and "val/loss" in row), key=lambda row: row["val/loss"]), metrics[-1]
-        assert float(line["val/loss"]) == best["val/loss"] and float(line["val/bits_per_byte"]) == best["val/bits_per_byte"]
-        assert float(line["train_seconds"]) == last["train_seconds"] and int(line["tokens"]) == last["tokens"] == 4 * 4 * 32
-        assert float(line["tokens_per_second"]) == pytest.approx(last["tokens"] / last["train_seconds"])
+        best, last = min((row for row in metrics if row["step"] and "val/loss" in row),
+                         key=lambda row: row["val/loss"]), metrics[-1]
+        assert float(line["val/loss"]) == best["val/loss"]
+        assert float(line["val/bits_per_byte"]) == best["val/bits_per_byte"]
+        assert float(line["train_seconds"]) == last["train_seconds"]
+        assert int(line["tokens"]) == last["tokens"] == 4 * 4 * 32
+        assert float(line["tokens_per_second"]) == pytest.approx(
+            last["tokens"] / last["train_seconds"])
         for score in ("previous_token", "induction", "sink", "entropy", "importance"):
-            assert float(line[f"heads/{score}"]) == max(value for key, value in last.items() if key.startswith(f"heads/{score}/"))
+            assert float(line[f"heads/{score}"]) == max(value for key, value in last.items()
+                                                        if key.startswith(f"heads/{score}/"))
         config = next(run.config for run in read_sweep(swept) if run.path.name == line["run"])
         assert int(line["parameters"]) == GPT(config.model).num_parameters()
         assert int(line["kv_cache_bytes"]) == KVCache(config.model, 1, dtype=torch.float32).nbytes
@@ -110,22 +122,28 @@ def test_the_table_has_the_mean_and_the_standard_error_over_the_seeds(swept):
     said = (swept.parent / "said.txt").read_text()
     for setting in ranked(read_sweep(swept))[:2]:
         one, other = (run.measures["val/loss"] for run in setting.runs)
-        shown = f"{(one + other) / 2:.4f} ± {abs(one - other) / 2:.4f}"  # of two: their deviation over √2 is half their distance
-        assert re.search(rf"^{setting.settings['model.n_kv_head']} +2 +{shown} ", said, re.MULTILINE)
+        # of two: their deviation over √2 is half their distance
+        shown = f"{(one + other) / 2:.4f} ± {abs(one - other) / 2:.4f}"
+        assert re.search(rf"^{setting.settings['model.n_kv_head']} +2 +{shown} ", said,
+                         re.MULTILINE)
     assert "bits/byte" in said and "parameters" in said and "KV cache" in said
 
 
+@pytest.mark.slow
 def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_path):
     best = best_run(read_sweep(swept))
-    line = next(line for line in (swept.parent / "said.txt").read_text().splitlines() if line.startswith("best  "))
+    line = next(line for line in (swept.parent / "said.txt").read_text().splitlines()
+                if line.startswith("best  "))
     python, script, *argv = shlex.split(line.removeprefix("best"))
-    assert [python, script, *argv] == shlex.split(command(best)) and (python, script) == ("python", "train.py")
+    assert [python, script, *argv] == shlex.split(command(best))
+    assert (python, script) == ("python", "train.py")
     finished(tmp_path, *argv, "run_dir=again")
     assert timeless(tmp_path / "again") == timeless(best.path)
 
 
 def summary(folder: Path, *argv: str):
-    return subprocess.run([sys.executable, *argv], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *argv], cwd=folder, env={**os.environ, "PYTHONPATH": str(
+        ROOT)}, capture_output=True, text=True)
 
 
 def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(copy, tmp_path):
@@ -136,13 +154,15 @@ def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(cop
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
     assert "n_kv_head" in done.stdout and "failed      model.n_kv_head=3,seed=2" in done.stdout
-    assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith(("best", "failed")))
+    assert all(len(line) <= 80 for line in done.stdout.splitlines()
+               if not line.startswith(("best", "failed")))
 
 
 @pytest.mark.parametrize("argv", [[], ["nowhere"], ["--all"], ["a", "b"]])
 def test_a_folder_without_a_sweep_gets_a_sentence(argv, tmp_path):
     done = summary(tmp_path, "-m", "sweeps", *argv)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and "sweep" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: ") and "sweep" in done.stderr and "Traceback" not in done.stderr
 
 
 DAMAGED = [
@@ -200,13 +220,14 @@ def test_pipes_do_not_hang_and_nothing_is_written_through_links(copy, tmp_path):
     assert mine.read_text() == "mine"
 
 
-# --- going on ---------------------------------------------------------------------------------------------------------
+# --- going on -------------------------------------------------------------------------------------
 
 
 def note_of(job: Path) -> dict:
     return json.loads((job / "job.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_job_refused_or_finished_keeps_the_settings_of_its_run(copy, tmp_path, text_file):
     before = [run for run in read_sweep(copy) if run.status == "finished"]
     again = ["-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep", "resume=auto"]
@@ -220,6 +241,7 @@ def test_a_job_refused_or_finished_keeps_the_settings_of_its_run(copy, tmp_path,
     assert f"best        {command(best_run(before))}\n" in said
 
 
+@pytest.mark.slow
 def test_of_a_run_that_was_extended_no_command_is_said_to_give_it_again(copy, tmp_path, text_file):
     before = {run.path.name: run for run in read_sweep(copy)}
     said = finished(tmp_path, "-m", "model.n_kv_head=1,2", "seed=1,2", "hydra.sweep.dir=sweep",
@@ -274,7 +296,8 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
                     "hydra.sweep.dir=sweep", "resume=auto")
     assert said.count("best validation loss") == 1 and said.count("is finished") == 3
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
-    assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(swept / "model.n_kv_head=1,seed=2")
+    assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(
+        swept / "model.n_kv_head=1,seed=2")
 
 
 @pytest.mark.slow
@@ -303,6 +326,7 @@ def stopping_after_3_steps():
     training.optim.update = stopped
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_output_is_full_trains_and_ends_with_a_sentence(tmp_path, text_file):
     process = Process(tmp_path, "-m", "seed=1,2", *of(text_file), "hydra.sweep.dir=sweep",
                       stdout=os.open("/dev/full", os.O_WRONLY))
@@ -313,6 +337,7 @@ def test_a_sweep_whose_output_is_full_trains_and_ends_with_a_sentence(tmp_path, 
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"] * 2
 
 
+@pytest.mark.slow
 def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_file):
     process = Process(tmp_path, "-m", "model.n_kv_head=2,1", *of(text_file), "hydra.sweep.dir=sweep",
                       fault=at_call(train, "prepare", 1, lambda: os.kill(os.getpid(), signal.SIGTERM)))
@@ -337,23 +362,28 @@ def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
 
         model.GPT.__init__ = init
 
-    process = Process(tmp_path, "-m", "model.n_kv_head=1,2", *of(text_file), "hydra.sweep.dir=sweep", fault=fault)
+    process = Process(tmp_path, "-m", "model.n_kv_head=1,2", *of(text_file),
+                      "hydra.sweep.dir=sweep", fault=fault)
     assert process.wait() == 1
-    assert "failed      model.n_kv_head=1: MemoryError" in process.said() and process.said().count("Traceback") == 1
+    assert "failed      model.n_kv_head=1: MemoryError" in process.said()
+    assert process.said().count("Traceback") == 1
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["failed", "finished"]
 
 
 @pytest.mark.parametrize("argv, said", [
-    (["-m", "seed=1,2", "hydra.sweep.dir=sweep"], "hydra.sweep.dir=sweep holds a sweep: go on with it by resume=auto"),
+    (["-m", "seed=1,2", "hydra.sweep.dir=sweep"],
+     "hydra.sweep.dir=sweep holds a sweep: go on with it by resume=auto"),
     (["-m", "seed=1,2", "resume=true"], "resume=auto"),
     (["sweep=kv_heads"], "sweep=kv_heads is a sweep: add -m"),
     (["-m", "sweep=kv_head"], "did you mean kv_heads"),
     (["-m", "sweep=kv_heads,heads"], "sweep=kv_heads,heads is not one of"),
     (["-m", "seed=1,a"], "seed=a is not a whole number"),
     (["-m", "seed=1,2", "--cfg", "job"], "leave -m out"),
-    (["-m", "seed=1,2", "hydra.sweep.dir=/dev/null/x"], "hydra.sweep.dir=/dev/null/x cannot be made"),
+    (["-m", "seed=1,2", "hydra.sweep.dir=/dev/null/x"],
+     "hydra.sweep.dir=/dev/null/x cannot be made"),
 ])
-def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(argv, said, copy, tmp_path):
+def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(
+        argv, said, copy, tmp_path):
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     told = finished(tmp_path, *argv, status=1)
     assert told.startswith("error: ") and said in told and told.count("\n") == 1
@@ -395,15 +425,17 @@ def test_jobs_whose_settings_make_no_name_have_folders_of_their_own(tmp_path):
     folders = [tmp_path / sweeps.job_name({"data.path": value}) for value in values]
     for folder, value in zip(folders, values):
         sweeps.begin_job(folder, {"data.path": value}, ["data.path"])
-    assert len(set(folders)) == len(values) and all(folder.parent == tmp_path and folder.is_dir() for folder in folders)
+    assert len(set(folders)) == len(values)
+    assert all(folder.parent == tmp_path and folder.is_dir() for folder in folders)
     assert {run.settings["data.path"] for run in read_sweep(tmp_path)} == set(values)
 
 
-# --- the comparison ---------------------------------------------------------------------------------------------------
+# --- the comparison -------------------------------------------------------------------------------
 
 
 def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65, **more) -> Run:
-    config = Config(model=GPTConfig(vocab_size=vocabulary), tokenizer=TokenizerConfig("char"), precision="fp32", max_steps=10)
+    config = Config(model=GPTConfig(vocab_size=vocabulary), tokenizer=TokenizerConfig("char"),
+                    precision="fp32", max_steps=10)
     last = {"step": 10, "tokens": 100, "train_seconds": 2.0, **more}
     if loss is not None:
         last |= {"val/loss": loss, "val/bits_per_byte": loss / 2}
@@ -412,13 +444,17 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
 
 
 def test_the_best_mean_comes_first_and_what_has_no_result_last():
-    runs = [run_of({"a": "1", "seed": "1"}, nan), run_of({"a": "2", "seed": "1"}, 3.0), run_of({"a": "3", "seed": "1"}, 1.0),
-            run_of({"a": "3", "seed": "2"}, 2.0), run_of({"a": "4", "seed": "1"}, 0.1, "unfinished"), run_of({"a": "5", "seed": "1"}, None),
-            run_of({"a": "6", "seed": "1"}, 1.0), run_of({"a": "6", "seed": "2"}, 0.1, "failed"), run_of({"a": "7", "seed": "1"}, inf)]
+    runs = [run_of({"a": "1", "seed": "1"}, nan), run_of({"a": "2", "seed": "1"}, 3.0),
+            run_of({"a": "3", "seed": "1"}, 1.0),
+            run_of({"a": "3", "seed": "2"}, 2.0), run_of(
+                {"a": "4", "seed": "1"}, 0.1, "unfinished"), run_of({"a": "5", "seed": "1"}, None),
+            run_of({"a": "6", "seed": "1"}, 1.0), run_of({"a": "6", "seed": "2"}, 0.1, "failed"),
+            run_of({"a": "7", "seed": "1"}, inf)]
     assert [setting.settings["a"] for setting in ranked(runs)][:3] == ["6", "3", "2"]
     assert ranked(runs)[-1].settings["a"] == "4"
     assert best_run(runs).settings == {"a": "6", "seed": "1"} and len(ranked(runs)[0].finished) == 1
-    assert best_run([run_of({"a": "1"}, nan)]) is None and best_run([run_of({"a": "1"}, None)]) is None and best_run([]) is None
+    assert best_run([run_of({"a": "1"}, nan)]) is None
+    assert best_run([run_of({"a": "1"}, None)]) is None and best_run([]) is None
 
 
 def test_vocabularies_are_compared_by_bits_per_byte():
@@ -432,7 +468,8 @@ def test_mean_and_standard_error(losses):
     setting, = ranked([run_of({"a": "1", "seed": str(n)}, loss) for n, loss in enumerate(losses)])
     mean = sum(losses) / len(losses)
     assert setting.mean("val/loss") == pytest.approx(mean)
-    assert setting.error("val/loss") == pytest.approx(sqrt(sum((loss - mean) ** 2 for loss in losses) / (len(losses) - 1) / len(losses)), abs=1e-12)
+    assert setting.error("val/loss") == pytest.approx(sqrt(
+        sum((loss - mean) ** 2 for loss in losses) / (len(losses) - 1) / len(losses)), abs=1e-12)
 
 
 def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
@@ -442,27 +479,35 @@ def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
 
 
 def test_a_sweep_of_hundreds_is_said_in_a_page(tmp_path):
-    births = {"births/induction/L0H1": 300, "heads/induction/L0H1": 0.7, "heads/induction/L0H0": 0.1}
-    runs = [run_of({"optim.lr": f"{lr}e-3", "model.n_embd": str(width), "seed": str(seed)}, 1 + lr / 100 + width / 1000 + seed / 1e4, **births)
+    births = {"births/induction/L0H1": 300, "heads/induction/L0H1": 0.7,
+              "heads/induction/L0H0": 0.1}
+    runs = [run_of({"optim.lr": f"{lr}e-3", "model.n_embd": str(width), "seed": str(seed)},
+                   1 + lr / 100 + width / 1000 + seed / 1e4, **births)
             for lr in range(20) for width in range(10) for seed in range(3)]
     narrow, wide = printed(runs, 80, tmp_path), printed(runs, 200, tmp_path)
-    assert len(narrow) < 50 and all(len(line) <= 80 for line in narrow if not line.startswith(("best", "table", "page")))
-    assert narrow[1].split()[:4] == ["lr", "n_embd", "seeds", "val/loss"] and narrow[3].split()[:4] == ["0e-3", "0", "3", "1.0001"]
+    assert len(narrow) < 50
+    assert all(len(line) <= 80 for line in narrow if not line.startswith(("best", "table", "page")))
+    assert narrow[1].split()[:4] == ["lr", "n_embd", "seeds", "val/loss"]
+    assert narrow[3].split()[:4] == ["0e-3", "0", "3", "1.0001"]
     assert any("170 more" in line for line in narrow)
-    assert "births/induction" in wide[1] and "heads/induction" in wide[1] and "300" in wide[3] and "0.70" in wide[3]
+    assert "births/induction" in wide[1] and "heads/induction" in wide[1] and "300" in wide[3]
+    assert "0.70" in wide[3]
     write_csv(tmp_path / "sweep.csv", runs)
     assert len(list(csv.DictReader((tmp_path / "sweep.csv").open()))) == 600
 
 
-@given(st.lists(st.tuples(st.text(max_size=12), st.none() | st.floats(), st.sampled_from(["finished", "unfinished", "failed"])), min_size=1))
+@given(st.lists(st.tuples(st.text(max_size=12), st.none() | st.floats(),
+                          st.sampled_from(["finished", "unfinished", "failed"])), min_size=1))
 @settings(max_examples=50, deadline=None)
 def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
-    runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n, (text, loss, status) in enumerate(cases)]
+    runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n,
+            (text, loss, status) in enumerate(cases)]
     folder = tmp_path_factory.getbasetemp()
     printed(runs, 80, folder)
     write_csv(folder / "sweep.csv", runs)
     with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
-        assert sorted(line["data.path"] for line in csv.DictReader(file)) == sorted(run.settings["data.path"] for run in runs)
+        assert sorted(line["data.path"] for line in csv.DictReader(file)) == sorted(
+            run.settings["data.path"] for run in runs)
 
 
 def test_control_characters_reach_no_terminal(tmp_path, copy):
@@ -501,24 +546,28 @@ def test_a_sweeps_end_is_summed_up_however_short_ago_the_last_summary_was(swept)
 
 
 def test_names_of_settings_that_end_alike_stay_whole():
-    made = table(ranked([run_of({"model.name": "1", "optim.name": "2", "optim.lr": "3"}, 1.0)]), "val/loss", 80)
+    made = table(ranked([run_of({"model.name": "1", "optim.name": "2", "optim.lr": "3"}, 1.0)]),
+                 "val/loss", 80)
     assert [str(column.header) for column in made.columns][:3] == ["model.name", "optim.name", "lr"]
 
 
-# --- the prepared sweeps ----------------------------------------------------------------------------------------------
+# --- the prepared sweeps --------------------------------------------------------------------------
 
 PRESETS = cli.groups()["sweep"]
 
 
 @pytest.fixture
 def expand():
-    """The configurations of a sweep's jobs: expand("sweep=heads", …), as Hydra's own sweeper and composer make them."""
+    """The configurations of a sweep's jobs: expand("sweep=heads", …), as Hydra's own sweeper and
+    composer make them."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
         def expanded(*argv: str) -> list[Config]:
             checked = cli.check_arguments(["-m", *argv])[1:]
-            params = OmegaConf.to_container(compose("config", checked[:1], return_hydra_config=True).hydra.sweeper.params)
-            overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()] + checked)
+            params = OmegaConf.to_container(compose("config", checked[:1],
+                                                    return_hydra_config=True).hydra.sweeper.params)
+            overrides = OverridesParser.create().parse_overrides(
+                [f"{key}={value}" for key, value in params.items()] + checked)
             made = []
             for job in BasicSweeper.split_arguments(overrides, None)[0]:
                 made.append(OmegaConf.to_object(compose("config", job)))
@@ -527,17 +576,21 @@ def expand():
         yield expanded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_job_of_a_prepared_sweep_is_right_and_is_told_in_full_by_what_it_was_given(name, expand):
+def test_every_job_of_a_prepared_sweep_is_right_and_is_told_in_full_by_what_it_was_given(
+        name, expand):
     given = yaml.safe_load((cli.CONFIGS / "sweep" / f"{name}.yaml").read_text(encoding="utf-8"))
-    assert list(given) == ["hydra"] and list(given["hydra"]) == ["sweeper"] and list(given["hydra"]["sweeper"]) == ["params"]
+    assert list(given) == ["hydra"] and list(given["hydra"]) == ["sweeper"]
+    assert list(given["hydra"]["sweeper"]) == ["params"]
     made = expand(f"sweep={name}")
     assert len({str(config) for config in made}) == len(made) >= 9
 
 
 def test_what_is_typed_wins_over_the_prepared_sweep(expand):
     made = expand("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
-    assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
+    assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head)
+            for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
     assert set(plan("sweep=kv_heads", "seed=7")) == {f"model.n_kv_head={n}" for n in (1, 2, 4, 8)}
     assert len(plan("sweep=kv_heads", "max_steps=3,4")) == 4 * 3 * 2
 
@@ -560,7 +613,8 @@ def test_the_jobs_are_known_before_they_begin():
 
 
 def test_depth_and_width_are_compared_at_equal_parameters(expand):
-    shapes = {(c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model for c in expand("sweep=depth_width", "seed=1")}
+    shapes = {(c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model
+              for c in expand("sweep=depth_width", "seed=1")}
     assert len(shapes) == 3 and len({d for _, _, d in shapes}) == 1
     counts = {}
     for shape, config in shapes.items():
@@ -571,29 +625,36 @@ def test_depth_and_width_are_compared_at_equal_parameters(expand):
 
 @pytest.mark.slow
 def test_a_prepared_sweep_runs(tmp_path, text_file):
-    said = finished(tmp_path, "-m", "sweep=vocab_size", "tokenizer.vocab_size=300,320", "seed=1", *of(text_file, "tokenizer=bpe"),
+    said = finished(tmp_path, "-m", "sweep=vocab_size", "tokenizer.vocab_size=300,320", "seed=1",
+                    *of(text_file, "tokenizer=bpe"),
                     "hydra.sweep.dir=sweep")
     assert re.search(r"^vocab_size +bits/byte", said, re.MULTILINE)
-    assert [run.settings for run in read_sweep(tmp_path / "sweep")] == [{"tokenizer.vocab_size": "300"}, {"tokenizer.vocab_size": "320"}]
+    assert [run.settings for run in read_sweep(
+        tmp_path / "sweep")] == [{"tokenizer.vocab_size": "300"}, {"tokenizer.vocab_size": "320"}]
 
 
-# --- what starts the jobs ---------------------------------------------------------------------------------------------
+# --- what starts the jobs -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_joblib_runs_the_jobs_in_processes_that_share_the_cores(new_command, tmp_path, text_file):
-    done = new_command("train.py", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *SWEPT[:1], *of(text_file), "hydra.sweep.dir=sweep",
+    done = new_command("train.py", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
+                       *SWEPT[:1], *of(text_file), "hydra.sweep.dir=sweep",
                    env={"OMP_NUM_THREADS": None})
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished", "finished", "failed"]  # with 1, 2, 3 heads
+    # with 1, 2, 3 heads
+    assert [run.status
+            for run in read_sweep(tmp_path / "sweep")] == ["finished", "finished", "failed"]
     assert set(re.findall(r"(\d+) threads", done.stdout)) == {str(max(1, os.cpu_count() // 2))}
     assert len(list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))) == 3
 
 
 @pytest.mark.slow
 def test_a_stop_signal_reaches_the_jobs_in_other_processes_which_save(tmp_path, text_file):
-    process = Process(tmp_path, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model.n_kv_head=1,2", "hydra.sweep.dir=sweep",
-                      *of(text_file, "max_steps=100000", "eval.every=0", "attention.every=0", "checkpoint.every=0"))
+    process = Process(tmp_path, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
+                      "model.n_kv_head=1,2", "hydra.sweep.dir=sweep",
+                      *of(text_file, "max_steps=100000", "eval.every=0", "attention.every=0",
+                          "checkpoint.every=0"))
     folders = [tmp_path / "sweep" / f"model.n_kv_head={heads}" for heads in (1, 2)]
     for folder in folders:
         process.wait_for(folder / "metrics.jsonl")
@@ -604,7 +665,8 @@ def test_a_stop_signal_reaches_the_jobs_in_other_processes_which_save(tmp_path, 
 
 @pytest.mark.slow
 def test_submitit_runs_the_jobs_from_any_folder(command, tmp_path, text_file):
-    done = command("train.py", "-m", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", "model.n_kv_head=1,3", *of(text_file),
+    done = command("train.py", "-m", "hydra/launcher=submitit_local",
+                   "hydra.launcher.timeout_min=5", "model.n_kv_head=1,3", *of(text_file),
                    "hydra.sweep.dir=sweep")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished", "failed"]
@@ -621,24 +683,34 @@ def test_a_launcher_that_is_not_installed_is_named(launcher, monkeypatch):
 @pytest.mark.slow
 def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
     search = yaml.safe_load((ROOT / "wandb_sweep.yaml").read_text(encoding="utf-8"))
-    chosen = {key: given.get("value", given.get("min", given.get("values", [None])[0])) for key, given in search["parameters"].items()}
-    assert None not in chosen.values() and search["metric"] == {"name": "val/loss", "goal": "minimize"}
-    parts = {**create_sweep_command_args({"args": {key: {"value": value} for key, value in chosen.items()}}),
-             "env": ["/usr/bin/env"], "interpreter": ["python"], "program": [str(ROOT / search["program"])]}
-    line = [word for c in create_sweep_command(search["command"]) for word in (parts[c[2:-1]] if c.startswith("${") else [c])]
-    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SWEEP_ID": "search", "WANDB_RUN_ID": "chosen1",
+    chosen = {key: given.get("value", given.get("min", given.get("values", [None])[0])) for key,
+              given in search["parameters"].items()}
+    assert None not in chosen.values(
+        ) and search["metric"] == {"name": "val/loss", "goal": "minimize"}
+    parts = {**create_sweep_command_args({"args": {key: {"value": value} for key,
+                                                   value in chosen.items()}}),
+             "env": ["/usr/bin/env"], "interpreter": ["python"],
+             "program": [str(ROOT / search["program"])]}
+    line = [word for c in create_sweep_command(search["command"])
+            for word in (parts[c[2:-1]] if c.startswith("${") else [c])]
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SWEEP_ID": "search",
+                   "WANDB_RUN_ID": "chosen1",
                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    smaller = [setting for setting in of(text_file) if setting.partition("=")[0] not in (set(chosen) - {"max_steps", "eval.every"})]
-    done = subprocess.run([*line, *smaller, "model.n_head=4"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    smaller = [setting for setting in of(text_file)
+               if setting.partition("=")[0] not in (set(chosen) - {"max_steps", "eval.every"})]
+    done = subprocess.run([*line, *smaller, "model.n_head=4"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     run, = (tmp_path / "runs").iterdir()
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["optim"]["lr"], config["model"]["n_kv_head"]) == (chosen["optim.lr"], chosen["model.n_kv_head"])
-    assert [path.name.rpartition("-")[2] for path in (run / "wandb").glob("offline-run-*")] == ["chosen1"]
+    assert (config["optim"]["lr"],
+            config["model"]["n_kv_head"]) == (chosen["optim.lr"], chosen["model.n_kv_head"])
+    assert [path.name.rpartition("-")[2]
+            for path in (run / "wandb").glob("offline-run-*")] == ["chosen1"]
     assert rows(run)[-1]["val/loss"] > 0
 
 
-# --- many jobs --------------------------------------------------------------------------------------------------------
+# --- many jobs ------------------------------------------------------------------------------------
 
 
 @pytest.mark.soak
@@ -649,17 +721,21 @@ def test_thirty_jobs_leave_memory_and_open_files_flat(tmp_path, text_file):
 
         def summarise(folder):
             runs = original(folder)
-            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+                "SC_PAGE_SIZE")
             with record.open("a") as file:
-                file.write(json.dumps([resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))]) + "\n")
+                file.write(json.dumps([resident, len(os.listdir("/proc/self/fd")),
+                                       len(os.listdir("/proc/self/task"))]) + "\n")
             return runs
 
         sweeps.summarise, sweeps.summary_is_due = summarise, lambda folder: True
 
-    process = Process(tmp_path, "-m", "model.n_kv_head=1,2", f"seed={','.join(map(str, range(15)))}", *of(text_file, "wandb.mode=offline"),
+    process = Process(tmp_path, "-m", "model.n_kv_head=1,2",
+                      f"seed={','.join(map(str, range(15)))}", *of(text_file, "wandb.mode=offline"),
                       "hydra.sweep.dir=sweep", fault=fault)
     assert process.wait(900) == 0, process.said()
-    resident, files, threads = zip(*map(json.loads, (tmp_path / "record.jsonl").read_text().splitlines()[:30]))
+    resident, files, threads = zip(*map(json.loads,
+                                        (tmp_path / "record.jsonl").read_text().splitlines()[:30]))
     assert files[29] == files[9] and threads[29] <= threads[9]
     assert resident[29] < resident[9] * 1.03 + 4e6, resident
     assert {run.status for run in read_sweep(tmp_path / "sweep")} == {"finished"}
@@ -669,5 +745,6 @@ def test_a_folder_that_is_no_sweep_is_named_and_left_as_it_is(tmp_path, command)
     (tmp_path / "mine").mkdir()
     for name in ("mine", "nowhere"):
         done = command("sweeps.py", name)
-        assert (done.returncode, done.stderr) == (1, f"error: {name} is not the folder of a sweep: python train.py -m … names it when it ends\n")
+        assert (done.returncode, done.stderr) == (1, f"error: {name} is not the folder of a sweep: "
+                                                     f"python train.py -m … names it when it ends\n")
     assert not list((tmp_path / "mine").iterdir()) and not (tmp_path / "nowhere").exists()

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 
 def on(text_file) -> list[str]:
-    return [*TINY, "data=text", f"data.path={text_file}", "eval.every=5", "attention.every=5", "attention.tokens=16"]
+    return [*TINY, "data=text", f"data.path={text_file}", "eval.every=5", "attention.every=5",
+            "attention.tokens=16"]
 
 
 def rows(run: Path) -> list[dict]:
@@ -34,8 +35,10 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert done.returncode == 0, done.stderr
     run, = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_default", run.name)
-    assert f"python sample.py run_dir=runs/{run.name}" in done.stdout and "best validation loss" in done.stdout
-    assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "attention", "checkpoints"} <= {p.name for p in run.iterdir()}
+    assert f"python sample.py run_dir=runs/{run.name}" in done.stdout
+    assert "best validation loss" in done.stdout
+    assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "attention",
+            "checkpoints"} <= {p.name for p in run.iterdir()}
     assert [sample["step"] for sample in read_rows(run / "samples.jsonl")] == [0, 5, 10]
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
@@ -59,12 +62,14 @@ def test_resuming_a_finished_run_says_so_and_more_steps_extend_it(command, tmp_p
     longer = command("train.py", "run_dir=run", "resume=true", "max_steps=8", "wandb.mode=disabled")
     assert longer.returncode == 0, longer.stderr
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(9))
-    assert read_config(tmp_path / "run" / "config.yaml").model.n_embd == 32  # what was typed first holds
+    # what was typed first holds
+    assert read_config(tmp_path / "run" / "config.yaml").model.n_embd == 32
 
 
 def test_resume_auto_starts_and_continues_with_the_same_command(command, tmp_path, text_file):
     for steps in (3, 6):
-        done = command("train.py", *on(text_file), "run_dir=run", "resume=auto", f"max_steps={steps}")
+        done = command("train.py", *on(text_file), "run_dir=run", "resume=auto",
+                       f"max_steps={steps}")
         assert done.returncode == 0, done.stderr
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(7))
 
@@ -72,7 +77,8 @@ def test_resume_auto_starts_and_continues_with_the_same_command(command, tmp_pat
 def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path, text_file):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    for folder, resume, sentence in (("full", "false", "is not empty"), ("full", "true", "nothing to continue"),
+    for folder, resume, sentence in (("full", "false", "is not empty"),
+                                     ("full", "true", "nothing to continue"),
                                      ("none", "true", "nothing to continue")):
         done = command("train.py", *on(text_file), f"run_dir={folder}", f"resume={resume}")
         assert done.returncode == 1 and sentence in done.stderr and "Traceback" not in done.stderr
@@ -82,8 +88,10 @@ def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path
 
 def test_a_run_cannot_go_on_with_another_model(command, tmp_path, text_file):
     command("train.py", *on(text_file), "max_steps=3", "run_dir=run")
-    done = command("train.py", "run_dir=run", "resume=true", "max_steps=5", "model.n_layer=3", "seed=2")
-    assert done.returncode == 1 and "model.n_layer: 2 in the run, 3 asked for" in done.stderr and "seed: 1337" in done.stderr
+    done = command("train.py", "run_dir=run", "resume=true", "max_steps=5", "model.n_layer=3",
+                   "seed=2")
+    assert done.returncode == 1 and "model.n_layer: 2 in the run, 3 asked for" in done.stderr
+    assert "seed: 1337" in done.stderr
 
 
 def test_eval_only_reports_the_loss_that_was_recorded(command, tmp_path, text_file):
@@ -97,14 +105,16 @@ def test_eval_only_reports_the_loss_that_was_recorded(command, tmp_path, text_fi
 def test_a_text_too_short_is_refused_and_leaves_no_run(command, tmp_path):
     (tmp_path / "short.txt").write_text("too short")
     done = command("train.py", *TINY, "data=text", "data.path=short.txt")
-    assert done.returncode == 1 and "too few for model.block_size=32" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 1 and "too few for model.block_size=32" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert not list((tmp_path / "runs").iterdir())
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_signal_saves_and_the_run_goes_on(command, tmp_path, text_file, number, status):
     run = tmp_path / "run"
-    endless = ["run_dir=run", "max_steps=100000", "checkpoint.every=0", "eval.every=0", "attention.every=0"]
+    endless = ["run_dir=run", "max_steps=100000", "checkpoint.every=0", "eval.every=0",
+               "attention.every=0"]
     process = Process(tmp_path, *on(text_file), *endless)
     process.wait_for(run / "metrics.jsonl")
     while len((run / "metrics.jsonl").read_text().splitlines()) <= 3:
@@ -123,7 +133,8 @@ def test_a_run_stopped_before_its_first_step_goes_on_too(tiny, train_here, monke
     from training.runtime import StopSignal
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
-        patch.setattr(StopSignal, "__enter__", lambda self: setattr(self, "exit_status", 130) or self)
+        patch.setattr(StopSignal, "__enter__",
+                      lambda self: setattr(self, "exit_status", 130) or self)
         patch.setattr(StopSignal, "__exit__", lambda *_: None)
         train_here(replace(tiny, run_dir=tiny.run_dir + " with a space"))
     assert stopped.value.code == 130
@@ -131,16 +142,19 @@ def test_a_run_stopped_before_its_first_step_goes_on_too(tiny, train_here, monke
     train_here(replace(tiny, run_dir=tiny.run_dir + " with a space"), resume=True)
 
 
-def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(command, tmp_path, text_file):
+def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(
+        command, tmp_path, text_file):
     command("train.py", *on(text_file), "max_steps=3", "batch_size=6", "run_dir=run")
     moved = tmp_path / "moved.txt"
     moved.write_bytes(text_file.read_bytes())
-    for more in (["accumulate=3"], [f"data.path={moved}"], ["data=text", f"data.path={moved}"], ["model.n_layer=2", "tokenizer=char"]):
+    for more in (["accumulate=3"], [f"data.path={moved}"], ["data=text", f"data.path={moved}"],
+                 ["model.n_layer=2", "tokenizer=char"]):
         done = command("train.py", "run_dir=run", "resume=true", *more, "max_steps=4")
         assert done.returncode == 0, done.stderr
 
 
-def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_auto(command, tmp_path, text_file):
+def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_auto(
+        command, tmp_path, text_file):
     command("train.py", *on(text_file), "max_steps=3", "run_dir=run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     refused = command("train.py", "run_dir=run", "resume=true")
@@ -150,7 +164,8 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_a
 
 @pytest.mark.parametrize("script", ["train.py --help", "sample.py --help"])
 def test_output_that_nobody_reads_on_is_no_error(script, tmp_path):
-    done = subprocess.run(f"'{sys.executable}' '{ROOT}'/{script} | head -1", shell=True, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(f"'{sys.executable}' '{ROOT}'/{script} | head -1", shell=True,
+                          capture_output=True, text=True, cwd=tmp_path)
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
@@ -169,11 +184,14 @@ def test_a_second_process_in_a_run_is_refused(command, tmp_path, text_file):
     finally:
         process.signal(signal.SIGKILL)
         process.wait()
-    assert command("train.py", "run_dir=run", "resume=true", "max_steps=1").returncode == 0  # a dead process holds nothing
+    # a dead process holds nothing
+    assert command("train.py", "run_dir=run", "resume=true", "max_steps=1").returncode == 0
 
 
-def test_a_sweep_runs_a_job_for_each_value_and_one_failure_spares_the_others(command, tmp_path, text_file):
-    done = command("train.py", "-m", *on(text_file), "max_steps=3", "model.n_head=2", "model.n_kv_head=1,2,5", "hydra.sweep.dir=sweep",
+def test_a_sweep_runs_a_job_for_each_value_and_one_failure_spares_the_others(
+        command, tmp_path, text_file):
+    done = command("train.py", "-m", *on(text_file), "max_steps=3", "model.n_head=2",
+                   "model.n_kv_head=1,2,5", "hydra.sweep.dir=sweep",
                    "wandb.mode=offline")
     assert done.returncode == 1
     assert "model.n_kv_head=5 does not divide model.n_head=2" in done.stderr and "Traceback" not in done.stderr
@@ -183,19 +201,23 @@ def test_a_sweep_runs_a_job_for_each_value_and_one_failure_spares_the_others(com
         assert rows(tmp_path / "sweep" / job)[-1]["step"] == 3
         record, = (tmp_path / "sweep" / job / "wandb").glob("offline-run-*")
         inspect = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)]
-        assert '"run_group":"sweep"' in subprocess.run(inspect, capture_output=True, text=True).stdout
+        assert '"run_group":"sweep"' in subprocess.run(inspect, capture_output=True,
+                                                       text=True).stdout
 
 
 def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, tmp_path, text_file):
-    printed = OmegaConf.create(command("train.py", *on(text_file), "max_steps=2", "run_dir=run", "--cfg", "job").stdout)
+    printed = OmegaConf.create(command("train.py", *on(text_file), "max_steps=2", "run_dir=run",
+                                       "--cfg", "job").stdout)
     command("train.py", *on(text_file), "max_steps=2", "run_dir=run")
     kept = {name: value for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml"))}
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
     assert differ <= {"device", "model.vocab_size"}
 
 
-def test_without_network_key_compiler_gpu_home_or_terminal_a_run_finishes(new_command, tmp_path, text_file):
-    env = {"PATH": str(tmp_path / "no-compiler-here"), "HOME": "", "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9",
+def test_without_network_key_compiler_gpu_home_or_terminal_a_run_finishes(
+        new_command, tmp_path, text_file):
+    env = {"PATH": str(tmp_path / "no-compiler-here"), "HOME": "",
+           "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9",
            "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": None, "CXX": None}
     done = new_command("train.py", *on(text_file), "max_steps=3", "compile=true", "run_dir=run",
                        env=env)
@@ -206,7 +228,8 @@ def test_without_network_key_compiler_gpu_home_or_terminal_a_run_finishes(new_co
 
 
 def test_the_default_run_starts_on_this_pythons_library(new_command, tmp_path):
-    done = new_command("train.py", "max_steps=2", "batch_size=2", "compile=false", "data.val_max_tokens=2000", "run_dir=run")
+    done = new_command("train.py", "max_steps=2", "batch_size=2", "compile=false",
+                       "data.val_max_tokens=2000", "run_dir=run")
     assert done.returncode == 0, done.stderr
     assert "standard library" in done.stdout
     text = new_command("sample.py", "run_dir=run", "prompt=import ", "max_new_tokens=20")

@@ -14,7 +14,8 @@ from model import GPT
 @pytest.fixture(params=[1, 2, 4])
 def model(request):
     torch.manual_seed(0)
-    return GPT(GPTConfig(vocab_size=60, block_size=64, n_layer=2, n_head=4, n_kv_head=request.param, n_embd=32, dropout=0.3))
+    return GPT(GPTConfig(vocab_size=60, block_size=64, n_layer=2, n_head=4, n_kv_head=request.param,
+                         n_embd=32, dropout=0.3))
 
 
 ALPHABET = CharTokenizer("".join(chr(c) for c in range(64, 123)) + "\n")
@@ -83,7 +84,8 @@ def test_the_maps_times_the_values_are_what_the_fused_attention_gives(model, pro
     snap = capture(model, probes, step=0)
     model.eval()
     for layer, (attention, x, rotary) in enumerate(model.attention_inputs(tokens)):
-        v = attention.project(x, rotary)[2].repeat_interleave(4 // model.config.kv_heads, dim=1)  # (1, H, T, d_v)
+        # (1, H, T, d_v)
+        v = attention.project(x, rotary)[2].repeat_interleave(4 // model.config.kv_heads, dim=1)
         heads = torch.from_numpy(snap.text[layer])[None] @ v
         written_out = attention.W_O(heads.transpose(1, 2).flatten(2))
         assert torch.allclose(written_out, attention(x, rotary), atol=1e-5)
@@ -123,7 +125,8 @@ def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tm
 
 def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model, probes):
     norms = capture(model, probes, step=0).text_value_norms
-    for layer, (attention, x, rotary) in enumerate(model.attention_inputs(torch.from_numpy(probes.text[None]))):
+    for layer, (attention, x,
+                rotary) in enumerate(model.attention_inputs(torch.from_numpy(probes.text[None]))):
         v = attention.project(x, rotary)[2][0]  # (G, T, d_v)
         for head in range(4):
             W_O = attention.W_O.weight[:, head * 8:(head + 1) * 8]  # (C, d_v)

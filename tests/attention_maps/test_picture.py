@@ -43,7 +43,8 @@ def test_the_cells_of_the_picture_are_the_weights(tmp_path):
 
 
 def test_hostile_tokens_are_drawn_as_text(tmp_path, recwarn):
-    words = ["</script>", "\0", "😀", "שלום", "\n\n    ", "$x^2", "a" * 5000, "\\frac", "\ufffd", "", " ", "\u202e"]
+    words = ["</script>", "\0", "😀", "שלום", "\n\n    ", "$x^2", "a" * 5000, "\\frac", "\ufffd", "",
+             " ", "\u202e"]
     draw(snapshot(1, 2, 12, words), tmp_path / "map.png", 2, "$title_{")
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
 
@@ -92,6 +93,7 @@ def test_a_table_of_scores_is_an_image_of_cells_in_the_order_of_layers_and_heads
     image = table_image(table, cell=5)
     assert image.shape == (10, 15, 3) and image.dtype == np.uint8
     cells = image[2::5, 2::5].astype(int).sum(axis=-1)  # lightness falls with the score
-    assert cells[0, 0] > cells[0, 1] > cells[1, 0] > cells[0, 2] and cells[1, 1] == cells[1, 2] == cells[0, 0]
+    assert cells[0, 0] > cells[0, 1] > cells[1, 0] > cells[0, 2]
+    assert cells[1, 1] == cells[1, 2] == cells[0, 0]
     assert (image[5:10, 10:15] == image[5, 10]).all()
 

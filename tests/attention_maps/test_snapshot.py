@@ -16,6 +16,7 @@ def steps_of(run: str, kind: str) -> list[int]:
     return sorted(int(p.stem[5:]) for p in Path(run, "attention").glob(f"*{kind}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("picture_every", "drawn"), [
     (0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])])
 def test_scores_come_often_and_pictures_seldom(tiny: Config, train_here, picture_every, drawn):

@@ -15,7 +15,8 @@ seeds, steps = st.integers(0, 2**64), st.integers(0, 10**9)
 def sizes(draw):
     """(number of tokens, block size, batch size)"""
     block = draw(st.integers(1, 24))
-    return draw(st.integers(block + 1, block * 12)) if block > 1 else draw(st.integers(2, 40)), block, draw(st.integers(1, 20))
+    return draw(st.integers(block + 1, block * 12)) if block > 1 else draw(
+        st.integers(2, 40)), block, draw(st.integers(1, 20))
 
 
 def counted(number):
@@ -30,7 +31,7 @@ def epoch_starts(batches, epoch):
         first % batches.batch_size:][:batches.windows]
 
 
-# --- one batch -----------------------------------------------------------------------------------------------------
+# --- one batch ------------------------------------------------------------------------------------
 
 
 @many
@@ -56,6 +57,7 @@ def test_targets_are_the_next_tokens_round_the_end(size, seed, step):
     assert np.array_equal(inputs[:, 1:], targets[:, :-1])
 
 
+@pytest.mark.slow
 @many
 @given(size=sizes(), seed=seeds, step=steps, processes=st.integers(1, 8))
 def test_the_slices_of_the_processes_make_up_the_global_batch(size, seed, step, processes):
@@ -76,7 +78,8 @@ def test_a_batch_may_span_two_epochs():
 
 def test_a_batch_may_span_many_epochs():
     batches = Batches(counted(45), 10, 21, seed=5)
-    assert np.array_equal(batches.starts(0), np.concatenate([epoch_starts(batches, epoch) for epoch in range(6)])[:21])
+    assert np.array_equal(batches.starts(0),
+                          np.concatenate([epoch_starts(batches, epoch) for epoch in range(6)])[:21])
 
 
 def test_windows_go_round_the_end_of_the_text():
@@ -97,7 +100,7 @@ def test_too_few_tokens_are_refused(number, block):
         Batches(counted(number), block, 1, 0)
 
 
-# --- an epoch ------------------------------------------------------------------------------------------------------
+# --- an epoch -------------------------------------------------------------------------------------
 
 
 @many
@@ -117,7 +120,8 @@ def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch
 def test_no_token_is_seen_twice_in_an_epoch(size, seed, epoch):
     number, block, _ = size
     batches = Batches(counted(number), block, 1, seed)
-    seen = np.concatenate([batches.batch(epoch * batches.windows + n)[0][0] for n in range(batches.windows)])
+    seen = np.concatenate([batches.batch(epoch * batches.windows + n)[0][0]
+                           for n in range(batches.windows)])
     assert len(np.unique(seen)) == len(seen) == number // block * block
 
 
@@ -158,7 +162,7 @@ def test_neighbouring_windows_are_not_visited_one_after_the_other():
     assert abs(np.corrcoef(np.arange(len(starts)), starts)[0, 1]) < 0.05
 
 
-# --- the shuffle ---------------------------------------------------------------------------------------------------
+# --- the shuffle ----------------------------------------------------------------------------------
 
 
 def key(seed):
@@ -168,7 +172,8 @@ def key(seed):
 @pytest.mark.parametrize("seed", [0, 1, 1337])
 def test_the_shuffle_is_a_permutation_of_every_small_size(seed):
     for size in range(1, 301):
-        assert np.array_equal(np.sort(shuffled(np.arange(size), size, key(seed))), np.arange(size)), size
+        assert np.array_equal(np.sort(shuffled(np.arange(size), size, key(seed))),
+                              np.arange(size)), size
 
 
 @many
@@ -179,7 +184,8 @@ def test_the_shuffle_is_a_permutation(size, seed):
 
 @pytest.mark.parametrize("size", [2**20, 2**20 + 1, 10**9 + 7, 2**32, 2**40 + 3, 10**15])
 def test_the_shuffle_of_a_large_size_stays_in_it_and_repeats_nothing(size):
-    index = np.unique(np.concatenate((np.arange(1000), size - 1 - np.arange(1000), np.random.default_rng(0).integers(0, size, 20_000))))
+    index = np.unique(np.concatenate((np.arange(1000), size - 1 - np.arange(1000),
+                                      np.random.default_rng(0).integers(0, size, 20_000))))
     there = shuffled(index, size, key(7))
     assert there.min() >= 0 and there.max() < size
     assert len(np.unique(there)) == len(index)
@@ -187,7 +193,8 @@ def test_the_shuffle_of_a_large_size_stays_in_it_and_repeats_nothing(size):
 
 
 @many
-@given(size=st.integers(1, 2**40), seed=seeds, picks=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=9))
+@given(size=st.integers(1, 2**40), seed=seeds,
+       picks=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=9))
 def test_where_an_index_goes_does_not_depend_on_the_others_asked_for(size, seed, picks):
     index = np.array([int(pick * size) for pick in picks])
     one_by_one = [shuffled(index[n:n + 1], size, key(seed))[0] for n in range(len(index))]

@@ -30,7 +30,8 @@ from data.corpus import Corpus, open_corpus, stdlib_files, text_files
 TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
 SHAKESPEARE = Path(TEST_DATA or "", "data", "tinyshakespeare.txt")
 needs_shakespeare = pytest.mark.skipif(not TEST_DATA or not SHAKESPEARE.exists(),
-                                       reason="GLASSGPT_TEST_DATA names no folder with data/tinyshakespeare.txt")
+                                       reason="GLASSGPT_TEST_DATA names no folder with "
+                                              "data/tinyshakespeare.txt")
 
 
 def silent(line):
@@ -53,13 +54,15 @@ def documents(corpus):
     return texts
 
 
-# --- the standard library ------------------------------------------------------------------------------------------
+# --- the standard library -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    for name in ("b.py", "a.py", "json/z.py", "json/__init__.py", "test/test_a.py", "json/tests/t.py", "idlelib/idle_test/t.py",
-                 "site-packages/numpy.py", "dist-packages/x.py", "json/__pycache__/z.py", "testing.py", "notes.txt"):
+    for name in ("b.py", "a.py", "json/z.py", "json/__init__.py", "test/test_a.py",
+                 "json/tests/t.py", "idlelib/idle_test/t.py",
+                 "site-packages/numpy.py", "dist-packages/x.py", "json/__pycache__/z.py",
+                 "testing.py", "notes.txt"):
         file = tmp_path / "tests" / name  # what lies above the library does not count
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)
@@ -68,7 +71,8 @@ def library(tmp_path, monkeypatch):
 
 
 def test_the_standard_library_leaves_tests_and_installed_packages_out_and_comes_sorted(library):
-    assert names(stdlib_files(), library) == ["a.py", "b.py", "json/__init__.py", "json/z.py", "testing.py"]
+    assert names(stdlib_files(), library) == ["a.py", "b.py", "json/__init__.py", "json/z.py",
+                                              "testing.py"]
 
 
 def test_a_python_without_its_sources_is_told_to_use_text(tmp_path, monkeypatch):
@@ -79,7 +83,8 @@ def test_a_python_without_its_sources_is_told_to_use_text(tmp_path, monkeypatch)
 
 def test_this_pythons_library_is_found_in_the_same_order_every_time():
     corpus, root = open_corpus(DataConfig(), silent), Path(sysconfig.get_path("stdlib"))
-    assert corpus.files == open_corpus(DataConfig(), silent).files == tuple(sorted(corpus.files, key=lambda p: p.relative_to(root).as_posix()))
+    assert corpus.files == open_corpus(DataConfig(), silent).files == tuple(
+        sorted(corpus.files, key=lambda p: p.relative_to(root).as_posix()))
     assert len(corpus.files) > 300
     parts = {part for p in corpus.files for part in p.relative_to(root).parts}
     assert {"argparse.py", "json"} <= parts
@@ -92,7 +97,7 @@ def test_every_file_of_this_pythons_library_is_readable_text():
     assert sum(len(text) > 0 for text in documents(corpus)) > 300
 
 
-# --- your files ----------------------------------------------------------------------------------------------------
+# --- your files -----------------------------------------------------------------------------------
 
 
 def test_a_file_is_one_document(tmp_path):
@@ -101,7 +106,8 @@ def test_a_file_is_one_document(tmp_path):
 
 
 def test_a_folder_gives_all_below_it_sorted_and_hidden_files_left_out(tmp_path):
-    for name in ("b.txt", "a/z.md", "a/deep/er/x", ".hidden.txt", ".git/config", "a/.secret/y.txt", "B.txt"):
+    for name in ("b.txt", "a/z.md", "a/deep/er/x", ".hidden.txt", ".git/config", "a/.secret/y.txt",
+                 "B.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     said = []
@@ -131,7 +137,8 @@ def test_a_glob_gives_what_it_matches(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     assert names(text_files(f"{tmp_path}/*.txt", silent), tmp_path) == ["a.txt", "b.txt"]
-    assert names(text_files(f"{tmp_path}/**/*.txt", silent), tmp_path) == ["a.txt", "b.txt", "sub/d.txt"]
+    assert names(text_files(f"{tmp_path}/**/*.txt", silent),
+                 tmp_path) == ["a.txt", "b.txt", "sub/d.txt"]
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
@@ -335,7 +342,7 @@ def test_the_preset_and_the_command_line_take_an_encoding_and_globs(command, fol
     assert "exclude: '*.log,drafts/*'" in done.stdout
 
 
-# --- mistakes ------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 def test_a_missing_path_is_named(tmp_path):
@@ -402,7 +409,8 @@ def test_a_file_that_turns_to_another_encoding_far_on_is_refused(tmp_path):
 
 def test_what_is_not_utf8_is_named_with_the_offset_of_its_byte(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
-    with pytest.raises(UserError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as error:
+    with pytest.raises(UserError,
+                       match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as error:
         documents(text_corpus(tmp_path))
     assert str(tmp_path) in str(error.value)
 
@@ -418,7 +426,7 @@ def test_a_file_that_goes_away_is_named(tmp_path):
         documents(Corpus("gone", (tmp_path / "gone.txt",)))
 
 
-# --- tiny Shakespeare ----------------------------------------------------------------------------------------------
+# --- tiny Shakespeare -----------------------------------------------------------------------------
 
 
 def shakespeare(path, say=lambda line: None):
@@ -462,7 +470,8 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(cache, monkeypatch):
-    """A web server on the loopback that answers with `.status` and `.body`, and counts what it was `.asked`."""
+    """A web server on the loopback that answers with `.status` and `.body`, and counts what it was
+    `.asked`."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -474,7 +483,8 @@ def server(cache, monkeypatch):
             self.send_response(302 if elsewhere else self.server.status)
             if elsewhere:
                 self.send_header("Location", self.server.elsewhere)
-            self.send_header("Content-Length", str(0 if elsewhere else self.server.length or len(self.server.body)))
+            self.send_header("Content-Length",
+                             str(0 if elsewhere else self.server.length or len(self.server.body)))
             self.end_headers()
             for byte in b"" if elsewhere else self.server.body:
                 with suppress(OSError):  # who asked has gone
@@ -487,8 +497,10 @@ def server(cache, monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         server.status, server.body, server.length, server.raw, server.asked = 200, b"First Citizen:\n", None, None, 0
         server.elsewhere, server.pause = None, 0
-        monkeypatch.setattr(data.corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
-        monkeypatch.setattr(data.corpus, "SHAKESPEARE_SHA256", hashlib.sha256(server.body).hexdigest())
+        monkeypatch.setattr(data.corpus, "SHAKESPEARE_URL",
+                            f"http://127.0.0.1:{server.server_port}/input.txt")
+        monkeypatch.setattr(data.corpus, "SHAKESPEARE_SHA256",
+                            hashlib.sha256(server.body).hexdigest())
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -555,7 +567,8 @@ def test_a_server_that_sends_the_reader_elsewhere_is_followed(server, cache):
     assert documents(shakespeare(None)) == ["First Citizen:\n"] and server.asked == 2
 
 
-def test_a_server_that_sends_the_reader_to_a_file_of_this_machine_is_not_followed(server, cache, tmp_path):
+def test_a_server_that_sends_the_reader_to_a_file_of_this_machine_is_not_followed(
+        server, cache, tmp_path):
     server.elsewhere = (tmp_path / "secret").as_uri()
     assert "not allowed" in refused_fetch(cache)
 
@@ -590,7 +603,7 @@ def test_a_refused_connection_is_told(cache, monkeypatch):
     assert "refused" in refused_fetch(cache)
 
 
-# --- the cache folder ----------------------------------------------------------------------------------------------
+# --- the cache folder -----------------------------------------------------------------------------
 
 
 def test_the_cache_is_the_folder_that_the_environment_names(tmp_path, monkeypatch):
@@ -613,11 +626,12 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_variable(tmp_path, mon
     assert str(tmp_path) in str(error.value)
 
 
-# --- pieces ---------------------------------------------------------------------------------------------------------
+# --- pieces ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a_letter(tmp_path, monkeypatch, size):
+def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a_letter(
+        tmp_path, monkeypatch, size):
     monkeypatch.setattr(data.corpus, "PIECE", size)
     text = "\ufeffif x:\r\n\n\n    é = 1\n\n\n# note\nélan 漢字\n漢字\n\nafter a gap\n" * 20
     (tmp_path / "a.txt").write_bytes(text.encode())
@@ -627,7 +641,8 @@ def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a
     pieces = [piece for piece, _ in corpus.pieces()]
     assert len(pieces) > 10
     if size > 7:  # else the pieces are so small that lines do not fit into two of them
-        assert all(before.endswith("\n") and not before[-2].isspace() and (not after or after[0].isalnum()) for before, after in pairwise(pieces))
+        assert all(before.endswith("\n") and not before[-2].isspace()
+                   and (not after or after[0].isalnum()) for before, after in pairwise(pieces))
 
 
 def test_a_text_of_one_long_line_is_cut_all_the_same(tmp_path, monkeypatch):
@@ -646,12 +661,13 @@ def test_a_bad_byte_far_into_a_file_is_found_at_its_offset(tmp_path):
         documents(text_corpus(tmp_path))
 
 
-# --- packed files and lines of JSON ----------------------------------------------------------------------------------
+# --- packed files and lines of JSON ---------------------------------------------------------------
 
 
 def test_packed_and_plain_files_and_lines_of_json_are_documents_beside_each_other(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\ufeffone é\n".encode()))
-    (tmp_path / "b.jsonl").write_text('{"text": "two", "id": 1}\n\n{"id": 2, "text": "thr\\nee \\u00e9"}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "two", "id": 1}\n\n{"id": 2, "text": "thr\\nee '
+                                      '\\u00e9"}\n')
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "four"}'))
     (tmp_path / "d.bin.gz").write_bytes(gzip.compress(b"x\0y"))
     said = []
@@ -661,7 +677,8 @@ def test_packed_and_plain_files_and_lines_of_json_are_documents_beside_each_othe
 
 def test_another_field_of_the_lines_is_taken_by_name(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "one", "text": "no"}\n')
-    corpus = open_corpus(DataConfig(source="text", path=str(tmp_path / "a.jsonl"), field="body"), silent)
+    corpus = open_corpus(DataConfig(source="text", path=str(tmp_path / "a.jsonl"), field="body"),
+                         silent)
     assert documents(corpus) == ["one"]
 
 
@@ -695,8 +712,11 @@ def test_lists_in_lists_without_end_are_no_text(tmp_path):
         documents(text_corpus(tmp_path / "a.jsonl"))
 
 
-@pytest.mark.parametrize(("line", "why"), [("{", "not JSON in line 2"), ("[1]", r"field text of line 2 \(texts there: none\)"),
-                                           ('{"body": "x", "n": 1}', r"line 2 \(texts there: body\): name another with data.field="),
+@pytest.mark.parametrize(("line", "why"), [("{", "not JSON in line 2"),
+                                           ("[1]", r"field text of line 2 \(texts there: none\)"),
+                                           ('{"body": "x", "n": 1}',
+                                            r"line 2 \(texts there: body\): name another with "
+                                            r"data.field="),
                                            ('{"text": null}', r"texts there: none")])
 def test_a_line_without_its_text_is_named(tmp_path, line, why):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' + line + "\n")
@@ -704,7 +724,8 @@ def test_a_line_without_its_text_is_named(tmp_path, line, why):
         documents(text_corpus(tmp_path / "a.jsonl"))
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no gzip", lambda data: data[:12] + bytes(8) + data[20:]])
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no gzip",
+                                    lambda data: data[:12] + bytes(8) + data[20:]])
 def test_a_damaged_gzip_is_named(tmp_path, damage):
     (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"some text " * 9000)))
     with pytest.raises(UserError, match=r"a\.gz cannot be read: .+"):

@@ -1,4 +1,5 @@
-"""Datasets: a folder of parquet is read by the library itself; what came is kept, gone on with, and never read half."""
+"""Datasets: a folder of parquet is read by the library itself; what came is kept, gone on with,
+and never read half."""
 
 import builtins
 import gzip
@@ -35,16 +36,20 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """A folder as the hub's datasets have it: two parquet files of a training split, one of a validation split."""
+    """A folder as the hub's datasets have it: two parquet files of a training split, one of a
+    validation split."""
     folder = tmp_path / "stories"
     folder.mkdir()
-    for name, texts in (("train-0", STORIES[:150]), ("train-1", STORIES[150:]), ("validation", ["the other split"])):
-        pyarrow.parquet.write_table(pyarrow.table({"number": range(len(texts)), "story": texts}), folder / f"{name}.parquet")
+    for name, texts in (("train-0", STORIES[:150]), ("train-1", STORIES[150:]),
+                        ("validation", ["the other split"])):
+        pyarrow.parquet.write_table(pyarrow.table({"number": range(len(texts)), "story": texts}),
+                                    folder / f"{name}.parquet")
     return folder
 
 
 def documents(folder, say=lambda line: None, **more) -> list[str]:
-    corpus = open_corpus(DataConfig(source="hf", name=str(folder), **{"field": "story", **more}), say)
+    corpus = open_corpus(DataConfig(source="hf", name=str(folder), **{"field": "story", **more}),
+                         say)
     found = []
     for text, begins in corpus.pieces():
         found += [text] if begins else []
@@ -77,7 +82,8 @@ def test_it_is_read_once_with_the_same_bytes_and_again_when_it_changes(dataset, 
         path.unlink()
     assert documents(dataset) == STORIES
     assert {path.name: path.read_bytes() for path in cache.rglob("*.jsonl.gz")} == kept
-    pyarrow.parquet.write_table(pyarrow.table({"number": [0], "story": ["new"]}), dataset / "train-1.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"number": [0], "story": ["new"]}),
+                                dataset / "train-1.parquet")
     assert documents(dataset) == [*STORIES[:150], "new"]
 
 
@@ -92,7 +98,8 @@ def test_an_interrupted_download_keeps_what_came_and_goes_on_there(dataset, cach
 
     monkeypatch.setattr(data.hub, "line", broken)
     assert "the connection was cut" in refused(dataset)
-    assert len(list(cache.rglob("*.jsonl.gz"))) == 3 and not list(cache.rglob("*.part")) and not list(cache.rglob("complete"))
+    assert len(list(cache.rglob("*.jsonl.gz"))) == 3 and not list(
+        cache.rglob("*.part")) and not list(cache.rglob("complete"))
     monkeypatch.setattr(data.hub, "line", line)
     said = []
     assert documents(dataset, said.append) == STORIES and "going on after 120 documents" in said[0]
@@ -104,9 +111,11 @@ def test_a_stop_after_the_last_document_is_gone_on_with_too(dataset, cache):
     assert documents(dataset) == STORIES
 
 
-@pytest.mark.parametrize("more, words", [({"field": "text"}, "no text in data.field=text (fields with text: story)"),
+@pytest.mark.parametrize("more, words", [({"field": "text"},
+                                          "no text in data.field=text (fields with text: story)"),
                                          ({"field": "number"}, "no text in data.field=number"),
-                                         ({"split": "test"}, "test"), ({"subset": "german"}, "german")])
+                                         ({"split": "test"}, "test"),
+                                         ({"subset": "german"}, "german")])
 def test_a_field_a_split_or_a_subset_that_is_not_there_is_named(dataset, cache, more, words):
     assert words in refused(dataset, **more)
     assert not list(cache.rglob("*.jsonl.gz"))
@@ -125,14 +134,16 @@ def test_without_the_library_it_is_named(dataset, monkeypatch):
 
 
 def test_tokens_are_made_of_it_with_whole_documents_to_validate(dataset):
-    tokens = prepare(DataConfig(source="hf", name=str(dataset), field="story"), TokenizerConfig(name="bpe", vocab_size=300), lambda line: None)
+    tokens = prepare(DataConfig(source="hf", name=str(dataset), field="story"),
+                     TokenizerConfig(name="bpe", vocab_size=300), lambda line: None)
     assert (tokens.documents, tokens.val_documents) == (250, 25)
     assert str(dataset) in tokens.summary()[0]
 
 
 def test_what_is_kept_is_read_like_any_file(dataset, cache):
     documents(dataset)
-    lines = b"".join(gzip.decompress(path.read_bytes()) for path in sorted(cache.rglob("*.jsonl.gz"))).split(b"\n")
+    lines = b"".join(gzip.decompress(path.read_bytes())
+                     for path in sorted(cache.rglob("*.jsonl.gz"))).split(b"\n")
     assert [json.loads(line) for line in lines if line] == [{"text": story} for story in STORIES]
 
 
@@ -148,6 +159,7 @@ def test_a_field_within_objects_and_lists_is_taken(tmp_path):
     assert known in refused(folder, field="messages")
 
 
+@pytest.mark.slow
 def test_a_killed_download_leaves_nothing_that_stays(dataset, cache, monkeypatch):
     code = """if True:
         import os, sys
@@ -229,17 +241,21 @@ def test_a_hub_that_answers_late_or_with_an_error_is_within_reach(monkeypatch):
 
 @pytest.mark.slow
 def test_without_a_network_one_sentence_says_how_to_do_without(new_command, tmp_path):
-    done = new_command("train.py", "data=tinystories", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home"),
+    done = new_command("train.py", "data=tinystories", env={"HF_ENDPOINT": "http://127.0.0.1:9",
+                                                            "HF_HOME": str(tmp_path / "home"),
                                                         "GLASSGPT_CACHE": str(tmp_path / "cache")})
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     assert "fetching roneneldan/TinyStories from the Hugging Face hub" in done.stdout
-    assert "roneneldan/TinyStories cannot be read" in done.stderr and "data.name=FOLDER" in done.stderr
+    assert "roneneldan/TinyStories cannot be read" in done.stderr
+    assert "data.name=FOLDER" in done.stderr
 
 
 @pytest.mark.slow
 def test_a_run_trains_on_a_dataset_with_no_more_than_its_name(command, dataset):
-    done = command("train.py", "data=hf", f"data.name={dataset}", "data.field=story", "run_dir=run", "model.n_layer=1", "model.n_embd=16",
-                   "model.block_size=16", "batch_size=2", "max_steps=2", "compile=false", "tokenizer.vocab_size=300",
+    done = command("train.py", "data=hf", f"data.name={dataset}", "data.field=story", "run_dir=run",
+                   "model.n_layer=1", "model.n_embd=16",
+                   "model.block_size=16", "batch_size=2", "max_steps=2", "compile=false",
+                   "tokenizer.vocab_size=300",
                    env={"GLASSGPT_CACHE": os.environ["GLASSGPT_CACHE"]})
     assert done.returncode == 0, done.stderr
     assert "25 of them, one drawn from every ten, to validate" in done.stdout

@@ -32,7 +32,8 @@ from data.tokenizer import (
 
 TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
 TIKTOKEN_CACHE = Path(TEST_DATA or "", "tiktoken_cache")
-needs_gpt2 = pytest.mark.skipif(not TEST_DATA or not TIKTOKEN_CACHE.is_dir(), reason="GLASSGPT_TEST_DATA names no folder with tiktoken_cache/")
+needs_gpt2 = pytest.mark.skipif(not TEST_DATA or not TIKTOKEN_CACHE.is_dir(),
+                                reason="GLASSGPT_TEST_DATA names no folder with tiktoken_cache/")
 
 SAMPLE = """def naïve(x: int) -> str:\r\n\treturn f"{x:>10}" * 3  # 12345 € 日本語 👩‍👩‍👧 it's\n\n\n    indented   \u00a0\u2003end"""
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -44,7 +45,7 @@ TRAINED = train_bpe([Path(__file__).read_text(encoding="utf-8")], 500)
 BPE = pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["bytes", "trained"])
 
 
-# --- byte-pair encoding --------------------------------------------------------------------------------------------
+# --- byte-pair encoding ---------------------------------------------------------------------------
 
 
 @BPE
@@ -112,18 +113,21 @@ def test_training_twice_on_the_same_text_gives_the_same_vocabulary():
     assert train_bpe([SAMPLE * 3], 300).to_json() == train_bpe([SAMPLE * 3], 300).to_json()
 
 
-# --- trained by one library, run by another --------------------------------------------------------------------------
+# --- trained by one library, run by another -------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=sorted(PATTERNS))
 def both(request):
-    """The same vocabulary in tokenizers, which trained it, and in tiktoken: what encodes a text there, and ours."""
-    texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:40]] + [SAMPLE * 3, "größer, größte; 漢字と漢字か\n" * 5]
+    """The same vocabulary in tokenizers, which trained it, and in tiktoken: what encodes a text
+    there, and ours."""
+    texts = [path.read_text(encoding="utf-8")
+             for path in stdlib_files()[:40]] + [SAMPLE * 3, "größer, größte; 漢字と漢字か\n" * 5]
     ours = train_bpe(texts, 3000, PATTERNS[request.param])
     theirs = Tokenizer.from_str(hf_files(ours, 8)["tokenizer.json"])
     return lambda text: theirs.encode(text).ids, ours
 
 
+@pytest.mark.slow
 def test_a_large_text_has_the_ids_that_the_library_which_trained_the_vocabulary_gives_it(both):
     theirs, ours = both
     for path in stdlib_files()[::12]:
@@ -141,7 +145,8 @@ def test_any_unicode_has_the_ids_that_the_library_which_trained_the_vocabulary_g
 
 def test_gpt2s_pattern_splits_as_gpt2_does():
     trained = train_bpe(["snake_case snake_case it's it's  two"] * 3, 400, PATTERNS["gpt2"])
-    assert [trained.token_bytes(id) for id in trained.encode("snake_case it's")] == [b"snake", b"_", b"case", b" it", b"'s"]
+    assert [trained.token_bytes(id)
+            for id in trained.encode("snake_case it's")] == [b"snake", b"_", b"case", b" it", b"'s"]
     ours = train_bpe(["snake_case snake_case"] * 3, 400)
     assert [ours.token_bytes(id) for id in ours.encode("snake_case")] == [b"snake_case"]
 
@@ -149,21 +154,25 @@ def test_gpt2s_pattern_splits_as_gpt2_does():
 @pytest.mark.slow
 def test_a_vocabulary_past_65536_is_learned_and_gives_text_back():
     letters = random.Random(0)
-    words = " ".join("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(60_000)) * 2
+    words = " ".join("".join(letters.choices("abcdefghijklmnopqrstuvwxyz", k=7))
+                     for _ in range(60_000)) * 2
     trained = train_bpe([words], 70_000)
-    assert trained.vocab_size == 70_000 and trained.decode(trained.encode(words[:5000])) == words[:5000]
+    assert trained.vocab_size == 70_000
+    assert trained.decode(trained.encode(words[:5000])) == words[:5000]
     assert max(trained.encode_array(words)) > 65_536
 
 
 def test_ids_that_no_text_has_are_left_free():
-    """As in some of tiktoken's vocabularies, where end-of-text stands among the others, or after a gap."""
+    """As in some of tiktoken's vocabularies, where end-of-text stands among the others, or after a
+    gap."""
     bytes_ = [bytes([b]) for b in range(256)]
     for tokens, end in (([*bytes_, None, b"ab"], 256), ([*bytes_, b"ab"], 300)):
         tokenizer = BPETokenizer(PATTERNS["code"], tokens, end)
         ab = tokens.index(b"ab")
         assert tokenizer.encode("cab") == [99, ab] and tokenizer.decode([99, ab]) == "cab"
         assert (tokenizer.end_of_text, tokenizer.vocab_size) == (end, max(end + 1, ab + 1))
-        assert b"".join(map(tokenizer.token_bytes, range(tokenizer.vocab_size))) == b"".join(bytes_) + b"ab"
+        assert b"".join(map(tokenizer.token_bytes,
+                            range(tokenizer.vocab_size))) == b"".join(bytes_) + b"ab"
         assert tokenizer.decode(range(97, tokenizer.vocab_size)).count(END_OF_TEXT) == 1
 
 
@@ -178,7 +187,8 @@ def test_a_long_run_of_one_sign_is_encoded_fast(run):
     assert time.perf_counter() - began < 5
 
 
-runs = st.lists(st.tuples(st.sampled_from("aé9- \n漢!٣"), st.sampled_from([1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000])), max_size=8)
+runs = st.lists(st.tuples(st.sampled_from("aé9- \n漢!٣"), st.sampled_from(
+    [1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000])), max_size=8)
 
 
 @settings(deadline=None, max_examples=300)
@@ -217,12 +227,14 @@ def test_unbroken_text_takes_time_in_proportion_to_its_length(pattern, kind):
     seconds = []
     for n in (500_000, 4_000_000):
         text, began = unbroken(kind, n) + "x", time.process_time()
-        tokenizer = train_bpe([text[at:at + 100_000] for at in range(0, len(text), 100_000)], 300, PATTERNS[pattern])
+        tokenizer = train_bpe([text[at:at + 100_000] for at in range(0, len(text), 100_000)], 300,
+                              PATTERNS[pattern])
         tokenizer.encode(text)
         seconds.append(time.process_time() - began)
     assert seconds[1] < 2 * 8 * (seconds[0] + 0.1)
 
 
+@pytest.mark.slow
 def test_more_than_a_little_text_gives_the_vocabulary_that_it_gives_here(monkeypatch):
     texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:30]]
     apart = train_bpe(texts, 600).to_json()
@@ -239,7 +251,7 @@ def test_what_goes_wrong_as_texts_are_read_is_raised(monkeypatch):
         train_bpe(texts(), 300)
 
 
-# --- characters ----------------------------------------------------------------------------------------------------
+# --- characters -----------------------------------------------------------------------------------
 
 
 @many
@@ -260,11 +272,13 @@ def test_characters_are_numbered_in_the_order_of_the_code_points():
     assert CharTokenizer("ab").end_of_text is None
 
 
-@pytest.mark.parametrize("text, character, position", [("abz", "'z'", 2), ("😀a", "'😀'", 0), ("ab\nab", r"'\n'", 2), ("aAb", "'A'", 1)])
+@pytest.mark.parametrize("text, character, position", [("abz", "'z'", 2), ("😀a", "'😀'", 0),
+                                                       ("ab\nab", r"'\n'", 2), ("aAb", "'A'", 1)])
 def test_an_unknown_character_is_named_with_its_position(text, character, position):
     with pytest.raises(UserError) as error:
         CharTokenizer("abc").encode(text)
-    assert f"the character {character} at position {position} is not among the 3" in str(error.value)
+    assert f"the character {character} at position {position} is not among the 3" in str(
+        error.value)
 
 
 @many
@@ -282,11 +296,13 @@ def test_an_empty_text_has_no_tokens():
     assert CharTokenizer("ab").encode("") == CharTokenizer("").encode("") == BYTES.encode("") == []
 
 
-# --- on disk -------------------------------------------------------------------------------------------------------
+# --- on disk --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED, BPETokenizer(PATTERNS["gpt2"], [bytes([b]) for b in range(256)] + [None, b"de"], 256),
-                                       CharTokenizer(SAMPLE + "\0\u2028\"\\")], ids=["bytes", "trained", "gap", "char"])
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED, BPETokenizer(
+    PATTERNS["gpt2"], [bytes([b]) for b in range(256)] + [None, b"de"], 256),
+                                       CharTokenizer(SAMPLE + "\0\u2028\"\\")],
+                         ids=["bytes", "trained", "gap", "char"])
 def test_a_kept_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
@@ -323,13 +339,17 @@ def bpe_file(**changed):
 
 
 DAMAGED = {
-    "nothing": "", "another language": "(dp0", "no object": "[]", "null": "null", "no kind": "{}", "another kind": '{"kind": "words"}',
+    "nothing": "", "another language": "(dp0", "no object": "[]", "null": "null", "no kind": "{}",
+    "another kind": '{"kind": "words"}',
     "no alphabet": '{"kind": "char"}', "a number as alphabet": '{"kind": "char", "alphabet": 5}',
     "a list as alphabet": '{"kind": "char", "alphabet": ["ab", "c"]}',
-    "no pattern": '{"kind": "bpe", "tokens": []}', "a broken pattern": bpe_file(pattern="("), "a number as pattern": bpe_file(pattern=5),
-    "an empty pattern": bpe_file(pattern=""), "a pattern that can match nothing": bpe_file(pattern=r"x|\d*"),
+    "no pattern": '{"kind": "bpe", "tokens": []}', "a broken pattern": bpe_file(pattern="("),
+    "a number as pattern": bpe_file(pattern=5),
+    "an empty pattern": bpe_file(pattern=""),
+    "a pattern that can match nothing": bpe_file(pattern=r"x|\d*"),
     "a pattern that leaves letters out": bpe_file(pattern=r"\d+|\s+"),
-    "no tokens": bpe_file(tokens=[]), "tokens that are no base64": bpe_file(tokens=["*"]), "a number as token": bpe_file(tokens=[5]),
+    "no tokens": bpe_file(tokens=[]), "tokens that are no base64": bpe_file(tokens=["*"]),
+    "a number as token": bpe_file(tokens=[5]),
     "bytes that are missing": bpe_file(tokens=BYTES.to_json()["tokens"][:100]),
     "a token twice": bpe_file(tokens=[*BYTES.to_json()["tokens"], base64.b64encode(b"a").decode()]),
 }
@@ -342,7 +362,8 @@ def test_a_damaged_tokenizer_file_is_refused(damage, tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize("write", [lambda path: path.write_bytes(b"\xff\xfe"), lambda path: path.mkdir(), lambda path: None],
+@pytest.mark.parametrize("write", [lambda path: path.write_bytes(b"\xff\xfe"),
+                                   lambda path: path.mkdir(), lambda path: None],
                          ids=["not UTF-8", "a folder", "missing"])
 def test_a_tokenizer_file_that_cannot_be_read_is_refused(write, tmp_path):
     write(tmp_path / "tokenizer.json")
@@ -350,7 +371,7 @@ def test_a_tokenizer_file_that_cannot_be_read_is_refused(write, tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-# --- GPT-2 ---------------------------------------------------------------------------------------------------------
+# --- GPT-2 ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -363,12 +384,15 @@ def test_gpt2_is_tiktokens_own_encoding(gpt2_cache, tmp_path):
     ours, theirs = of_tiktoken("gpt2"), tiktoken.get_encoding("gpt2")
     assert ours.vocab_size == theirs.n_vocab == 50257
     assert ours.end_of_text == theirs.eot_token == 50256
-    for text in (SAMPLE, SAMPLE * 20, Path(__file__).read_text(encoding="utf-8"), f"a{END_OF_TEXT}", ""):
+    for text in (SAMPLE, SAMPLE * 20, Path(__file__).read_text(encoding="utf-8"), f"a{END_OF_TEXT}",
+                 ""):
         assert ours.encode(text) == theirs.encode_ordinary(text)
         assert ours.decode(ours.encode(text)) == text
-    assert all(ours.token_bytes(id) == theirs.decode_single_token_bytes(id) for id in range(0, 50256, 97))
+    assert all(ours.token_bytes(id) == theirs.decode_single_token_bytes(id)
+               for id in range(0, 50256, 97))
     save_tokenizer(ours, tmp_path / "tokenizer.json")
-    assert load_tokenizer(tmp_path / "tokenizer.json").encode(SAMPLE) == theirs.encode_ordinary(SAMPLE)
+    assert load_tokenizer(tmp_path / "tokenizer.json").encode(SAMPLE) == theirs.encode_ordinary(
+        SAMPLE)
 
 
 @needs_gpt2
@@ -393,7 +417,7 @@ def test_gpt2_without_a_network_names_the_folder_to_set(tmp_path, monkeypatch):
     assert time.perf_counter() - began < 10
 
 
-# --- what the tokenizer learns from --------------------------------------------------------------------------------
+# --- what the tokenizer learns from ---------------------------------------------------------------
 
 
 def test_bpe_learns_from_the_training_split_alone():
@@ -408,7 +432,8 @@ def test_the_alphabet_is_that_of_the_whole_text():
 
 
 def test_bpe_has_1024_tokens_where_nothing_is_said():
-    numbers = " ".join(f"{a}{b}{c}" for a in "abcdefghijkl" for b in "mnopqrstuvwx" for c in "aeiouy") + " "
+    numbers = " ".join(f"{a}{b}{c}" for a in "abcdefghijkl" for b in "mnopqrstuvwx"
+                       for c in "aeiouy") + " "
     assert build_tokenizer(TokenizerConfig(name="bpe"), [], [numbers * 2]).vocab_size == 1024
 
 
@@ -416,7 +441,8 @@ def test_bpe_has_1024_tokens_where_nothing_is_said():
 @given(text=texts)
 @example(text=SAMPLE)
 def test_the_pattern_leaves_no_character_out(text):
-    pieces = tiktoken.Encoding("bytes", pat_str=PATTERNS["code"], special_tokens={}, mergeable_ranks={bytes([b]): b for b in range(256)})
+    pieces = tiktoken.Encoding("bytes", pat_str=PATTERNS["code"], special_tokens={},
+                               mergeable_ranks={bytes([b]): b for b in range(256)})
     assert bytes(pieces.encode_ordinary(text)) == text.encode()
 
 

@@ -66,7 +66,8 @@ def quiet(line):
 
 
 def text_of(tokens):
-    return tokens.tokenizer.decode(tokens.train.tolist()), tokens.tokenizer.decode(tokens.val.tolist())
+    return tokens.tokenizer.decode(tokens.train.tolist()), tokens.tokenizer.decode(
+        tokens.val.tolist())
 
 
 def prepared(cache):
@@ -74,14 +75,15 @@ def prepared(cache):
     return [p.parent for p in cache.glob("*/meta.json")]
 
 
-# --- the split -----------------------------------------------------------------------------------------------------
+# --- the split ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
 @settings(deadline=None, max_examples=30)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(
     lambda t: len(set(t.removeprefix("\ufeff"))) > 1))
-def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(config, text, tmp_path_factory):
+def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(
+        config, text, tmp_path_factory):
     file = tmp_path_factory.mktemp("any") / "a.txt"
     file.write_bytes(text.encode())
     text = text.removeprefix("\ufeff")
@@ -96,7 +98,8 @@ def test_the_split_counts_characters_and_not_bytes(write):
 
 
 def test_line_ends_stay_as_they_are(write):
-    assert "".join(text_of(prepare(write("one\r\ntwo\rthree\n" * 9), SMALL_BPE, quiet))) == "one\r\ntwo\rthree\n" * 9
+    assert "".join(text_of(prepare(write("one\r\ntwo\rthree\n" * 9), SMALL_BPE,
+                                   quiet))) == "one\r\ntwo\rthree\n" * 9
 
 
 def test_bpe_does_not_learn_from_the_validation_split(write):
@@ -144,7 +147,7 @@ def test_the_pieces_of_the_split_are_the_documents_in_order(texts, cut, tmp_path
     assert sum(begins for *_, begins in pieces) == sum(map(bool, texts))
 
 
-# --- the split of many documents -----------------------------------------------------------------------------------
+# --- the split of many documents ------------------------------------------------------------------
 
 
 def numbered(count: int) -> list[str]:
@@ -152,18 +155,21 @@ def numbered(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
-def test_of_every_ten_documents_one_validates_whole_and_always_the_same(config, folder, monkeypatch, cache):
+def test_of_every_ten_documents_one_validates_whole_and_always_the_same(
+        config, folder, monkeypatch, cache):
     texts = numbered(125)
     source = folder(*texts)
     tokens = prepare(source, config, quiet)
     sides = [[int(n) for n in re.findall(r"document (\d+)", side)] for side in text_of(tokens)]
-    assert sorted(sides[0] + sides[1]) == list(range(125)) and all(side == sorted(side) for side in sides)
+    assert sorted(sides[0] + sides[1]) == list(range(125))
+    assert all(side == sorted(side) for side in sides)
     assert [n // 10 for n in sides[1]][:12] == list(range(12))
     for side, part in zip(sides, text_of(tokens)):
         assert part.replace("<|endoftext|>", "") == "".join(texts[n] for n in side)
         assert part.count("<|endoftext|>") == (0 if config is CHAR else len(side) - 1)
     assert len({n % 10 for n in sides[1]}) > 3  # drawn, not every tenth
-    assert tokens.val_documents == len(sides[1]) and f"{len(sides[1])} of them" in tokens.summary()[2]
+    assert tokens.val_documents == len(sides[1])
+    assert f"{len(sides[1])} of them" in tokens.summary()[2]
     monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))
     assert text_of(prepare(source, config, quiet)) == text_of(tokens)
 
@@ -181,11 +187,12 @@ def test_one_long_document_among_short_ones_is_split_by_position(folder):
 
 
 def test_the_lines_of_a_jsonl_are_documents_to_split(write):
-    tokens = prepare(write("".join(json.dumps({"text": text}) + "\n" for text in numbered(100)), "text/a.jsonl"), CHAR, quiet)
+    tokens = prepare(write("".join(json.dumps({"text": text}) + "\n" for text in numbered(100)),
+                           "text/a.jsonl"), CHAR, quiet)
     assert (tokens.documents, tokens.val_documents) == (100, 10)
 
 
-# --- what training never sees ----------------------------------------------------------------------------------------
+# --- what training never sees ---------------------------------------------------------------------
 
 
 def test_symbols_that_only_the_validation_split_has_are_tokens_and_are_reported(write):
@@ -203,12 +210,14 @@ def test_nothing_is_reported_where_training_sees_all(write):
     assert tokens.unseen == () and tokens.unseen_share == 0 and len(tokens.summary()) == 5
 
 
-# --- on disk -------------------------------------------------------------------------------------------------------
+# --- on disk --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("symbols, dtype", [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")])
+@pytest.mark.parametrize("symbols, dtype", [(2, "uint8"), (256, "uint8"), (257, "uint16"),
+                                            (65536, "uint16"), (65537, "uint32")])
 def test_the_smallest_type_that_holds_the_vocabulary_is_kept(symbols, dtype, write):
-    alphabet = "".join(chr(c) for c in range(32, symbols + 4000) if not 0xD800 <= c < 0xE000)[:symbols]
+    alphabet = "".join(chr(c) for c in range(32, symbols + 4000)
+                       if not 0xD800 <= c < 0xE000)[:symbols]
     tokens = prepare(write(alphabet), CHAR, quiet)
     assert tokens.tokenizer.vocab_size == symbols
     assert tokens.train.dtype == tokens.val.dtype == dtype
@@ -269,7 +278,8 @@ def test_one_changed_byte_gives_other_tokens(write, cache):
 
 
 def test_text_that_moves_between_documents_gives_other_tokens(folder):
-    assert prepare(folder("ab", "c"), SMALL_BPE, quiet).fingerprint != prepare(folder("a", "bc"), SMALL_BPE, quiet).fingerprint
+    assert prepare(folder("ab", "c"), SMALL_BPE,
+                   quiet).fingerprint != prepare(folder("a", "bc"), SMALL_BPE, quiet).fingerprint
 
 
 def test_a_document_more_gives_other_tokens(folder):
@@ -279,7 +289,8 @@ def test_a_document_more_gives_other_tokens(folder):
 
 
 def test_another_tokenizer_setting_gives_other_tokens(write, cache):
-    configs = [CHAR, SMALL_BPE, TokenizerConfig(name="bpe", vocab_size=300), TokenizerConfig(name="bpe")]
+    configs = [CHAR, SMALL_BPE, TokenizerConfig(name="bpe", vocab_size=300),
+               TokenizerConfig(name="bpe")]
     text = Path(__file__).read_text(encoding="utf-8")
     made = [prepare(write(text), config, quiet) for config in configs]
     assert len({tokens.fingerprint for tokens in made}) == len(prepared(cache)) == 4
@@ -296,10 +307,11 @@ def test_the_number_of_validation_tokens_used_does_not_prepare_again(write, cach
     assert len(prepared(cache)) == 1
 
 
-# --- mistakes and accidents ----------------------------------------------------------------------------------------
+# --- mistakes and accidents -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", [b"", b"\xef\xbb\xbf"], ids=["no bytes", "a byte-order mark alone"])
+@pytest.mark.parametrize("text", [b"", b"\xef\xbb\xbf"],
+                         ids=["no bytes", "a byte-order mark alone"])
 def test_an_empty_text_is_refused_and_leaves_nothing(text, write, cache):
     with pytest.raises(UserError, match=r"a\.txt holds no text"):
         prepare(write(text), SMALL_BPE, quiet)
@@ -330,7 +342,8 @@ def test_a_token_file_of_another_length_is_said_and_prepared_again(name, change,
     assert "is damaged" in said[0] and name in said[0]
 
 
-@pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: os.truncate(f, 5)], ids=["missing", "cut short"])
+@pytest.mark.parametrize("damage", [lambda f: f.unlink(), lambda f: os.truncate(f, 5)],
+                         ids=["missing", "cut short"])
 @pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "meta.json"])
 def test_a_damaged_cache_is_prepared_again(name, damage, write, cache):
     whole = text_of(prepare(write(PROSE), CHAR, quiet))
@@ -342,7 +355,8 @@ def test_a_failure_halfway_leaves_nothing_that_looks_finished(write, cache, monk
     def full(*args):
         raise OSError("no space left")
 
-    with monkeypatch.context() as broken, pytest.raises(UserError, match=r"no space left.*GLASSGPT_CACHE"):
+    with monkeypatch.context() as broken, pytest.raises(UserError,
+                                                        match=r"no space left.*GLASSGPT_CACHE"):
         broken.setattr(data.tokens, "save_tokenizer", full)
         prepare(write(PROSE), CHAR, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
@@ -364,7 +378,8 @@ def test_a_file_with_other_bytes_of_the_same_length_is_noticed_and_made_again(na
     assert text_of(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == whole
 
 
-@pytest.mark.parametrize("change", [{"unseen_share": 0.5}, {"documents": 2}, {"fingerprint": "0" * 64}], ids=str)
+@pytest.mark.parametrize("change", [{"unseen_share": 0.5}, {"documents": 2},
+                                    {"fingerprint": "0" * 64}], ids=str)
 def test_a_changed_number_in_the_metadata_is_noticed(change, write, cache):
     prepare(write(PROSE), CHAR, quiet)
     meta = prepared(cache)[0] / "meta.json"
@@ -374,7 +389,8 @@ def test_a_changed_number_in_the_metadata_is_noticed(change, write, cache):
     assert "meta.json is not as it was written" in said[0]
 
 
-def test_of_a_large_file_some_blocks_are_looked_at_and_all_where_that_is_asked(write, cache, monkeypatch):
+def test_of_a_large_file_some_blocks_are_looked_at_and_all_where_that_is_asked(
+        write, cache, monkeypatch):
     monkeypatch.setattr(data.tokens, "BLOCK", 10)
     monkeypatch.setattr(data.tokens, "CHECKED", 3)
     whole, said = text_of(prepare(write(PROSE), CHAR, quiet)), []
@@ -397,7 +413,8 @@ def test_the_fingerprint_of_a_text_is_what_it_was_in_older_versions(write):
 def test_a_cache_of_an_older_format_is_made_again(write, cache):
     old = prepare(write(PROSE), CHAR, quiet)
     meta = prepared(cache)[0] / "meta.json"
-    kept = {key: value for key, value in json.loads(meta.read_text()).items() if key not in ("files", "sha256")}
+    kept = {key: value for key,
+            value in json.loads(meta.read_text()).items() if key not in ("files", "sha256")}
     meta.write_text(json.dumps(kept | {"format": 2}))
     said = []
     assert prepare(write(PROSE), CHAR, said.append).fingerprint == old.fingerprint
@@ -420,10 +437,13 @@ def same_length(file: Path) -> None:
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
-@pytest.mark.parametrize("change", [lambda file: file.write_text(PROSE * 2), lambda file: file.write_text("☃" + PROSE),
-                                    same_length, lambda file: file.unlink()], ids=["longer", "a new character", "same size", "gone"])
+@pytest.mark.parametrize("change", [lambda file: file.write_text(PROSE * 2),
+                                    lambda file: file.write_text("☃" + PROSE),
+                                    same_length, lambda file: file.unlink()],
+                         ids=["longer", "a new character", "same size", "gone"])
 @pytest.mark.parametrize("function", ["build_tokenizer", "_write_ids"])
-def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(function, change, write, cache, monkeypatch):
+def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(
+        function, change, write, cache, monkeypatch):
     source, original = write(PROSE), getattr(data.tokens, function)
 
     def meanwhile(*args):
@@ -431,7 +451,8 @@ def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(function
             change(Path(source.path))
         return original(*args)
 
-    with monkeypatch.context() as changing, pytest.raises(UserError, match=r"a\.txt (changed while it was read: start again|cannot be read)"):
+    with monkeypatch.context() as changing, pytest.raises(
+        UserError, match=r"a\.txt (changed while it was read: start again|cannot be read)"):
         changing.setattr(data.tokens, function, meanwhile)
         prepare(source, CHAR, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
@@ -445,7 +466,8 @@ def test_packed_text_and_lines_of_json_that_change_are_refused_too(name, write, 
 
     source = write(content("one"), name)
     original = data.tokens.build_tokenizer
-    monkeypatch.setattr(data.tokens, "build_tokenizer", lambda *args: (write(content("two"), name), original(*args))[1])
+    monkeypatch.setattr(data.tokens, "build_tokenizer",
+                        lambda *args: (write(content("two"), name), original(*args))[1])
     with pytest.raises(UserError, match="changed while it was read: start again"):
         prepare(source, CHAR, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
@@ -454,21 +476,25 @@ def test_packed_text_and_lines_of_json_that_change_are_refused_too(name, write, 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
 def test_a_text_of_one_distinct_character_is_refused(config, write, cache):
     for text in ("a", "é" * 3_000_000):
-        with pytest.raises(UserError, match=rf"holds no character but '{text[0]}', so there is nothing to learn"):
+        with pytest.raises(UserError, match=rf"holds no character but '{text[0]}', so there is "
+                                            rf"nothing to learn"):
             prepare(write(text), config, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
 
 def test_half_a_surrogate_pair_in_a_line_of_json_is_a_replacement_character(write):
     for config in (CHAR, SMALL_BPE):
-        tokens = prepare(write('{"text": "x \\ud83d \\ud83d\\ude00y"}\n' * 5, "text/a.jsonl"), config, quiet)
+        tokens = prepare(write('{"text": "x \\ud83d \\ud83d\\ude00y"}\n' * 5, "text/a.jsonl"),
+                         config, quiet)
         assert "".join(text_of(tokens)).replace("<|endoftext|>", "") == "x \ufffd 😀y" * 5
 
 
 @pytest.mark.parametrize("name, text, place", [
     ("text/b.txt", PROSE + "on\ntat Ω\n", "in line 22 of {}"),
-    ("text/b.jsonl", '{"text": "a\\na"}\n\n{"text": "c\\n\\ndΩ"}\n', "in line 3 of document 2 of {}")], ids=["plain", "jsonl"])
-def test_a_character_that_a_kept_tokenizer_does_not_know_is_named_with_its_file_and_line(name, text, place, folder, write, monkeypatch):
+    ("text/b.jsonl", '{"text": "a\\na"}\n\n{"text": "c\\n\\ndΩ"}\n',
+     "in line 3 of document 2 of {}")], ids=["plain", "jsonl"])
+def test_a_character_that_a_kept_tokenizer_does_not_know_is_named_with_its_file_and_line(
+        name, text, place, folder, write, monkeypatch):
     monkeypatch.setattr(data.corpus, "PIECE", 100)
     source, path = folder(PROSE), write(text, name).path
     with pytest.raises(UserError) as error:
@@ -494,7 +520,8 @@ def test_a_process_that_waits_for_another_one_says_so(write, cache):
 
 
 def test_what_killed_preparations_and_downloads_of_other_texts_left_is_removed(write, cache):
-    left, held, download, fresh = (cache / name for name in (".0123456789abcdef.part", ".fedcba9876543210.part", "a.99999.part", "b.part"))
+    left, held, download, fresh = (cache / name for name in (
+        ".0123456789abcdef.part", ".fedcba9876543210.part", "a.99999.part", "b.part"))
     for part in (left, held):
         part.mkdir(parents=True)
         (part / "train.bin").write_bytes(b"x")
@@ -505,7 +532,8 @@ def test_what_killed_preparations_and_downloads_of_other_texts_left_is_removed(w
     os.utime(download, (0, 0))
     with FileLock(cache / "fedcba9876543210.lock"):
         prepare(write(PROSE), CHAR, quiet)
-    assert [p.exists() for p in (left, shard, download, held, fresh)] == [False, False, False, True, True]
+    assert [p.exists()
+            for p in (left, shard, download, held, fresh)] == [False, False, False, True, True]
     assert held.joinpath("train.bin").exists()
 
 
@@ -514,7 +542,8 @@ def prepare_command(cache: Path, source: DataConfig, *more: str) -> list[str]:
 
 
 def sentence_of(argv: list[str], cache: Path) -> str:
-    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "GLASSGPT_CACHE": str(cache)}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "GLASSGPT_CACHE": str(cache)},
+                          capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr
 
@@ -522,7 +551,8 @@ def sentence_of(argv: list[str], cache: Path) -> str:
 @pytest.mark.slow
 def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache):
     cache.mkdir()
-    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", cache], capture_output=True).returncode:
+    if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k",
+                                                    "none", cache], capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
         said = sentence_of(prepare_command(cache, write(PROSE * 200), "tokenizer=char"), cache)
@@ -541,12 +571,15 @@ def test_a_lock_that_cannot_be_taken_is_a_sentence(write, cache):
         prepare(source, CHAR, quiet)
 
 
-@pytest.mark.parametrize("text", ["a" * 4_000_000 + "b", "".join(chr(0x4e00 + n * n % 5000) for n in range(2_000_000))], ids=["letter", "chinese"])
+@pytest.mark.parametrize("text", ["a" * 4_000_000 + "b", "".join(
+    chr(0x4e00 + n * n % 5000) for n in range(2_000_000))], ids=["letter", "chinese"])
 @pytest.mark.slow
 def test_ctrl_c_ends_the_learning_of_unbroken_text_within_two_seconds(text, write, cache):
     source = write(text)
-    process = subprocess.Popen(prepare_command(cache, source, "tokenizer.vocab_size=4096"), cwd=ROOT, text=True,
-                               env={**os.environ, "GLASSGPT_CACHE": str(cache)}, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(prepare_command(cache, source, "tokenizer.vocab_size=4096"),
+                               cwd=ROOT, text=True,
+                               env={**os.environ, "GLASSGPT_CACHE": str(cache)},
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline().startswith("preparing")
     time.sleep(1)
     began = time.monotonic()
@@ -582,22 +615,27 @@ data.tokens.save_tokenizer = slow
 
 
 def process(config, before=""):
-    return subprocess.Popen([sys.executable, "-c", SCRIPT.format(before=before), config.path], cwd=ROOT, text=True,
+    return subprocess.Popen([sys.executable, "-c", SCRIPT.format(before=before), config.path],
+                            cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("where", ["data.tokens.save_tokenizer", "data.tokens.build_tokenizer", "data.tokens.shutil.rmtree"])
+@pytest.mark.parametrize("where", ["data.tokens.save_tokenizer", "data.tokens.build_tokenizer",
+                                   "data.tokens.shutil.rmtree"])
 def test_a_killed_preparation_leaves_nothing_that_looks_finished(where, write, cache):
     killed = process(write(PROSE), f"{where} = lambda *a, **k: os.kill(os.getpid(), 9)")
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    assert not any((p / "meta.json").exists() for p in cache.iterdir() if not p.name.startswith("."))
+    assert not any((p / "meta.json").exists() for p in cache.iterdir()
+                   if not p.name.startswith("."))
     assert "".join(text_of(prepare(write(PROSE), SMALL_BPE, quiet))) == PROSE
     assert len(prepared(cache)) == 1
 
 
 def test_what_a_killed_preparation_left_is_cleared_by_the_next(write, cache):
-    process(write(PROSE), "data.tokens.save_tokenizer = lambda *a: os.kill(os.getpid(), 9)").communicate(timeout=60)
+    process(write(PROSE),
+            "data.tokens.save_tokenizer = lambda *a: os.kill(os.getpid(), 9)").communicate(
+                timeout=60)
     prepare(write(PROSE), SMALL_BPE, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == prepared(cache)
 
@@ -614,8 +652,10 @@ def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
 
 
 @pytest.mark.parametrize("pattern", ["code", "gpt2"])
-def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(pattern, write, monkeypatch):
-    text = "".join(f"def name_{n}(x):\n    return {n} * x  # {'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n" for n in range(400))
+def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(
+        pattern, write, monkeypatch):
+    text = "".join(f"def name_{n}(x):\n    return {n} * x  # "
+                   f"{'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n" for n in range(400))
     config = replace(SMALL_BPE, pattern=pattern)
     whole = prepare(write(text, "text/a.txt"), config, quiet)
     monkeypatch.setattr(data.corpus, "PIECE", 300)
@@ -632,10 +672,13 @@ def test_progress_is_told_up_to_the_end(write):
     assert ("reading", size, size) in told and told[-1] == ("tokens", size, size)  # in bytes
 
 
+@pytest.mark.slow
 def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path, write, cache):
     source = write(PROSE * 10_000)  # 10 MB
-    process = subprocess.Popen([sys.executable, "-m", "data.prepare", "data=text", f"data.path={source.path}", "tokenizer.vocab_size=257"], cwd=ROOT,
-                               env={**os.environ, "GLASSGPT_CACHE": str(cache)}, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", "data.prepare", "data=text",
+                                f"data.path={source.path}", "tokenizer.vocab_size=257"], cwd=ROOT,
+                               env={**os.environ, "GLASSGPT_CACHE": str(cache)},
+                               stderr=subprocess.PIPE, text=True)
     while not list(cache.glob(".*.part/train.bin")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
@@ -643,13 +686,17 @@ def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path, write, cach
     assert not list(cache.glob(".*.part")) and not prepared(cache)
 
 
+@pytest.mark.slow
 def test_text_is_prepared_without_training(tmp_path, write, cache):
     source = write(PROSE)
     run = [sys.executable, "-m", "data.prepare", "data=text", "tokenizer=char"]
     env = {**os.environ, "GLASSGPT_CACHE": str(cache)}
-    done = subprocess.run([*run, f"data.path={source.path}"], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run([*run, f"data.path={source.path}"], cwd=ROOT, env=env,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "tokens" in done.stdout and len(list(cache.glob("*/train.bin"))) == 1
-    done = subprocess.run([*run, "data.path=nowhere"], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr == "error: data.path=nowhere does not exist: give the path of a text file\n"
+    done = subprocess.run([*run, "data.path=nowhere"], cwd=ROOT, env=env, capture_output=True,
+                          text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: data.path=nowhere does not exist: give the path of a text file\n"
 

@@ -1,4 +1,5 @@
-"""Checkpoints: a damaged one is found by its hash, said, and passed over; never a silent fresh start; older formats load."""
+"""Checkpoints: a damaged one is found by its hash, said, and passed over; never a silent fresh
+start; older formats load."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +15,8 @@ import training.evaluate
 from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_steps
 
 FORMAT_1 = Path(__file__).parent / "format_1"
-FILES = ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json"]
+FILES = ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml",
+         "manifest.json"]
 
 
 @pytest.fixture
@@ -24,8 +26,10 @@ def run(whole, tmp_path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, damage", [(name, "flip") for name in FILES] + [("model.safetensors", "truncate"), ("manifest.json", "truncate")])
-def test_a_damaged_checkpoint_is_said_in_a_line_and_the_run_goes_on_from_the_one_before(tmp_path, text_file, whole, run, name, damage):
+@pytest.mark.parametrize("name, damage", [(name, "flip") for name in FILES] + [(
+    "model.safetensors", "truncate"), ("manifest.json", "truncate")])
+def test_a_damaged_checkpoint_is_said_in_a_line_and_the_run_goes_on_from_the_one_before(
+        tmp_path, text_file, whole, run, name, damage):
     path = run / "checkpoints" / "step_00000008" / name
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
@@ -37,13 +41,15 @@ def test_a_damaged_checkpoint_is_said_in_a_line_and_the_run_goes_on_from_the_one
 
 
 @pytest.mark.slow
-def test_where_every_checkpoint_is_damaged_the_run_ends_with_a_sentence_and_does_not_begin_anew(tmp_path, text_file, run):
+def test_where_every_checkpoint_is_damaged_the_run_ends_with_a_sentence_and_does_not_begin_anew(
+        tmp_path, text_file, run):
     for path in run.glob("checkpoints/step_*/optimizer.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     before = (run / "metrics.jsonl").read_bytes()
     for resume in ("true", "auto"):
         said = finished(tmp_path, *tiny(text_file, f"resume={resume}"), status=1)
-        assert "is whole: it cannot be loaded" in said and len((tmp_path / "err.txt").read_text().splitlines()) == 1
+        assert "is whole: it cannot be loaded" in said
+        assert len((tmp_path / "err.txt").read_text().splitlines()) == 1
     assert "is whole" in finished(tmp_path, "run_dir=run", script="sample.py", status=1)
     assert (run / "metrics.jsonl").read_bytes() == before
 
@@ -55,9 +61,11 @@ def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_fi
         training.evaluate.Validation.evaluate = (
             lambda self, model, *_: (1.0 + abs(next(steps) - 5), 1.0))
 
-    finished(tmp_path, *tiny(text_file, "max_steps=20", "checkpoint.every=1", "checkpoint.keep=2", "eval.every=1", "attention.every=0"),
+    finished(tmp_path, *tiny(text_file, "max_steps=20", "checkpoint.every=1", "checkpoint.keep=2",
+                             "eval.every=1", "attention.every=0"),
              fault=best_after_5)
-    assert read_pointer(tmp_path / "run", "best") == 5 and saved_steps(tmp_path / "run") == [5, 19, 20]
+    assert read_pointer(tmp_path / "run", "best") == 5
+    assert saved_steps(tmp_path / "run") == [5, 19, 20]
     assert find_checkpoint(tmp_path / "run", "best", pytest.fail)[1]["step"] == 5
 
 
@@ -68,7 +76,8 @@ def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk
     def fail():
         raise RuntimeError("on purpose")
 
-    process = Process(tmp_path, *tiny(text_file, "attention.every=8"), fault=at_call(owner, name, call, fail))
+    process = Process(tmp_path, *tiny(text_file, "attention.every=8"),
+                      fault=at_call(owner, name, call, fail))
     assert process.wait() == 1 and "on purpose" in process.said()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == step
 
@@ -76,7 +85,8 @@ def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk
 @pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused_with_both_settings(tmp_path, text_file, run):
     path = run / "config.yaml"
-    path.write_text(path.read_text().replace("n_layer: 2", "n_layer: 3").replace("n_embd: 32", "n_embd: 64"))
+    path.write_text(path.read_text().replace("n_layer: 2",
+                                             "n_layer: 3").replace("n_embd: 32", "n_embd: 64"))
     finished(tmp_path, "run_dir=run", "resume=true", status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
     assert "model.n_layer: 2 in the checkpoint, 3 in the run; model.n_embd: 32 in the checkpoint, 64 in the run" in sentence
@@ -96,9 +106,11 @@ def test_a_checkpoint_of_the_first_format_gives_the_logits_that_it_gave(tmp_path
 def test_a_run_of_the_first_format_goes_on(tmp_path):
     shutil.copytree(FORMAT_1, tmp_path / "run")
     (tmp_path / "t.txt").write_text("the glass attends to what came before it\n" * 40)
-    finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8", status=1)  # texts were told apart otherwise then
+    # texts were told apart otherwise then
+    finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8", status=1)
     assert "the text, or how it is prepared, has changed" in (tmp_path / "err.txt").read_text()
-    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8", "accept_changed_data=true")
+    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8",
+                    "accept_changed_data=true")
     assert "going on after 6 steps" in said and saved_steps(tmp_path / "run") == [6, 8]
 
 

@@ -1,4 +1,5 @@
-"""A run's record that was damaged, or is not what it should be: nothing that is known is lost, and what is wrong is a sentence."""
+"""A run's record that was damaged, or is not what it should be: nothing that is known is lost, and
+what is wrong is a sentence."""
 
 import json
 import os
@@ -15,7 +16,14 @@ import training.evaluate
 import training.optim
 from config import UserError
 from files import best_row, read_rows
-from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run, read_pointer, saved_steps
+from training.checkpoint import (
+    MANIFEST,
+    _sealed,
+    find_checkpoint,
+    load_run,
+    read_pointer,
+    saved_steps,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +42,8 @@ def losses(*values):
 def best_at_4(text_file, tmp_path_factory) -> Path:
     """A run of 12 steps whose loss was best after 4, with checkpoints of steps 4 and 12."""
     folder = tmp_path_factory.mktemp("best")
-    finished(folder, *tiny(text_file, "attention.every=0", "checkpoint.keep=1"), fault=losses(5.0, 1.0, 2.0, 3.0))
+    finished(folder, *tiny(text_file, "attention.every=0", "checkpoint.keep=1"),
+             fault=losses(5.0, 1.0, 2.0, 3.0))
     assert saved_steps(folder / "run") == [4, 12] and read_pointer(folder / "run", "best") == 4
     return folder / "run"
 
@@ -165,7 +174,8 @@ def test_after_the_text_changed_best_is_the_best_on_the_present_text(tmp_path, t
     go_on = ["run_dir=run", "resume=true", "accept_changed_data=true"]
     said = finished(tmp_path, *go_on, "max_steps=24", fault=losses(4.0, 3.5, 3.8))
     assert "best validation loss 3.5000" in " ".join(said.split()) and "after 20 steps" in said
-    assert read_pointer(tmp_path / "run", "best") == 20 and best_row(rows(tmp_path / "run"))["step"] == 20
+    assert read_pointer(tmp_path / "run", "best") == 20
+    assert best_row(rows(tmp_path / "run"))["step"] == 20
     said = finished(tmp_path, *go_on, "max_steps=28", fault=losses(3.6))
     assert "best validation loss 3.5000" in " ".join(said.split())
     assert read_pointer(tmp_path / "run", "best") == 20

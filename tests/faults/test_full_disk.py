@@ -1,4 +1,5 @@
-"""A full disk: a save that fails says what it needs, costs no earlier checkpoint, and ends the run only where it was the last."""
+"""A full disk: a save that fails says what it needs, costs no earlier checkpoint, and ends the run
+only where it was the last."""
 
 import os
 import resource
@@ -33,16 +34,19 @@ def at_steps(**do):
     """A fault: as these steps begin (s3=…), something is done."""
     def fault():
         for name, what in do.items():
-            at_call(training.optim, "seed_micro_step", 1, what, when=lambda seed, step, *_, at=int(name[1:]): step == at)()
+            at_call(training.optim, "seed_micro_step", 1, what, when=lambda seed, step, *_,
+                    at=int(name[1:]): step == at)()
 
     return fault
 
 
-def test_a_save_that_finds_the_disk_full_says_what_it_needs_and_the_run_goes_on(tmp_path, text_file, disk, whole):
+def test_a_save_that_finds_the_disk_full_says_what_it_needs_and_the_run_goes_on(
+        tmp_path, text_file, disk, whole):
     process = Process(tmp_path, *tiny(text_file), fault=at_steps(s9=lambda: grown(disk)))
     assert process.wait() == 0, process.said()
     said, = (line for line in process.said().splitlines() if "could not be written" in line)
-    assert said.startswith("the checkpoint of step 8 could not be written (No space left on device): it needs 191,384 bytes")
+    assert said.startswith("the checkpoint of step 8 could not be written (No space left on "
+                           "device): it needs 191,384 bytes")
     assert said.endswith("training goes on")
     assert_same_run(whole, disk)
 
@@ -50,7 +54,8 @@ def test_a_save_that_finds_the_disk_full_says_what_it_needs_and_the_run_goes_on(
 def test_where_the_last_save_finds_the_disk_full_the_run_ends_with_a_sentence_and_the_checkpoint_before(tmp_path, text_file, disk, whole):
     said = finished(tmp_path, *tiny(text_file), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert sentence.startswith("error: the checkpoint of step 12 could not be written (No space left on device): it needs ")
+    assert sentence.startswith("error: the checkpoint of step 12 could not be written (No space "
+                               "left on device): it needs ")
     assert "are free" in sentence and said.count("training goes on") == 1
     assert find_checkpoint(disk, "last", pytest.fail)[1]["step"] == 4
     assert not list(disk.rglob(".*.part"))
@@ -65,7 +70,8 @@ def test_a_stop_signal_that_finds_the_disk_full_ends_with_status_1(tmp_path, tex
     assert "error: the checkpoint of step 10 could not be written" in said
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_line_of_the_record(tmp_path, text_file, disk, whole):
+def test_a_disk_that_is_full_for_a_while_costs_no_line_of_the_record(
+        tmp_path, text_file, disk, whole):
     grown(disk)
     filler = disk / "filler"
 
@@ -77,10 +83,12 @@ def test_a_disk_that_is_full_for_a_while_costs_no_line_of_the_record(tmp_path, t
             except OSError:
                 return
 
-    said = finished(tmp_path, *tiny(text_file, "checkpoint.every=0", "eval.every=0"), fault=at_steps(s3=fill, s9=filler.unlink))
+    said = finished(tmp_path, *tiny(text_file, "checkpoint.every=0", "eval.every=0"),
+                    fault=at_steps(s3=fill, s9=filler.unlink))
     assert said.count("could not be written (No space left on device): training goes on") == 1
     assert [row["step"] for row in rows(disk)] == [0, *range(1, 13)]
-    assert [row["train/loss"] for row in rows(disk)[1:]] == [row["train/loss"] for row in rows(whole)[1:]]
+    assert [row["train/loss"]
+            for row in rows(disk)[1:]] == [row["train/loss"] for row in rows(whole)[1:]]
     assert sorted(p.name for p in (disk / "attention").iterdir()) == sorted(
         f"step_{step:08d}.{kind}" for step in (0, 12) for kind in ("npz", "png"))
 
@@ -89,7 +97,8 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path, text_file, who
     """As `ulimit -f` sets one; needs no rights."""
     process = Process(tmp_path, *tiny(text_file), fault=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (98_000, 98_000)))
     assert process.wait() == 1
-    assert process.said().count("could not be written (File too large)") == 3 and "Traceback" not in process.said()
+    assert process.said().count(
+        "could not be written (File too large)") == 3 and "Traceback" not in process.said()
     finished(tmp_path, *tiny(text_file, "resume=auto"))
     assert_same_run(whole, tmp_path / "run")
 
@@ -116,5 +125,6 @@ def test_a_full_disk_while_text_is_prepared_is_one_sentence(tmp_path, text_file,
     large.write_text(text_file.read_text(encoding="utf-8") * 60, encoding="utf-8")
     finished(tmp_path, *tiny(large, "run_dir=other"), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert sentence.startswith(f"error: the cache folder {disk} cannot be written (No space left on device)")
+    assert sentence.startswith(f"error: the cache folder {disk} cannot be written (No space left "
+                               f"on device)")
     assert "GLASSGPT_CACHE" in sentence

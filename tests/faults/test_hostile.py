@@ -1,4 +1,5 @@
-"""Files that mean harm: none of them is executed, nothing outside the run's folder is written or removed, and the code could do neither."""
+"""Files that mean harm: none of them is executed, nothing outside the run's folder is written or
+removed, and the code could do neither."""
 
 import ast
 import hashlib
@@ -16,21 +17,25 @@ from config import DataConfig, TokenizerConfig, UserError
 from data.tokens import prepare
 from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run
 
-# --- the code -------------------------------------------------------------------------------------------------------
+# --- the code -------------------------------------------------------------------------------------
 
 FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__", "input"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "subprocess"}
-FORBIDDEN_CALLS = {"torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen", "np.load", "hydra.utils.instantiate"}
+FORBIDDEN_CALLS = {"torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "os.system",
+                   "os.popen", "np.load", "hydra.utils.instantiate"}
 
 
 def test_the_code_loads_no_pickle_and_evaluates_nothing():
     found = []
-    for path in (p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).parts[0] not in ("tests", "benchmarks") and ".venv" not in p.parts):
+    for path in (p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).parts[0] not in (
+        "tests", "benchmarks") and ".venv" not in p.parts):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                allowed = ((called == "np.load" and not any(k.arg == "allow_pickle" for k in node.keywords))
-                           or (called == "input" and path.name == "sample.py"))  # which reads a line, on request
+                allowed = ((called == "np.load"
+                            and not any(k.arg == "allow_pickle" for k in node.keywords))
+                           # which reads a line, on request
+                           or (called == "input" and path.name == "sample.py"))
                 if called in FORBIDDEN_NAMES | FORBIDDEN_CALLS and not allowed:
                     found.append(f"{path}:{node.lineno} {called}")
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
@@ -48,7 +53,7 @@ def test_the_one_command_that_the_code_starts_is_python_itself_without_a_shell()
     assert not any(k.arg in ("shell", "executable") for k in calls[0].keywords)
 
 
-# --- a run from a stranger ------------------------------------------------------------------------------------------
+# --- a run from a stranger ------------------------------------------------------------------------
 
 
 class Canary:
@@ -68,11 +73,13 @@ def run(whole, tmp_path) -> Path:
 
 
 def forge(folder: Path, **changes) -> None:
-    """Write the manifest of a checkpoint as its author would, with the hashes of what is there and these changes."""
+    """Write the manifest of a checkpoint as its author would, with the hashes of what is there and
+    these changes."""
     manifest = json.loads((folder / MANIFEST).read_text())
     for name in manifest["files"]:
         content = (folder / name).read_bytes()
-        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest["files"][name] = {"bytes": len(content),
+                                   "sha256": hashlib.sha256(content).hexdigest()}
     manifest.pop("sha256")
     (folder / MANIFEST).write_text(_sealed(json.dumps(manifest | changes, indent=1)))
 
@@ -81,13 +88,16 @@ YAML_CANARY = "!!python/object/apply:os.mkdir ['{}']\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json",
+                                  "config.yaml"])
 def test_a_pickle_in_place_of_a_file_is_never_loaded(tmp_path, text_file, run, name):
     canary = tmp_path / "canary"
     for folder in (run / "checkpoints").glob("step_*"):
-        (folder / name).write_bytes(YAML_CANARY.format(canary).encode() if name == "config.yaml" else pickle.dumps(Canary(canary)))
+        (folder / name).write_bytes(YAML_CANARY.format(canary).encode() if name == "config.yaml"
+                                    else pickle.dumps(Canary(canary)))
         forge(folder)
-    with pytest.raises(UserError) if name != "optimizer.safetensors" else os.scandir():  # sampling needs no optimizer
+    # sampling needs no optimizer
+    with pytest.raises(UserError) if name != "optimizer.safetensors" else os.scandir():
         load_run(run)
     finished(tmp_path, *tiny(text_file, "resume=true"), status=1)
     assert len((tmp_path / "err.txt").read_text().splitlines()) == 1
@@ -103,11 +113,14 @@ def test_a_hostile_configuration_of_the_run_is_not_executed(tmp_path, run):
     assert not (tmp_path / "canary").exists()
 
 
-HEADER = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
+HEADER = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40],
+                           "data_offsets": [0, 1 << 42]}}).encode()
 
 
-@pytest.mark.parametrize("content", [b"", struct.pack("<Q", 1 << 60), struct.pack("<Q", len(HEADER)) + HEADER, b"\xff" * 100,
-                                     struct.pack("<Q", 2) + b"{}", struct.pack("<Q", 9) + b"[" * 9], ids=range(6))
+@pytest.mark.parametrize("content", [b"", struct.pack("<Q", 1 << 60),
+                                     struct.pack("<Q", len(HEADER)) + HEADER, b"\xff" * 100,
+                                     struct.pack("<Q", 2) + b"{}", struct.pack("<Q", 9) + b"[" * 9],
+                         ids=range(6))
 def test_weights_whose_sizes_lie_are_a_sentence(run, content):
     for folder in (run / "checkpoints").glob("step_*"):
         (folder / "model.safetensors").write_bytes(content)
@@ -116,9 +129,12 @@ def test_weights_whose_sizes_lie_are_a_sentence(run, content):
         load_run(run)
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "null", "7", "[" * 100_000, '{"format": 1}', '{"format": 1, "step": "../../x", "files": {}}',
-                                      '{"format": [1], "step": 8, "files": {}}', '{"format": 1, "step": 8, "files": {"../../../outside": 1}}',
-                                      '{"format": 1, "step": 8, "files": {"model.safetensors": {"bytes": -1, "sha256": 5}}}'], ids=range(10))
+@pytest.mark.parametrize("manifest", ["", "[]", "null", "7", "[" * 100_000, '{"format": 1}',
+                                      '{"format": 1, "step": "../../x", "files": {}}',
+                                      '{"format": [1], "step": 8, "files": {}}',
+                                      '{"format": 1, "step": 8, "files": {"../../../outside": 1}}',
+                                      '{"format": 1, "step": 8, "files": {"model.safetensors": '
+                                      '{"bytes": -1, "sha256": 5}}}'], ids=range(10))
 def test_a_manifest_that_makes_no_sense_is_a_damaged_checkpoint(run, manifest):
     (run / "checkpoints" / "step_00000008" / MANIFEST).write_text(manifest)
     said = []
@@ -126,16 +142,20 @@ def test_a_manifest_that_makes_no_sense_is_a_damaged_checkpoint(run, manifest):
     assert len(said) == 1 and "step_00000008 is damaged" in said[0]
 
 
-@pytest.mark.parametrize("name", ["../../outside", "/etc", "step_00000004/../../..", "step_9", "x" * 5000, "step_00000004\0"])
+@pytest.mark.parametrize("name", ["../../outside", "/etc", "step_00000004/../../..", "step_9",
+                                  "x" * 5000, "step_00000004\0"])
 def test_a_name_that_climbs_out_of_the_folder_is_not_followed(run, name):
     for pointer in ("best", "last"):
         (run / "checkpoints" / pointer).write_text(name)
         assert find_checkpoint(run, pointer, pytest.fail)[1]["step"] == 8
 
 
-@pytest.mark.parametrize("tokenizer", ["[]", "null", '{"kind": "bpe"}', '{"kind": "bpe", "pattern": "(", "tokens": []}', "[" * 100_000,
+@pytest.mark.parametrize("tokenizer", ["[]", "null", '{"kind": "bpe"}',
+                                       '{"kind": "bpe", "pattern": "(", "tokens": []}',
+                                       "[" * 100_000,
                                        '{"kind": "char", "alphabet": 7}', '{"kind": "os.system"}',
-                                       '{"kind": "bpe", "pattern": "x", "tokens": {"a": "b"}}'], ids=range(8))
+                                       '{"kind": "bpe", "pattern": "x", "tokens": {"a": "b"}}'],
+                         ids=range(8))
 def test_a_tokenizer_that_is_none_is_a_sentence(run, tokenizer):
     for folder in (run / "checkpoints").glob("step_*"):
         (folder / "tokenizer.json").write_text(tokenizer)
@@ -144,7 +164,7 @@ def test_a_tokenizer_that_is_none_is_a_sentence(run, tokenizer):
         load_run(run)
 
 
-# --- links ----------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -152,8 +172,10 @@ def test_links_in_a_run_are_replaced_and_never_written_through(tmp_path, text_fi
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     (outside / "folder" / "kept").write_text("mine")
-    names = ["metrics.jsonl", "samples.jsonl", "config.yaml", "attention/step_00000012.npz", "attention/step_00000012.png",
-             "checkpoints/last", "checkpoints/best", "checkpoints/.last.part", "attention/.step_00000012.npz.part", ".metrics.jsonl.part"]
+    names = ["metrics.jsonl", "samples.jsonl", "config.yaml", "attention/step_00000012.npz",
+             "attention/step_00000012.png",
+             "checkpoints/last", "checkpoints/best", "checkpoints/.last.part",
+             "attention/.step_00000012.npz.part", ".metrics.jsonl.part"]
     for number, name in enumerate(names):
         inside, target = run / name, outside / str(number)
         target.write_bytes(inside.read_bytes() if inside.exists() else b"mine")
@@ -173,16 +195,20 @@ def test_a_link_for_a_lock_is_refused_and_not_emptied(tmp_path, text_file, run):
     victim.write_text("mine")
     (run / ".lock").unlink(missing_ok=True)
     (run / ".lock").symlink_to(victim)
-    assert "has a link for its .lock" in finished(tmp_path, *tiny(text_file, "resume=true"), status=1)
+    assert "has a link for its .lock" in finished(tmp_path, *tiny(text_file, "resume=true"),
+                                                  status=1)
     assert victim.read_text() == "mine"
 
 
-# --- the cache of prepared text -------------------------------------------------------------------------------------
+# --- the cache of prepared text -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"dtype": "object"}, {"dtype": "O8"}, {"dtype": "float64"}, {"train_tokens": 1 << 60}, {"train_tokens": -1},
-                                    {"train_tokens": "all"}, {"dtype": ["u1"]}, {"dtype": None}], ids=str)
-def test_prepared_text_whose_sizes_or_types_lie_is_prepared_again(tmp_path, text_file, monkeypatch, change):
+@pytest.mark.parametrize("change", [{"dtype": "object"}, {"dtype": "O8"}, {"dtype": "float64"},
+                                    {"train_tokens": 1 << 60}, {"train_tokens": -1},
+                                    {"train_tokens": "all"}, {"dtype": ["u1"]}, {"dtype": None}],
+                         ids=str)
+def test_prepared_text_whose_sizes_or_types_lie_is_prepared_again(
+        tmp_path, text_file, monkeypatch, change):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
     settings = DataConfig(source="text", path=str(text_file)), TokenizerConfig(name="char")
     whole = prepare(*settings, print).train.tolist()

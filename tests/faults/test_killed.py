@@ -1,4 +1,5 @@
-"""Killed at any moment and resumed, a run ends at the same bits; the newest complete checkpoint always loads, and nothing is left lying about."""
+"""Killed at any moment and resumed, a run ends at the same bits; the newest complete checkpoint
+always loads, and nothing is left lying about."""
 
 import hashlib
 import random
@@ -14,7 +15,8 @@ from training.checkpoint import find_checkpoint
 
 def killed_at_step(step: int):
     """A fault: the process is killed as its step begins."""
-    return at_call(training.optim, "seed_micro_step", 1, kill_me, when=lambda seed, now, *_: now == step)
+    return at_call(training.optim, "seed_micro_step", 1, kill_me, when=lambda seed, now,
+                   *_: now == step)
 
 
 def killed_and_resumed(folder: Path, argv: list[str], steps: list[int]) -> None:
@@ -26,8 +28,10 @@ def killed_and_resumed(folder: Path, argv: list[str], steps: list[int]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("accumulate=2", "optim=muon")], ids=["adamw", "muon accumulate"])
-def test_killed_at_random_steps_it_ends_at_the_bits_of_the_run_that_was_not(tmp_path, text_file, more):
+@pytest.mark.parametrize("more", [(), ("accumulate=2", "optim=muon")],
+                         ids=["adamw", "muon accumulate"])
+def test_killed_at_random_steps_it_ends_at_the_bits_of_the_run_that_was_not(
+        tmp_path, text_file, more):
     argv = tiny(text_file, "max_steps=24", "attention.every=12", *more)
     finished(tmp_path, *argv, "run_dir=whole")
     killed_and_resumed(tmp_path, argv, random.Random(0).sample(range(24), 10))
@@ -35,7 +39,8 @@ def test_killed_at_random_steps_it_ends_at_the_bits_of_the_run_that_was_not(tmp_
 
 
 @pytest.mark.soak
-def test_killed_twice_with_accumulation_and_compilation_it_ends_at_the_same_bits(tmp_path, text_file, monkeypatch):
+def test_killed_twice_with_accumulation_and_compilation_it_ends_at_the_same_bits(
+        tmp_path, text_file, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     argv = tiny(text_file, "accumulate=2", "compile=true")
     said = finished(tmp_path, *argv, "run_dir=whole")
@@ -64,24 +69,31 @@ def logging_batches(path: Path, step: int):
 @pytest.mark.slow
 def test_over_the_end_of_an_epoch_no_batch_comes_twice_and_none_is_missed(tmp_path, text_file):
     small = tmp_path / "small.txt"
-    small.write_text(text_file.read_text(encoding="utf-8")[:900], encoding="utf-8")  # 25 windows to train on: an epoch ends in the seventh batch
-    argv = tiny(small, "checkpoint.every=1", "eval.every=0", "attention.every=0", "model.block_size=32")
+    # 25 windows to train on: an epoch ends in the seventh batch
+    small.write_text(text_file.read_text(encoding="utf-8")[:900], encoding="utf-8")
+    argv = tiny(small, "checkpoint.every=1", "eval.every=0", "attention.every=0",
+                "model.block_size=32")
     for run, ends in (("whole", [99]), ("run", [6, 7, 99])):
         for end in ends:
-            Process(tmp_path, *argv, f"run_dir={run}", "resume=auto", fault=logging_batches(tmp_path / f"{run}.log", end)).wait()
+            Process(tmp_path, *argv, f"run_dir={run}", "resume=auto",
+                    fault=logging_batches(tmp_path / f"{run}.log", end)).wait()
     whole, run = ((tmp_path / f"{name}.log").read_text().splitlines() for name in ("whole", "run"))
     assert [line.split()[0] for line in whole] == [str(step) for step in range(12)]
     assert len({line.split()[1] for line in whole}) == 12
-    assert list(dict.fromkeys(run)) == whole  # a step that was begun again, with the same batch, is the only thing that comes twice
+    # a step that was begun again, with the same batch, is the only thing that comes twice
+    assert list(dict.fromkeys(run)) == whole
     assert len(run) == 12 + 2
 
 
-SAVING = [("os", "fsync"), ("os", "mkdir"), ("os", "rename"), ("os", "replace"), ("os", "unlink"), ("training.checkpoint", "save_file"),
-          ("training.checkpoint", "save_tokenizer"), ("training.checkpoint", "sha256_of"), ("pathlib.Path", "write_text"), ("shutil", "rmtree")]
+SAVING = [("os", "fsync"), ("os", "mkdir"), ("os", "rename"), ("os", "replace"), ("os", "unlink"),
+          ("training.checkpoint", "save_file"),
+          ("training.checkpoint", "save_tokenizer"), ("training.checkpoint", "sha256_of"),
+          ("pathlib.Path", "write_text"), ("shutil", "rmtree")]
 
 
 @pytest.mark.slow
-def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_checkpoint_loads(tmp_path, text_file):
+def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_checkpoint_loads(
+        tmp_path, text_file):
     """The first save is let through, the second killed at its n-th call, for every n."""
     import importlib
 
@@ -89,7 +101,8 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
         def fault():
             import training.checkpoint as checkpoint
 
-            saves, calls, save = iter(range(1, 99)), iter(range(1, 10 ** 6)), checkpoint.save_checkpoint
+            saves, calls, save = iter(range(1, 99)), iter(
+                range(1, 10 ** 6)), checkpoint.save_checkpoint
             saving = False
 
             def counted(original):
@@ -113,14 +126,16 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
 
         return fault
 
-    argv = tiny(text_file, "max_steps=2", "checkpoint.every=1", "eval.every=0", "attention.every=0", "log.every=0")
+    argv = tiny(text_file, "max_steps=2", "checkpoint.every=1", "eval.every=0", "attention.every=0",
+                "log.every=0")
     for n in range(1, 100):
         run = f"run{n}"
         process = Process(tmp_path, *argv, f"run_dir={run}", fault=killed_at_call(n))
         if process.wait() == 0:
             break
         assert process.status == -KILL, process.said()
-        complete = [p for p in (tmp_path / run / "checkpoints").glob("step_*") if (p / "manifest.json").exists()]
+        complete = [p for p in (tmp_path / run / "checkpoints").glob("step_*")
+                    if (p / "manifest.json").exists()]
         folder, state = find_checkpoint(tmp_path / run, "last", pytest.fail)
         assert folder == max(complete)
         if n % 4 == 0:
@@ -131,7 +146,8 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "step_00000006.npz", "step_00000006.png", "best"])
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "step_00000006.npz",
+                                  "step_00000006.png", "best"])
 def test_killed_before_a_file_has_its_name_the_run_goes_on(tmp_path, text_file, whole, name):
     argv = tiny(text_file, "resume=auto")
     fault = at_call(Path, "replace", 1, kill_me, when=lambda part, to: Path(to).name == name)

@@ -82,7 +82,8 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(tmp_path, text_file, whole, moment):
+def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(
+        tmp_path, text_file, whole, moment):
     fault, step = MOMENTS[moment]
     began = time.monotonic()
     process = Process(tmp_path, *tiny(text_file), fault=fault)
@@ -94,8 +95,10 @@ def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(
     assert_same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("argv", [(), ("checkpoint.every=0",)], ids=["with a checkpoint", "without"])
-def test_sigterm_in_the_last_evaluation_leaves_what_is_missing_to_the_resumed_run(tmp_path, text_file, whole, argv):
+@pytest.mark.parametrize("argv", [(), ("checkpoint.every=0",)],
+                         ids=["with a checkpoint", "without"])
+def test_sigterm_in_the_last_evaluation_leaves_what_is_missing_to_the_resumed_run(
+        tmp_path, text_file, whole, argv):
     process = Process(tmp_path, *tiny(text_file, *argv), fault=in_evaluation(4))
     assert process.wait() == 143, process.said()
     finished(tmp_path, *tiny(text_file, *argv, "resume=true"))
@@ -103,19 +106,22 @@ def test_sigterm_in_the_last_evaluation_leaves_what_is_missing_to_the_resumed_ru
 
 
 def test_ctrl_c_once_saves_and_twice_leaves_at_once(tmp_path, text_file):
-    once = Process(tmp_path, *tiny(text_file, "run_dir=once"), fault=at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGINT)))
+    once = Process(tmp_path, *tiny(text_file, "run_dir=once"),
+                   fault=at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGINT)))
     assert once.wait() == 130
     assert find_checkpoint(tmp_path / "once", "last")[1]["step"] == 6
     began = time.monotonic()
     twice = Process(tmp_path, *tiny(text_file, "run_dir=twice"),
-                    fault=at_call(training.optim, "seed_micro_step", 6, signals(signal.SIGINT, signal.SIGINT, then=40)))
+                    fault=at_call(training.optim, "seed_micro_step", 6,
+                                  signals(signal.SIGINT, signal.SIGINT, then=40)))
     assert twice.wait() == 130 and time.monotonic() - began < 10
     assert find_checkpoint(tmp_path / "twice", "last")[1]["step"] == 4
     assert "Traceback" not in twice.said() + once.said()
 
 
 def test_ctrl_c_while_the_text_is_prepared_leaves_without_a_traceback(tmp_path, text_file):
-    process = Process(tmp_path, *tiny(text_file), fault=at_call(data.tokens, "corpus_fingerprint", 1, signals(signal.SIGINT)))
+    process = Process(tmp_path, *tiny(text_file),
+                      fault=at_call(data.tokens, "corpus_fingerprint", 1, signals(signal.SIGINT)))
     assert process.wait() == 130 and "Traceback" not in process.said()
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,5 @@
-"""Text: what changed is refused with both fingerprints, or gone on with; bad text is told in a sentence, odd text is read."""
+"""Text: what changed is refused with both fingerprints, or gone on with; bad text is told in a
+sentence, odd text is read."""
 
 import gzip
 import json
@@ -31,8 +32,10 @@ def mine(text_file, tmp_path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [CHAR, TokenizerConfig("bpe", 300)], ids=["char", "bpe"])
-def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints_unless_told_to_go_on(tmp_path, mine, tokenizer):
-    argv = tiny(mine, f"tokenizer={tokenizer.name}", f"tokenizer.vocab_size={tokenizer.vocab_size or 'null'}")
+def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints_unless_told_to_go_on(
+        tmp_path, mine, tokenizer):
+    argv = tiny(mine, f"tokenizer={tokenizer.name}",
+                f"tokenizer.vocab_size={tokenizer.vocab_size or 'null'}")
     finished(tmp_path, *argv, "max_steps=8")
     before = load_run(tmp_path / "run")[1]
     then = prepare(DataConfig(source="text", path=str(mine)), tokenizer, print).fingerprint
@@ -41,11 +44,13 @@ def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints_unless_tol
     assert then != now
     finished(tmp_path, *argv, "resume=true", status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert f"fingerprint {then[:16]} then, {now[:16]} now" in sentence and "accept_changed_data=true" in sentence
+    assert f"fingerprint {then[:16]} then, {now[:16]} now" in sentence
+    assert "accept_changed_data=true" in sentence
     said = finished(tmp_path, *argv, "resume=true", "accept_changed_data=true", "max_steps=10")
     assert "note: the text" in said and rows(tmp_path / "run")[-1]["step"] == 10
     assert load_run(tmp_path / "run")[1].to_json() == before.to_json()
-    finished(tmp_path, *argv, "resume=true", "max_steps=12")  # it is said once; the run is of the new text now
+    # it is said once; the run is of the new text now
+    finished(tmp_path, *argv, "resume=true", "max_steps=12")
     assert load_run(tmp_path / "run")[1].to_json() == before.to_json()
 
 
@@ -56,14 +61,16 @@ def test_changed_text_with_characters_that_the_run_does_not_know_is_one_sentence
     said = finished(tmp_path, *tiny(mine, "resume=true"), status=1)
     assert "fingerprint" in said
     finished(tmp_path, *tiny(mine, "resume=true", "accept_changed_data=true"), status=1)
-    assert f"the character 'Ω' in line 271 of {mine} is not among" in (tmp_path / "err.txt").read_text()
+    assert f"the character 'Ω' in line 271 of {mine} is not among" in (
+        tmp_path / "err.txt").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [["tokenizer=bpe"], ["tokenizer=bpe", "tokenizer.vocab_size=300"]])
 def test_another_tokenizer_is_refused_with_both(tmp_path, mine, argv):
     finished(tmp_path, *tiny(mine), "max_steps=4")
-    assert "tokenizer.name: char in the run, bpe asked for" in finished(tmp_path, *tiny(mine, "resume=true", *argv), status=1)
+    assert "tokenizer.name: char in the run, bpe asked for" in finished(
+        tmp_path, *tiny(mine, "resume=true", *argv), status=1)
 
 
 @pytest.mark.slow
@@ -72,7 +79,8 @@ def test_another_tokenizer_is_refused_with_both(tmp_path, mine, argv):
     (b"a" * 5000, "holds no character but 'a'"),
     (b"too short", "too few for model.block_size=32"),
     (b"a few words more than that\n" * 6, "the validation split has"),
-    (b"caf\xe9 " * 100, "is not UTF-8 text: byte 0xe9 at offset 3; name its encoding, as in data.encoding=cp1252"),
+    (b"caf\xe9 " * 100,
+     "is not UTF-8 text: byte 0xe9 at offset 3; name its encoding, as in data.encoding=cp1252"),
     (bytes(range(256)) * 20, "is not UTF-8 text: byte 0x80 at offset 128"),
     (None, "does not exist"),
 ])
@@ -81,7 +89,8 @@ def test_a_text_that_cannot_be_trained_on_is_one_sentence(tmp_path, content, sen
     if content is not None:
         path.write_bytes(content)
     finished(tmp_path, *tiny(path), status=1)
-    assert sentence in (tmp_path / "err.txt").read_text() and len((tmp_path / "err.txt").read_text().splitlines()) == 1
+    assert sentence in (tmp_path / "err.txt").read_text()
+    assert len((tmp_path / "err.txt").read_text().splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -109,10 +118,12 @@ def test_text_in_another_encoding_with_dos_line_ends_is_read_and_they_are_counte
 
 
 def read(path: Path, say=pytest.fail, **more):
-    return prepare(DataConfig(source="text", path=str(path), **more), CHAR, lambda line: None if line.startswith("preparing") else say(line))
+    return prepare(DataConfig(source="text", path=str(path), **more), CHAR,
+                   lambda line: None if line.startswith("preparing") else say(line))
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1", "UTF8", "utf-8-sig", "shift_jis"])
+@pytest.mark.parametrize("encoding",
+                         ["utf-16", "utf-16-le", "latin-1", "UTF8", "utf-8-sig", "shift_jis"])
 def test_an_encoding_that_is_named_is_used(tmp_path, encoding):
     text = "ab\r\nc" * 40 if encoding in ("latin-1", "shift_jis") else "a日b\r\nc" * 40
     (tmp_path / "a.txt").write_bytes(text.encode(encoding))
@@ -134,10 +145,13 @@ def test_what_is_no_encoding_is_refused_before_anything_is_read(name):
         Config(data=DataConfig(source="text", path="nowhere", encoding=name)).check()
 
 
-@pytest.mark.parametrize("encoding, bad", [("ascii", b"ab\xe9"), ("utf-16", b"\xff\xfea\0b"), ("shift_jis", b"ab\x80")])
-def test_text_that_is_not_in_the_encoding_that_is_named_is_told_with_the_offset(tmp_path, encoding, bad):
+@pytest.mark.parametrize("encoding, bad", [("ascii", b"ab\xe9"), ("utf-16", b"\xff\xfea\0b"),
+                                           ("shift_jis", b"ab\x80")])
+def test_text_that_is_not_in_the_encoding_that_is_named_is_told_with_the_offset(
+        tmp_path, encoding, bad):
     (tmp_path / "a.txt").write_bytes(bad)
-    with pytest.raises(UserError, match=rf"a\.txt is not {encoding} text: byte 0x.. at offset [24]"):
+    with pytest.raises(UserError,
+                       match=rf"a\.txt is not {encoding} text: byte 0x.. at offset [24]"):
         read(tmp_path / "a.txt", encoding=encoding)
 
 
@@ -155,13 +169,15 @@ def test_one_enormous_line_is_read(tmp_path, monkeypatch):
 
 
 def test_a_vocabulary_above_65535_is_taken(tmp_path):
-    (tmp_path / "a.txt").write_text("".join(chr(c) for c in range(0x20, 0x11000) if not 0xD800 <= c < 0xE000), encoding="utf-8", newline="")
+    (tmp_path / "a.txt").write_text("".join(chr(c) for c in range(
+        0x20, 0x11000) if not 0xD800 <= c < 0xE000), encoding="utf-8", newline="")
     tokens = read(tmp_path / "a.txt")
     assert tokens.tokenizer.vocab_size > 65_535 and tokens.train.dtype == "uint32"
 
 
 @settings(deadline=None, max_examples=60)
-@given(content=st.binary(max_size=300) | st.text(max_size=200).map(str.encode), tokenizer=st.sampled_from([CHAR, TokenizerConfig(vocab_size=270)]))
+@given(content=st.binary(max_size=300) | st.text(max_size=200).map(str.encode),
+       tokenizer=st.sampled_from([CHAR, TokenizerConfig(vocab_size=270)]))
 def test_any_bytes_are_a_text_or_a_sentence(content, tokenizer, tmp_path_factory):
     path = tmp_path_factory.mktemp("any") / "a.txt"
     path.write_bytes(content)
@@ -170,7 +186,8 @@ def test_any_bytes_are_a_text_or_a_sentence(content, tokenizer, tmp_path_factory
     except UserError as e:
         assert str(path) in str(e) and "\n" not in str(e)
     else:
-        assert "".join(tokens.tokenizer.decode(ids.tolist()) for ids in (tokens.train, tokens.val)).encode() == content.removeprefix(b"\xef\xbb\xbf")
+        assert "".join(tokens.tokenizer.decode(ids.tolist()) for ids in (
+            tokens.train, tokens.val)).encode() == content.removeprefix(b"\xef\xbb\xbf")
 
 
 @pytest.mark.soak
@@ -181,9 +198,12 @@ def test_a_gigabyte_of_text_is_prepared_in_memory_that_does_not_grow_with_it(tmp
         for _ in range(1_000_000_000 // (len(line) * 1000)):
             file.write(line * 1000)
     code = ("import resource, sys; from config import *; from data.tokens import prepare\n"
-            "tokens = prepare(DataConfig(source='text', path=sys.argv[1]), TokenizerConfig(name='char'))\n"
-            "print(len(tokens.train) + len(tokens.val), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.txt")], cwd=ROOT, capture_output=True, text=True, env=os.environ)
+            "tokens = prepare(DataConfig(source='text', path=sys.argv[1]), "
+            "TokenizerConfig(name='char'))\n"
+            "print(len(tokens.train) + len(tokens.val), "
+            "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.txt")], cwd=ROOT,
+                          capture_output=True, text=True, env=os.environ)
     count, kilobytes = map(int, done.stdout.splitlines()[-1].split())
     assert count == (tmp_path / "a.txt").stat().st_size and kilobytes < 800_000
 
@@ -201,29 +221,36 @@ print(max(int(own[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_a_document_of_forty_megabytes_is_prepared_in_bounded_memory(tmp_path, monkeypatch, name, tokenizer):
+def test_a_document_of_forty_megabytes_is_prepared_in_bounded_memory(
+        tmp_path, monkeypatch, name, tokenizer):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
     text = "".join(f"word{n % 5000} " for n in range(4_500_000))
     (tmp_path / name).write_text(json.dumps({"text": text}) if name.endswith("jsonl") else text)
-    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / name), tokenizer], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path / name), tokenizer], cwd=ROOT,
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 606_000  # kB
 
 
 @pytest.mark.slow
 def test_a_strangers_folder_goes_from_its_path_to_a_sample(tmp_path, command):
-    """Mixed kinds, encodings of line ends, an empty and a hidden file, a picture, a packed one, a name to trip over."""
+    """Mixed kinds, encodings of line ends, an empty and a hidden file, a picture, a packed one, a
+    name to trip over."""
     folder = tmp_path / "my notes (1), it's"
     (folder / "deep" / ".hidden").mkdir(parents=True)
-    for name, text in {"a.md": "# Glass\n\nÀ propos: 漢字 and 👩‍👩‍👧.\n" * 60, "deep/b.TXT": "one\r\ntwo\r\n" * 80, "empty": "",
+    for name, text in {"a.md": "# Glass\n\nÀ propos: 漢字 and 👩‍👩‍👧.\n" * 60,
+                       "deep/b.TXT": "one\r\ntwo\r\n" * 80, "empty": "",
                        "deep/.hidden/c": "never read",
-                       "d.jsonl": "".join(json.dumps({"text": f"entry {n}", "id": n}) + "\n" for n in range(120)), "no newline": "x" * 3000}.items():
+                       "d.jsonl": "".join(json.dumps({"text": f"entry {n}", "id": n}) + "\n"
+                                          for n in range(120)), "no newline": "x" * 3000}.items():
         (folder / name).write_bytes(text.encode())
     (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\0\0")
     (folder / "old.txt.gz").write_bytes(gzip.compress("packed — text\n".encode() * 90))
-    small = ["model.n_layer=1", "model.n_embd=16", "model.block_size=16", "batch_size=2", "max_steps=2", "compile=false"]
+    small = ["model.n_layer=1", "model.n_embd=16", "model.block_size=16", "batch_size=2",
+             "max_steps=2", "compile=false"]
     done = command("train.py", "data=text", f"data.path={folder}", "run_dir=run", *small)
     assert done.returncode == 0, done.stderr
-    assert "125 documents" in done.stdout and "photo.jpg" in done.stdout and "160 line ends are CR LF" in done.stdout
+    assert "125 documents" in done.stdout and "photo.jpg" in done.stdout
+    assert "160 line ends are CR LF" in done.stdout
     sample = command("sample.py", "run_dir=run", "prompt=À propos", "max_new_tokens=8")
     assert sample.returncode == 0 and sample.stdout, sample.stderr

@@ -1,4 +1,5 @@
-"""Folders to make pages of, what pages embed read back, and what a person does with them in a browser."""
+"""Folders to make pages of, what pages embed read back, and what a person does with them in a
+browser."""
 
 import base64
 import json
@@ -10,8 +11,10 @@ import numpy as np
 
 from report import encode
 
-HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "שלום", "\n", "\u2028", "\ud800",
-           "<img src=x onerror=window.hacked=1>", "\u202e", "", "a" * 5000, "\t", " &lt;b&gt;", "]]>", "\\u003c"]
+HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "שלום", "\n", "\u2028",
+           "\ud800",
+           "<img src=x onerror=window.hacked=1>", "\u202e", "", "a" * 5000, "\t", " &lt;b&gt;",
+           "]]>", "\\u003c"]
 
 
 # A run's folder, made up
@@ -19,16 +22,20 @@ HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "
 def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
     """Random causal softmax maps (…, T, T) float16."""
     T = shape[-1]
-    A = np.exp(sharp * rng.standard_normal((*shape, T), dtype=np.float32)) * np.tri(T, dtype=np.float32)
+    A = np.exp(sharp * rng.standard_normal((*shape, T),
+                                           dtype=np.float32)) * np.tri(T, dtype=np.float32)
     return (A / A.sum(axis=-1, keepdims=True)).astype(np.float16)
 
 
 def snapshot(L=2, H=4, T=16, step=0, seed=0, words=None) -> dict:
     rng = np.random.default_rng(seed + step)
-    return {"step": step, "text": causal(rng, L, H, T), "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
-            "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32), "repeat": causal(rng, L, 2, H, T),
+    return {"step": step, "text": causal(rng, L, H, T),
+            "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
+            "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32),
+            "repeat": causal(rng, L, 2, H, T),
             "repeat_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
-            "repeat_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32), "repeat_periods": np.array([T // 4, T // 2])}
+            "repeat_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
+            "repeat_periods": np.array([T // 4, T // 2])}
 
 
 def write_snapshot(folder: Path, shot: dict) -> None:
@@ -36,20 +43,25 @@ def write_snapshot(folder: Path, shot: dict) -> None:
     np.savez_compressed(folder / "attention" / f"step_{shot['step']:08d}.npz", **shot)
 
 
-def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=None, samples=None, name="tiny") -> Path:
+def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=None, samples=None,
+             name="tiny") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"seed": 1, "max_steps": steps[-1], "model": {"n_head": H, "n_kv_head": groups}, "wandb": {"name": name}}
+    config = {"seed": 1, "max_steps": steps[-1], "model": {"n_head": H, "n_kv_head": groups},
+              "wandb": {"name": name}}
     (folder / "config.yaml").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
     with (folder / "metrics.jsonl").open("w") as f:
         for step in range(steps[0], steps[-1] + 1, 2):
-            row = {"step": step, "tokens": 100 * step, "train_seconds": step / 2, "train/loss": 3 - step / 20, "train/lr": 0.001,
+            row = {"step": step, "tokens": 100 * step, "train_seconds": step / 2,
+                   "train/loss": 3 - step / 20, "train/lr": 0.001,
                    "train/grad_norm": 1.0, "train/tokens_per_second": 1000.0}
             if step in steps:
                 row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
                 row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
-                scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (step == steps[-1])
-                row |= {f"heads/{score}/L{layer}H{head}": float(rng.random()) for score in scores for layer in range(L) for head in range(H)}
+                scores = ["previous_token", "induction", "entropy",
+                          "distance"] + ["importance"] * (step == steps[-1])
+                row |= {f"heads/{score}/L{layer}H{head}": float(rng.random()) for score in scores
+                        for layer in range(L) for head in range(H)}
                 beside = {"induction_se": 0.0234, "entropy_without_first": 0.756}
                 row |= {f"heads/{name}/L{layer}H{head}": value for name, value in beside.items()
                         for layer in range(L) for head in range(H)}
@@ -57,7 +69,8 @@ def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=No
                 row |= {"births/induction/L0H0": 10, f"births/previous_token/L{L - 1}H{H - 1}": 4}
             f.write(json.dumps(row) + "\n")
     texts = samples or [f"sample {step}" for step in steps]
-    (folder / "samples.jsonl").write_text("".join(json.dumps({"step": step, "text": text}) + "\n" for step, text in zip(steps, texts)))
+    (folder / "samples.jsonl").write_text("".join(json.dumps({"step": step, "text": text}) + "\n"
+                                                  for step, text in zip(steps, texts)))
     for step in steps:
         write_snapshot(folder, snapshot(L, H, T, step, words=words))
     return folder
@@ -67,15 +80,19 @@ def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=No
 
 def read_back(path: Path) -> tuple[dict, list[bytes]]:
     text = path.read_text(encoding="utf-8")
-    content = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
-    return content, [zlib.decompress(base64.b64decode(blob)) for blob in re.findall(r'class="blob">(.*?)</script>', text)]
+    content = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>',
+                                   text, re.S)[1])
+    return content, [zlib.decompress(base64.b64decode(blob))
+                     for blob in re.findall(r'class="blob">(.*?)</script>', text)]
 
 
 def unpack(data: bytes, kind: str, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Maps (L, H, n, n) float64, zero above the diagonal, and the largest error that the page promises (L, H, n)."""
+    """Maps (L, H, n, n) float64, zero above the diagonal, and the largest error that the page
+    promises (L, H, n)."""
     lower, A = np.tri(n, dtype=bool), np.zeros((L, H, n, n))
     if kind == "float16":
-        A[:, :, lower] = np.frombuffer(data, np.uint8).reshape(2, -1).T.copy().view("<f2").reshape(L, H, -1)
+        A[:, :, lower] = np.frombuffer(data, np.uint8).reshape(2, -1).T.copy().view("<f2").reshape(
+            L, H, -1)
         return A, np.zeros((L, H, n))
     largest = np.frombuffer(data, "<f4", L * H * n).reshape(L, H, n).astype(float)
     A[:, :, lower] = np.frombuffer(data, np.uint8, offset=4 * L * H * n).reshape(L, H, -1)

@@ -44,7 +44,8 @@ def test_maps_come_back_as_they_are_promised(T, H, sharp, seed):
         n = -(-T // b)
         blocks = encode.in_blocks(A, b)
         assert np.allclose(blocks.sum(-1), 1, atol=0.01) and not np.triu(blocks[0, 0], 1).any()
-        assert np.isclose(blocks[0, 0, n - 1, 0], A[0, 0, (n - 1) * b:, :b].astype(float).sum(-1).mean(), atol=1e-5)
+        assert np.isclose(blocks[0, 0, n - 1, 0],
+                          A[0, 0, (n - 1) * b:, :b].astype(float).sum(-1).mean(), atol=1e-5)
         found, _ = unpack(zlib.decompress(encode.pack_maps(blocks, "blocks")), "blocks", 1, H, n)
         check_maps(found, blocks)
 
@@ -53,44 +54,54 @@ def test_a_diffuse_row_keeps_its_mass_and_a_diverged_one_breaks_nothing():
     row = np.r_[np.full(2000, 1.0), 3000.0]
     codes, largest = encode.to_bytes((row / row.sum())[None])
     assert abs((codes * largest[:, None] / encode.LEVELS).sum() - 1) < 0.01
-    assert not encode.to_bytes(np.full((3, 3), np.nan))[0].any() and not encode.to_bytes(np.zeros((3, 3)))[0].any()
+    assert not encode.to_bytes(np.full((3, 3), np.nan))[0].any() and not encode.to_bytes(
+        np.zeros((3, 3)))[0].any()
 
 
 def test_a_small_run_is_embedded_exactly(tmp_path):
     run = make_run(tmp_path / "run")
     path = page.write_page(run)
     assert path == run / "report.html"
-    assert {p.name for p in run.iterdir()} == {"attention", "config.yaml", "metrics.jsonl", "report.html", "samples.jsonl"}
+    assert {p.name for p in run.iterdir()} == {"attention", "config.yaml", "metrics.jsonl",
+                                               "report.html", "samples.jsonl"}
     content, blobs = read_back(path)
-    assert content["steps"] == [0, 10, 20] and [p["kind"] for p in content["probes"]] == ["float16", "float16"]
+    assert content["steps"] == [0, 10, 20]
+    assert [p["kind"] for p in content["probes"]] == ["float16", "float16"]
     for k, step in enumerate(content["steps"]):
         held = snapshot(step=step)
         maps, norms = content["probes"][0]["maps"][k]
         assert (unpack(blobs[maps], "float16", 2, 4, 16)[0] == held["text"]).all()
         assert (np.frombuffer(blobs[norms], "<f4") == held["text_value_norms"].reshape(-1)).all()
         maps, norms = content["probes"][1]["maps"][k]
-        assert (unpack(blobs[maps], "float16", 2, 4, 16)[0] == held["repeat"][:, 1]).all()  # the longest period
+        # the longest period
+        assert (unpack(blobs[maps], "float16", 2, 4, 16)[0] == held["repeat"][:, 1]).all()
     assert content["probes"][1]["tokens"] == [f"r{i % 8}" for i in range(16)]
 
 
-@pytest.mark.parametrize(("room", "kind", "rows"), [(180_000, "bytes", None), (100_000, "blocks", "bytes"), (30_000, "wide blocks", None)])
+@pytest.mark.parametrize(("room", "kind", "rows"), [(180_000, "bytes", None), (
+    100_000, "blocks", "bytes"), (30_000, "wide blocks", None)])
 def test_what_is_too_large_is_kept_more_coarsely(tmp_path, room, kind, rows):
-    shots = [encode.Shot(step, lambda step=step: _held(snapshot(2, 2, 80, step))) for step in range(0, 60, 10)]
+    shots = [encode.Shot(step, lambda step=step: _held(snapshot(2, 2, 80, step)))
+             for step in range(0, 60, 10)]
     found = encode.embed(shots, room)
     assert found.kinds["text"][0] == kind and found.steps == list(range(0, 60, 10))
-    total = sum(len(base64.b64encode(part)) for pairs in found.packed.values() for pair in pairs for part in pair)
-    assert total + sum(len(base64.b64encode(part)) for _, pair in found.rows.values() for part in pair) <= room
+    total = sum(len(base64.b64encode(part)) for pairs in found.packed.values() for pair in pairs
+                for part in pair)
+    assert total + sum(len(base64.b64encode(part)) for _,
+                       pair in found.rows.values() for part in pair) <= room
     assert (found.rows.get("text") or (None,))[0] == rows
 
 
 def test_snapshots_are_thinned_at_the_last_and_the_page_says_so(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", T=80, steps=(0, 10, 20, 30, 40, 50, 60, 70))
-    bare = 100_000 + len(page.template("run.html"))  # what the budget has to hold beside the maps and the rest of the data
+    # what the budget has to hold beside the maps and the rest of the data
+    bare = 100_000 + len(page.template("run.html"))
     for maps, least in ((45_000, 2), (18_000, 1)):
         budget = bare + maps
         monkeypatch.setattr(page, "BUDGET", budget)
         content, _ = read_back(page.write_page(run))
-        assert least <= len(content["steps"]) < 8 and content["steps"][-1] == 70 and (content["steps"][0] == 0 or least == 1)
+        assert least <= len(content["steps"]) < 8 and content["steps"][-1] == 70
+        assert (content["steps"][0] == 0 or least == 1)
         assert "of 8 snapshots" in content["thinned"]
         assert (run / "report.html").stat().st_size <= budget
     monkeypatch.setattr(page, "BUDGET", 1000)
@@ -119,16 +130,20 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     (tmp_path / "attention" / "step_00000000.npz").write_bytes(b"PK half a file")
     (tmp_path / "config.yaml").write_text("a: [")
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "text": "x"}\n{"step": 2, "te')
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "train/loss": NaN, "val/loss": Infinity}\n{"step"')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "train/loss": NaN, "val/loss": '
+                                            'Infinity}\n{"step"')
     content, _ = read_back(page.write_page(tmp_path))
-    assert content["steps"] == [] and len(content["samples"]) == 1 and content["curves"]["train/loss"]["steps"] == []
+    assert content["steps"] == [] and len(content["samples"]) == 1
+    assert content["curves"]["train/loss"]["steps"] == []
 
 
 def test_an_older_snapshot_lacks_what_needs_norms_and_tokens(tmp_path):
-    old = {key: value for key, value in snapshot().items() if "norms" not in key and key != "repeat_tokens"}
+    old = {key: value for key,
+           value in snapshot().items() if "norms" not in key and key != "repeat_tokens"}
     write_snapshot(tmp_path, old)
     content, _ = read_back(page.write_page(tmp_path))
-    assert [p["maps"][0][1] for p in content["probes"]] == [None, None] and content["probes"][1]["tokens"] is None
+    assert [p["maps"][0][1] for p in content["probes"]] == [None, None]
+    assert content["probes"][1]["tokens"] is None
 
 
 def test_a_run_that_went_on_with_other_repeats_keeps_its_text_at_all_steps(tmp_path):
@@ -160,10 +175,12 @@ def test_value_weighted_colours_have_one_scale_for_a_run(tmp_path, monkeypatch, 
 
 
 def test_data_cannot_leave_its_element(tmp_path):
-    path = page.write_page(make_run(tmp_path / "<b>&run<!--", T=len(HOSTILE), words=HOSTILE, samples=["".join(HOSTILE)] * 3, name=HOSTILE[0]))
+    path = page.write_page(make_run(tmp_path / "<b>&run<!--", T=len(HOSTILE), words=HOSTILE,
+                                    samples=["".join(HOSTILE)] * 3, name=HOSTILE[0]))
     text = path.read_bytes()
     content, blobs = read_back(path)
-    assert text.count(b"<script") == 2 + len(blobs) and b"<!--" not in text.partition(b'id="data">')[2] and text.isascii() is False
+    assert text.count(b"<script") == 2 + len(blobs) and b"<!--" not in text.partition(
+        b'id="data">')[2] and text.isascii() is False
     data = re.search(rb'id="data">(.*?)</script>', text, re.S)[1]
     assert data.isascii() and not re.search(rb"[<>&\0]", data)
     assert content["samples"][0]["text"] == "".join(HOSTILE) and content["title"] == "<b>&run<!--"
@@ -172,7 +189,8 @@ def test_data_cannot_leave_its_element(tmp_path):
 def test_many_long_samples_leave_room_for_the_maps(tmp_path):
     run = make_run(tmp_path / "run", samples=["é" * 1_000_000] * 3)
     content, _ = read_back(page.write_page(run))
-    assert len(content["samples"]) == 1 and content["samplesLeftOut"] == 2 and content["samples"][0]["step"] == 20
+    assert len(content["samples"]) == 1 and content["samplesLeftOut"] == 2
+    assert content["samples"][0]["step"] == 20
     assert (run / "report.html").stat().st_size < page.BUDGET
 
 
@@ -183,10 +201,12 @@ def test_a_prompt_has_a_page_of_its_own(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["prompt.html"]
 
 
+@pytest.mark.slow
 def test_a_real_run_has_a_page(tiny, train_here):
     train_here(tiny)
     content, _ = read_back(page.write_page(Path(tiny.run_dir)))
-    assert content["steps"] == [0, 6, 12] and content["curves"]["val/loss"]["values"] and content["groups"] == 1
+    assert content["steps"] == [0, 6, 12] and content["curves"]["val/loss"]["values"]
+    assert content["groups"] == 1
     assert set(content["scores"]) >= {"induction", "entropy"} and content["config"]
 
 
@@ -205,12 +225,14 @@ class _held(dict):
 @pytest.mark.slow
 def test_the_map_shows_the_captured_numbers(see, tmp_path):
     T, held = 80, snapshot(T=80, step=20)
-    tab = see(page.write_page(make_run(tmp_path / "run", T=T)), width=620)  # too narrow for labels: the map is all cells
+    # too narrow for labels: the map is all cells
+    tab = see(page.write_page(make_run(tmp_path / "run", T=T)), width=620)
     tab.click("[role=radio][aria-label='layer 1, head 2']")
     tab.locator("#map canvas").scroll_into_view_if_needed()
     box = tab.locator("#map canvas").bounding_box()
     for query, key in ((0, 0), (79, 0), (79, 79), (50, 23)):
-        tab.mouse.move(box["x"] + (key + 0.5) * box["width"] / T, box["y"] + (query + 0.5) * box["height"] / T)
+        tab.mouse.move(box["x"] + (key + 0.5) * box["width"] / T,
+                       box["y"] + (query + 0.5) * box["height"] / T)
         assert read_tip(tab)[:2] == (query, key)
         assert exactly(read_tip(tab)[2]) == held["text"][1, 2, query, key]
     tab.mouse.move(box["x"] + box["width"] - 3, box["y"] + 3)  # what lies ahead has no weight
@@ -236,7 +258,8 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
     tab.focus("#step")
     tab.keyboard.press("Home")
     expect_text(tab, "#map-title", "after 0 steps")
-    assert tab.inner_text("#step-now") == "step 0" and exactly(value()) == first[0]["text"][1, 0, 15, 3]
+    assert tab.inner_text("#step-now") == "step 0"
+    assert exactly(value()) == first[0]["text"][1, 0, 15, 3]
     assert pixels(tab, "#map canvas") != before and "at step 0" in tab.inner_text("#scored-at")
 
     tab.click("#play")
@@ -246,13 +269,16 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
 
     tab.focus("[role=radio][aria-checked=true]")
     tab.keyboard.press("ArrowRight")
-    assert "L1H1" in tab.inner_text("#map-title") and tab.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 1, head 1"
+    assert "L1H1" in tab.inner_text("#map-title")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 1, head 1"
     tab.keyboard.press("ArrowUp")
     assert "L0H1" in tab.inner_text("#map-title")
 
     tab.check("#weighted")
-    weight, norm = float(first[20]["text"][0, 1, 15, 3]), float(first[20]["text_value_norms"][0, 1, 3])
-    assert f"{weight * norm:.4g}"[:5] in value() and "exact" not in value() and "‖v W‖" in tab.inner_text("#bar")
+    weight, norm = float(first[20]["text"][0, 1, 15, 3]), float(
+        first[20]["text_value_norms"][0, 1, 3])
+    assert f"{weight * norm:.4g}"[:5] in value() and "exact" not in value(
+        ) and "‖v W‖" in tab.inner_text("#bar")
     scale = tab.inner_text("#bar")
     for key in ("Home", "End"):
         tab.focus("#step")
@@ -262,12 +288,14 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
     tab.check("#raw")
     tab.check("#average")
     mean = first[20]["text"][0, :, 15, 3].astype(float).mean()
-    assert f"{mean:.4g}" in value() and "exact" not in value() and "average of its 4 heads" in tab.inner_text("#map-title")
+    assert f"{mean:.4g}" in value() and "exact" not in value(
+        ) and "average of its 4 heads" in tab.inner_text("#map-title")
     tab.uncheck("#average")
 
     tab.select_option("#probe", label="repeats (period 8)")
     expect_text(tab, "#seen", "random tokens")
-    assert exactly(value()) == first[20]["repeat"][0, 1, 1, 15, 3] and "r7" in tab.inner_text("#tip")
+    assert exactly(value()) == first[20]["repeat"][0, 1, 1, 15, 3]
+    assert "r7" in tab.inner_text("#tip")
 
 
 @pytest.mark.slow
@@ -281,7 +309,8 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp
     for text, weights, offset in ((to, A[9, :10], 0), (back, A[9:, 9], 9)):
         k = int(weights.argmax())
         assert f"{k + offset}\n{weights[k]:.4g}"[:6] in text
-    shade = [tab.locator("#text .token").nth(i).evaluate("span => span.style.background") for i in (2, 9, 12)]
+    shade = [tab.locator("#text .token").nth(i).evaluate("span => span.style.background")
+             for i in (2, 9, 12)]
     assert "--to" in shade[0] and shade[1] == "" and "--from" in shade[2]
     shown = tab.inner_text("#text")
     assert "·x" in shown and "⏎\n" in shown and "⇥" in shown
@@ -289,7 +318,8 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp
     tab.focus("#text .token[tabindex='0']")
     tab.keyboard.press("Home")
     tab.keyboard.press("ArrowRight")
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 1" and "1 attends to" in tab.inner_text("#lists .to h4")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 1"
+    assert "1 attends to" in tab.inner_text("#lists .to h4")
 
 
 @pytest.mark.slow
@@ -301,7 +331,8 @@ def test_what_is_not_exact_is_shown_with_how_far_off_it_may_be(see, tmp_path, mo
     assert "in one byte a weight" in tab.inner_text("#precision")
     layer, head = (int(n) for n in re.search(r"L(\d)H(\d)", tab.inner_text("#map-title")).groups())
     A, norms = held["text"][layer].astype(float), held["text_value_norms"][layer]
-    for check, truth in (("#raw", A[head, 62, 1]), ("#weighted", A[head, 62, 1] * norms[head, 1]), ("#average", (A[:, 62, 1] * norms[:, 1]).mean())):
+    for check, truth in (("#raw", A[head, 62, 1]), ("#weighted", A[head, 62, 1] * norms[head, 1]),
+                         ("#average", (A[:, 62, 1] * norms[:, 1]).mean())):
         tab.check(check)
         focus_map(tab, 62, 1, 64)
         value = read_tip(tab)[2]
@@ -314,11 +345,15 @@ def test_the_keyboard_reaches_everything(see, tmp_path):
     tab, found = see(page.write_page(make_run(tmp_path / "run"))), []
     for _ in range(40):
         tab.keyboard.press("Tab")
-        found.append(tab.evaluate("""(e => (e.id || e.closest("[id]")?.id || "") + " " + e.tagName)(document.activeElement)"""))
+        found.append(
+            tab.evaluate(
+                """(e => (e.id || e.closest("[id]")?.id || "") + " " + e.tagName)(document.activeElement)"""))
         outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or found[-1].endswith(" BODY")
-    order = ["theme BUTTON", "chart-loss svg", "sample-before BUTTON", "sample-step SELECT", "config SUMMARY", "play BUTTON", "step INPUT",
-             "probe SELECT", "raw INPUT", "average INPUT", "heads-grid BUTTON", "map CANVAS", "text BDI", "scores CANVAS",
+    order = ["theme BUTTON", "chart-loss svg", "sample-before BUTTON", "sample-step SELECT",
+             "config SUMMARY", "play BUTTON", "step INPUT",
+             "probe SELECT", "raw INPUT", "average INPUT", "heads-grid BUTTON", "map CANVAS",
+             "text BDI", "scores CANVAS",
              "trajectory svg", "births svg", "births g"]
     places = [found.index(name) for name in order]
     assert places == sorted(places)
@@ -327,9 +362,11 @@ def test_the_keyboard_reaches_everything(see, tmp_path):
 @pytest.mark.slow
 def test_grouped_heads_are_framed_and_named(see, tmp_path):
     tab = see(page.write_page(make_run(tmp_path / "grouped", groups=2)))
-    assert tab.locator(".group-name").all_inner_texts() == ["key/value head 0", "key/value head 1"] * 2
+    assert tab.locator(".group-name").all_inner_texts(
+        ) == ["key/value head 0", "key/value head 1"] * 2
     assert tab.locator(".group").first.locator("[role=radio]").count() == 2
-    assert tab.locator(".group").first.evaluate("group => getComputedStyle(group).borderTopWidth") == "1px"
+    assert tab.locator(".group").first.evaluate(
+        "group => getComputedStyle(group).borderTopWidth") == "1px"
     tab = see(page.write_page(make_run(tmp_path / "alone", groups=None)))
     assert tab.locator(".group").count() == 0 and tab.locator("[role=radio]").count() == 8
 
@@ -337,7 +374,8 @@ def test_grouped_heads_are_framed_and_named(see, tmp_path):
 @pytest.mark.slow
 def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     tab = see(page.write_page(make_run(tmp_path / "run")))
-    assert tab.locator("#scores h3").all_inner_texts() == ["previous token", "induction", "entropy", "distance", "importance"]
+    assert tab.locator("#scores h3").all_inner_texts(
+        ) == ["previous token", "induction", "entropy", "distance", "importance"]
     aside(tab)
     canvas = tab.locator("#scores canvas").nth(1)
     canvas.focus()
@@ -366,7 +404,8 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     tab.keyboard.press("Home")
     assert tab.inner_text("#tip").split("\n") == ["step 0", "training 3.000", "validation 3.500"]
     tab.keyboard.press("ArrowRight")
-    assert tab.inner_text("#tip").split("\n") == ["step 2", "training 2.900", "validation 3.500, at step 0"]
+    assert tab.inner_text("#tip").split("\n") == ["step 2", "training 2.900",
+                                                  "validation 3.500, at step 0"]
     box = tab.locator("#chart-loss svg").bounding_box()
     tab.mouse.move(box["x"] + box["width"] - 14, box["y"] + 60)
     assert "step 20" in tab.inner_text("#tip")
@@ -381,7 +420,8 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
 @pytest.mark.slow
 def test_hostile_text_is_shown_and_not_run(see, tmp_path):
     samples = ["".join(HOSTILE), "z" * 1_000_000, "".join(HOSTILE)]
-    run = make_run(tmp_path / "<img src=x onerror=window.hacked=1>", T=len(HOSTILE), words=HOSTILE, samples=samples, name=HOSTILE[0])
+    run = make_run(tmp_path / "<img src=x onerror=window.hacked=1>", T=len(HOSTILE), words=HOSTILE,
+                   samples=samples, name=HOSTILE[0])
     tab = see(page.write_page(run))
     tab.click("#config summary")
     for i in range(len(HOSTILE)):
@@ -391,7 +431,8 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path):
     assert tab.inner_text("h1") == "<img src=x onerror=window.hacked=1>"
     assert HOSTILE[0] in tab.inner_text("#config") and HOSTILE[0] in tab.inner_text("#sample")
     shown = tab.locator("#text .token").all_inner_texts()
-    assert shown[2] == "␀x" and shown[3] == "😀" and shown[4] == "שלום" and shown[10] == "∅" and len(shown[11]) <= 200
+    assert shown[2] == "␀x" and shown[3] == "😀" and shown[4] == "שלום" and shown[10] == "∅"
+    assert len(shown[11]) <= 200
     tab.click("#sample-before")
     assert len(tab.inner_text("#sample")) < 5000
     tab.click("#sample-all")
@@ -429,8 +470,10 @@ def test_small_and_empty_runs_open(see, tmp_path):
     assert "L0H0" in tab.inner_text("#map-title") and tab.locator("#average").is_hidden()
     (tmp_path / "empty").mkdir()
     tab = see(page.write_page(tmp_path / "empty"))
-    assert "No attention has been captured yet" in tab.inner_text("main") and tab.locator("#looking").is_hidden()
-    old = {key: value for key, value in snapshot().items() if "norms" not in key and key != "repeat_tokens"}
+    assert "No attention has been captured yet" in tab.inner_text("main")
+    assert tab.locator("#looking").is_hidden()
+    old = {key: value for key,
+           value in snapshot().items() if "norms" not in key and key != "repeat_tokens"}
     write_snapshot(tmp_path / "old", old)
     tab = see(page.write_page(tmp_path / "old"))
     assert tab.locator("#weighted").is_hidden() and tab.locator("#steps").is_hidden()
@@ -441,25 +484,40 @@ def test_small_and_empty_runs_open(see, tmp_path):
 @pytest.mark.slow
 def test_a_prompts_page_shows_its_attention_alone(see, tmp_path):
     tab = see(page.attention_page(snapshot(), "a\nprompt", tmp_path / "prompt.html"))
-    assert tab.locator("#training").is_hidden() and tab.locator("#heads").is_hidden() and tab.locator("#steps").is_hidden()
-    assert tab.locator("#probe").is_hidden() and "a⏎prompt" in tab.inner_text("h1") and "On the prompt" in tab.inner_text("#seen")
+    assert tab.locator("#training").is_hidden() and tab.locator("#heads").is_hidden()
+    assert tab.locator("#steps").is_hidden()
+    assert tab.locator("#probe").is_hidden() and "a⏎prompt" in tab.inner_text("h1")
+    assert "On the prompt" in tab.inner_text("#seen")
 
 
-# Milliseconds from an event to the frame that shows what it did, for twelve places on the map and in the text.
-HOVER_TIMES = """async () => {
-    const channel = new MessageChannel(); // a message posted before a frame is painted arrives after it
-    const frame = () => new Promise(done => requestAnimationFrame(() => { channel.port1.onmessage = done; channel.port2.postMessage(0); }));
-    const times = [], canvas = document.querySelector("#map canvas"), box = canvas.getBoundingClientRect();
-    const spans = document.querySelectorAll("#text .token");
+# For twelve places on the map and in the text: the milliseconds from an event to the frame that
+# shows
+# what it did, and the pixels painted on canvases until then.
+HOVERED = """async () => {
+    // A message posted before a frame is painted arrives after it.
+    const channel = new MessageChannel();
+    const frame = () => new Promise(done => requestAnimationFrame(() => {
+        channel.port1.onmessage = done;
+        channel.port2.postMessage(0);
+    }));
+    const context = CanvasRenderingContext2D.prototype, put = context.putImageData;
+    if (window.painted === undefined) context.putImageData = function (image, ...where) {
+        window.painted += image.width * image.height;
+        return put.call(this, image, ...where);
+    };
+    const seen = [], canvas = document.querySelector("#map canvas");
+    const box = canvas.getBoundingClientRect(), spans = document.querySelectorAll("#text .token");
     for (let k = 0; k < 12; k++) {
         await new Promise(done => setTimeout(done, 30));
         const began = performance.now();
+        window.painted = 0;
         if (k % 2) spans[40 * k].dispatchEvent(new PointerEvent("pointerenter"));
-        else canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + 5 + 8 * k, clientY: box.bottom - 8 - 3 * k }));
+        else canvas.dispatchEvent(new PointerEvent("pointermove", {
+            clientX: box.left + 5 + 8 * k, clientY: box.bottom - 8 - 3 * k }));
         await frame();
-        times.push(performance.now() - began);
+        seen.push([performance.now() - began, window.painted]);
     }
-    return times;
+    return seen;
 }"""
 
 
@@ -472,8 +530,10 @@ def long_run(tmp_path_factory) -> Path:
     for sharp, some in ((1.0, names[0::2]), (2.0, names[1::2])):
         text = np.stack([causal(rng, 12, 512, sharp=sharp) for _ in range(12)])
         norms = rng.random((12, 12, 512), dtype=np.float32)
-        np.savez(some[0], text=text, text_tokens=np.array([f" t{i}" for i in range(512)]), text_value_norms=norms, repeat=text[:, None],
-                 repeat_tokens=np.array([[f" r{i % 256}" for i in range(512)]]), repeat_value_norms=norms[:, None], repeat_periods=np.array([256]))
+        np.savez(some[0], text=text, text_tokens=np.array([f" t{i}" for i in range(512)]),
+                 text_value_norms=norms, repeat=text[:, None],
+                 repeat_tokens=np.array([[f" r{i % 256}" for i in range(512)]]),
+                 repeat_value_norms=norms[:, None], repeat_periods=np.array([256]))
         for name in some[1:]:
             os.link(some[0], name)
     return folder
@@ -494,7 +554,8 @@ def test_a_long_context_stays_small_and_quick(see, long_run):
     check_maps(rows[3], held[3])
 
     tab = see(path)
-    assert f"blocks of {b} × {b}" in tab.inner_text("#precision") and "At step 19 every row is kept too" in tab.inner_text("#precision")
+    assert f"blocks of {b} × {b}" in tab.inner_text("#precision")
+    assert "At step 19 every row is kept too" in tab.inner_text("#precision")
     box = tab.locator("#map canvas").bounding_box()
     tab.click("#map canvas", position={"x": 10, "y": box["height"] - 10})
     expect_text(tab, "#rows-title", f"tokens {512 - b} to 511")
@@ -504,9 +565,18 @@ def test_a_long_context_stays_small_and_quick(see, long_run):
     for _ in range(3):
         tab.keyboard.press("ArrowRight")
     query, key, value = read_tip(tab)
-    assert key == 3 and abs(float(value.split()[0]) - held[0, 0, query, 3]) <= float(value.split("±")[1])
+    assert key == 3
+    assert abs(float(value.split()[0]) - held[0, 0, query, 3]) <= float(value.split("±")[1])
 
-    times = [tab.evaluate(HOVER_TIMES) for _ in range(3)]
-    fastest = [min(of_one) for of_one in zip(*times)]  # of three goes at the same place: what else the machine does is no part of it
-    print("hover, ms:", [round(t, 1) for t in fastest])
-    assert max(fastest) < 50
+    hovered = tab.evaluate(HOVERED)
+    assert all(painted == 0 for _, painted in hovered)  # no map is drawn again
+    tab.set_viewport_size({"width": 900, "height": 700})
+    tab.wait_for_function("window.painted > 0", timeout=60_000)  # so they are counted
+
+
+@pytest.mark.soak
+def test_a_long_context_answers_the_pointer_within_50_ms(see, long_run):
+    tab = see(page.write_page(long_run))
+    goes = [[ms for ms, _ in tab.evaluate(HOVERED)] for _ in range(3)]
+    # Of three goes at the same place: what else the machine does is no part of it.
+    assert max(map(min, zip(*goes))) < 50

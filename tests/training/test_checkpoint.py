@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_s
 
 
 @pytest.fixture
-def run(tiny, train_here) -> Path:
+def run(tiny, train_here, shared) -> Path:
     """A finished run with checkpoints of steps 8 and 12."""
-    train_here(tiny)
-    return Path(tiny.run_dir)
+    trained = shared("trained", lambda folder: train_here(tiny, run_dir=str(folder / "run")))
+    return Path(shutil.copytree(trained / "run", tiny.run_dir))
 
 
 def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_file):
@@ -34,6 +35,7 @@ def test_best_last_and_a_step_name_checkpoints(run):
     assert find_checkpoint(run, "8")[1]["step"] == 8
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.max_steps = 1, 2, 20
     train_here(tiny)
@@ -42,6 +44,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
     from training import checkpoint
 

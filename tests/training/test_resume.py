@@ -26,6 +26,7 @@ def stop_at(monkeypatch, owner, name: str, call: int):
     monkeypatch.setattr(owner, name, dying)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("where", ["in an evaluation", "in the last evaluation", "in a capture",
                                    "in a step"])
@@ -49,6 +50,7 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, trai
     assert_same_run(whole.run_dir, tiny.run_dir)
 
 
+@pytest.mark.slow
 def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_path):
     tiny.model.dropout = 0.2
     train_here(tiny)
