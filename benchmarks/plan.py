@@ -114,7 +114,7 @@ def print_plan(config: Config, experiment: str) -> None:
 
 def shape_lines(config: Config, experiment: str, machine: Machine, parameters: int,
                 source: str) -> list[tuple[str, str]]:
-    """What would be trained, on what, in which steps; `source` says where the vocabulary is from."""
+    """What would be trained, on what, in which steps; `source` is that of the vocabulary."""
     c, T = config.model, config.model.block_size
     tokens = config.max_steps * config.batch_size * T
     rows = config.batch_size // (config.accumulate * machine.processes)
@@ -234,8 +234,8 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
                     activations, recomputed = counter.now[0], counter.recomputed()
                 loss.backward()
             step = counter.most
-            states, updates = zip(*(updated(counter, model, config, part)
-                                    for part in partition_parameters(model, config.optim, processes)))
+            parts = partition_parameters(model, config.optim, processes)
+            states, updates = zip(*(updated(counter, model, config, part) for part in parts))
     gradients = sum(p.grad.nbytes for p in model.parameters())
     parameters = sum(p.nbytes for p in model.parameters())
     weights = parameters + sum(buffer.nbytes for buffer in model.buffers())

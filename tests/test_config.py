@@ -299,7 +299,8 @@ def test_no_two_sections_share_a_default():
 
 
 def test_config_and_cli_do_not_import_torch():
-    code = "import sys, config, cli; cli.train_help(); cli.check_arguments(['max_steps=3']); assert 'torch' not in sys.modules"
+    code = ("import sys, config, cli; cli.train_help(); cli.check_arguments(['max_steps=3']); "
+            "assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -333,7 +334,8 @@ def test_a_kept_configuration_is_read_back_the_same(values, tmp_path):
 @example(text="a: b # c", lr=1.0, seed=2)
 def test_any_text_and_number_is_read_back_the_same(text, lr, seed, tmp_path_factory):
     assume(text != "???")  # which the command line refuses
-    config = changed(Config(), {"data.path": text, "data.name": text, "run_dir": text, "optim.lr": lr, "seed": seed})
+    config = changed(Config(), {"data.path": text, "data.name": text, "run_dir": text,
+                                "optim.lr": lr, "seed": seed})
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 

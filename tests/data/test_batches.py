@@ -27,7 +27,9 @@ def counted(number):
 def epoch_starts(batches, epoch):
     """The starts of an epoch's windows, in the order in which they are visited."""
     first = epoch * batches.windows
-    return np.concatenate([batches.starts(step) for step in range(first // batches.batch_size, (first + batches.windows) // batches.batch_size + 1)])[
+    steps = range(first // batches.batch_size,
+                  (first + batches.windows) // batches.batch_size + 1)
+    return np.concatenate([batches.starts(step) for step in steps])[
         first % batches.batch_size:][:batches.windows]
 
 

@@ -70,9 +70,13 @@ def test_the_newest_and_the_best_are_kept_wherever_the_best_is(tmp_path, text_fi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("owner, name, call, step", [(training.evaluate.Validation, "evaluate", 3, 8), (attention_maps.capture, "capture", 2, 8),
-                                                     (attention_maps.snapshot, "sample_text", 2, 8), (attention_maps.capture.Snapshot, "save", 2, 8)])
-def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk(tmp_path, text_file, owner, name, call, step):
+@pytest.mark.parametrize("owner, name, call, step", [(training.evaluate.Validation, "evaluate", 3,
+                                                      8), (attention_maps.capture, "capture", 2, 8),
+                                                     (attention_maps.snapshot, "sample_text", 2, 8),
+                                                     (attention_maps.capture.Snapshot, "save", 2,
+                                                      8)])
+def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk(
+        tmp_path, text_file, owner, name, call, step):
     def fail():
         raise RuntimeError("on purpose")
 
@@ -89,7 +93,8 @@ def test_a_checkpoint_of_another_model_is_refused_with_both_settings(tmp_path, t
                                              "n_layer: 3").replace("n_embd: 32", "n_embd: 64"))
     finished(tmp_path, "run_dir=run", "resume=true", status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert "model.n_layer: 2 in the checkpoint, 3 in the run; model.n_embd: 32 in the checkpoint, 64 in the run" in sentence
+    assert ("model.n_layer: 2 in the checkpoint, 3 in the run; "
+            "model.n_embd: 32 in the checkpoint, 64 in the run") in sentence
 
 
 def test_a_checkpoint_of_the_first_format_gives_the_logits_that_it_gave(tmp_path):

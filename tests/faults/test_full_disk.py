@@ -17,10 +17,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of 740 kB in memory: it holds the pages and snapshots of the tiny run, one checkpoint, and a part of a second."""
+    """A disk of 740 kB in memory: it holds the pages and snapshots of the tiny run, one checkpoint,
+    and a part of a second."""
     path = tmp_path / "run"
     path.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=740k", "none", path], capture_output=True).returncode:
+    if shutil.which("mount") is None or subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=740k", "none", path], capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
@@ -51,7 +53,8 @@ def test_a_save_that_finds_the_disk_full_says_what_it_needs_and_the_run_goes_on(
     assert_same_run(whole, disk)
 
 
-def test_where_the_last_save_finds_the_disk_full_the_run_ends_with_a_sentence_and_the_checkpoint_before(tmp_path, text_file, disk, whole):
+def test_where_the_last_save_finds_the_disk_full_the_run_ends_with_the_checkpoint_before(
+        tmp_path, text_file, disk, whole):
     said = finished(tmp_path, *tiny(text_file), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: the checkpoint of step 12 could not be written (No space "
@@ -95,7 +98,8 @@ def test_a_disk_that_is_full_for_a_while_costs_no_line_of_the_record(
 
 def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path, text_file, whole):
     """As `ulimit -f` sets one; needs no rights."""
-    process = Process(tmp_path, *tiny(text_file), fault=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (98_000, 98_000)))
+    process = Process(tmp_path, *tiny(text_file),
+                      fault=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (98_000, 98_000)))
     assert process.wait() == 1
     assert process.said().count(
         "could not be written (File too large)") == 3 and "Traceback" not in process.said()

@@ -38,17 +38,24 @@ def test_the_code_loads_no_pickle_and_evaluates_nothing():
                            or (called == "input" and path.name == "sample.py"))
                 if called in FORBIDDEN_NAMES | FORBIDDEN_CALLS and not allowed:
                     found.append(f"{path}:{node.lineno} {called}")
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
-            found += [f"{path}:{node.lineno} {name}" for name in names if name and name.partition(".")[0] in FORBIDDEN_MODULES
-                      and (path.relative_to(ROOT).as_posix(), name) != ("data/learn.py", "subprocess")]  # the test below
+            names = [a.name for a in node.names] if isinstance(
+                node, ast.Import) else [node.module] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{path}:{node.lineno} {name}" for name in names if name
+                      and name.partition(".")[0] in FORBIDDEN_MODULES
+                      # the test below
+                      and (path.relative_to(ROOT).as_posix(),
+                           name) != ("data/learn.py", "subprocess")]
     assert not found
 
 
 def test_the_one_command_that_the_code_starts_is_python_itself_without_a_shell():
     tree = ast.parse((ROOT / "data" / "learn.py").read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("subprocess.")]
-    command, = (node.value for node in ast.walk(tree) if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "command")
-    assert [(ast.unparse(node.func), ast.unparse(node.args[0])) for node in calls] == [("subprocess.Popen", "command")]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)
+             and ast.unparse(node.func).startswith("subprocess.")]
+    command, = (node.value for node in ast.walk(tree) if isinstance(node, ast.Assign)
+                and ast.unparse(node.targets[0]) == "command")
+    assert [(ast.unparse(node.func), ast.unparse(node.args[0]))
+            for node in calls] == [("subprocess.Popen", "command")]
     assert ast.unparse(command) == "[sys.executable, '-m', 'data.learn', str(vocab_size), pattern]"
     assert not any(k.arg in ("shell", "executable") for k in calls[0].keywords)
 

@@ -132,5 +132,6 @@ def test_a_random_configuration_trains_a_step_or_is_refused_in_a_sentence(
     config.model.vocab_size = 11
     small = GPT(config.model)
     tokens = torch.randint(0, 11, (batch_size, config.model.block_size + 1))
-    loss, _, finite = update(small, small, build_optimizers(small, config.optim), tokens[:, :-1], tokens[:, 1:], config, 0)
+    loss, _, finite = update(small, small, build_optimizers(small, config.optim), tokens[:, :-1],
+                             tokens[:, 1:], config, 0)
     assert finite.all() and loss > 0, asdict(config)
