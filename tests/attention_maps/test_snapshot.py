@@ -8,7 +8,7 @@ from processes import rows
 
 from attention_maps import ablation, scores
 from attention_maps.snapshot import Snapshots
-from config import Config, UserError
+from config import Config, UserError, read_config
 from files import ASIDE, read_rows
 
 
@@ -79,5 +79,5 @@ def test_a_snapshot_can_be_left_between_its_parts(tiny: Config, train_here, monk
         with pytest.raises(Asked):
             train_here(tiny)
     assert calls[-1] == 6 and "heads/sink/L0H0" not in rows(tiny.run_dir)[-1]
-    train_here(tiny, resume=True)
+    train_here(read_config(Path(tiny.run_dir, "config.yaml")), resume=True)
     assert steps_of(tiny.run_dir, ".npz") == [0, 6, 12]
