@@ -60,7 +60,8 @@ class Process:
     """`python SCRIPT ARGV` in a folder, as a fork of this process: it has all imported, and so
     starts at once.
 
-    `fault` is called in it before the script begins: where the product is made to fail, it is patched there, from outside.
+    `fault` is called in it before the script begins: where the product is made to fail, it is
+    patched there, from outside.
     """
 
     def __init__(self, folder: Path, *argv: str, script: str = "train.py",

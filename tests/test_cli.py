@@ -398,7 +398,8 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path):
 @pytest.mark.slow
 def test_a_text_that_is_not_there_is_one_sentence_and_leaves_no_run(tmp_path):
     done = run(tmp_path, "train.py", "data=text", "data.path=nowhere, ${x} (1).txt", "run_dir=run")
-    assert done.stderr == "error: data.path=nowhere, ${x} (1).txt does not exist: give the path of a text file\n"
+    assert done.stderr == ("error: data.path=nowhere, ${x} (1).txt does not exist: "
+                           "give the path of a text file\n")
     assert (done.returncode, done.stdout) == (1, "")
     assert not (tmp_path / "run").exists()
 

@@ -297,7 +297,8 @@ def test_no_two_sections_share_a_default():
 
 
 def test_config_and_cli_do_not_import_torch():
-    code = "import sys, config, cli; cli.train_help(); cli.check_arguments(['max_steps=3']); assert 'torch' not in sys.modules"
+    code = ("import sys, config, cli; cli.train_help(); cli.check_arguments(['max_steps=3']); "
+            "assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

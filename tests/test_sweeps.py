@@ -76,7 +76,8 @@ def test_each_job_has_a_folder_of_its_own_and_failures_spare_the_others(swept):
         assert run.overrides["max_steps"] == "4"
         if heads == "3":
             assert (run.status, run.config, run.rows) == ("failed", None, [])
-            assert run.reason == "model.n_kv_head=3 does not divide model.n_head=2: choose one of 1, 2"
+            assert run.reason == ("model.n_kv_head=3 does not divide model.n_head=2: "
+                                  "choose one of 1, 2")
         else:
             assert (run.status, run.reason, run.rows) == ("finished", "", rows(run.path))
             assert (run.config.model.n_kv_head, run.config.seed) == (int(heads), int(seed))
@@ -147,7 +148,8 @@ def summary(folder: Path, *argv: str):
 def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(copy, tmp_path):
     before = (copy / "sweep.csv").read_bytes()
     (copy / "sweep.csv").unlink()
-    code = "import runpy, sys; sys.argv[1:] = ['sweep']; runpy.run_module('sweeps', run_name='__main__'); assert 'torch' not in sys.modules"
+    code = ("import runpy, sys; sys.argv[1:] = ['sweep']; "
+            "runpy.run_module('sweeps', run_name='__main__'); assert 'torch' not in sys.modules")
     done = summary(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
@@ -747,6 +749,7 @@ def test_a_folder_that_is_no_sweep_is_named_and_left_as_it_is(tmp_path, command)
     (tmp_path / "mine").mkdir()
     for name in ("mine", "nowhere"):
         done = command("sweeps.py", name)
-        assert (done.returncode, done.stderr) == (1, f"error: {name} is not the folder of a sweep: "
-                                                     f"python train.py -m … names it when it ends\n")
+        assert (done.returncode, done.stderr) == (
+            1, f"error: {name} is not the folder of a sweep: "
+               "python train.py -m … names it when it ends\n")
     assert not list((tmp_path / "mine").iterdir()) and not (tmp_path / "nowhere").exists()

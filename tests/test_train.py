@@ -194,7 +194,8 @@ def test_a_sweep_runs_a_job_for_each_value_and_one_failure_spares_the_others(
                    "model.n_kv_head=1,2,5", "hydra.sweep.dir=sweep",
                    "wandb.mode=offline")
     assert done.returncode == 1
-    assert "model.n_kv_head=5 does not divide model.n_head=2" in done.stderr and "Traceback" not in done.stderr
+    assert "model.n_kv_head=5 does not divide model.n_head=2" in done.stderr
+    assert "Traceback" not in done.stderr
     for job, heads in (("model.n_kv_head=1", 1), ("model.n_kv_head=2", 2)):
         config = read_config(tmp_path / "sweep" / job / "config.yaml")
         assert config.model.n_kv_head == heads

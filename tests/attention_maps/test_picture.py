@@ -43,7 +43,8 @@ def test_the_cells_of_the_picture_are_the_weights(tmp_path):
 
 
 def test_hostile_tokens_are_drawn_as_text(tmp_path, recwarn):
-    words = ["</script>", "\0", "😀", "שלום", "\n\n    ", "$x^2", "a" * 5000, "\\frac", "\ufffd", "",
+    words = ["</script>", "\0", "😀", "שלום", "\n\n    ", "$x^2", "a" * 5000, "\\frac", "\ufffd",
+             "",
              " ", "\u202e"]
     draw(snapshot(1, 2, 12, words), tmp_path / "map.png", 2, "$title_{")
     assert not [w for w in recwarn if "Glyph" in str(w.message)]
@@ -52,7 +53,8 @@ def test_hostile_tokens_are_drawn_as_text(tmp_path, recwarn):
 @pytest.mark.filterwarnings("error")
 def test_line_ends_of_windows_control_characters_emoji_and_chinese_are_drawn_without_a_warning(
         tmp_path):
-    words = ["\r\n", "\r", "a\r\n\r\n\r\n", "\t\x0b\x0c", "👩\u200d👧", "日本語", "\u2028", "e\u0301"]
+    words = ["\r\n", "\r", "a\r\n\r\n\r\n", "\t\x0b\x0c", "👩\u200d👧", "日本語", "\u2028",
+             "e\u0301"]
     words += [chr(c) for c in [*range(32), *range(0x7F, 0xA0)]]
     draw(snapshot(1, 2, len(words), words), tmp_path / "map.png", 2, "a title")
     for first in range(0, len(words), 12):  # few enough that their labels are drawn

@@ -190,7 +190,8 @@ def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_imports_neither_wandb_nor_what_draws():
-    code = "import sys, benchmarks.plan; print({'wandb', 'matplotlib', 'hydra', 'transformers'} & set(sys.modules))"
+    code = ("import sys, benchmarks.plan; "
+            "print({'wandb', 'matplotlib', 'hydra', 'transformers'} & set(sys.modules))")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                           check=True).stdout == "set()\n"
 
@@ -202,7 +203,8 @@ def test_the_presets_for_gpus_say_what_their_plan_says(command, name, parameters
     lines = planned(command("train.py", f"experiment={name}", "dry_run=8xH100"))
     header = (ROOT / "configs" / "experiment" / f"{name}.yaml").read_text().split("defaults:")[0]
     assert lines["model"].startswith(f"{parameters:,} parameters")
-    assert f"{lines['time'].partition(' at ')[0]} and {lines['at once'].partition('  ')[0]}" in header
+    time, at_once = lines["time"].partition(" at ")[0], lines["at once"].partition("  ")[0]
+    assert f"{time} and {at_once}" in header
 
 
 def test_processes_split_the_batch_and_the_time(capsys):

@@ -27,8 +27,9 @@ def counted(number):
 def epoch_starts(batches, epoch):
     """The starts of an epoch's windows, in the order in which they are visited."""
     first = epoch * batches.windows
-    return np.concatenate([batches.starts(step) for step in range(first // batches.batch_size, (first + batches.windows) // batches.batch_size + 1)])[
-        first % batches.batch_size:][:batches.windows]
+    steps = range(first // batches.batch_size, (first + batches.windows) // batches.batch_size + 1)
+    starts = np.concatenate([batches.starts(step) for step in steps])
+    return starts[first % batches.batch_size:][:batches.windows]
 
 
 # --- one batch ------------------------------------------------------------------------------------

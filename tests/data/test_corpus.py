@@ -493,7 +493,8 @@ def server(cache, monkeypatch):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        server.status, server.body, server.length, server.raw, server.asked = 200, b"First Citizen:\n", None, None, 0
+        server.status, server.body, server.asked = 200, b"First Citizen:\n", 0
+        server.length = server.raw = None
         server.elsewhere, server.pause = None, 0
         monkeypatch.setattr(data.corpus, "SHAKESPEARE_URL",
                             f"http://127.0.0.1:{server.server_port}/input.txt")

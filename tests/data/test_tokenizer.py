@@ -37,7 +37,8 @@ TIKTOKEN_CACHE = Path(TEST_DATA or "", "tiktoken_cache")
 needs_gpt2 = pytest.mark.skipif(not TEST_DATA or not TIKTOKEN_CACHE.is_dir(),
                                 reason="GLASSGPT_TEST_DATA names no folder with tiktoken_cache/")
 
-SAMPLE = """def naïve(x: int) -> str:\r\n\treturn f"{x:>10}" * 3  # 12345 € 日本語 👩‍👩‍👧 it's\n\n\n    indented   \u00a0\u2003end"""
+SAMPLE = """def naïve(x: int) -> str:\r\n\treturn f"{x:>10}" * 3  # 12345 € 日本語 👩‍👩‍👧 \
+it's\n\n\n    indented   \u00a0\u2003end"""
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 with_end = st.lists(st.sampled_from([END_OF_TEXT, "<|", "|>", " ", "\n", "é"]) | texts).map("".join)
 many = settings(deadline=None, max_examples=50)

@@ -200,7 +200,8 @@ def test_symbols_that_only_the_validation_split_has_are_tokens_and_are_reported(
     assert text_of(tokens)[1].count("é") > 0
     assert tokens.tokenizer.decode(tokens.unseen) == "é☃"
     shown = "\n".join(tokens.summary())
-    assert f"{tokens.unseen_share:.2%} of the validation text is tokens that training never sees: 'é' '☃'" in shown
+    assert (f"{tokens.unseen_share:.2%} of the validation text is tokens that training never sees: "
+            "'é' '☃'") in shown
     val = tokens.val.tolist()
     assert tokens.unseen_share == sum(id in tokens.unseen for id in val) / len(val)
 
@@ -596,7 +597,8 @@ import data.tokens
 from config import DataConfig, TokenizerConfig
 {before}
 config = TokenizerConfig(name="bpe", vocab_size=280)
-tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config, lambda line: print(line, flush=True))
+tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config,
+                             lambda line: print(line, flush=True))
 print(len(tokens.train), tokens.fingerprint)
 """
 SLOWLY = """

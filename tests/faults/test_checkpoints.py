@@ -92,7 +92,8 @@ def test_a_checkpoint_of_another_model_is_refused_with_both_settings(tmp_path, t
                                              "n_layer: 3").replace("n_embd: 32", "n_embd: 64"))
     finished(tmp_path, "run_dir=run", "resume=true", status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert "model.n_layer: 2 in the checkpoint, 3 in the run; model.n_embd: 32 in the checkpoint, 64 in the run" in sentence
+    assert ("model.n_layer: 2 in the checkpoint, 3 in the run; "
+            "model.n_embd: 32 in the checkpoint, 64 in the run") in sentence
 
 
 def test_a_checkpoint_of_the_first_format_gives_the_logits_that_it_gave(tmp_path):

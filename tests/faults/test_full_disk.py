@@ -53,7 +53,8 @@ def test_a_save_that_finds_the_disk_full_says_what_it_needs_and_the_run_goes_on(
     assert_same_run(whole, disk)
 
 
-def test_where_the_last_save_finds_the_disk_full_the_run_ends_with_a_sentence_and_the_checkpoint_before(tmp_path, text_file, disk, whole):
+def test_where_the_last_save_finds_the_disk_full_the_run_ends_with_the_checkpoint_before(
+        tmp_path, text_file, disk, whole):
     said = finished(tmp_path, *tiny(text_file), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: the checkpoint of step 12 could not be written (No space "

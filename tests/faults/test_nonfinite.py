@@ -51,10 +51,9 @@ def infinite_gradient(model, loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optim, wrong, named", [("adamw", nan_loss,
-                                                  "the loss and the gradient of "),
-                                                 ("muon", infinite_gradient,
-                                                  "the gradient of blocks.1.attention.W_K.weight ")])
+@pytest.mark.parametrize("optim, wrong, named", [
+    ("adamw", nan_loss, "the loss and the gradient of "),
+    ("muon", infinite_gradient, "the gradient of blocks.1.attention.W_K.weight ")])
 def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
         tmp_path, text_file, optim, wrong, named):
     argv = tiny(text_file, f"optim={optim}")
@@ -74,7 +73,8 @@ def test_what_is_not_finite_before_the_first_checkpoint_names_a_way_on_that_work
     argv = tiny(text_file)
     finished(tmp_path, *argv, status=1, fault=faulty({2}, nan_loss))
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
-    assert "there is no checkpoint yet: start again with resume=auto and a lower optim.lr" in sentence
+    assert ("there is no checkpoint yet: "
+            "start again with resume=auto and a lower optim.lr") in sentence
     assert "resume=true" not in sentence
     finished(tmp_path, *argv, "resume=auto", "optim.lr=1e-4")
     assert rows(tmp_path / "run")[-1]["step"] == 12

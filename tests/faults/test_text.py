@@ -212,8 +212,10 @@ PEAK = """
 import pathlib, re, resource, sys
 from config import *
 from data.tokens import prepare
-prepare(DataConfig(source="text", path=sys.argv[1]), TokenizerConfig(sys.argv[2], None if sys.argv[2] == "char" else 1024))
-own = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss begins with the parent's
+size = None if sys.argv[2] == "char" else 1024
+prepare(DataConfig(source="text", path=sys.argv[1]), TokenizerConfig(sys.argv[2], size))
+# ru_maxrss begins with the parent's
+own = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())
 print(max(int(own[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 """
 

@@ -347,7 +347,8 @@ def test_the_keyboard_reaches_everything(see, tmp_path):
         tab.keyboard.press("Tab")
         found.append(
             tab.evaluate(
-                """(e => (e.id || e.closest("[id]")?.id || "") + " " + e.tagName)(document.activeElement)"""))
+                """(e => (e.id || e.closest("[id]")?.id || "") + " " + e.tagName)(
+                    document.activeElement)"""))
         outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or found[-1].endswith(" BODY")
     order = ["theme BUTTON", "chart-loss svg", "sample-before BUTTON", "sample-step SELECT",

@@ -340,7 +340,8 @@ def test_a_setting_is_singled_out_and_let_go(see, grouped):
 @pytest.mark.slow
 def test_the_loss_stands_against_what_was_swept_and_its_price(see, grouped):
     tab = see(write(grouped))
-    assert tab.locator("#against h3").all_inner_texts() == [f"Validation loss against {name}" for name in (
+    titles = tab.locator("#against h3").all_inner_texts()
+    assert titles == [f"Validation loss against {name}" for name in (
         "n_kv_head", "parameters", "KV cache", "tokens per second", "training time")]
     assert tab.locator("#against-0 .dot").count() == 9 + 3
     assert tab.locator("#against-0 .ring").count() == 1
@@ -424,7 +425,9 @@ def test_failed_and_unfinished_runs_are_shown_as_such(see, tmp_path):
     assert tab.inner_text("#troubles h3") == "2 runs failed, 1 run unfinished"
     assert sorted(tab.locator("#troubles li").all_inner_texts()) == [
         "n_head 2 failed after 10 of 20 steps: NaN",
-        "n_head 3 failed before its first step: model.n_embd=32 is not a multiple of model.n_head=3", "n_head 8 unfinished after 10 of 20 steps"]
+        "n_head 3 failed before its first step: "
+        "model.n_embd=32 is not a multiple of model.n_head=3",
+        "n_head 8 unfinished after 10 of 20 steps"]
     dashes = tab.locator("#curve-0 .line").evaluate_all("all => all.map(line => "
                                                         "line.style.strokeDasharray)")
     assert sum(dash == "3, 3" for dash in dashes) == 2
@@ -556,9 +559,11 @@ def test_the_keyboard_reaches_everything(see, grouped):
         tab.keyboard.press("Tab")
         found.append(
             tab.evaluate(
-                """(e => (e.id || e.closest("[id]")?.id || "") + " " + e.tagName)(document.activeElement)"""))
+                """(e => (e.id || e.closest("[id]")?.id || "") + " " + e.tagName)(
+                    document.activeElement)"""))
         assert tab.evaluate(
-            "getComputedStyle(document.activeElement).outlineStyle") != "none" or found[-1].endswith(" BODY")
+            "getComputedStyle(document.activeElement).outlineStyle") != "none" \
+            or found[-1].endswith(" BODY")
     order = ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV", "settings BUTTON",
              "runs SUMMARY", "chips BUTTON",
              "curve-0 svg", "curve-1 svg", "against-0 g", "cost-parameters g", "head-induction svg",
@@ -573,7 +578,8 @@ def test_the_keyboard_reaches_everything(see, grouped):
 def test_light_and_dark(see, grouped):
     path = write(grouped)
     tab = see(path, color_scheme="dark")
-    look = "[getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.querySelector('#curve-0 .bold')).stroke]"
+    look = ("[getComputedStyle(document.documentElement).backgroundColor, "
+            "getComputedStyle(document.querySelector('#curve-0 .bold')).stroke]")
     dark, picture = tab.evaluate(look), pixels(tab, ".map canvas >> nth=0")
     tab.click("#theme")
     light = tab.evaluate(look)
