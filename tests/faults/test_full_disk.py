@@ -126,7 +126,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path, text_file, 
 def test_a_full_disk_while_text_is_prepared_is_one_sentence(tmp_path, text_file, disk, monkeypatch):
     monkeypatch.setenv("GLASSGPT_CACHE", str(disk))
     large = tmp_path / "large.txt"
-    large.write_text(text_file.read_text(encoding="utf-8") * 60, encoding="utf-8")
+    large.write_text(text_file.read_text(encoding="utf-8") * 120, encoding="utf-8")
     finished(tmp_path, *tiny(large, "run_dir=other"), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith(f"error: the cache folder {disk} cannot be written (No space left "
