@@ -5,6 +5,7 @@ import functools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +78,8 @@ def _own_environment(shared):
     os.environ["GLASSGPT_CACHE"] = str(shared("cache", lambda folder: None))
     os.environ["WANDB_MODE"] = "disabled"
     os.environ.pop("WANDB_API_KEY", None)
+    # Workers of pytest-xdist ignore Ctrl-C, and what they start would too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def write_text(folder: Path) -> None:

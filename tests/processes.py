@@ -42,6 +42,8 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
         sys.stdout = os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         fault()
+        # A sweep's jobs import it: anew, so that its names are those of what was patched.
+        sys.modules.pop("train", None)
         sys.argv = [str(ROOT / script), *argv]
         runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
