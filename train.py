@@ -154,6 +154,7 @@ def train(config: Config, resume: bool, experiment: str) -> float:
         print_plan(config, experiment)
         return nan
     with join(config) as team:
+        config = team.resolve_device(config)
         run_dir = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
         folder = RunFolder(run_dir, new=not resume, made=not config.run_dir)
         try:
@@ -173,7 +174,6 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, team: Team
     """Set up, take the steps, sum up; returns and raises as `train`."""
     console = cli.Terminal()
     say = cli.printer(console)
-    config = team.resolve_device(config)
     folder, manifest = checkpoint.to_resume(run_dir, config.resume, say) if resume else (None, {})
     trainer = set_up(config, run_dir, team, folder, manifest, say)
     config, state = trainer.config, trainer.state

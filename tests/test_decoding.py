@@ -61,7 +61,7 @@ def test_greedy_text_with_the_cache_is_that_without_also_past_the_block(
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
+@given(config=configs, block=st.integers(2, 16), prompt=st.integers(1, 40), new=st.integers(1, 30),
        seed=seeds)
 def test_drawn_text_with_the_cache_is_that_without_also_past_the_block(
         config, block, prompt, new, seed):
@@ -323,7 +323,7 @@ def alone(model, prompt, new, seed, **choice):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16),
+@given(config=configs, block=st.integers(2, 16),
        lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), new=st.integers(1, 30),
        temperature=st.sampled_from([0.0, 1.0]), penalty=st.sampled_from([1.0, 1.3]),
        stop_token=st.none() | st.integers(0, 22), seed=seeds)

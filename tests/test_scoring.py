@@ -28,7 +28,7 @@ def model_of_bytes(**changes):
 
 
 @few
-@given(config=configs, block=st.integers(1, 16), count=st.integers(2, 80),
+@given(config=configs, block=st.integers(2, 16), count=st.integers(2, 80),
        at_once=st.sampled_from([1, 23 * 8, 1 << 24]),
        rows=st.integers(1, 3), seed=seeds)
 def test_a_token_is_as_surprising_as_it_is_to_the_model_that_generates(

@@ -236,7 +236,7 @@ ANCHORS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     [
         (ANCHORS, "anchors"),
         ("[" * 50_000, "does not fit"),
-        ("# " + "x" * 2_000_000, "at most 1,048,576 are read"),
+        ("# " + "x" * 2_000_000, "at most 1,048,576 bytes"),
         ("model: {n_layer: 1000000000}", "n_layer=1000000000 must be at most"),
         ("model: {n_embd: -1}", "n_embd=-1 must be at least 1"),
         ("model: {n_embd: " + "9" * 5000 + "}", "does not fit"),

@@ -174,7 +174,14 @@ def test_a_signal_to_one_process_amid_an_evaluation_saves_once_and_all_leave_wit
     torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault="""
 import training.evaluate
 if rank == 1:
-    at_call(training.evaluate, "autocast", 2, lambda: signals(signal.SIGTERM, then=40))()
+    calls, whole = iter(range(1, 100)), training.evaluate.Validation.local_loss
+    def slow(self, model, between):
+        if next(calls) < 2:
+            return whole(self, model, between)
+        self.rows = 1  # a window at a time, each of which takes long
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(self, model, lambda: (time.sleep(2), between()))
+    training.evaluate.Validation.local_loss = slow
 """)
     began = time.monotonic()
     assert torchrun.wait() == 1 and torchrun.statuses() == {0: 143, 1: 143}, torchrun.said()
