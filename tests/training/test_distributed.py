@@ -203,7 +203,7 @@ def test_a_signal_to_one_process_at_other_moments(tmp_path, text_file, moment):
     torchrun = Torchrun(tmp_path, 2, *twenty(text_file), fault=f"""
 import {module}
 if rank == {rank}:
-    at_call({module}, "{name}", {call}, lambda: signals(signal.{number}, then={40 * (rank == 0)}))()
+    at_call({module}, "{name}", {call}, lambda: signals(signal.{number}, then={2 * (rank == 0)}))()
 """)
     assert torchrun.wait(60) == 1 and torchrun.statuses() == {0: status, 1: status}, torchrun.said()
     assert torchrun.said().count(f"stopped after {step} steps; to go on") == 1
