@@ -110,6 +110,10 @@ def compile_model(model: GPT, x: Tensor, y: Tensor, precision: str,
 
     Where that fails: a note, the model itself and False.
     """
+    if x.device.type == "cpu":
+        # Threads of compiled code would add up an embedding's gradient in any order.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     forward = torch.compile(model)
     try:
         with autocast(x.device.type, precision):
