@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 from omegaconf import OmegaConf
@@ -803,7 +803,6 @@ def test_normalised_embeddings_have_a_mean_square_of_one():
 
 @given(B=st.integers(1, 3), G=st.integers(1, 3), group=st.integers(1, 3), T=st.integers(1, 20),
        d_k=st.integers(1, 9), d_v=st.integers(1, 9))
-@settings(deadline=None, max_examples=40)
 def test_short_attention_is_causal_attention_and_so_are_its_gradients(B, G, group, T, d_k, d_v):
     torch.manual_seed(T)
     inputs = [torch.randn(B, heads, T, d, requires_grad=True) for heads,

@@ -23,7 +23,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from processes import Process, at_call, finished, rows, timeless
@@ -467,7 +467,6 @@ def test_vocabularies_are_compared_by_bits_per_byte():
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=9))
-@settings(max_examples=30, deadline=None)
 def test_mean_and_standard_error(losses):
     setting, = ranked([run_of({"a": "1", "seed": str(n)}, loss) for n, loss in enumerate(losses)])
     mean = sum(losses) / len(losses)
@@ -502,7 +501,6 @@ def test_a_sweep_of_hundreds_is_said_in_a_page(tmp_path):
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.none() | st.floats(),
                           st.sampled_from(["finished", "unfinished", "failed"])), min_size=1))
-@settings(max_examples=50, deadline=None)
 def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
     runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n,
             (text, loss, status) in enumerate(cases)]

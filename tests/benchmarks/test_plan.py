@@ -47,7 +47,7 @@ def kept(config: Config, rows: int) -> int:
 
 
 @pytest.mark.slow
-@settings(few, max_examples=8, phases=[Phase.generate])
+@settings(few, phases=[Phase.generate])
 @given(configs)
 def test_the_activations_are_what_autograd_keeps(model):
     # kept too, and their log-softmax

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import data.tokens
@@ -79,7 +79,6 @@ def prepared(cache):
 
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
-@settings(deadline=None, max_examples=30)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(
     lambda t: len(set(t.removeprefix("\ufeff"))) > 1))
 def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(
@@ -133,7 +132,6 @@ def test_characters_have_no_token_between_documents(folder):
     assert text_of(prepare(folder("ab", "cd", "efghij"), CHAR, quiet)) == ("abcdefghi", "j")
 
 
-@settings(deadline=None, max_examples=50)
 @given(texts=st.lists(st.text("ab", max_size=9), min_size=1, max_size=6), cut=st.integers(0, 60))
 def test_the_pieces_of_the_split_are_the_documents_in_order(texts, cut, tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")

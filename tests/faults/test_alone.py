@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from conftest import ROOT, TINY
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from processes import finished, rows, tiny, without_rights
 
@@ -79,7 +79,6 @@ def test_values_out_of_bounds_are_a_sentence_that_names_them(argv):
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=60)
 @given(prompt=st.text(max_size=80).filter(lambda text: text != "-"))  # which is stdin
 def test_any_prompt_gives_a_text_or_names_the_character(whole, prompt):
     try:
@@ -88,7 +87,6 @@ def test_any_prompt_gives_a_text_or_names_the_character(whole, prompt):
         assert "at position" in str(e) and "\n" not in str(e)
 
 
-@settings(deadline=None, max_examples=60)
 @given(content=st.binary(max_size=60))
 def test_any_bytes_as_a_prompt_are_a_text_or_a_sentence(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("prompt") / "prompt.txt"

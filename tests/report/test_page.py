@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pages import (
     HOSTILE,
@@ -31,7 +31,6 @@ from files import read_rows
 from report import encode, page
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 3), st.floats(0, 12), st.integers(0, 2**32))
 def test_maps_come_back_as_they_are_promised(T, H, sharp, seed):
     A = causal(np.random.default_rng(seed), 1, H, T, sharp=sharp)
