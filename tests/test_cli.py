@@ -12,6 +12,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hypothesis import example, given
 from hypothesis import strategies as st
+from models import few
 from omegaconf import OmegaConf
 
 import cli
@@ -182,9 +183,8 @@ def test_the_command_above_a_preset_composes_a_configuration_that_is_right(group
     lines = (cli.CONFIGS / group / f"{preset}.yaml").read_text(encoding="utf-8").splitlines()
     command = next(line for line in lines
                    if line.startswith("# python train.py")).removeprefix("# python train.py")
-    for argv in (shlex.split(re.sub(r"\[.*?\]", "", command)),
-                 shlex.split(re.sub(r"[\[\]]", "", command))):
-        composed(*argv).check()
+    for words in {re.sub(r"\[.*?\]", "", command), re.sub(r"[\[\]]", "", command)}:
+        composed(*shlex.split(words)).check()
 
 
 def test_a_typed_preset_wins_over_the_one_that_the_experiment_chose(hydra):
@@ -208,22 +208,23 @@ def test_null_is_nothing(hydra):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data.path", "data.name"])
+@few
 @given(text=typed)
 @example(text="\\\n")
 @example(text="a'\\\n")
-def test_a_text_arrives_as_it_was_typed(name, text, hydra):
-    if text in ("null", "???"):
-        return
-    config = composed(f"{name}={text}")
-    assert getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) == text
+def test_a_text_arrives_as_it_was_typed(text, hydra):
+    if text not in ("null", "???"):
+        config = composed(f"data.path={text}", f"data.name={text}")
+        assert (config.data.path, config.data.name) == (text, text)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", KNOWN_HARD)
-def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(text, hydra):
-    config = composed(f"data.path={text}", f"data.name={text}", f"run_dir={text}")
-    assert (config.data.path, config.data.name, config.run_dir) == (text, text, text)
+@pytest.mark.parametrize("texts", [KNOWN_HARD[i:i + 3] for i in range(0, len(KNOWN_HARD), 3)],
+                         ids=str)
+def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(texts, hydra):
+    names = ("data.path", "data.name", "run_dir")[:len(texts)]
+    config = composed(*(f"{name}={text}" for name, text in zip(names, texts)))
+    assert [config.data.path, config.data.name, config.run_dir][:len(texts)] == texts
 
 
 @given(text=typed)
@@ -654,8 +655,8 @@ def test_help_is_printed_in_every_encoding(encoding, argv, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", [["seed=1"], ["dry_run=true"], ["-m", "seed=1,2"],
-                                  ["-m", "seed=1,2", "hydra/launcher=joblib"]])
+@pytest.mark.parametrize("argv", [["seed=1"], ["dry_run=true"], ["-m", "seed=1,2"], pytest.param(
+    ["-m", "seed=1,2", "hydra/launcher=joblib"], marks=pytest.mark.soak)])
 def test_a_run_or_a_sweep_ends_in_every_encoding(argv, own, tmp_path):
     text = tmp_path / "café – 日本.txt"
     text.write_text("the glass model attends to every token before it – café\n" * 30)

@@ -18,6 +18,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import run
 
 import data.tokens
 from config import DataConfig, TokenizerConfig, UserError
@@ -536,25 +537,21 @@ def test_what_killed_preparations_and_downloads_of_other_texts_left_is_removed(w
     assert held.joinpath("train.bin").exists()
 
 
-def prepare_command(cache: Path, source: DataConfig, *more: str) -> list[str]:
+def prepare_command(source: DataConfig, *more: str) -> list[str]:
     return [sys.executable, "-m", "data.prepare", "data=text", f"data.path={source.path}", *more]
 
 
-def sentence_of(argv: list[str], cache: Path) -> str:
-    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "GLASSGPT_CACHE": str(cache)},
-                          capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
-
-
 @pytest.mark.slow
-def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache):
+def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache, tmp_path):
     cache.mkdir()
     if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k",
                                                     "none", cache], capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
-        said = sentence_of(prepare_command(cache, write(PROSE * 200), "tokenizer=char"), cache)
+        done = run(tmp_path, "data.prepare", "data=text", f"data.path={write(PROSE * 200).path}",
+                   "tokenizer=char", env={"GLASSGPT_CACHE": str(cache)})
+        said = done.stderr
+        assert done.returncode == 1 and len(said.splitlines()) == 1, said
         assert "No space left on device" in said and "set GLASSGPT_CACHE" in said
         assert not [p for p in cache.iterdir() if p.is_dir()]
     finally:
@@ -575,7 +572,7 @@ def test_a_lock_that_cannot_be_taken_is_a_sentence(write, cache):
 @pytest.mark.slow
 def test_ctrl_c_ends_the_learning_of_unbroken_text_within_two_seconds(text, write, cache):
     source = write(text)
-    process = subprocess.Popen(prepare_command(cache, source, "tokenizer.vocab_size=4096"),
+    process = subprocess.Popen(prepare_command(source, "tokenizer.vocab_size=4096"),
                                cwd=ROOT, text=True,
                                env={**os.environ, "GLASSGPT_CACHE": str(cache)},
                                stderr=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -689,14 +686,11 @@ def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path, write, cach
 @pytest.mark.slow
 def test_text_is_prepared_without_training(tmp_path, write, cache):
     source = write(PROSE)
-    run = [sys.executable, "-m", "data.prepare", "data=text", "tokenizer=char"]
-    env = {**os.environ, "GLASSGPT_CACHE": str(cache)}
-    done = subprocess.run([*run, f"data.path={source.path}"], cwd=ROOT, env=env,
-                          capture_output=True, text=True)
+    argv, env = ["data.prepare", "data=text", "tokenizer=char"], {"GLASSGPT_CACHE": str(cache)}
+    done = run(tmp_path, *argv, f"data.path={source.path}", env=env)
     assert done.returncode == 0, done.stderr
     assert "tokens" in done.stdout and len(list(cache.glob("*/train.bin"))) == 1
-    done = subprocess.run([*run, "data.path=nowhere"], cwd=ROOT, env=env, capture_output=True,
-                          text=True)
+    done = run(tmp_path, *argv, "data.path=nowhere", env=env)
     assert done.returncode == 1
     assert done.stderr == "error: data.path=nowhere does not exist: give the path of a text file\n"
 

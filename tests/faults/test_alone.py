@@ -29,8 +29,9 @@ def test_with_nothing_around_it_a_run_finishes_and_is_sampled_from(
     env = NOTHING | {"HOME": str(tmp_path / "home") if home == "read-only" else home}
     more = {"env": env, "preexec_fn": without_rights}
     done = new_command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2",
-                       "run_dir=run", "attention.tokens=16", **more)
+                       "run_dir=run", "attention.tokens=16", "compile=true", **more)
     assert done.returncode == 0, done.stderr
+    assert "torch.compile failed here" in done.stdout and "eager" in done.stdout
     assert "recorded offline" in done.stdout and rows(tmp_path / "run")[-1]["step"] == 2
     said = new_command("sample.py", "run_dir=run", "max_new_tokens=5", **more)
     assert said.returncode == 0 and said.stdout, said.stderr

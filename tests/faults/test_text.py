@@ -31,7 +31,8 @@ def mine(text_file, tmp_path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", [CHAR, TokenizerConfig("bpe", 300)], ids=["char", "bpe"])
+@pytest.mark.parametrize("tokenizer", [
+    CHAR, pytest.param(TokenizerConfig("bpe", 300), marks=pytest.mark.soak)], ids=["char", "bpe"])
 def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints_unless_told_to_go_on(
         tmp_path, mine, tokenizer):
     argv = tiny(mine, f"tokenizer={tokenizer.name}",
@@ -67,10 +68,10 @@ def test_changed_text_with_characters_that_the_run_does_not_know_is_one_sentence
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [["tokenizer=bpe"], ["tokenizer=bpe", "tokenizer.vocab_size=300"]])
-def test_another_tokenizer_is_refused_with_both(tmp_path, mine, argv):
-    finished(tmp_path, *tiny(mine), "max_steps=4")
+def test_another_tokenizer_is_refused_with_both(tmp_path, text_file, whole, argv):
+    run = f"run_dir={whole}"  # refused, it is not changed
     assert "tokenizer.name: char in the run, bpe asked for" in finished(
-        tmp_path, *tiny(mine, "resume=true", *argv), status=1)
+        tmp_path, *tiny(text_file, run, "resume=true", *argv), status=1)
 
 
 @pytest.mark.slow
@@ -221,8 +222,9 @@ print(max(int(own[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize("name, tokenizer", [("a.jsonl", "bpe"), *(
+    pytest.param(*case, marks=pytest.mark.soak)
+    for case in (("a.jsonl", "char"), ("a.txt", "bpe"), ("a.txt", "char")))])
 def test_a_document_of_forty_megabytes_is_prepared_in_bounded_memory(
         tmp_path, monkeypatch, name, tokenizer):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
