@@ -12,6 +12,7 @@ import tiktoken
 import tiktoken.registry
 from hypothesis import example, given
 from hypothesis import strategies as st
+from models import few
 from tokenizers import Tokenizer
 
 from config import TokenizerConfig, UserError
@@ -81,6 +82,7 @@ def test_the_array_holds_the_same_ids_as_the_list(tokenizer, text):
     assert tokenizer.encode_array(text).tolist() == tokenizer.encode(text)
 
 
+@few  # a process learns each
 @given(corpus=st.lists(texts, max_size=3), text=texts)
 def test_a_vocabulary_trained_on_anything_encodes_anything(corpus, text):
     tokenizer = train_bpe(corpus, 270)

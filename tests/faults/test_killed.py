@@ -148,8 +148,9 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "step_00000006.npz",
-                                  "step_00000006.png", "best"])
+@pytest.mark.parametrize("name", [
+    "config.yaml", "metrics.jsonl", "best",
+    *(pytest.param(f"step_00000006.{kind}", marks=pytest.mark.soak) for kind in ("npz", "png"))])
 def test_killed_before_a_file_has_its_name_the_run_goes_on(tmp_path, text_file, whole, name):
     argv = tiny(text_file, "resume=auto")
     fault = at_call(Path, "replace", 1, kill_me, when=lambda part, to: Path(to).name == name)

@@ -133,7 +133,9 @@ WARNED = {
 }
 
 
-@pytest.mark.parametrize("moment", WARNED)
+@pytest.mark.parametrize("moment", [
+    moment if moment == "in a step" else pytest.param(moment, marks=pytest.mark.soak)
+    for moment in WARNED])
 def test_sigusr1_saves_and_the_run_goes_on(tmp_path, text_file, whole, moment):
     owner, name, call, step = WARNED[moment]
     fault = at_call(owner, name, call, signals(signal.SIGUSR1))

@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from models import few
 from processes import finished, rows, tiny
 
 import data.corpus
@@ -177,6 +178,7 @@ def test_a_vocabulary_above_65535_is_taken(tmp_path):
     assert tokens.tokenizer.vocab_size > 65_535 and tokens.train.dtype == "uint32"
 
 
+@few
 @given(content=st.binary(max_size=300) | st.text(max_size=200).map(str.encode),
        tokenizer=st.sampled_from([CHAR, TokenizerConfig(vocab_size=270)]))
 def test_any_bytes_are_a_text_or_a_sentence(content, tokenizer, tmp_path_factory):

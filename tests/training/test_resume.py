@@ -29,9 +29,12 @@ def stop_at(monkeypatch, owner, name: str, call: int):
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("where", ["in an evaluation", "in the last evaluation", "in a capture",
-                                   "in a step"])
+WHERE = ["in an evaluation", "in the last evaluation", "in a capture", "in a step"]
+
+
+@pytest.mark.parametrize("where, optimizer", [
+    *((where, "muon") for where in WHERE), ("in a step", "adamw"),
+    *(pytest.param(where, "adamw", marks=pytest.mark.soak) for where in WHERE[:-1])])
 def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, train_here, tmp_path,
                                                               monkeypatch, where, optimizer):
     tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
