@@ -496,6 +496,7 @@ def test_a_sweep_of_ones_own_runs_and_its_best_command_runs_again(own, tmp_path)
     assert done.returncode == 0 and "1 layers of 16" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, text, sentence", [
     ("experiment/bad", GLOBAL + "max_steps: [3\n", "bad.yaml, line 3: expected"),
     ("experiment/bad", GLOBAL + "model:\n\tn_layer: 3\n", "bad.yaml, line 3: found character"),
@@ -528,6 +529,7 @@ def test_what_cannot_be_read_is_named_with_what_to_type(argv):
     assert refused(*argv).startswith(argv[-1]) and f"type {key}=VALUE" in refused(*argv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv, sentence", [
     (["-m", "hydra/launcher=foo", "seed=1,2"], "hydra/launcher=foo is not one of basic, "),
     (["hydra.foo=3"], "hydra.foo is not a setting"),
@@ -643,6 +645,7 @@ def test_neither_what_is_asked_for_nor_the_run_that_goes_on_is_changed():
 # --- outputs that cannot show every character -----------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding, argv", [
     ("ascii", ["train.py", "--help"]), ("cp1252", ["train.py", "--help"]),
     ("latin-1", ["sample.py", "--help"]), ("ascii", ["data.prepare", "--help"]),

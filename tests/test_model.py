@@ -563,6 +563,7 @@ def test_the_operations_of_a_gpt2_training_step_are_counted():
     assert model.flops_per_token() == 6 * (matrices + pairs) == 797_815_296
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", [p.stem for p in PRESETS])
 def test_the_first_loss_is_that_of_a_uniform_guess(name, tied):

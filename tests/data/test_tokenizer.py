@@ -132,6 +132,7 @@ def test_a_large_text_has_the_ids_that_the_library_which_trained_the_vocabulary_
         assert ours.encode(text) == theirs(text), path
 
 
+@pytest.mark.slow
 @given(text=texts | st.text("aáé\u0301 \n\t\r_-#1٣ßǆ漢👩\u200d\u00a0\u2028\x85\x1c"))
 @example(text=SAMPLE)
 def test_any_unicode_has_the_ids_that_the_library_which_trained_the_vocabulary_gives_it(both, text):
@@ -187,6 +188,7 @@ runs = st.lists(st.tuples(st.sampled_from("aé9- \n漢!٣"), st.sampled_from(
     [1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000])), max_size=8)
 
 
+@pytest.mark.slow
 @given(runs=runs)
 def test_runs_are_cut_after_each_512_characters_from_their_beginning_and_nothing_else_is(runs):
     text, cuts, at = "".join(c * n for c, n in runs), set(), 0
@@ -198,6 +200,7 @@ def test_runs_are_cut_after_each_512_characters_from_their_beginning_and_nothing
     assert not cuts and "".join(bounded(text)) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 @pytest.mark.parametrize("run", ["a", " ", "\n", "-", "7", "_", "漢"])
 def test_runs_up_to_the_bound_have_the_ids_of_tiktoken_and_longer_ones_are_taken_too(pattern, run):

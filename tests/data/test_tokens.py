@@ -617,6 +617,7 @@ def process(config, before=""):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["data.tokens.save_tokenizer", "data.tokens.build_tokenizer",
                                    "data.tokens.shutil.rmtree"])
 def test_a_killed_preparation_leaves_nothing_that_looks_finished(where, write, cache):
@@ -629,6 +630,7 @@ def test_a_killed_preparation_leaves_nothing_that_looks_finished(where, write, c
     assert len(prepared(cache)) == 1
 
 
+@pytest.mark.slow
 def test_what_a_killed_preparation_left_is_cleared_by_the_next(write, cache):
     process(write(PROSE),
             "data.tokens.save_tokenizer = lambda *a: os.kill(os.getpid(), 9)").communicate(
@@ -637,6 +639,7 @@ def test_what_a_killed_preparation_left_is_cleared_by_the_next(write, cache):
     assert [p for p in cache.iterdir() if p.is_dir()] == prepared(cache)
 
 
+@pytest.mark.slow
 def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
     began = time.perf_counter()
     pair = [process(write(PROSE), SLOWLY) for _ in range(2)]

@@ -559,7 +559,7 @@ def test_a_long_context_stays_small_and_quick(see, long_run):
     assert f"blocks of {b} × {b}" in tab.inner_text("#precision")
     assert f"At step {last} every row is kept too" in tab.inner_text("#precision")
     box = tab.locator("#map canvas").bounding_box()
-    tab.click("#map canvas", position={"x": 10, "y": box["height"] - 10})
+    tab.click("#map canvas", position={"x": 4, "y": box["height"] - 4})
     expect_text(tab, "#rows-title", f"tokens {512 - b} to 511")
     tab.locator("#rows-map canvas").wait_for(timeout=15000)
     aside(tab)
