@@ -85,8 +85,8 @@ MOMENTS = {
 def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(
         tmp_path, text_file, whole, moment):
     fault, step = MOMENTS[moment]
-    began = time.monotonic()
     process = Process(tmp_path, *tiny(text_file), fault=fault)
+    began = time.monotonic()
     assert process.wait() == 143, process.said()
     assert time.monotonic() - began < 10
     assert "resume=true" in process.said() and "Traceback" not in process.said()

@@ -76,9 +76,9 @@ def trained(tmp_path, text_file, monkeypatch, port, patience=4, fault=lambda: No
         training.wandb_record.START = training.wandb_record.FINISH = patience
         fault()
 
-    began = time.monotonic()
     process = Process(tmp_path, *tiny(text_file, "wandb.mode=online", "attention.every=0"),
                       fault=impatient)
+    began = time.monotonic()
     assert process.wait(120) == 0, process.said()
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(13))
     return process.said(), time.monotonic() - began
