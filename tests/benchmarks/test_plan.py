@@ -47,7 +47,7 @@ def kept(config: Config, rows: int) -> int:
 
 
 @pytest.mark.slow
-@settings(few, max_examples=8, phases=[Phase.generate])
+@settings(few, phases=[Phase.generate])
 @given(configs)
 def test_the_activations_are_what_autograd_keeps(model):
     # kept too, and their log-softmax
@@ -56,6 +56,7 @@ def test_the_activations_are_what_autograd_keeps(model):
                         3).activations == pytest.approx(kept(config, 3) - 2 * logits, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_weights_gradients_and_state_are_those_of_a_real_update(optim, precision):
