@@ -69,7 +69,9 @@ class GPTConfig:
         1.0, "stretches the rotary wavelengths, for more tokens than they were trained on", ge=1)
     rope_trained: int | None = knob(
         None, "context they were trained on: stretched as in Llama 3; null: all alike", ge=1)
-    qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
+    qk_norm: bool | str = knob(
+        False, "RMS-normalise queries and keys before their product; gains: and scale them by "
+        "trained gains, as Qwen 3 does", choices=(True, False, "gains"))
     bias: bool | str = knob(
         False, "biases: in linear layers and LayerNorms, in attention, or on queries, keys, values",
         choices=(True, False, "attention", "qkv"))

@@ -164,6 +164,11 @@ class SelfAttention(nn.Module):
         self.W_K = nn.Linear(C, G * d_k, bias=config.biased("qkv"))
         self.W_V = nn.Linear(C, G * d_v, bias=config.biased("qkv"))
         self.W_O = nn.Linear(H * d_v, C, bias=config.biased("output"))
+        if config.qk_norm:
+            gains = config.qk_norm == "gains"
+            self.norm_q, self.norm_k = (
+                nn.RMSNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
+                for _ in range(2))
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v) of x (B, T, C)."""
@@ -172,7 +177,7 @@ class SelfAttention(nn.Module):
         k = self.W_K(x).view(B, T, c.kv_heads, c.key_dim).transpose(1, 2)  # (B, G, T, d_k)
         v = self.W_V(x).view(B, T, c.kv_heads, c.value_dim).transpose(1, 2)  # (B, G, T, d_v)
         if c.qk_norm:
-            q, k = F.rms_norm(q, (c.key_dim,)), F.rms_norm(k, (c.key_dim,))
+            q, k = self.norm_q(q), self.norm_k(k)
         if c.position == "rope":
             if rotary is None:  # used on its own, outside a GPT
                 rotary = rotary_table(T, c).to(x.device)
@@ -290,8 +295,8 @@ class Decoder:
         for block, keys, values in zip(model.blocks, cache.keys, cache.values):
             a, mlp, gated = block.attention, block.mlp, model.config.mlp == "swiglu"
             self.layers.append((
-                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), keys, values,
-                as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
+                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), joined_gains(a),
+                keys, values, as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
                 as_function(mlp.W_gate) if gated else None, as_function(mlp.W_out)))
 
     def forget(self) -> None:
@@ -314,11 +319,14 @@ class Decoder:
             x = x + self.model.position_embedding.weight[n]
         if c.norm_embedding:
             x = F.rms_norm(x, (c.n_embd,))
-        for norm_1, qkv, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
+        eps = c.norm_eps if c.qk_norm == "gains" else None
+        for norm_1, qkv, gains, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
             qk, v = qkv(norm_1(x)).split(((H + G) * d_k, G * d_v), dim=-1)
             qk = qk.view(B, H + G, d_k)
             if c.qk_norm:
-                qk = F.rms_norm(qk, (d_k,))
+                qk = F.rms_norm(qk, (d_k,), eps=eps)
+            if gains is not None:
+                qk = qk * gains
             if self.rotary is not None:
                 qk = rotate(qk, self.rotary[:, n])
             q, k = qk.split((H, G), dim=1)  # (B, H, d_k), (B, G, d_k)
@@ -333,6 +341,14 @@ class Decoder:
             x = x + W_out(activate(c.mlp, W_in(h), None if W_gate is None else W_gate(h)))
         self.cache.length = n + 1
         return self.head(self.norm(x))
+
+
+def joined_gains(a: SelfAttention) -> Tensor | None:
+    """The gains of queries and keys, (H + G, d_k), where the model has them."""
+    if a.config.qk_norm != "gains":
+        return None
+    return torch.cat((a.norm_q.weight.expand(a.config.n_head, -1),
+                      a.norm_k.weight.expand(a.config.kv_heads, -1)))
 
 
 def as_function(*modules: nn.Module) -> partial:
