@@ -3,12 +3,11 @@
 import re
 from pathlib import Path
 
-from config import UserError
+from config import FETCHED, UserError
 
 # What is fetched: weights without pickle, settings, the tokenizer; nothing in folders.
 FILES = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
          "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
-NAME = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@([0-9a-f]{40}))?")  # owner/name, and perhaps the commit
 
 
 def fetched(init_from: str) -> str:
@@ -17,15 +16,15 @@ def fetched(init_from: str) -> str:
     Raises:
         UserError: there is neither such a folder nor such a model, or it cannot be fetched.
     """
-    name = NAME.fullmatch(init_from)
+    name = re.fullmatch(r"(\w[\w.-]*/[\w.-]+?)(@[0-9a-f]{40})?", init_from)
     if not name or Path(init_from).exists():
         return init_from
     from httpx import HTTPError
     from huggingface_hub import errors, snapshot_download  # it takes a while, and is seldom needed
 
     try:
-        folder = snapshot_download(name[1], revision=name[2], allow_patterns=FILES,
-                                   ignore_patterns=["*/*"])
+        folder = snapshot_download(name[1], revision=name[2] and name[2][1:],
+                                   allow_patterns=FILES, ignore_patterns=["*/*"])
     except errors.GatedRepoError:
         raise UserError(f"init_from={init_from} asks for consent on its page on the hub, and for "
                         "your token: hf auth login") from None
@@ -46,8 +45,8 @@ def fetched(init_from: str) -> str:
 
 def folder_of(init_from: str | Path) -> Path:
     """The folder of a model: itself, or that of the hub's cache for a name that `fetched` gave."""
-    name = NAME.fullmatch(str(init_from))
-    if not (name and name[2]):
+    name = FETCHED.fullmatch(str(init_from))
+    if not name:
         return Path(init_from)
     from huggingface_hub import constants
 

@@ -88,11 +88,10 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
     return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
-def rotary_table(length: int, config: GPTConfig) -> Tensor:
-    """cos and signed sin of every position's angles, (2, length, d_k) float32 (Su et al. 2021).
+def rotary_frequencies(config: GPTConfig) -> Tensor:
+    """Radians that each pair of numbers turns by from one position to the next, (d_k/2) float32.
 
-    Both halves of a row hold the same d_k/2 angles, the first half of the sines negated, for
-    `rotate`. Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where
+    Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where
     `rope_trained` is given, the more the fewer turns they make in so many tokens (Llama 3.1).
     """
     c = config
@@ -104,7 +103,17 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
         turns = (c.rope_trained or 0) / (2 * math.pi / frequencies)
         kept = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)
         frequencies = (1 - kept) * frequencies / c.rope_factor + kept * frequencies
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (T, d_k/2)
+    return frequencies
+
+
+def rotary_table(length: int, config: GPTConfig) -> Tensor:
+    """cos and signed sin of every position's angles, (2, length, d_k) float32 (Su et al. 2021).
+
+    Both halves of a row hold the same d_k/2 angles, the first half of the sines negated, for
+    `rotate`.
+    """
+    positions = torch.arange(length, dtype=torch.float32)
+    angles = positions[:, None] * rotary_frequencies(config)  # (T, d_k/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
@@ -149,6 +158,15 @@ class KVCache:
         return keys.narrow(2, 0, self.length + count), values.narrow(2, 0, self.length + count)
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of queries or keys, as coarse as they are: autocast would make them finer by the
+    gains, and attention slower."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains = self.weight if self.weight is None else self.weight.to(x.dtype)
+        return F.rms_norm(x, self.normalized_shape, gains, self.eps)
+
+
 class SelfAttention(nn.Module):
     """Causal attention of a sequence to itself: multi-head at G = H, multi-query at G = 1.
 
@@ -167,7 +185,7 @@ class SelfAttention(nn.Module):
         if config.qk_norm:
             gains = config.qk_norm == "gains"
             self.norm_q, self.norm_k = (
-                nn.RMSNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
+                HeadNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
                 for _ in range(2))
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
