@@ -167,7 +167,8 @@ class TokenizerConfig:
     vocab_size: int | None = knob(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps "
-                        "snake_case and indentation whole, or GPT-2's", choices=("code", "gpt2"))
+                        "snake_case and indentation whole, or GPT-2's, which llama.cpp knows",
+                        choices=("code", "gpt2"))
 
     def check(self) -> None:
         """Raise `UserError` for a vocabulary that is not known, or settings that it lacks."""
