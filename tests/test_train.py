@@ -235,3 +235,16 @@ def test_the_default_run_starts_on_this_pythons_library(new_command, tmp_path):
     assert "standard library" in done.stdout
     text = new_command("sample.py", "run_dir=run", "prompt=import ", "max_new_tokens=20")
     assert text.returncode == 0 and text.stdout.strip()
+
+
+@pytest.mark.soak
+def test_two_compiled_runs_on_two_threads_have_the_same_bits(new_command, text_file, tmp_path):
+    losses = []
+    for name in ("one", "two"):
+        done = new_command(
+            "train.py", *on(text_file), "max_steps=12", "compile=true", "batch_size=32",
+            "model.n_embd=64", f"run_dir={name}",
+            env={"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")})
+        assert "compiled" in done.stdout, done.stderr
+        losses.append([row["train/loss"] for row in rows(tmp_path / name)[1:]])
+    assert losses[0] == losses[1] and len(losses[0]) == 12
