@@ -315,7 +315,7 @@ def check_parent(to: Path) -> None:
         raise UserError(f"to={to} is in a folder that does not exist: make {to.parent} first")
 
 
-def not_written(to: Path, e: Exception) -> UserError:
+def not_written(to: Path, e: Exception | str) -> UserError:
     return UserError(f"to={to} could not be written: {getattr(e, 'strerror', None) or e}")
 
 

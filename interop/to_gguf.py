@@ -58,8 +58,8 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") 
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
             writer.close()
-    except OSError as e:
-        raise not_written(path, e) from None
+    except OSError as e:  # numpy's has no reason where the disk is full
+        raise not_written(path, e if e.errno else f"{e}: is the disk full?") from None
 
 
 def tokens_of(tokenizer: Tokenizer) -> tuple[dict, str]:
