@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
 LARGEST_SEED = 2**63 - 1  # of torch's generators
+FETCHED = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
 # Settings of older versions, with the value that is now the only one.
 REMOVED = {"model.rope_low": 1.0, "model.rope_high": 4.0, "optim.decay_steps": None,
            "attention.sample_tokens": 100, "attention.ablation_tokens": 4096,
@@ -69,7 +70,9 @@ class GPTConfig:
         1.0, "stretches the rotary wavelengths, for more tokens than they were trained on", ge=1)
     rope_trained: int | None = knob(
         None, "context they were trained on: stretched as in Llama 3; null: all alike", ge=1)
-    qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
+    qk_norm: bool | str = knob(
+        False, "RMS-normalise queries and keys before their product; gains: and scale them by "
+        "trained gains, as Qwen 3 does", choices=(True, False, "gains"))
     bias: bool | str = knob(
         False, "biases: in linear layers and LayerNorms, in attention, or on queries, keys, values",
         choices=(True, False, "attention", "qkv"))
@@ -164,7 +167,8 @@ class TokenizerConfig:
     vocab_size: int | None = knob(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps "
-                        "snake_case and indentation whole, or GPT-2's", choices=("code", "gpt2"))
+                        "snake_case and indentation whole, or GPT-2's, which llama.cpp knows",
+                        choices=("code", "gpt2"))
 
     def check(self) -> None:
         """Raise `UserError` for a vocabulary that is not known, or settings that it lacks."""
@@ -253,8 +257,8 @@ class Config:
     run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
     resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start",
                               choices=(True, False, "auto"))
-    init_from: str | None = knob(None, "folder of a run, or of Hugging Face weights, whose model "
-                                       "and tokenizer training starts from, on new text")
+    init_from: str | None = knob(None, "folder of a run or of Hugging Face weights, or a name on "
+                                 "their hub: training starts from its model, with its tokenizer")
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     prepare_only: bool = knob(False, "prepare the text and end, with a progress bar on the way")
     dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and "
@@ -314,7 +318,8 @@ class SampleConfig:
     """What `sample.py` takes."""
 
     run_dir: str | None = knob(None, "folder of a run; null: the newest in runs/")
-    init_from: str | None = knob(None, "instead of run_dir: folder of Hugging Face weights")
+    init_from: str | None = knob(None, "instead of run_dir: folder of Hugging Face weights, or a "
+                                       "name on the hub, as Qwen/Qwen3-0.6B")
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - is stdin; null: the start of a text")
     prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} a line')
@@ -451,7 +456,8 @@ def absolute_paths(config: Config) -> Config:
         data = replace(data, path=str(Path(here, path)))
     if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
         data = replace(data, name=str(Path(data.name).expanduser().absolute()))
-    init_from = init_from and str(Path(init_from).absolute())
+    if init_from and not FETCHED.fullmatch(init_from):
+        init_from = str(Path(init_from).absolute())
     return replace(config, data=data, init_from=init_from)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import cli
 from config import SampleConfig, UserError
 from files import printable
+from hub import fetched
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
@@ -35,7 +36,7 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or a text cannot be read, encoded or written.
     """
     prompts = read_prompts(config)
-    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
+    folder = Path(config.run_dir or fetched(config.init_from or "") or newest_run()).expanduser()
 
     # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import load_model

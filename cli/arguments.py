@@ -57,8 +57,7 @@ NANOGPT = {
     "train_gpt2.py": "experiment=gpt2_124m",
     "train_shakespeare_char.py": "experiment=nanogpt_gpu, or experiment=nanogpt_cpu",
     "finetune_shakespeare.py": "init_from=FOLDER data=shakespeare"}
-NANOGPT |= {f"init_from={name}": f"init_from=FOLDER, a folder that you fill by "
-            f"hf download openai-community/{name} --local-dir FOLDER"
+NANOGPT |= {f"init_from={name}": f"init_from=openai-community/{name}"
             for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 
 

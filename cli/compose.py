@@ -22,6 +22,7 @@ from config import (
     named_paths,
     read_config,
 )
+from hub import fetched, folder_of
 
 IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 # What belongs to a command and not to the run that it continues.
@@ -46,7 +47,7 @@ def to_config(cfg, overrides: list[str],
     asked = named_paths(asked)
     keys, notes = [o.partition("=")[0] for o in overrides], []
     if asked.init_from is not None:
-        asked = adopt(asked, overrides, hf_config)
+        asked = adopt(replace(asked, init_from=fetched(asked.init_from)), overrides, hf_config)
     elif "model.n_kv_head" not in keys:
         asked, notes = fit_kv_heads(asked)
     run = kept_config(asked)
@@ -136,7 +137,7 @@ def adopt(asked: Config, overrides: list[str],
     Raises:
         UserError: there is no such run, or other settings for them are typed.
     """
-    folder, start = Path(asked.init_from), f"init_from={asked.init_from}"
+    folder, start = folder_of(asked.init_from), f"init_from={asked.init_from}"
     if is_hf(folder):
         model = hf_config(folder) if hf_config else asked.model
         tokenizer = TokenizerConfig(name="hf")

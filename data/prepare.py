@@ -22,11 +22,12 @@ from config import Config, UserError, is_hf
 from data.hf_tokenizer import read_json, read_tokenizer
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import prepare
+from hub import folder_of
 
 
 def prepare_text(config: Config, console: Console, say: Callable[[str], None]) -> None:
     """Prepare the text of a configuration, and print what it became; raises as `prepare`."""
-    kept = tokenizer_of(Path(config.init_from)) if config.init_from else None
+    kept = tokenizer_of(folder_of(config.init_from)) if config.init_from else None
     with progress_bar(console) as progress:
         tokens = prepare(config.data, config.tokenizer, say, kept, progress)
     for line in tokens.summary():

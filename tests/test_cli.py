@@ -547,7 +547,7 @@ def test_what_hydra_refuses_is_one_sentence(argv, sentence, tmp_path):
 
 @pytest.mark.parametrize("arg, here", [
     ("init_from=resume", "run_dir=PATH resume=true"), ("init_from=scratch", "leave it out"),
-    ("init_from=gpt2", "hf download openai-community/gpt2 "), ("init_from=gpt2-xl", "gpt2-xl"),
+    ("init_from=gpt2", "openai-community/gpt2"), ("init_from=gpt2-xl", "gpt2-xl"),
     ("learning_rate=6e-4", "optim.lr="), ("optim.learning_rate=1", "optim.lr="),
     ("dtype=bfloat16", "precision=bf16"), ("max_iters=5", "max_steps="),
     ("eval_interval=1", "eval.every="), ("out_dir=out", "run_dir="), ("n_layer=3", "model.n_layer"),

@@ -77,7 +77,10 @@ def attention_by_hand(a, x):
 
         q, k, v = part(a.W_Q, h, c.key_dim), part(a.W_K, g, c.key_dim), part(a.W_V, g, c.value_dim)
         if c.qk_norm:
-            q, k = (y / y.square().mean(dim=-1, keepdim=True).sqrt() for y in (q, k))
+            eps = c.norm_eps if c.qk_norm == "gains" else 0
+            q, k = (y / (y.square().mean(dim=-1, keepdim=True) + eps).sqrt() for y in (q, k))
+        if c.qk_norm == "gains":
+            q, k = q * a.norm_q.weight, k * a.norm_k.weight
         if c.position == "rope":
             q, k = rotate_by_hand(q, c), rotate_by_hand(k, c)
         rows = []
@@ -442,13 +445,13 @@ def test_the_projections_have_the_sizes_of_their_heads():
 
 def test_qk_norm_makes_attention_blind_to_the_size_of_queries_and_keys():
     x = torch.randn(2, 9, 16, dtype=torch.float64)
-    for qk_norm in (True, False):
-        layer = lively(SelfAttention(small(qk_norm=qk_norm)).double())
+    for qk_norm in (True, "gains", False):
+        layer = lively(SelfAttention(small(qk_norm=qk_norm, norm_eps=1e-12)).double())
         before = layer(x)
         with torch.no_grad():
             layer.W_Q.weight *= 7
             layer.W_K.weight *= 0.5
-        assert torch.allclose(layer(x), before) == qk_norm
+        assert torch.allclose(layer(x), before) == bool(qk_norm)
 
 
 def test_dropout_drops_in_training_only_and_keeps_the_mean():
