@@ -254,13 +254,10 @@ def prompt_lines(text: str, source: str) -> list[str]:
     """The prompts of JSON lines, {"prompt": "…"} each, whatever else is in them."""
     prompts, form = [], 'each is a JSON object, {"prompt": "…"}'
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                prompt = json.loads(line)["prompt"]
-                prompts.append(prompt + "")
-            except (ValueError, TypeError, KeyError, RecursionError):
-                where = f"prompts={source} has no prompt in line {number}"
-                raise UserError(f"{where}: {form}") from None
+        try:
+            prompts += [json.loads(line)["prompt"] + ""] if line.strip() else []
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise UserError(f"prompts={source} has no prompt in line {number}: {form}") from None
     if not prompts:
         raise UserError(f"prompts={source} has no line: {form}")
     return prompts

@@ -532,6 +532,7 @@ def test_what_cannot_be_read_is_named_with_what_to_type(argv):
 @pytest.mark.slow
 @pytest.mark.parametrize("argv, sentence", [
     (["-m", "hydra/launcher=foo", "seed=1,2"], "hydra/launcher=foo is not one of basic, "),
+    (["-m", "hydra/launcher=submitit_slurm", "seed=1,2"], "are you indeed on a slurm cluster?"),
     (["hydra.foo=3"], "hydra.foo is not a setting"),
     (["--cfg", "job", "--info", "all"], "Only one of"), (["--resolve"], "--resolve"),
     (["--config-path=/tmp"], "--config-path=/tmp"), (["--config-dir=none"], "none is not a folder"),
