@@ -555,15 +555,16 @@ def test_what_hydra_refuses_is_one_sentence(argv, sentence, tmp_path):
     ("block_size=8", "model.block_size"),
     ("--batch_size=8", "batch_size=8"), ("--batch_size", "batch_size=VALUE"),
     ("--compile=False", "compile=False"), ("--max_iters=5", "max_steps="),
-    ("--init_from=gpt2", "hf download"),
+    ("--init_from=gpt2", "openai-community/gpt2"),
     ("config/train_shakespeare_char.py", "experiment=nanogpt_gpu"), ("train_gpt2.py", "gpt2_124m"),
     ("min_lr=1e-4", "optim.min_lr_ratio="), ("decay_lr=False", "optim.schedule=constant")])
 def test_nanogpts_habits_are_answered_with_what_to_type_here(arg, here):
     assert here in refused(arg)
 
 
-def test_every_setting_of_nanogpt_in_the_readme_is_taken_or_answered():
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| nanoGPT | here |")[2]
+def test_every_setting_of_nanogpt_in_the_docs_is_taken_or_answered():
+    table = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").partition(
+        "| nanoGPT | here |")[2]
     rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
     cells = [name for row in rows for name in re.findall(r"`([\w=]+)`", row[1] + row[3])]
     assert len(cells) > 15
