@@ -278,6 +278,8 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
         with torch.device("meta"):
             plain = GPT(model.config)
         plain = plain.to_empty(device=device).train(model.training)
+        if model.config.tie_embeddings:  # which that took apart
+            plain.head.weight = plain.token_embedding.weight
     mine = dict([*plain.named_parameters(), *plain.named_buffers()]) if plain else {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         tensor = whole(tensor)
