@@ -270,6 +270,8 @@ class Config:
                                choices=(True, False, "auto"))
     distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; "
                             "none: by this process alone", choices=("auto", "none"))
+    shard: int | str = knob("auto", "processes over which the model is divided; auto: as few as "
+                            "hold it")
     max_steps: int = knob(1000, "optimizer steps", ge=1)
     batch_size: int = knob(32, "sequences per step, over all processes and micro-steps", ge=1)
     accumulate: int = knob(1, "micro-steps of each process in a step, to save memory", ge=1)
@@ -295,6 +297,8 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
                             f"{self.batch_size}: every micro-step takes as many sequences")
+        if self.shard != "auto" and (isinstance(self.shard, str) or self.shard < 1):
+            raise UserError(f"shard={self.shard} is neither auto nor a number of processes")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
             raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "

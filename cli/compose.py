@@ -27,7 +27,7 @@ from hub import fetched, folder_of
 IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 # What belongs to a command and not to the run that it continues.
 PER_COMMAND = ("run_dir", "resume", "eval_only", "prepare_only", "dry_run", "accept_changed_data",
-               "distributed")
+               "distributed", "shard")
 
 ConfigStore.instance().store(name="schema", node=Config)
 

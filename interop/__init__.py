@@ -32,7 +32,7 @@ from training.checkpoint import (
     find_checkpoint,
     load_run,
     load_weights,
-    tokenizer_of,
+    saved_tokenizer,
 )
 from training.runtime import memory_here
 
@@ -92,7 +92,7 @@ def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], 
     trained, _ = find_checkpoint(folder, "best", say)
     source = read_config(folder / "config.yaml").model
     check_model(trained, source)
-    tokenizer = tokenizer_of(trained)
+    tokenizer = saved_tokenizer(trained)
     return tokenizer, lambda model: load_weights(model, trained / MODEL)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from config import Config
 from data.tokens import Tokens
 from files import best_row, born_when, snapshot_steps
-from model import GPT
 from training.evaluate import Validation
 from training.runtime import describe
 
@@ -16,10 +15,10 @@ MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 
-def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
+def print_run(say: Callable[[str], None], config: Config, parameters: int, tokens: Tokens,
               validation: Validation, processes: int, why: str) -> None:
     """Print what is going to be trained, for how long, where; `why` it is compiled or not."""
-    step_tokens, parameters = config.batch_size * config.model.block_size, model.num_parameters()
+    step_tokens = config.batch_size * config.model.block_size
     epochs = config.max_steps * step_tokens / len(tokens.train)
     many = f"{processes} processes, each " if processes > 1 else ""
     how = "compiled" if config.compile else "eager"
