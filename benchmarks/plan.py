@@ -285,11 +285,13 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
 
 def gathered_bytes(model: GPT, config: Config) -> int:
     """Bytes that a process has whole at once of a sharded model: what is outside the blocks, all
-    through a step, with its gradient; and two blocks, of which one is used and one is coming."""
+    through a step, with its gradient; two blocks, of which one is used and one is coming, or with
+    shard=1 a copy of all; and the gradient of one."""
     block = sum(p.numel() for part in (model.blocks[0].attention, model.blocks[0].mlp)
                 for p in part.parameters())
     outside = model.num_parameters() - len(model.blocks) * block
-    return 8 * outside + (2 if config.precision == "bf16" else 4) * 3 * block
+    blocks = 2 if config.shard > 1 else len(model.blocks)
+    return 8 * outside + (2 if config.precision == "bf16" else 4) * (blocks + 1) * block
 
 
 def communication(config: Config, parameters: int, processes: int) -> float:

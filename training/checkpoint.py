@@ -20,9 +20,10 @@ from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
 from files import CHANGES, METRICS, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
 from model import GPT, parameter_shapes
-from training.distributed import World, copy_rows, whole
+from training.distributed import World
 from training.optim import optimizer_tensors
 from training.runtime import numerics_id
+from training.sharding import copy_rows, whole
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (

@@ -14,7 +14,8 @@ from torch import Tensor
 from config import DataConfig
 from data.tokenizer import Tokenizer
 from model import GPT, autocast
-from training.distributed import World, reshard
+from training.distributed import World
+from training.sharding import reshard
 
 TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB), at once, at most
 

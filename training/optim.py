@@ -14,8 +14,9 @@ from torch.optim import AdamW, Optimizer
 
 from config import Config, OptimConfig, UserError
 from model import autocast
-from training.distributed import World, copy_rows, local
+from training.distributed import World
 from training.runtime import seed_micro_step
+from training.sharding import copy_rows, local
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small
 # singular values grow quickly, at the price of ending near 1 rather than at 1.

@@ -1,10 +1,13 @@
 """Several ranks train one run: in the steps of one process, whatever their number and mesh, through
 deaths, signals and mistakes. Gloo, on this machine."""
 
+import ctypes
+import gc
 import os
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +22,13 @@ import model
 import training.checkpoint
 import training.evaluate
 import training.optim
+from benchmarks import plan
 from config import Config, GPTConfig, OptimConfig, UserError
 from model import GPT
 from training.checkpoint import find_checkpoint
-from training.distributed import World, check, local, plain_copy, shard_model
+from training.distributed import World, check
 from training.optim import build_optimizers, update
+from training.sharding import local, plain_copy, shard_model
 
 
 def odd(text_file: Path, *more: str) -> list[str]:
@@ -128,6 +133,44 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
     assert sum(mine for mine, *_ in results) == total * size // shard
     assert len({tuple(result[2:6]) for result in results}) == 1
     assert [result[6] for result in results] == [True] + [False] * (size - 1)
+
+
+@slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(),
+                    reason="only Linux forgets the most memory that a process had")
+@pytest.mark.parametrize("optim, accumulate, meshes", [("adamw", 1, [(2, 1), (2, 2), (4, 4)]),
+                                                       ("muon", 2, [(2, 2), (4, 2)])])
+def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, meshes):
+    def memory(key):
+        return 1024 * int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+    def work(world, shard):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system
+        sharded(world, world.size, optim)[-1]()  # what torch takes for itself
+        big = Config(device="cpu", precision="fp32", compile=False, accumulate=accumulate,
+                     batch_size=2 * accumulate * world.size, shard=shard,
+                     model=GPTConfig(4000, block_size=128, n_layer=8, n_head=8, n_embd=512),
+                     optim=OptimConfig(name=optim))
+        planned = plan.measure(big, 2, world.size).at_once
+        gc.collect()
+        libc.malloc_trim(0)
+        before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        gpt = GPT(big.model)
+        shard_model(gpt, big, world.size)
+        optimizers = build_optimizers(gpt, big.optim)
+        tokens = torch.randint(4000, (2 * accumulate, 128))
+        for step in range(2):
+            update(gpt, gpt, optimizers, tokens, tokens, big, step, world)
+        return planned, memory("VmHWM") - before
+
+    most = {}
+    for size, shard in meshes:
+        for planned, real in in_ranks(tmp_path, size, partial(work, shard=shard)):
+            assert 0.85 < real / planned < 1.15, (size, shard, planned, real)
+            most[size, shard] = real
+    assert sorted(most.values(), reverse=True) == list(most.values())
 
 
 @slow
