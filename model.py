@@ -307,14 +307,18 @@ class Decoder:
     def __init__(self, model: "GPT", cache: KVCache):
         """Reads the model's weights as they are now; fills and moves on the cache."""
         self.model, self.cache, self.device = model, cache, model.head.weight.device
-        self.block_size, self.vocab_size = model.config.block_size, model.config.vocab_size
+        c = model.config
+        self.block_size, self.vocab_size = c.block_size, c.vocab_size
         self.rotary = None if model.rotary is None else model.rotary.to(model.head.weight.dtype)
         self.norm, self.head, self.layers = as_function(model.norm), as_function(model.head), []
         for block, keys, values in zip(model.blocks, cache.keys, cache.values):
-            a, mlp, gated = block.attention, block.mlp, model.config.mlp == "swiglu"
+            a, mlp, gated, gains = block.attention, block.mlp, c.mlp == "swiglu", None
+            if c.qk_norm == "gains":
+                gains = torch.cat((a.norm_q.weight.expand(c.n_head, -1),
+                                   a.norm_k.weight.expand(c.kv_heads, -1)))  # (H + G, d_k)
             self.layers.append((
-                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), joined_gains(a),
-                keys, values, as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
+                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), gains, keys, values,
+                as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
                 as_function(mlp.W_gate) if gated else None, as_function(mlp.W_out)))
 
     def forget(self) -> None:
@@ -359,14 +363,6 @@ class Decoder:
             x = x + W_out(activate(c.mlp, W_in(h), None if W_gate is None else W_gate(h)))
         self.cache.length = n + 1
         return self.head(self.norm(x))
-
-
-def joined_gains(a: SelfAttention) -> Tensor | None:
-    """The gains of queries and keys, (H + G, d_k), where the model has them."""
-    if a.config.qk_norm != "gains":
-        return None
-    return torch.cat((a.norm_q.weight.expand(a.config.n_head, -1),
-                      a.norm_k.weight.expand(a.config.kv_heads, -1)))
 
 
 def as_function(*modules: nn.Module) -> partial:

@@ -98,6 +98,8 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     assert program in ("python", "ls"), f"{line}: who runs this?"
     if any(word.startswith((*FROM_THE_HUB, *LAUNCHERS)) for word in argv):
         pytest.skip("needs a network, or packages that are not required")
+    if "to=model.gguf" in argv:
+        pytest.importorskip("gguf")
     folder = tmp_path / "place"
     shutil.copytree(place, folder)
     if first == "-m":

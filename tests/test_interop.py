@@ -293,7 +293,7 @@ def test_a_setting_that_export_has_never_heard_of_stands_in_the_way():
 
     neutral = {"dropout", "n_kv_head", "head_dim", "value_head_dim", "rope_trained"}
     config = GPTConfig(vocab_size=23, n_embd=16, n_head=4, **LLAMA)
-    plain = hf_settings(config)[1]
+    plain = hf_settings(config)
     for f in fields(GPTConfig):
         if f.name in neutral:
             continue
@@ -301,7 +301,7 @@ def test_a_setting_that_export_has_never_heard_of_stands_in_the_way():
         other = not value if isinstance(value, bool) else next(
             (c for c in f.metadata.get("choices") or () if c != value), None) or (value or 32) * 2
         with suppress(UserError):
-            assert hf_settings(replace(config, **{f.name: other}))[1] != plain, f.name
+            assert hf_settings(replace(config, **{f.name: other})) != plain, f.name
 
 
 # --- tokenizers -----------------------------------------------------------------------------------
@@ -772,8 +772,9 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text
 @pytest.mark.slow
 @pytest.mark.parametrize("more",
                          [["tokenizer=char", "model=nanogpt_cpu"],
-                          ["tokenizer=bpe", "tokenizer.vocab_size=300", "model=llama_small"]],
-                         ids=["gpt2", "llama"])
+                          ["tokenizer=bpe", "tokenizer.vocab_size=300", "model=llama_small"],
+                          ["tokenizer=bpe", "tokenizer.vocab_size=300"]],
+                         ids=["gpt2", "llama", "default"])
 def test_a_run_of_ours_is_exported_with_its_card(more, text_file, tmp_path):
     finished(tmp_path, *more, "model.n_layer=1", "model.block_size=32", "data=text",
              f"data.path={text_file}", "run_dir=run", "max_steps=2",
@@ -790,11 +791,16 @@ def test_a_run_of_ours_is_exported_with_its_card(more, text_file, tmp_path):
     row = [json.loads(line)
            for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][-1]
     assert f"| {row['val/loss']:.4f} |" in card and "fingerprint" in card
+    assert str(tmp_path) not in card and str(text_file.parent) not in card
+    drawn = (tmp_path / "run" / "attention" / "step_00000002.png").read_bytes()
+    assert "(attention.png)" in card and (tmp_path / "out" / "attention.png").read_bytes() == drawn
     line = next(line for line in card.splitlines() if "python train.py" in line)
     with hydra.initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
         again = OmegaConf.to_object(
             hydra.compose("config", overrides=cli.check_arguments(shlex.split(line)[2:])))
     again.run_dir, again.model.vocab_size = config.run_dir, config.model.vocab_size
+    assert again.data.path == text_file.name  # whose folder is not the reader's
+    again.data.path = config.data.path
     assert again == config
 
     said = finished(tmp_path, "run_dir=run", "to=out", script=EXPORT, status=1)
@@ -804,15 +810,18 @@ def test_a_run_of_ours_is_exported_with_its_card(more, text_file, tmp_path):
 @pytest.mark.slow
 def test_what_export_cannot_do_is_a_sentence(whole, tmp_path):
     for args, why in ((["to=out"], "run_dir= is missing"), ([f"run_dir={whole}"], "to= is missing"),
-                      (["dir=x"], "dir is not a setting")):
+                      (["dir=x"], "dir is not a setting"),
+                      (["run_dir=a", "to=b", "dtype=q8_0"], "is for a .gguf file"),
+                      (["run_dir=a", "to=b.gguf", "dtype=f8"], "not one of f16, q8_0")):
         with pytest.raises(UserError, match=why):
             cli.read_settings(args, ExportConfig, "python -m interop")
     with pytest.raises(UserError, match="nowhere does not exist"):
         export(ExportConfig("nowhere", str(tmp_path / "out")))
     done = subprocess.run([sys.executable, "-m", "interop", f"run_dir={whole}",
-                           f"to={tmp_path / 'out'}"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "no counterpart" in done.stderr and done.stderr.count(
+                           f"to={tmp_path / 'no' / 'out'}"], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 1 and "does not exist" in done.stderr and done.stderr.count(
         "\n") == 1, done.stderr
-    assert not (tmp_path / "out").exists() and "to=" in finished(tmp_path, "--help", script=EXPORT)
+    assert not list(tmp_path.glob("no*")) and "to=" in finished(tmp_path, "--help", script=EXPORT)
     with pytest.raises(UserError, match="both given"):
         cli.sample_config(["init_from=a", "run_dir=b"])
