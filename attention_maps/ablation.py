@@ -30,11 +30,12 @@ def streams(model: GPT, tokens: Tensor) -> tuple[list[Tensor], Tensor | None]:
 def nats(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
     """-ln p of targets (…, T), of embeddings x (…, T, C) after the last block: (…, T); nan for -1.
     """
-    logits = model.head(model.norm(x))  # (…, T, V)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    found = F.cross_entropy(
-        logits.flatten(0, -2), targets.flatten(), ignore_index=-1, reduction="none")
-    return found.view(targets.shape).masked_fill(targets < 0, torch.nan)
+    found, most = [], max(1, LOGITS // model.config.vocab_size)
+    for some, ids in zip(x.flatten(0, -2).split(most), targets.flatten().split(most)):
+        logits = model.head(model.norm(some))  # (…, V)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found.append(F.cross_entropy(logits, ids, ignore_index=-1, reduction="none"))
+    return torch.cat(found).view(targets.shape).masked_fill(targets < 0, torch.nan)
 
 
 def at_once(model: GPT, length: int) -> int:
@@ -88,6 +89,18 @@ def without_head(model: GPT, layer: int, head: int, x: Tensor, rotary: Tensor | 
     W_O = block.attention.W_O.weight.clone()  # (C, H · d_v)
     W_O[:, head * d_v:(head + 1) * d_v] = 0
     return functional_call(block, {"attention.W_O.weight": W_O}, (x, rotary))
+
+
+@torch.no_grad()
+def loss_without_head(model: GPT, layer: int, head: int, tokens: Tensor) -> np.ndarray:
+    """The loss of the token after each of tokens (B, T) when a head writes nothing, (B, T) nats;
+    nan for the last."""
+    with model.evaluating():
+        E, rotary = streams(model, tokens)
+        x = without_head(model, layer, head, E[layer], rotary)
+        for block in model.blocks[layer + 1:]:
+            x = block(x, rotary)
+        return nats(model, x, next_tokens(tokens)).float().cpu().numpy()
 
 
 @torch.no_grad()

@@ -1,15 +1,42 @@
 """What a model predicts after each token of a text, and which of its parts said so."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention_maps.ablation import LOGITS, next_tokens, streams
+from attention_maps.ablation import LOGITS, knockout, need, next_tokens, streams
+from attention_maps.probe import words
 from attention_maps.scores import mean_and_error
+from data.tokenizer import Tokenizer
 from model import GPT, SelfAttention
 
 PREDICTED, WRITTEN = 5, 3  # likeliest next tokens; tokens that a head pushes up most, and down most
+LONGEST = 40  # characters of a token that is named
 TEN = 10  # among so many of all tokens the copying score looks for the token itself
+
+
+def explain(model: GPT, ids: np.ndarray, tokenizer: Tokenizer, prefix: str = "",
+            between: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
+    """What each prediction of a text (T,) needed, and its card, under names with the prefix; the
+    tokens that it names, `words_ids` (n,), as text, `words`. Computed in float32."""
+    model = in_float32(model)
+    tokens = torch.from_numpy(ids).to(model.head.weight.device)
+    found = {"need": need(model, tokens, between), "knockout": knockout(model, tokens, between),
+             **card(model, tokens)}
+    named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
+    found |= {"words_ids": named, "words": np.array([w[:LONGEST] for w in words(tokenizer, named)])}
+    return {prefix + name: value for name, value in found.items()}
+
+
+def in_float32(model: GPT) -> GPT:
+    """The model, or, of one in fewer bits, a copy: differences of losses are small."""
+    if torch.finfo(model.head.weight.dtype).bits >= 32:
+        return model
+    copy = GPT(model.config).to(model.head.weight.device)
+    copy.load_state_dict(model.state_dict())
+    return copy
 
 
 @torch.no_grad()

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from attention_maps import ablation, capture, picture, scores
+from attention_maps import ablation, capture, picture, scores, wiring
+from attention_maps.card import copying, explain
 from attention_maps.probe import make_probes
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
@@ -19,6 +21,10 @@ from files import ASIDE, is_scored
 from model import GPT, Decoder
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
+COPIED = 2  # random texts on whose tokens the copying score is taken
+# What a prediction needed is measured at every snapshot where that takes at most this share of the
+# tokens trained on between two, else where a picture is due.
+EXPLAINED = 0.03
 SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 
 Images = dict[str, Path | np.ndarray]
@@ -39,6 +45,9 @@ class Snapshots:
         self.tokenizer = tokens.tokenizer
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
+        c, between = config.model, config.attention.every * config.batch_size
+        passes = 2 * (length * length + c.n_layer * c.n_head * length)  # tokens, of both texts
+        self.affordable = passes <= EXPLAINED * between * c.block_size
         self.folder.mkdir(exist_ok=True)
 
     def take(self, model: GPT, step: int, rows: list[dict],
@@ -54,29 +63,58 @@ class Snapshots:
             images: for W&B; empty where no picture is due.
             text: by the model; None where no picture is due.
         """
-        snapshot, losses = capture.capture(model, self.probes, step), {}
+        snapshot, more = capture.capture(model, self.probes, step), {}
         between()
-        maps = snapshot.text, snapshot.repeat, snapshot.control
-        readings = scores.readings(*maps, self.probes.periods)
+        maps, periods = (snapshot.text, snapshot.repeat, snapshot.control), self.probes.periods
+        readings = scores.readings(*maps, periods)
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
+        tables["copying"] = copying(model, on_device(model, self.probes.control[:COPIED]))
+        due = self.picture_due(step)
+        if due or self.affordable:
+            row = self.probes.repeat[np.argmax(periods)]  # the one that the page shows
+            for prefix, ids in (("", self.probes.text), ("repeat_", row)):
+                more |= explain(model, ids, self.tokenizer, prefix, between)
         if step == self.config.max_steps:
             losses = ablation.losses_without_heads(
                 model, *self.windows, self.config.precision, between)
             tables["importance"] = ablation.importance(**losses)
-        metrics = scores.named({name: mean for name, (mean, _) in tables.items()})
+            more |= losses
+        heads = {name: [(int(at), int(h)) for at, h in np.argwhere(
+            np.subtract(*tables[name]) >= scores.threshold(name, len(self.probes.text)))]
+            for name in ("previous_token", "duplicate_token", "induction")}
+        metrics = scores.repeat_gain(snapshot.repeat_loss, periods)
+        metrics |= wiring.named(wiring.wiring(
+            model, self.probes, {name: heads[name] for name in wiring.SCORES}, between))
+        if due:
+            some = {head for of in heads.values() for head in of}
+            tables |= self.costs(model, snapshot.repeat_loss, sorted(some))
+        metrics |= scores.named({name: mean for name, (mean, _) in tables.items()})
         metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
         before = next((row for row in reversed(rows) if is_scored(row)), {})
         metrics |= scores.births(before, metrics, len(self.probes.text))
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
-            snapshot.save(path, **losses)
+            snapshot.save(path, **more)
         between()
-        if not self.picture_due(step):
+        if not due:
             return metrics, {}, None
         images = self.draw(snapshot, tables, path)
         between()
         text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between)
         return metrics, images, text
+
+    def costs(self, model: GPT, loss: np.ndarray, heads: list[tuple[int, int]]) -> Tables:
+        """What the loss on the repeats, (P, T_r), gains without each of the heads: at the tokens
+        that come again, and where they came first."""
+        tokens, periods = on_device(model, self.probes.repeat), self.probes.periods
+        whole = scores.pair_losses(loss, periods)
+        shape = (self.config.model.n_layer, self.config.model.n_head, len(periods))
+        found = {"first_cost": np.full(shape, np.nan), "repeat_cost": np.full(shape, np.nan)}
+        for layer, head in heads:
+            without = ablation.loss_without_head(model, layer, head, tokens)
+            for table, now, was in zip(found.values(), scores.pair_losses(without, periods), whole):
+                table[layer, head] = now - was
+        return {name: scores.mean_and_error(table) for name, table in found.items()}
 
     def picture_due(self, step: int) -> bool:
         """Whether it is drawn: each `picture_every` steps, or at the first and each doubling."""
@@ -96,6 +134,10 @@ class Snapshots:
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images
+
+
+def on_device(model: GPT, ids: np.ndarray) -> Tensor:
+    return torch.from_numpy(ids).to(model.head.weight.device)
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,

@@ -11,10 +11,11 @@ from attention_maps import scores
 from attention_maps.ablation import streams
 from attention_maps.card import gathered
 from attention_maps.probe import Probes
-from model import GPT, attention, causal_mask
+from model import GPT, SelfAttention, attention, causal_mask
 
 PARTS = ("queries", "keys", "values")
 SCORES = ("previous_token", "induction")  # whose heads are asked who feeds them
+ROWS = slice(None, None, 2)  # of the random texts: half of them tell as much of a share
 LEAST = 0.05  # a smaller share is not recorded
 
 Table = tuple[np.ndarray, np.ndarray]  # shares and standard errors, (3, layers below, H) each
@@ -34,7 +35,8 @@ def wiring(model: GPT, probes: Probes, heads: dict[str, list[tuple[int, int]]],
     found, device = {}, model.head.weight.device
     for score, asked in heads.items():
         own = score == "previous_token"  # read on the text; the others on the random texts
-        ids = probes.text[None] if own else np.concatenate([probes.repeat, probes.control])
+        ids = probes.text[None] if own else np.concatenate(
+            [probes.repeat[ROWS], probes.control[ROWS]])
         layers = sorted({layer for layer, _ in asked} - {0})  # nothing is below layer 0
         if not layers:
             continue
@@ -44,7 +46,8 @@ def wiring(model: GPT, probes: Probes, heads: dict[str, list[tuple[int, int]]],
                  for block, x in zip(model.blocks, E)]  # (B, T, H, d_v) each
             for layer in layers:
                 of = [head for at, head in asked if at == layer]
-                tables = fed(model, layer, of, E[layer], z, rotary, score, probes.periods, between)
+                tables = fed(model, layer, of, E[layer], z, rotary, score, probes.periods[ROWS],
+                             between)
                 found |= {(score, layer, head): table for head, table in zip(of, tables)}
     return found
 
@@ -54,45 +57,52 @@ def fed(model: GPT, layer: int, of: list[int], E: Tensor, z: list[Tensor], rotar
     """The table of each head in `of`, all of them of one layer, which gets E (B, T, C)."""
     block, (H, d_v) = model.blocks[layer], z[0].shape[2:]
     whole = block.attention.project(block.norm_1(E), rotary)
-    before = [read(block.attention, head, whole, whole, score, periods) for head in of]
-    after = []  # for each head below, and each in `of`, (3, n)
+    heads = [Head(block.attention, head, whole) for head in of]
+    before = [head.readings(whole, score, periods) for head in heads]  # (3, n) each
+    after = []  # for each head below, of each in `heads`
     for below in range(layer):
         W_O = model.blocks[below].attention.W_O.weight.split(d_v, dim=1)  # H of (C, d_v)
-        for head in range(H):
+        for h in range(H):
             between()
-            wrote = z[below][:, :, head] @ W_O[head].T  # (B, T, C)
+            wrote = z[below][:, :, h] @ W_O[h].T  # (B, T, C)
             without = block.norm_1(E - wrote + wrote.mean(dim=(0, 1)))
             other = block.attention.project(without, rotary)
-            after.append([read(block.attention, h, whole, other, score, periods) for h in of])
-    tables = []
-    for k in range(len(of)):
-        one = np.array([row[k] for row in after]).reshape(layer, H, 3, -1).transpose(2, 0, 1, 3)
-        tables.append(lost(before[k][:, None, None], one))
-    return tables
+            after.append([head.readings(other, score, periods) for head in heads])
+    after = np.array(after).reshape(layer, H, len(of), 3, -1)
+    return [lost(one[:, None, None], after[:, :, k].transpose(2, 0, 1, 3))
+            for k, one in enumerate(before)]
 
 
-def read(layer, head: int, whole: tuple[Tensor, ...], other: tuple[Tensor, ...], score: str,
-         periods: np.ndarray) -> np.ndarray:
-    """A head's readings (3, n): its score with the queries of `other`, then with the keys; and cos²
-    of the angle between what it writes with the values of `other` and with its own.
+class Head:
+    """A head at work: what it computes of projections q (B, H, T, d_k), k (B, G, T, d_k) and
+    v (B, G, T, d_v)."""
 
-    whole, other: q (B, H, T, d_k), k (B, G, T, d_k), v (B, G, T, d_v).
-    """
-    g = head // (layer.config.n_head // layer.config.kv_heads)
-    (q, k, v), (q_other, k_other, v_other) = (
-        (q[:, head], k[:, g], v[:, g]) for q, k, v in (whole, other))  # (B, T, d)
-    mask = causal_mask(q.shape[1], q.shape[1], q.device)
-    z, A = attention(q, k, v, mask)
-    W_O = layer.W_O.weight.split(v.shape[-1], dim=1)[head]  # (C, d_v)
-    cosine = F.cosine_similarity(A @ v_other @ W_O.T, z @ W_O.T, dim=-1)  # (B, T)
-    maps = torch.stack((attention(q_other, k, v, mask)[1], attention(q, k_other, v, mask)[1]))
-    maps, along = maps.float().cpu().numpy(), cosine.float().square().cpu().numpy()
-    if score == "previous_token":
-        return np.stack([*scores.previous_token(maps[:, 0]), along[0, 1:]])
-    P = len(periods)
-    of_maps = scores.induction(maps[:, :P, None], maps[:, P:, None], periods)[:, 0]  # (2, P)
-    of_values = [along[r, p:2 * p].mean() for r, p in enumerate(periods)]
-    return np.stack([*of_maps, of_values])
+    def __init__(self, layer: SelfAttention, head: int, whole: tuple[Tensor, ...]):
+        self.head, self.group = head, head // (layer.config.n_head // layer.config.kv_heads)
+        self.q, self.k, v = self.own(whole)
+        self.W_O = layer.W_O.weight.split(v.shape[-1], dim=1)[head]  # (C, d_v)
+        self.mask = causal_mask(v.shape[1], v.shape[1], v.device)
+        z, self.weights = attention(self.q, self.k, v, self.mask)
+        self.wrote = z @ self.W_O.T  # (B, T, C)
+
+    def own(self, projected: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = projected
+        return q[:, self.head], k[:, self.group], v[:, self.group]  # (B, T, d) each
+
+    def readings(self, other: tuple[Tensor, ...], score: str, periods: np.ndarray) -> np.ndarray:
+        """(3, n): its score with the queries of `other`, and with the keys; cos² of the angle
+        between what it writes with the values of `other` and with its own."""
+        q, k, v = self.own(other)
+        maps = torch.stack([attention(q, self.k, v, self.mask)[1],
+                            attention(self.q, k, v, self.mask)[1]]).float().cpu().numpy()
+        cosine = F.cosine_similarity(self.weights @ v @ self.W_O.T, self.wrote, dim=-1)  # (B, T)
+        along = cosine.float().square().cpu().numpy()
+        if score == "previous_token":
+            return np.stack([*scores.previous_token(maps[:, 0]), along[0, 1:]])
+        P = len(periods)
+        of_maps = scores.induction(maps[:, :P, None], maps[:, P:, None], periods)[:, 0]  # (2, P)
+        of_values = [along[r, p:2 * p].mean() for r, p in enumerate(periods)]
+        return np.stack([*of_maps, of_values])
 
 
 def lost(before: np.ndarray, after: np.ndarray) -> Table:
