@@ -169,7 +169,8 @@ def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
         note(f"attention: to measure what each of {len(ids)} predictions needed would take too "
              "long with this model, so the page lacks it; fewer tokens have it")
     try:
-        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads)
+        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads,
+                       model.config.tie_embeddings)
     except OSError as e:
         raise UserError(f"attention={path} cannot be written: {e.strerror or e}") from None
     note(f"attention {path}")
