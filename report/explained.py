@@ -18,6 +18,7 @@ class Explained:
     floats: bytes  # float16, the low bytes of all numbers and then the high ones
     ids: bytes  # of tokens, little-endian int32
     words: dict[int, str]  # those tokens as text
+    needed: float  # the largest need, either way
 
     @property
     def size(self) -> int:
@@ -36,7 +37,8 @@ def pack_explained(held, name: str) -> Explained | None:
     ids = np.concatenate([held[prefix + key].ravel() for key in IDS]).astype("<i4")
     words = dict(zip(held[f"{prefix}words_ids"].tolist(), map(str, held[f"{prefix}words"])))
     return Explained(zlib.compress(halves.view(np.uint8).reshape(-1, 2).T.tobytes()),
-                     zlib.compress(ids.tobytes()), words)
+                     zlib.compress(ids.tobytes()), words,
+                     float(np.nanmax(np.abs(np.where(np.isfinite(need), need, 0)), initial=1e-3)))
 
 
 def newest_that_fit(found: dict[int, dict[str, Explained]]) -> dict[int, dict[str, Explained]]:

@@ -90,6 +90,8 @@ def write(path: Path, content: dict, shots: list[Shot]) -> Path:
     maps = attention(embed(shots, room), blobs)
     for probe in maps["probes"]:
         found = [explained[step].get(probe["name"]) for step in maps["steps"]]
+        # One scale of colours for all steps.
+        probe["needed"] = number(max((one.needed for one in found if one), default=0.0))
         probe["explained"] = [one and add((one.floats, one.ids), blobs) for one in found]
     words = {id: word for of in explained.values() for one in of.values()
              for id, word in one.words.items()}
