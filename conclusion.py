@@ -34,7 +34,7 @@ def gain(scored: list[dict]) -> str | None:
     below = max((r["step"] for r in scored if r.get(key, 0) < value / 2), default=-1)
     since = next(r["step"] for r in scored if r["step"] > below)
     half = f"; half of that was there by step {since:,}" if since else ""
-    return f"What comes again costs {as_known(value, error)} nats less a token than the first " \
+    return f"A token that comes again costs {as_known(value, error)} nats less than the first " \
            f"time{half}."
 
 
@@ -70,10 +70,11 @@ def most_important(row: dict) -> str | None:
     """The head without which the validation loss rises most."""
     prefix = "heads/importance/"
     heads = {key.removeprefix(prefix): value for key, value in row.items()
-             if key.startswith(prefix) and known(row, prefix[:-1], key.removeprefix(prefix))}
-    if not heads:
+             if key.startswith(prefix) and math.isfinite(value)}
+    head = max(heads, key=heads.get, default="")
+    error = row.get(f"heads/importance_se/{head}")
+    if not head or not is_known(heads[head], error) or heads[head] < 2 * error:
         return None
-    head = max(heads, key=heads.get)
     return f"Without {head} the validation loss is {known(row, prefix[:-1], head)} nats higher, " \
            "the most of any head."
 

@@ -55,16 +55,17 @@ def capture(model: GPT, probes: Probes, step: int) -> Snapshot:
     The model and torch's random state stay as they are.
     """
     text, text_norms, _ = maps(model, probes.text[None])
-    random, norms, loss = maps(model, np.concatenate([probes.repeat, probes.control]))
     P = len(probes.repeat)
-    return Snapshot(step, probes, text[:, 0], text_norms[:, 0], random[:, :P], norms[:, :P],
-                    random[:, P:], loss[:P])
+    random, norms, loss = maps(model, np.concatenate([probes.repeat, probes.control]), P)
+    return Snapshot(step, probes, text[:, 0], text_norms[:, 0], random[:, :P], norms,
+                    random[:, P:], loss)
 
 
 @torch.no_grad()
-def maps(model: GPT, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The weights (L, B, H, T, T), the value norms (L, B, H, T) and the loss of each next token
-    (B, T), float32, on tokens (B, T)."""
+def maps(model: GPT, tokens: np.ndarray,
+         rows: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The weights (L, B, H, T, T) on tokens (B, T), and of the first so many rows the value norms
+    (L, rows, H, T) and the loss of each next token (rows, T), all float32."""
     weights, norms = [], []
     on_device = torch.from_numpy(tokens).to(model.head.weight.device)
     with model.evaluating():
@@ -72,6 +73,6 @@ def maps(model: GPT, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         for block, x in zip(model.blocks, E):
             x = block.norm_1(x)
             weights.append(block.attention.weights(x, rotary).float().cpu().numpy())
-            norms.append(block.attention.value_norms(x).float().cpu().numpy())
-        loss = nats(model, E[-1], next_tokens(on_device))
+            norms.append(block.attention.value_norms(x[:rows]).float().cpu().numpy())
+        loss = nats(model, E[-1][:rows], next_tokens(on_device[:rows]))
     return np.stack(weights), np.stack(norms), loss.float().cpu().numpy()

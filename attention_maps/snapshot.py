@@ -21,7 +21,6 @@ from files import ASIDE, is_scored
 from model import GPT, Decoder
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
-COPIED = 2  # random texts on whose tokens the copying score is taken
 # What a prediction needed is measured at every snapshot where that takes at most this share of the
 # tokens trained on between two, else where a picture is due.
 EXPLAINED = 0.03
@@ -68,7 +67,7 @@ class Snapshots:
         maps, periods = (snapshot.text, snapshot.repeat, snapshot.control), self.probes.periods
         readings = scores.readings(*maps, periods)
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
-        tables["copying"] = copying(model, on_device(model, self.probes.control[:COPIED]))
+        tables["copying"] = copying(model, on_device(model, self.probes.control[:1]))
         due = self.picture_due(step)
         if due or self.affordable:
             row = self.probes.repeat[np.argmax(periods)]  # the one that the page shows
@@ -79,14 +78,14 @@ class Snapshots:
                 model, *self.windows, self.config.precision, between)
             tables["importance"] = ablation.importance(**losses)
             more |= losses
-        heads = {name: [(int(at), int(h)) for at, h in np.argwhere(
-            np.subtract(*tables[name]) >= scores.threshold(name, len(self.probes.text)))]
-            for name in ("previous_token", "duplicate_token", "induction")}
+        heads = {name: strongest(*tables[name], scores.threshold(name, len(self.probes.text)))
+                 for name in ("previous_token", "duplicate_token", "induction")}
         metrics = scores.repeat_gain(snapshot.repeat_loss, periods)
         metrics |= wiring.named(wiring.wiring(
-            model, self.probes, {name: heads[name] for name in wiring.SCORES}, between))
+            model, self.probes, {name: heads[name][:wiring.MOST] for name in wiring.SCORES},
+            between))
         if due:
-            some = {head for of in heads.values() for head in of}
+            some = {head for of in heads.values() for head in of[:wiring.MOST]}
             tables |= self.costs(model, snapshot.repeat_loss, sorted(some))
         metrics |= scores.named({name: mean for name, (mean, _) in tables.items()})
         metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
@@ -134,6 +133,13 @@ class Snapshots:
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images
+
+
+def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+    """The heads (layer, head) whose score less its error is at the threshold, the strongest first.
+    """
+    found = np.argwhere(mean - error >= threshold)
+    return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])
 
 
 def on_device(model: GPT, ids: np.ndarray) -> Tensor:

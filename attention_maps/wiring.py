@@ -15,7 +15,8 @@ from model import GPT, SelfAttention, attention, causal_mask
 
 PARTS = ("queries", "keys", "values")
 SCORES = ("previous_token", "induction")  # whose heads are asked who feeds them
-ROWS = slice(None, None, 2)  # of the random texts: half of them tell as much of a share
+MOST = 4  # heads of a score that are asked, the strongest
+ROWS = slice(None, None, 4)  # of the random texts, one of each period: a share is known well by few
 LEAST = 0.05  # a smaller share is not recorded
 
 Table = tuple[np.ndarray, np.ndarray]  # shares and standard errors, (3, layers below, H) each

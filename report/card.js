@@ -27,13 +27,13 @@ function expected(known, words, i, target, pick) {
 }
 
 // Lines with bars to either side of zero. lines: [{name, value, more, pick}]
-function bars(lines) {
+function bars(lines, sign = signed) {
   const most = Math.max(1e-9, ...lines.map(line => Math.abs(line.value) || 0));
-  return el("ol", { className: "bars" }, ...lines.map(({ name, value, more = "", pick }) => {
+  return el("ol", { className: sign === signed ? "bars" : "bars plain" }, ...lines.map(({ name, value, more = "", pick }) => {
     const size = 50 * Math.abs(value || 0) / most, kind = value < 0 ? "under" : "over";
     const label = pick ? el("button", { type: "button", onclick: pick }, name) : el("span", {}, name);
     return el("li", {}, label, el("i", { className: kind, style: `--w: ${size.toFixed(1)}%` }),
-      el("b", {}, signed(value)), el("span", { className: "quiet" }, more));
+      el("b", {}, sign(value)), el("span", { className: "quiet" }, more));
   }));
 }
 
@@ -56,7 +56,7 @@ function drawCard(host, known, i, how) {
   const grid = el("div", { className: "cells" });
   host.replaceChildren(
     box(["Logit lens"], el("p", { className: "quiet" }, "The loss of what follows, in nats, were the model to end there."),
-      bars(lens), ...how.tied ? [el("p", { className: "quiet" }, "The output layer is the token embedding: right "
+      bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "The output layer is the token embedding: right "
         + "after the embedding the model expects the token itself again.")] : []),
     box(["Direct contributions to the logit of ", bdi(short(text), "token")],
       el("p", { className: "quiet" }, `They sum to the logit, ${signed(whole)}. Direct: through the last norm alone, not `
