@@ -61,29 +61,26 @@ function needReading(view, i, j) {
       ? " the text ends here: what follows is not known" : " nats for the token that follows")];
 }
 
-// ---- the stripes that the scores of repeats read: [score, tokens back, first query, last query]
+// ---- the stripes that the scores of repeats read: [score, colour, tokens back]
 
-const stripes = period => [["duplicate token", period, period, 2 * period - 1],
-  ["induction", period - 1, period, 2 * period - 1]];
+const stripes = period => [["duplicate token", "c2", period], ["induction", "c3", period - 1]];
 
 function drawStripes(period) {
   return (context, { left, cell, high }) => {
-    context.font = `600 ${Math.max(9, Math.min(12, 1.2 * cell))}px system-ui, sans-serif`;
-    context.textAlign = "left";
-    for (const [name, back, first, last] of stripes(period)) {
-      const below = name === "induction", style = getComputedStyle(document.documentElement);
-      context.strokeStyle = context.fillStyle = style.getPropertyValue(below ? "--to" : "--group");
-      context.lineWidth = 1.2;
+    context.lineWidth = Math.max(1, Math.min(2, cell / 8));
+    for (const [, colour, back] of stripes(period)) {
+      context.strokeStyle = resolved(`var(--${colour})`);
       context.beginPath();
-      for (let i = first; i <= last; i++) context.rect(left + (i - back) * cell, i * high, cell, high);
+      for (let i = period; i < 2 * period; i++) context.rect(left + (i - back) * cell, i * high, cell, high);
       context.stroke();
-      const x = left + (last - back + 1.6) * cell, y = (last + (below ? 0 : -2)) * high;
-      if (below) context.fillText(name, x, y);
-      else {
-        context.textAlign = "right";
-        context.fillText(name, left + (first - back) * cell + cell * 4, (first - 1) * high);
-        context.textAlign = "left";
-      }
     }
   };
+}
+
+// A colour of the style sheet as a canvas takes it.
+function resolved(colour) {
+  const probe = document.body.appendChild(el("i", { style: `color: ${colour}` }));
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
 }

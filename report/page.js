@@ -250,13 +250,13 @@ function sayWhatIsSeen(view, by) {
   const kind = view.signed ? [["needed", "what it needed"], ["hindered", "what was in its way"], ["from", "what needed it"]]
     : [["to", "what it attends to"], ["from", "what attends to it"]];
   $("text-keys").replaceChildren(...kind.flatMap(([key, text]) => [el("span", { className: `key ${key}` }, text), " "]));
-  const stripe = period && view.block === 1 ? " Framed are the cells that the scores read: of duplicate tokens, where "
-    + "the same token came first, and of induction, the token after it." : "";
+  const key = ([score, colour]) => el("span", { className: "key", style: `--c: var(--${colour})` }, score);
+  const stripe = period && view.block === 1 ? [" Framed is what the scores read: ", ...stripes(period).map(key)] : [];
   if (view.signed) {
     $("map-title").textContent = `What each prediction needed${data.kind === "run" ? ` after ${count(step)} steps` : ""}`;
-    $("seen").textContent = "Row: the token after which the next one is predicted; column: a token that is hidden from all "
+    $("seen").replaceChildren("Row: the token after which the next one is predicted; column: a token that is hidden from all "
       + "later ones, in every head. Red: without it what follows costs so many nats more; blue: so many less. All of it "
-      + `is measured by running the model again.${stripe}`;
+      + "is measured by running the model again.", ...stripe);
     $("precision").textContent = "";
     return;
   }
@@ -271,8 +271,8 @@ function sayWhatIsSeen(view, by) {
     .map(score => [score, scoreAt(score, layer, head)]).filter(([, { value }]) => value !== null)
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
   const looking = view.block > 1 ? "tokens that look" : "token that looks";
-  $("seen").textContent = `On ${on}. Row: the ${looking}; column: what is looked at. `
-    + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}${stripe}`;
+  $("seen").replaceChildren(`On ${on}. Row: the ${looking}; column: what is looked at. `
+    + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
     + `${says} ${data.thinned}`;
 }
@@ -312,9 +312,11 @@ function drawBlockRows() {
 
 // ---- heads
 
-const UNBOUNDED = ["distance", "importance", "first_cost", "repeat_cost"]; // the other scores are shares of 1
+const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
+const SIGNED = ["copying"]; // from -1 to 1
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
-const scoreNames = Object.keys(data.scores ?? {});
+// What the loss of repeats gains without a head is told in the conclusion.
+const scoreNames = Object.keys(data.scores ?? {}).filter(name => !name.endsWith("_cost"));
 const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)),
   ...(data.births ?? []).map(b => b.score)])];
 const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
@@ -335,7 +337,10 @@ const scoreAt = (name, layer, head) => ofHead(scoreRow(name), layer, head);
 function drawHeads() {
   $("heads").hidden = !scoreNames.length;
   if ($("heads").hidden) return;
-  $("births").hidden = !data.births.length; // first: its place beside the chart decides how wide that is
+  // First: their place beside the chart decides how wide that is.
+  $("births").hidden = !data.births.length;
+  $("wiring").hidden = !data.wiring.values.some(wires => wires.length);
+  $("wiring").parentElement.hidden = $("births").hidden && $("wiring").hidden;
   $("scored-at").textContent = `at step ${count(steps[state.step] ?? 0)}`;
   scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
@@ -350,7 +355,6 @@ function drawHeads() {
   });
   drawBirths();
   const k = data.wiring.steps.findLastIndex(step => step <= steps[state.step]);
-  $("wiring").hidden = !data.wiring.values.some(wires => wires.length);
   if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], data.wiring.values[k] ?? [], "Who feeds whom "
     + `at step ${count(steps[state.step])}`, [state.layer, state.head], choose);
 }
@@ -367,12 +371,13 @@ function drawScore(name) {
   // one scale for all steps
   const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1;
   const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
-  scoreMaps[name].caption.textContent = `0 to ${Number(most.toPrecision(2))}${unit}${when}`;
+  const both = SIGNED.includes(name);
+  scoreMaps[name].caption.textContent = `${both ? "−1" : "0"} to ${Number(most.toPrecision(2))}${unit}${when}`;
   scoreMaps[name]({
     rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26,
     high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
-    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most),
+    signed: both, level: (l, h) => value(l, h) === null ? -1 : (both ? signedLevel : level)(value(l, h) / most),
     write: (l, h) => brief(of(l, h), most), pick: choose,
     tell: (l, h) => aboutScore(name, l, h, of(l, h)),
   });
