@@ -27,10 +27,12 @@ async function explainedOf([floats, ids], [L, H], { T, tokens, needed }) {
 
 // ---- a signed scale: red needed, blue in the way, the square root of the size as for weights
 
-const signedLevel = share => 128 + Math.sign(share) * Math.min(127, Math.round(127 * Math.sqrt(Math.abs(share) || 0)));
+const signedLevel = share => // 128 is nothing, and what is not known
+  128 + (Math.sign(share) || 0) * Math.min(127, Math.round(127 * Math.sqrt(Math.abs(share) || 0)));
 
 function signedRgb(index) {
-  const ends = isDark() ? [[70, 160, 255], [32, 32, 39], [255, 92, 120]] : [[20, 100, 190], [250, 249, 247], [179, 18, 63]];
+  const ends = isDark() ? [[70, 160, 255], [32, 32, 39], [255, 92, 120]]
+    : [[20, 100, 190], [250, 249, 247], [179, 18, 63]];
   const t = (index - 128) / 127, [from, to] = t < 0 ? [ends[1], ends[0]] : [ends[1], ends[2]];
   return from.map((c, k) => Math.round(c + Math.min(1, Math.abs(t)) * (to[k] - c)));
 }
@@ -48,9 +50,10 @@ function signedBar(host, name, most) {
   const ramp = el("canvas", { className: "ramp", width: 255, height: 1, "aria-hidden": "true" });
   const context = ramp.getContext("2d");
   for (let i = 1; i < 256; i++) { context.fillStyle = `rgb(${signedRgb(i)})`; context.fillRect(i - 1, 0, 1, 1); }
-  const tick = m => el("span", { style: `left: ${50 + 50 * Math.sign(m) * Math.sqrt(Math.abs(m))}%` },
-    m ? signed(m * most) : "0");
-  host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...[-1, -0.25, 0, 0.25, 1].map(tick)));
+  const left = m => 50 + 50 * Math.sign(m) * Math.sqrt(Math.abs(m)), back = m => -50 - 50 * Math.trunc(m);
+  const tick = m => el("span", { style: `left: ${left(m)}%; translate: ${back(m)}%` }, m ? signed(m * most) : "0");
+  host.replaceChildren(el("span", {}, name), ramp,
+    el("div", { className: "ticks" }, ...[-1, -0.25, 0, 0.25, 1].map(tick)));
 }
 
 // What is said of a cell of needs.
