@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_maps.ablation import LOGITS, knockout, need, next_tokens, streams
-from attention_maps.probe import words
+from attention_maps.probe import word
 from attention_maps.scores import mean_and_error
 from data.tokenizer import Tokenizer
 from model import GPT, SelfAttention
@@ -26,7 +26,10 @@ def explain(model: GPT, ids: np.ndarray, tokenizer: Tokenizer, prefix: str = "",
     found = {"need": need(model, tokens, between), "knockout": knockout(model, tokens, between),
              **card(model, tokens)}
     named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
-    found |= {"words_ids": named, "words": np.array([w[:LONGEST] for w in words(tokenizer, named)])}
+    # A model of others may have more ids than its tokenizer.
+    spelt = [word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
+             for id in named.tolist()]
+    found |= {"words_ids": named, "words": np.array(spelt)}
     return {prefix + name: value for name, value in found.items()}
 
 
@@ -54,7 +57,8 @@ def card(model: GPT, tokens: Tensor) -> dict[str, np.ndarray]:
     with model.evaluating():
         E, rotary = streams(model, tokens[None])
         logits = model.head(model.norm(E[-1]))[0]  # (T, V)
-        probabilities, ids = logits.float().softmax(dim=-1).topk(PREDICTED)
+        ids = extreme(logits, PREDICTED)  # (T, 5)
+        probabilities = logits.float().softmax(dim=-1).gather(1, ids)
         follows = torch.where(next_tokens(tokens) < 0, ids[:, 0], next_tokens(tokens))
         lens = torch.stack([nats_of(model.head(model.norm(x))[0], follows) for x in E])
         lens[:, -1] = torch.nan
@@ -74,11 +78,16 @@ def card(model: GPT, tokens: Tensor) -> dict[str, np.ndarray]:
         writes = []
         for some in heads.split(max(1, LOGITS // model.config.vocab_size)):
             pushed = some @ model.head.weight.T  # (…, V)
-            writes.append(torch.cat((pushed.topk(WRITTEN).indices,
-                                     pushed.topk(WRITTEN, largest=False).indices), dim=-1))
+            writes.append(torch.cat((extreme(pushed, WRITTEN), extreme(-pushed, WRITTEN)), dim=-1))
     found = {"predicted_ids": ids, "predicted": probabilities, "lens": lens, "direct": direct,
              "writes_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN)}
     return {name: array(value) for name, value in found.items()}
+
+
+def extreme(logits: Tensor, count: int) -> Tensor:
+    """The ids (…, count) of the largest of logits (…, V), the last again where there are fewer."""
+    ids = logits.topk(min(count, logits.shape[-1])).indices
+    return torch.cat((ids, ids[..., -1:].expand(*ids.shape[:-1], count - ids.shape[-1])), dim=-1)
 
 
 def array(value: Tensor) -> np.ndarray:

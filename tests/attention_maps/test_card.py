@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from models import configs, few, lively, random_tokens, small
 
-from attention_maps.card import card, copying
+from attention_maps.card import card, copying, explain
+from data.tokenizer import CharTokenizer
 from model import GPT
 
 
@@ -71,3 +72,27 @@ def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
             block.attention.W_O.weight.normal_(std=0.1)
     mean, error = copying(model, torch.arange(16)[None])
     assert (np.abs(mean) < 4 * error + 0.35).all() and (error > 0.05).all()
+
+
+def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
+    model = lively(GPT(small(position="rope", tie_embeddings=True))).to(torch.bfloat16)
+    tokenizer, ids = CharTokenizer("abcdefghijklmnopqrst"), random_tokens(12).numpy() % 20
+    found = explain(model, ids, tokenizer, "repeat_")
+    wide = GPT(model.config)
+    wide.load_state_dict(model.state_dict())
+    assert model.head.weight.dtype == torch.bfloat16
+    assert np.array_equal(found["repeat_need"], explain(wide, ids, tokenizer)["need"],
+                          equal_nan=True)
+    words = dict(zip(found["repeat_words_ids"].tolist(), found["repeat_words"]))
+    assert {20, 21, 22} & set(words)  # the model has three ids that its tokenizer lacks
+    assert all(word == (f"<{id}>" if id > 19 else tokenizer.decode([id]))
+               for id, word in words.items())
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_text_of_a_token_and_a_vocabulary_of_two_are_told_of(length):
+    model = GPT(small(vocab_size=2))
+    found = explain(model, np.ones(length, np.int64), CharTokenizer("ab"))
+    assert found["need"].shape == (length, length) and np.isnan(found["need"][-1]).all()
+    assert found["predicted_ids"].shape == (length, 5)
+    assert found["writes_ids"].shape == (2, 4, length, 6)
