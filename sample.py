@@ -20,8 +20,8 @@ from files import printable
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
 # What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
-# two cores, for GPT-2 some 280 tokens.
-EXPLAINED = 1e13
+# two cores, for GPT-2 at 200 tokens.
+EXPLAINED = 5e12
 # From so many bits on, a token that is scored has this colour; below the first it has none.
 LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"),
           (10, "#ffffff on #d70000"))
