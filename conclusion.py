@@ -47,10 +47,10 @@ def of_head(rows: list[dict], row: dict, kind: str, head: str) -> str:
     born = born_when(row[f"births/{kind}/{head}"], snapshot_steps(rows))
     facts = [f"{known(row, f'heads/{kind}', head)}", f"born {born}", fed(row, kind, head)]
     sentence = f"{head} {does} ({', '.join(fact for fact in facts if fact)})"
-    again, first = (known(row, f"heads/{cost}", head) for cost in ("repeat_cost", "first_cost"))
-    if again and first:
-        sentence += f": without it a token that comes again costs {again} nats more, one that " \
-                    f"comes first {first}"
+    pair, new = (known(row, f"heads/{cost}", head) for cost in ("pair_cost", "new_cost"))
+    if pair and new:
+        sentence += f": without it a pair that repeats costs {pair} nats more, a token not seen " \
+                    f"before {new}"
     return f"{sentence}."
 
 

@@ -92,18 +92,6 @@ def without_head(model: GPT, layer: int, head: int, x: Tensor, rotary: Tensor | 
 
 
 @torch.no_grad()
-def loss_without_head(model: GPT, layer: int, head: int, tokens: Tensor) -> np.ndarray:
-    """The loss of the token after each of tokens (B, T) when a head writes nothing, (B, T) nats;
-    nan for the last."""
-    with model.evaluating():
-        E, rotary = streams(model, tokens)
-        x = without_head(model, layer, head, E[layer], rotary)
-        for block in model.blocks[layer + 1:]:
-            x = block(x, rotary)
-        return nats(model, x, next_tokens(tokens)).float().cpu().numpy()
-
-
-@torch.no_grad()
 def knockout(model: GPT, tokens: Tensor, between: Callable[[], None] = lambda: None) -> np.ndarray:
     """knockout[l, h, i] (L, H, T): how many nats the token after i costs more without head (l, h),
     of tokens (T,); nan for the last, after which nothing is known."""
@@ -176,3 +164,16 @@ def importance(loss: np.ndarray, loss_without: np.ndarray) -> tuple[np.ndarray, 
         apart = np.nansum(gain, axis=-1) - mean[..., None] * counts  # (L, H, W)
         spread = (apart ** 2).sum(axis=-1) / np.float64(1 - 1 / len(counts))
         return mean, np.sqrt(spread) / counts.sum()
+
+
+def costs(x: Tensor, y: Tensor, loss: np.ndarray,
+          loss_without: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """`importance` at two kinds of tokens y that follow x (W, T) in windows: pair_cost, at those
+    that followed the same token before, and new_cost, at those that did not come before."""
+    x, y = x.cpu().numpy(), y.cpu().numpy()
+    earlier = np.tri(x.shape[1], dtype=bool)  # (T, T): j up to i
+    seen = ((y[:, :, None] == x[:, None]) & earlier).any(axis=-1)
+    pair = (x[:, :, None] == x[:, None]) & (y[:, :, None] == y[:, None])
+    pair = (pair & (earlier & ~np.eye(x.shape[1], dtype=bool))).any(axis=-1)
+    return {name: importance(np.where(told, loss, np.nan), loss_without)
+            for name, told in (("pair_cost", pair), ("new_cost", ~seen))}

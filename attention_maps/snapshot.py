@@ -77,16 +77,12 @@ class Snapshots:
             losses = ablation.losses_without_heads(
                 model, *self.windows, self.config.precision, between)
             tables["importance"] = ablation.importance(**losses)
+            tables |= ablation.costs(*self.windows[:2], **losses)
             more |= losses
         heads = {name: strongest(*tables[name], scores.threshold(name, len(self.probes.text)))
-                 for name in ("previous_token", "duplicate_token", "induction")}
+                 for name in wiring.SCORES}
         metrics = scores.repeat_gain(snapshot.repeat_loss, periods)
-        metrics |= wiring.named(wiring.wiring(
-            model, self.probes, {name: heads[name][:wiring.MOST] for name in wiring.SCORES},
-            between))
-        if due:
-            some = {head for of in heads.values() for head in of[:wiring.MOST]}
-            tables |= self.costs(model, snapshot.repeat_loss, sorted(some))
+        metrics |= wiring.named(wiring.wiring(model, self.probes, heads, between))
         metrics |= scores.named({name: mean for name, (mean, _) in tables.items()})
         metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
         before = next((row for row in reversed(rows) if is_scored(row)), {})
@@ -101,19 +97,6 @@ class Snapshots:
         between()
         text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between)
         return metrics, images, text
-
-    def costs(self, model: GPT, loss: np.ndarray, heads: list[tuple[int, int]]) -> Tables:
-        """What the loss on the repeats, (P, T_r), gains without each of the heads: at the tokens
-        that come again, and where they came first."""
-        tokens, periods = on_device(model, self.probes.repeat), self.probes.periods
-        whole = scores.pair_losses(loss, periods)
-        shape = (self.config.model.n_layer, self.config.model.n_head, len(periods))
-        found = {"first_cost": np.full(shape, np.nan), "repeat_cost": np.full(shape, np.nan)}
-        for layer, head in heads:
-            without = ablation.loss_without_head(model, layer, head, tokens)
-            for table, now, was in zip(found.values(), scores.pair_losses(without, periods), whole):
-                table[layer, head] = now - was
-        return {name: scores.mean_and_error(table) for name, table in found.items()}
 
     def picture_due(self, step: int) -> bool:
         """Whether it is drawn: each `picture_every` steps, or at the first and each doubling."""
@@ -136,10 +119,10 @@ class Snapshots:
 
 
 def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
-    """The heads (layer, head) whose score less its error is at the threshold, the strongest first.
-    """
+    """The heads (layer, head) whose score less its error is at the threshold, the strongest first,
+    as far as wiring asks for them."""
     found = np.argwhere(mean - error >= threshold)
-    return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])
+    return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])[:wiring.MOST]
 
 
 def on_device(model: GPT, ids: np.ndarray) -> Tensor:

@@ -17,8 +17,8 @@ def rows() -> list[dict]:
         "heads/copying/L3H2": 0.9, "heads/copying_se/L3H2": 0.04, "births/induction/L3H2": 1000,
         "wiring/induction/L3H2/keys/L1H3": 0.94, "wiring/induction_se/L3H2/keys/L1H3": 0.02,
         "wiring/induction/L3H2/queries/L1H1": 0.3, "wiring/induction_se/L3H2/queries/L1H1": 0.02,
-        "heads/repeat_cost/L3H2": 1.77, "heads/repeat_cost_se/L3H2": 0.05,
-        "heads/first_cost/L3H2": 0.18, "heads/first_cost_se/L3H2": 0.02,
+        "heads/pair_cost/L3H2": 1.77, "heads/pair_cost_se/L3H2": 0.05,
+        "heads/new_cost/L3H2": 0.18, "heads/new_cost_se/L3H2": 0.02,
         "heads/importance/L3H2": 0.37, "heads/importance_se/L3H2": 0.04,
         "heads/importance/L0H0": 0.02, "heads/importance_se/L0H0": 0.04}
     return found
@@ -27,8 +27,8 @@ def rows() -> list[dict]:
 SAID = ["A token that comes again costs 2.50 ± 0.05 nats less than the first time; half of that "
         "was there by step 1,000.",
         "L3H2 copies what followed last time (0.50 ± 0.01, born between steps 900 and 1,000, fed "
-        "by L1H3 through its keys, 94 ± 2%): without it a token that comes again costs 1.77 ± 0.05 "
-        "nats more, one that comes first 0.18 ± 0.02.",
+        "by L1H3 through its keys, 94 ± 2%): without it a pair that repeats costs 1.77 ± 0.05 nats "
+        "more, a token not seen before 0.18 ± 0.02.",
         "Without L3H2 the validation loss is 0.37 ± 0.04 nats higher, the most of any head."]
 
 
@@ -53,7 +53,7 @@ def test_nothing_is_said_without_its_error(lost, sentence):
 
 def test_parts_of_a_sentence_that_are_not_known_are_left_out():
     changed = rows()
-    for key in ("wiring/induction_se/L3H2/keys/L1H3", "heads/first_cost_se/L3H2",
+    for key in ("wiring/induction_se/L3H2/keys/L1H3", "heads/new_cost_se/L3H2",
                 "heads/copying_se/L3H2"):
         del changed[-1][key]
     said = conclude(changed)[1]

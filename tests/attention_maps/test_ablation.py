@@ -96,3 +96,23 @@ def test_a_signal_is_heard_between_the_passes():
     for measure in (ablation.need, ablation.knockout):
         with pytest.raises(Asked):
             measure(model, tokens, between)
+
+
+def test_costs_are_of_pairs_that_came_before_and_of_tokens_that_did_not():
+    rng = np.random.default_rng(0)
+    x, y = (torch.from_numpy(rng.integers(0, n, (5, 30))) for n in (6, 9))
+    y[:, :-1] = x[:, 1:]
+    loss, without = rng.random((5, 30)), rng.random((2, 3, 5, 30))
+    loss[4, 20:] = np.nan  # nothing follows
+    found = ablation.costs(x, y, loss, without)
+    pairs, new = [], []
+    for w in range(5):
+        for i in range(30 if w < 4 else 20):
+            before = [(x[w, j].item(), y[w, j].item()) for j in range(i)]
+            if (x[w, i].item(), y[w, i].item()) in before:
+                pairs.append(without[:, :, w, i] - loss[w, i])
+            if y[w, i] not in x[w, :i + 1]:
+                new.append(without[:, :, w, i] - loss[w, i])
+    assert found["pair_cost"][0] == pytest.approx(np.mean(pairs, axis=0))
+    assert found["new_cost"][0] == pytest.approx(np.mean(new, axis=0))
+    assert (found["pair_cost"][1] > 0).all()
