@@ -20,6 +20,9 @@ from hub import fetched
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
+# What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
+# two cores, for GPT-2 at 200 tokens.
+EXPLAINED = 5e12
 # From so many bits on, a token that is scored has this colour; below the first it has none.
 LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"),
           (10, "#ffffff on #d70000"))
@@ -153,15 +156,22 @@ def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
     import numpy as np
 
     from attention_maps.capture import maps
+    from attention_maps.card import explain
     from attention_maps.probe import words
     from report.page import attention_page
 
     tokens = np.array([ids])
-    weights, norms = maps(model, tokens)
+    weights, norms, _ = maps(model, tokens)
     text = {"text": weights[:, 0].astype(np.float16), "text_value_norms": norms[:, 0],
             "text_tokens": np.array(words(tokenizer, tokens[0]))}
+    if len(ids) ** 2 * model.num_parameters() <= EXPLAINED:
+        text |= explain(model, tokens[0], tokenizer)
+    else:
+        note(f"attention: to measure what each of {len(ids)} predictions needed would take too "
+             "long with this model, so the page lacks it; fewer tokens have it")
     try:
-        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads)
+        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads,
+                       model.config.tie_embeddings)
     except OSError as e:
         raise UserError(f"attention={path} cannot be written: {e.strerror or e}") from None
     note(f"attention {path}")

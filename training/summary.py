@@ -1,10 +1,10 @@
 """What a run prints: before it what is going to be trained, at its end what came of it."""
 
-import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from conclusion import as_known, conclude
 from config import Config
 from data.tokens import Tokens
 from files import best_row, born_when, snapshot_steps
@@ -44,7 +44,10 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
 
 def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
                   seconds: dict[str, float], validation: Validation) -> None:
-    """Print where the run is, its best loss, its strongest heads, its time, and what is next."""
+    """Print what came of the run, in sentences; where it is, its best loss, its strongest heads,
+    its time, and what is next."""
+    for sentence in ["", *conclude(rows)]:
+        say(sentence)
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
@@ -81,10 +84,3 @@ def head_lines(rows: list[dict]) -> list[tuple[str, str]]:
     return lines + [
         (name, f"{head} as {score.replace('_', ' ')} head {born_when(step, looked)}")
         for name, (step, score, head) in zip(names, births)]
-
-
-def as_known(value: float, error: float | None) -> str:
-    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
-    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}")))) if error else 2
-    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
-    return f"{shown} ± {error:.{digits}f}" if error else shown
