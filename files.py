@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from math import isfinite
+from math import floor, isfinite, log10
 from pathlib import Path
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
@@ -155,6 +155,13 @@ def born_when(step: int, snapshots: list[int]) -> str:
     """When a head was born of which the snapshot of `step` is the first to tell, in words."""
     before = max((s for s in snapshots if s < step), default=step)
     return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"
+
+
+def as_known(value: float, error: float | None) -> str:
+    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
+    digits = max(0, -floor(log10(float(f"{error:.0e}")))) if error else 2
+    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
+    return f"{shown} ± {error:.{digits}f}" if error else shown
 
 
 def printable(text: str, one_line: bool = False) -> str:

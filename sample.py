@@ -16,7 +16,6 @@ from pathlib import Path
 import cli
 from config import SampleConfig, UserError
 from files import printable
-from hub import fetched
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
@@ -39,12 +38,14 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or a text cannot be read, encoded or written.
     """
     prompts = read_prompts(config)
-    folder = Path(config.run_dir or fetched(config.init_from or "") or newest_run()).expanduser()
+    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
 
     # Here and below: what imports torch waits until all that is quickly checked is right.
-    from interop import load_model
+    from interop import fetched, load_model
     from training.runtime import for_sampling, pick_device
 
+    if config.init_from:
+        folder = Path(fetched(str(folder)))
     model, tokenizer = load_model(folder, config.checkpoint, say=note)
     for_sampling(model, pick_device(config.device), config.precision)
     if config.score is not None:

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
-from config import Config, GPTConfig, UserError, config_from, config_yaml
+from config import Config, GPTConfig, TokenizerConfig, UserError, config_from, config_yaml
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -40,7 +40,7 @@ def train_composed(cfg, job) -> float:
         return float("nan")
     config, resume = None, False
     if not from_first:
-        config, resume = cli.to_config(cfg, list(job.overrides.task), hf_config)
+        config, resume = cli.to_config(cfg, list(job.overrides.task), starting_config)
         if config.prepare_only:
             prepare_only(config)
             return float("nan")
@@ -62,10 +62,10 @@ def prepare_only(config: Config) -> None:
     prepare_text(config, console, say, tokenizer)
 
 
-def hf_config(folder: Path) -> GPTConfig:
-    from interop import model_config
+def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
+    import interop
 
-    return model_config(folder)
+    return interop.starting_config(init_from)
 
 
 def launch() -> None:
@@ -99,6 +99,7 @@ from data.tokens import Tokens, prepare
 from files import METRICS, atomic_write, best_row, read_rows, with_best
 from interop import starting_point
 from model import GPT
+from report.conclusion import conclude
 from report.page import write_page
 from training import checkpoint, runtime
 from training.checkpoint import TrainState
@@ -191,7 +192,8 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
                 f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
     if log:
-        print_summary(say, run_dir, log.rows, trainer.clock.seconds, trainer.validation)
+        print_summary(say, run_dir, log.rows, conclude(log.rows), trainer.clock.seconds,
+                      trainer.validation)
     return loss_of(trainer.state.best)
 
 

@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import GPTConfig, UserError, is_hf, read_config
+from config import GPTConfig, TokenizerConfig, UserError, is_hf, read_config
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
 from data.tokenizer import Tokenizer, hf_files
-from hub import folder_of
+from interop.hub import fetched, folder_of
 from interop.settings import CONFIG, family_of, hf_settings, model_config
 from model import GPT, parameter_shapes, rotary_table
 from training.checkpoint import (
@@ -80,6 +80,21 @@ def load_model(folder: Path, which: str | int = "best", say=print) -> tuple[GPT,
         return load_run(folder, which, say)[:2]
     checkpoint = Checkpoint(folder)
     return checkpoint.load(), checkpoint.tokenizer()
+
+
+def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
+    """What a run that starts from a trained model has from it: `init_from`, a name on the hub with
+    its commit; the settings of its model and of its tokenizer.
+
+    Raises:
+        UserError: there is no such model, or it cannot be used.
+    """
+    init_from = fetched(init_from)
+    folder = folder_of(init_from)
+    if is_hf(folder):
+        return init_from, model_config(folder), TokenizerConfig(name="hf")
+    source = read_config(folder / "config.yaml")
+    return init_from, source.model, source.tokenizer
 
 
 def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], None]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from conclusion import conclude
 from files import (
     ASIDE,
     METRICS,
@@ -24,6 +23,7 @@ from files import (
     read_rows,
     snapshot_steps,
 )
+from report.conclusion import conclude
 from report.encode import PROBES, Embedded, Packed, Probe, Shot, embed
 from report.explained import newest_that_fit
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 import cli
 from config import Config, GPTConfig, SampleConfig, TokenizerConfig, UserError, config_yaml, knobs
+from interop import starting_config
 
 ROOT = Path(__file__).parents[1]
 # An argument is any text without NUL.
@@ -592,7 +593,7 @@ def test_nanogpts_habits_are_answered_by_sample_too():
 def configured(*argv) -> tuple[Config, bool]:
     """What `to_config` makes of a command line."""
     checked = cli.check_arguments(list(argv))
-    return cli.to_config(compose("config", overrides=checked), checked)
+    return cli.to_config(compose("config", overrides=checked), checked, starting_config)
 
 
 @pytest.mark.parametrize("n_head, fitting", [(1, 1), (2, 2), (4, 2), (8, 2), (16, 2)])

@@ -4,10 +4,9 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from conclusion import as_known, conclude
 from config import Config
 from data.tokens import Tokens
-from files import best_row, born_when, snapshot_steps
+from files import as_known, best_row, born_when, snapshot_steps
 from training.evaluate import Validation
 from training.runtime import describe
 
@@ -43,10 +42,10 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
 
 
 def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
-                  seconds: dict[str, float], validation: Validation) -> None:
-    """Print what came of the run, in sentences; where it is, its best loss, its strongest heads,
+                  conclusion: list[str], seconds: dict[str, float], validation: Validation) -> None:
+    """Print the conclusion in sentences; where it is, its best loss, its strongest heads,
     its time, and what is next."""
-    for sentence in ["", *conclude(rows)]:
+    for sentence in ["", *conclusion]:
         say(sentence)
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from conclusion import as_known, conclude
+from files import as_known
+from report.conclusion import conclude
 
 
 def rows() -> list[dict]:

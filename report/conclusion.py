@@ -2,7 +2,7 @@
 
 import math
 
-from files import born_when, is_scored, snapshot_steps
+from files import as_known, born_when, is_scored, snapshot_steps
 
 KINDS = {"previous_token": "looks at the token just before",
          "duplicate_token": "looks back at the same token",
@@ -88,10 +88,3 @@ def known(row: dict, score: str, head: str) -> str | None:
 def is_known(value: float | None, error: float | None) -> bool:
     """Whether they are finite, and the error is not 0."""
     return value is not None and bool(error) and math.isfinite(value) and math.isfinite(error)
-
-
-def as_known(value: float, error: float | None) -> str:
-    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
-    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}")))) if error else 2
-    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
-    return f"{shown} ± {error:.{digits}f}" if error else shown
