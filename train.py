@@ -44,7 +44,9 @@ def train_composed(cfg, job) -> float:
         if config.prepare_only:
             prepare_only(config)
             return float("nan")
-    from train import train
+    loaded = "torch" in sys.modules  # by an earlier job of a sweep
+    with cli.waiting(cli.Terminal(quiet=from_first or loaded), "loading PyTorch"):
+        from train import train
 
     return train(config, resume, job.runtime.choices.get("experiment") or "default")
 
@@ -59,7 +61,8 @@ def prepare_only(config: Config) -> None:
         from interop import starting_point
 
         tokenizer, _ = starting_point(Path(config.init_from), say)
-    prepare_text(config, console, say, tokenizer)
+    for line in prepare_text(config, console, say, tokenizer).summary():
+        say(line)
 
 
 def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
@@ -95,7 +98,8 @@ import torch
 
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from benchmarks.plan import print_plan
-from data.tokens import Tokens, prepare
+from data.prepare import prepare_text
+from data.tokens import Tokens
 from files import METRICS, atomic_write, best_row, read_rows, with_best
 from interop import starting_point
 from model import GPT
@@ -162,7 +166,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
         say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
             "a larger max_steps extends it")
         return loss_of(best_row(rows))
-    tokens, load_initial_weights = read_text(config, run_dir, manifest, say)
+    tokens, load_initial_weights = read_text(config, run_dir, manifest, console)
     trainer = set_up(config, run_dir, world, tokens, load_initial_weights, manifest, say)
     config, state = trainer.config, trainer.state
     if manifest and config.eval_only:
@@ -201,17 +205,17 @@ def loss_of(row: dict | None) -> float:
     return row["val/loss"] if row else nan
 
 
-def read_text(config: Config, run_dir: Path, manifest: dict, say: Callable[[str], None]
+def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal
               ) -> tuple[Tokens, Callable[[GPT], None] | None]:
     """The text, for a run that goes on that with which it began; and what loads the weights of
     `init_from` for one that begins."""
-    tokenizer, load_initial_weights = None, None
+    say, tokenizer, load_initial_weights = cli.printer(console), None, None
     folder = checkpoint.step_folder(run_dir, manifest["step"]) if manifest else None
     if folder and config.init_from:
         tokenizer = checkpoint.saved_tokenizer(folder)
     elif config.init_from:
         tokenizer, load_initial_weights = starting_point(Path(config.init_from), say)
-    tokens = prepare(config.data, config.tokenizer, say, tokenizer, whole=folder is not None)
+    tokens = prepare_text(config, console, say, tokenizer, whole=folder is not None)
     if folder:
         tokens = checkpoint.same_text(folder, manifest, tokens, config, say)
     for line in tokens.summary():
@@ -313,6 +317,8 @@ def record(trainer: Trainer, log: MetricLogger, row: dict, snapshots: Snapshots 
     if images:
         clock.switch("attention")
         with log.tolerate_io_errors():
+            if not (trainer.run_dir / "report.html").exists():
+                log.say(f"page     {trainer.run_dir / 'report.html'}, drawn anew with each picture")
             log.page(write_page(trainer.run_dir), last=state.step == config.max_steps)
     if trainer.checkpoints.saved == state.step:
         checkpoint.prune(trainer.run_dir, config.checkpoint.keep, state.kept)

@@ -21,6 +21,7 @@ from cli.command import (
     rank,
     sentence,
     start,
+    waiting,
 )
 from cli.compose import continued, fit_kv_heads, own_config_dir, to_config, typed
 from cli.settings import read_settings, sample_config, sample_help, settings_help, train_help

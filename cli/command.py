@@ -4,12 +4,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from hydra.errors import HydraException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from config import Config, UserError, did_you_mean, knobs, not_one_of
 
@@ -153,3 +154,16 @@ def printer(console: Console) -> Callable[[str], None]:
             console.on_broken_pipe()
 
     return say
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Name what is waited for: on a terminal with its seconds while it goes on, else in a line."""
+    if not console.is_terminal:
+        printer(console)(f"{what} …")
+        yield
+        return
+    with Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=console,
+                  transient=True) as bar:
+        bar.add_task("", total=None)
+        yield

@@ -1,4 +1,4 @@
-"""Text prepared without training, with a progress bar.
+"""Text prepared, with a progress bar; by itself, without training:
 
     python -m data.prepare data=text data.path=notes/     train.py with prepare_only=true
 """
@@ -11,7 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 if __name__ == "__main__":
     root = Path(__file__).parents[1]
@@ -21,18 +28,16 @@ if __name__ == "__main__":
 
 from config import Config
 from data.tokenizer import Tokenizer
-from data.tokens import prepare
+from data.tokens import Tokens, prepare
 
 
 def prepare_text(config: Config, console: Console, say: Callable[[str], None],
-                 tokenizer: Tokenizer | None = None) -> None:
-    """Prepare the text of a configuration, and print what it became; raises as `prepare`."""
-    bar = Progress(TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn(),
-                   TimeRemainingColumn(), console=console, transient=True)
+                 tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
+    """The tokens of a configuration's text; takes and raises what `prepare` does."""
+    bar = Progress(TextColumn("{task.description:<12}"), TimeElapsedColumn(), BarColumn(),
+                   DownloadColumn(), TimeRemainingColumn(), console=console, transient=True)
     with bar if console.is_terminal else nullcontext():
-        tokens = prepare(config.data, config.tokenizer, say, tokenizer, partial(show, bar))
-    for line in tokens.summary():
-        say(line)
+        return prepare(config.data, config.tokenizer, say, tokenizer, partial(show, bar), whole)
 
 
 def show(bar: Progress, stage: str, done: int, total: int | None) -> None:
