@@ -13,8 +13,7 @@ counts, of the rounds the median, and the most memory of a process since before 
 
 import ctypes
 import json
-import os
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -100,7 +99,7 @@ def measure(size: str, optim: str, precision: str, kind: str, device: str, steps
         config = train_config(size, optim, precision, KINDS[kind] or world.size, device, world.size)
         torch.manual_seed(0)
         shape = config.batch_size // world.size, config.model.block_size + 1
-        tokens, before = torch.randint(config.model.vocab_size, shape), resident()
+        tokens, before = torch.randint(config.model.vocab_size, shape), from_now_on()
         step = (ddp if kind == "DDP" else ours)(config, world, tokens[:, :-1], tokens[:, 1:])
         times = []
         for _ in range(int(steps) + 2):  # the first ones warm up
@@ -112,16 +111,26 @@ def measure(size: str, optim: str, precision: str, kind: str, device: str, steps
         if config.device == "cuda":
             memory = torch.cuda.max_memory_allocated()
         else:
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            memory = status("VmHWM") - before
         figures = {"seconds": median(times[2:]), "memory": memory}
         Path(out, str(world.rank)).write_text(json.dumps(figures))
 
 
-def resident() -> int:
-    """Bytes of memory that this process has, from now on less what it frees."""
-    libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: larger pieces go back to the system
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def status(key: str) -> int:
+    """Bytes of memory of this process: VmRSS now, VmHWM at most."""
+    return 1024 * int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def from_now_on() -> int:
+    """Bytes that this process has, with what the steps import; VmHWM counts anew, and without what
+    is freed."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
+
+    ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: larger pieces are given back
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
 
 
 def started(processes: int, *argv: str) -> dict:

@@ -265,8 +265,8 @@ def test_an_unknown_machine_is_refused_with_those_that_are_known(asked):
 
 
 def test_a_batch_that_the_processes_cannot_share_is_refused():
-    with pytest.raises(UserError, match="batch_size=32 cannot be split over 3 processes and "
-                                        "accumulate=2 micro-steps: make it a multiple of 6"):
+    with pytest.raises(UserError, match="batch_size=32 cannot be divided among 3 processes with "
+                                        "accumulate=2: make it a multiple of 6"):
         plan.print_plan(Config(dry_run="3xH100", accumulate=2, model=GPTConfig(300)), "test")
 
 
