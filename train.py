@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
-from config import Config, GPTConfig, TokenizerConfig, UserError, config_from, config_yaml
+from config import Config, GPTConfig, TokenizerConfig, UserError, config_from
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -100,7 +100,7 @@ from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from benchmarks.plan import print_plan
 from data.prepare import prepare_text
 from data.tokens import Tokens
-from files import METRICS, atomic_write, best_row, read_rows, with_best
+from files import METRICS, best_row, read_rows, with_best
 from interop import starting_point
 from model import GPT
 from report.conclusion import conclude
@@ -175,8 +175,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
             f"{bits:.4f} bits per byte")
         return loss
     if world.rank == 0:
-        with atomic_write(run_dir / "config.yaml") as part:  # first: what has one can be resumed
-            part.write_text(config_yaml(config), encoding="utf-8")
+        trainer.write_config()
     trainer.clock.switch(None)  # W&B takes its time to start
     logger = nullcontext() if world.rank else MetricLogger(
         run_dir, config, experiment, console, state.step, manifest.get("best"))
@@ -247,6 +246,8 @@ def take_steps(trainer: Trainer, log: MetricLogger | None, snapshots: Snapshots 
         clock.switch("train")
         x, y = (torch.from_numpy(part)  # (batch_size / processes, T) each
                 for part in trainer.batches.batch(state.step, world.rank, world.size))
+        if trainer.forward is None:
+            trainer.compile(x, y, log.say)
         loss, grad_norm, finite = update(trainer.forward, trainer.model, trainer.optimizers, x, y,
                                          config, state.step, world)
         state.step += 1

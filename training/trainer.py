@@ -1,16 +1,19 @@
 """What a run trains with: the model, on its device or sharded over the ranks, its optimizers, data
 and state; of a new run, or of one that goes on from a checkpoint."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from config import Config, UserError, read_config
+from config import Config, UserError, config_yaml, read_config
 from data.batches import Batches
 from data.tokens import Tokens
+from files import atomic_write
 from model import GPT
 from training import checkpoint, runtime
 from training.checkpoint import Checkpoints, TrainState
@@ -31,7 +34,7 @@ class Trainer:
     world: World
     batches: Batches
     model: GPT
-    forward: Callable  # the model, or the model compiled
+    forward: Callable | None  # the model, or the model compiled; None until it is
     optimizers: list[torch.optim.Optimizer]
     validation: Validation
     state: TrainState
@@ -51,6 +54,26 @@ class Trainer:
         """Whether what comes every so many steps, 0 being never, and at the last, comes now."""
         step = self.state.step
         return step == self.config.max_steps or (every > 0 and step % every == 0)
+
+    def write_config(self) -> None:
+        """Write config.yaml in the run's folder: what has one can be resumed."""
+        with atomic_write(self.run_dir / "config.yaml") as part:
+            part.write_text(config_yaml(self.config), encoding="utf-8")
+
+    def compile(self, x: Tensor, y: Tensor, say: Callable[[str], None]) -> None:
+        """Compile the model for batches like x, y (sequences, T); where that fails it stays eager.
+
+        At the first step, and not before: the first losses are seen by then.
+        """
+        say("compiling; what was compiled before on this machine takes a few seconds …")
+        began, rows = time.perf_counter(), len(x) // self.config.accumulate
+        x, y = (part[:rows].to(self.config.device) for part in (x, y))
+        self.forward, worked = runtime.compile_model(self.model, x, y, self.config.precision, say)
+        if worked:
+            say(f"compiled in {time.perf_counter() - began:.0f} s")
+        else:
+            self.config = self.checkpoints.config = replace(self.config, compile=False)
+            self.write_config()
 
     def save(self, last_chance: bool = False) -> bool:
         """Save this step, unless it is saved; whether it is now."""
@@ -86,16 +109,12 @@ def set_up(config: Config, run_dir: Path, world: World, tokens: Tokens,
     model = GPT(config.model)
     if load_initial_weights:
         load_initial_weights(model)
-    forward = model
-    rows = config.batch_size // config.accumulate // world.size
+    forward = None if config.compile and world.size == 1 else model
     if world.size == 1:
         model.to(config.device)
-        if config.compile:
-            x, y = (torch.from_numpy(part[:rows]).to(config.device) for part in batches.batch(0))
-            forward, worked = runtime.compile_model(model, x, y, config.precision, say)
-            config = replace(config, compile=worked)
     else:
-        if config.compile:
+        if config.compile:  # the parts, before they are sharded
+            rows = config.batch_size // config.accumulate // world.size
             config = replace(config, compile=compile_parts(model, config, rows, world, say))
         shard_model(model, config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision)
