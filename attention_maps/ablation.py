@@ -9,7 +9,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from model import GPT, Block, autocast
 
@@ -56,9 +55,8 @@ def losses_without_heads(
     """The loss of every token of windows x, y (W, T) in nats, nan where y is -1: `loss` (W, T), and
     for each head `loss_without` (L, H, W, T), when its output is zeroed.
 
-    `rows` windows go through the model at once; `between` is called before each head. The model
-    stays as it is: a call with a copy of one matrix, of which the head's columns are zero, stands
-    for the model without the head.
+    `rows` windows go through the model at once; `between` is called before each pass. The layers
+    below the head's are computed once.
     """
     c, whole, without = model.config, [], []
     with model.evaluating(), autocast(x.device.type, precision):
@@ -66,15 +64,15 @@ def losses_without_heads(
             E, rotary = streams(model, xs)
             whole.append(nats(model, E[-1], ys))
             without.append([])
-            for layer in range(c.n_layer):
+            for layer, block in enumerate(model.blocks):
+                y = together(block, E[layer], rotary).unflatten(-1, (c.n_head, -1))
                 for heads in torch.arange(c.n_head).split(max(1, rows // len(xs))):
-                    some = []
-                    for head in heads.tolist():
-                        between()
-                        some.append(without_head(model, layer, head, E[layer], rotary))
-                    found = torch.cat(some)
-                    for block in model.blocks[layer + 1:]:
-                        found = block(found, rotary)
+                    between()
+                    some = y.repeat(len(heads), 1, 1, 1, 1)  # (n, R, T, H, d_v)
+                    some[torch.arange(len(heads)), :, :, heads] = 0
+                    found = finished(block, E[layer].repeat(len(heads), 1, 1), some.flatten(0, 1))
+                    for above in model.blocks[layer + 1:]:
+                        found = above(found, rotary)
                     targets = ys.repeat(len(heads), 1)
                     without[-1].append(nats(model, found, targets).unflatten(0, (-1, len(xs))))
     shape = (c.n_layer, c.n_head, *x.shape)
@@ -83,12 +81,23 @@ def losses_without_heads(
             "loss_without": without.cpu().numpy().reshape(shape)}
 
 
-def without_head(model: GPT, layer: int, head: int, x: Tensor, rotary: Tensor | None) -> Tensor:
-    """What a block makes of x (B, T, C) when a head of it writes nothing."""
-    block, d_v = model.blocks[layer], model.config.value_dim
-    W_O = block.attention.W_O.weight.clone()  # (C, H · d_v)
-    W_O[:, head * d_v:(head + 1) * d_v] = 0
-    return functional_call(block, {"attention.W_O.weight": W_O}, (x, rotary))
+def together(block: Block, x: Tensor, rotary: Tensor | None, past: tuple[Tensor, ...] = (),
+             mask: Tensor | None = None) -> Tensor:
+    """What the heads of a block gather from x (R, T, C), before W_O: (R, T, H · d_v). They attend
+    to what mask (R, 1, T, P + T) says, of past keys and values (1, G, P, d) and these."""
+    a = block.attention
+    q, *kv = a.project(block.norm_1(x), rotary)
+    if past:
+        kv = [torch.cat((old.expand(len(x), -1, -1, -1), new), dim=2) for old, new in zip(past, kv)]
+    y = F.scaled_dot_product_attention(q, *kv, mask, is_causal=mask is None,
+                                       enable_gqa=a.config.kv_heads != a.config.n_head)
+    return y.transpose(1, 2).flatten(2)
+
+
+def finished(block: Block, x: Tensor, y: Tensor) -> Tensor:
+    """What a block makes of x (R, T, C), of which its heads gathered y."""
+    x = x + block.attention.W_O(y.flatten(2))  # (R, T, C)
+    return x + block.mlp(block.norm_2(x))
 
 
 @torch.no_grad()
@@ -129,26 +138,13 @@ def need(model: GPT, tokens: Tensor, between: Callable[[], None] = lambda: None)
             angles = None if rotary is None else rotary[:, start + 1:]
             for block, (k, v) in zip(model.blocks, past):
                 before = k[:, :, :start + 1], v[:, :, :start + 1]
-                x = with_mask(block, x, angles, before, mask[:, None])
+                x = finished(block, x, together(block, x, angles, before, mask[:, None]))
             loss = nats(model, x, targets[start + 1:].expand(len(hidden), -1))  # (R, rest)
             more = (loss - whole[:, start + 1:]).masked_fill(~later, 0)
             found[start + 1:, start:start + len(hidden)] = more.T
             start += len(hidden)
     found[-1] = torch.nan
     return found.cpu().numpy()
-
-
-def with_mask(block: Block, x: Tensor, rotary: Tensor | None, past: tuple[Tensor, Tensor],
-              mask: Tensor) -> Tensor:
-    """A block's x (R, T, C) after past keys and values (1, G, P, d), where a query may attend to
-    what mask (R, 1, T, P + T) says."""
-    c, a = block.attention.config, block.attention
-    q, *new = a.project(block.norm_1(x), rotary)
-    k, v = (torch.cat((old.expand(len(x), -1, -1, -1), more), dim=2)
-            for old, more in zip(past, new))
-    y = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=c.kv_heads != c.n_head)
-    x = x + a.W_O(y.transpose(1, 2).flatten(2))  # (R, T, C)
-    return x + block.mlp(block.norm_2(x))
 
 
 def importance(loss: np.ndarray, loss_without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

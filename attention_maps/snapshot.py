@@ -21,9 +21,9 @@ from files import ASIDE, is_scored
 from model import GPT, Decoder
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
-# What a prediction needed is measured at every snapshot where that takes at most this share of the
-# tokens trained on between two, else where a picture is due.
-EXPLAINED = 0.03
+# What the predictions of the text needed is measured at every snapshot where that takes at most
+# this share of the tokens trained on between two, else where a picture is due, as of the repeats.
+EXPLAINED = 0.02
 SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 
 Images = dict[str, Path | np.ndarray]
@@ -45,7 +45,7 @@ class Snapshots:
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
         c, between = config.model, config.attention.every * config.batch_size
-        passes = 2 * (length * length + c.n_layer * c.n_head * length)  # tokens, of both texts
+        passes = length * length + c.n_layer * c.n_head * length  # tokens
         self.affordable = passes <= EXPLAINED * between * c.block_size
         self.folder.mkdir(exist_ok=True)
 
@@ -70,9 +70,10 @@ class Snapshots:
         tables["copying"] = copying(model, on_device(model, self.probes.control[:1]))
         due = self.picture_due(step)
         if due or self.affordable:
+            more |= explain(model, self.probes.text, self.tokenizer, "", between)
+        if due:
             row = self.probes.repeat[np.argmax(periods)]  # the one that the page shows
-            for prefix, ids in (("", self.probes.text), ("repeat_", row)):
-                more |= explain(model, ids, self.tokenizer, prefix, between)
+            more |= explain(model, row, self.tokenizer, "repeat_", between)
         if step == self.config.max_steps:
             losses = ablation.losses_without_heads(
                 model, *self.windows, self.config.precision, between)

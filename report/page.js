@@ -185,7 +185,8 @@ function drawPrediction() {
     const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
     const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= 0.05)
       .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(([x, j]) => [" ", bdi(short(known[j]), "token"), ` ${signed(x)}`]);
-    $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects"),
+    const when = explained.step === steps[state.step] ? "" : ` (at step ${count(explained.step)})`;
+    $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects", when),
       el("div", { className: "chances" }, ...chances),
       el("p", {}, ...says, ...needed.length ? [" It needed", ...needed, "."] : []));
   }
@@ -212,8 +213,9 @@ async function show() {
   if (data.probes.length) {
     const view = await loadView(p, state.step);
     if (mine !== turn) return;
-    const about = probe().explained?.[state.step];
-    const found = about ? await load(`${p}/${state.step}/explained`, [about, data.shape, probe()], explainedOf) : null;
+    const all = probe().explained ?? [], at = all.findLastIndex((one, k) => one && k <= state.step);
+    const found = at < 0 ? null : await load(`${p}/${at}/explained`, [all[at], data.shape, probe()], explainedOf);
+    if (found) found.step = steps[at]; // needs are not measured at every step
     if (mine !== turn) return;
     [current, rows, explained] = [view, null, found];
   }
@@ -253,7 +255,8 @@ function sayWhatIsSeen(view, by) {
   const key = ([score, colour]) => el("span", { className: "key", style: `--c: var(--${colour})` }, score);
   const stripe = period && view.block === 1 ? [" Framed is what the scores read: ", ...stripes(period).map(key)] : [];
   if (view.signed) {
-    $("map-title").textContent = `What each prediction needed${data.kind === "run" ? ` after ${count(step)} steps` : ""}`;
+    const after = data.kind === "run" ? ` after ${count(view.step)} steps` : "";
+    $("map-title").textContent = `What each prediction needed${after}`;
     $("seen").replaceChildren("Row: the token after which the next one is predicted; column: a token that is hidden from all "
       + "later ones, in every head. Red: without it what follows costs so many nats more; blue: so many less. All of it "
       + "is measured by running the model again.", ...stripe);

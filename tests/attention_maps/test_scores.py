@@ -67,6 +67,17 @@ def test_every_score_of_a_hand_built_head_is_the_known_value(T):
             assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
+def test_the_repeat_gain_is_of_the_same_tokens_where_they_come_first_and_again():
+    rng, periods = np.random.default_rng(0), np.array([1, 3, 5])
+    loss = rng.random((3, 10))  # [r, i]: of the token after i
+    gains = [np.mean([loss[r, k - 1] - loss[r, p + k - 1] for k in range(1, p)])
+             for r, p in ((1, 3), (2, 5))]
+    found = scores.repeat_gain(loss, periods)  # a token that follows itself has none before it
+    assert found["probe/repeat_gain"] == pytest.approx(np.mean(gains))
+    assert found["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
+    assert scores.repeat_gain(loss[:1], periods[:1]) == {}
+
+
 @pytest.mark.parametrize("T", LENGTHS)
 def test_what_a_sink_hides_is_read_with_the_first_token_left_out(T):
     """A previous-token head that leaves nine tenths of its weight on the first token."""

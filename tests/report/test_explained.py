@@ -137,6 +137,26 @@ def read_need(tab) -> tuple[int, int, str]:
 
 
 @pytest.mark.slow
+def test_needs_that_were_not_measured_at_a_step_are_those_of_the_last_before(see, tmp_path):
+    run = make_explained(tmp_path / "run")
+    write_snapshot(run, snapshot(step=20))
+    tab = see(page.write_page(run))
+    tab.check("#needs")
+    expect_text(tab, "#map-title", "What each prediction needed after 10 steps")
+    focus_map(tab, 14, 3, 16)
+    assert read_need(tab)[2].startswith(signed(explain(step=10)["need"][14, 3]))
+    assert "(at step 10)" in tab.inner_text("#expected")
+    write_snapshot(run, snapshot(step=0))
+    tab = see(page.write_page(run))
+    tab.check("#needs")
+    tab.focus("#step")
+    tab.keyboard.press("Home")
+    expect_text(tab, "#map-title", "after 0 steps")
+    assert "What predictions needed is not in this page for this step" in tab.inner_text(
+        "#precision") and tab.locator("#expected").is_hidden()
+
+
+@pytest.mark.slow
 def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp_path):
     tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
     tab.check("#needs")

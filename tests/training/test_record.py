@@ -27,6 +27,14 @@ def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):
     assert len({new_run_dir("x") for _ in range(5)}) == 5
 
 
+def test_the_errors_of_scores_are_left_to_metrics_jsonl():
+    row = {"step": 1, "heads/sink/L0H0": 1.0, "probe/repeat_gain": 2.0,
+           "wiring/induction/L1H0/keys/L0H0": 0.5}
+    errors = ("heads/sink_se/L0H0", "heads/entropy_without_first/L0H0", "probe/repeat_gain_se",
+              "wiring/induction_se/L1H0/keys/L0H0")
+    assert without_aside(row | dict.fromkeys(errors, 0.1)) == row
+
+
 def test_a_folder_has_one_owner_at_a_time(tmp_path):
     first = RunFolder(tmp_path / "run", new=True)
     with pytest.raises(UserError, match="in use by another process"):
