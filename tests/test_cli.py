@@ -552,7 +552,7 @@ def test_what_hydra_refuses_is_one_sentence(argv, sentence, tmp_path):
     ("block_size=8", "model.block_size"),
     ("--batch_size=8", "batch_size=8"), ("--batch_size", "batch_size=VALUE"),
     ("--compile=False", "compile=False"), ("--max_iters=5", "max_steps="),
-    ("--init_from=gpt2", "hf download"),
+    ("--init_from=gpt2", "openai-community/gpt2"),
     ("config/train_shakespeare_char.py", "experiment=nanogpt_gpu"), ("train_gpt2.py", "gpt2_124m"),
     ("min_lr=1e-4", "optim.min_lr_ratio="), ("decay_lr=False", "optim.schedule=constant")])
 def test_nanogpts_habits_are_answered_with_what_to_type_here(arg, here):
