@@ -32,15 +32,15 @@ class UserError(Exception):
     """A mistake that the user can mend: one sentence with what was wrong, its value, what to do."""
 
 
-def knob(default, help, *, choices=None, ge=None, gt=None, le=None, lt=None):
+def knob(default, help, **limits):
     """A configuration field: its default, one line of help, and the values that it takes.
 
-    `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most, below); None is always
-    allowed where the type is optional. A default that can change is given as what makes it.
+    `choices` are all of them; `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most,
+    below). None is always allowed where the type is optional. A default that can change is given
+    as what makes it.
     """
     return field(**{"default_factory" if callable(default) else "default": default},
-                 metadata={"help": help, "choices": choices,
-                           "ge": ge, "gt": gt, "le": le, "lt": lt})
+                 metadata={"help": help, **limits})
 
 
 @dataclass
@@ -142,16 +142,15 @@ class DataConfig:
         if self.source in ("stdlib", "hf") and self.path is not None:
             raise UserError(f"data.path={self.path} needs a source that takes a path: "
                             "add data=text")
+        if self.source == "text" and not self.path:
+            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if self.source == "hf" and not self.name:
             raise UserError("data=hf needs data.name=DATASET: a name on the Hugging Face hub, "
                             "such as roneneldan/TinyStories, or a folder of files")
         for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
-            value = getattr(self, key)
-            if value and self.source != source:
+            if (value := getattr(self, key)) and self.source != source:
                 raise UserError(f"data.{key}={value} is for data={source}: add that, or leave "
                                 "it out")
-        if self.source == "text" and not self.path:
-            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         try:
             "a".encode(self.encoding)
         except (LookupError, ValueError):
@@ -177,11 +176,9 @@ class TokenizerConfig:
 
             known = ["char", "bpe", *list_encoding_names()]
             if self.name not in known:
-                raise UserError(f"tokenizer.name={self.name} is not one of {', '.join(known)}"
-                                f"{did_you_mean(self.name, known)}")
+                raise UserError(not_one_of("tokenizer.name", self.name, known))
         for key, default in (("vocab_size", None), ("pattern", "code")):
-            value = getattr(self, key)
-            if value != default and self.name != "bpe":
+            if (value := getattr(self, key)) != default and self.name != "bpe":
                 raise UserError(f"tokenizer.{key}={value} is for tokenizer=bpe; tokenizer="
                                 f"{self.name} has its own vocabulary: leave it out")
 
@@ -273,6 +270,8 @@ class Config:
                                choices=(True, False, "auto"))
     distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; "
                             "none: by this process alone", choices=("auto", "none"))
+    shard: int | str = knob("auto", "processes over which the model is divided; auto: as few as "
+                            "hold it")
     max_steps: int = knob(1000, "optimizer steps", ge=1)
     batch_size: int = knob(32, "sequences per step, over all processes and micro-steps", ge=1)
     accumulate: int = knob(1, "micro-steps of each process in a step, to save memory", ge=1)
@@ -291,12 +290,15 @@ class Config:
     def check(self) -> None:
         """Raise `UserError` for what can be known to be wrong before data or torch are touched."""
         check_fields(self)
-        self.model.check()
+        for section in (self.model, self.attention, self.tokenizer, self.data):
+            section.check()
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
                             f"{self.batch_size}: every micro-step takes as many sequences")
+        if self.shard != "auto" and (isinstance(self.shard, str) or self.shard < 1):
+            raise UserError(f"shard={self.shard} is neither auto nor a number of processes")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
             raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "
@@ -304,13 +306,9 @@ class Config:
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model of Hugging Face's format: "
                             "add init_from=FOLDER, or choose char, bpe or gpt2")
-        self.attention.check()
-        self.tokenizer.check()
-        self.data.check()
-        if self.eval_only and self.run_dir is None:
-            raise UserError("eval_only=true needs run_dir=PATH, the run to evaluate")
-        if self.resume is True and self.run_dir is None:
-            raise UserError("resume=true needs run_dir=PATH, the run to continue")
+        for key, verb in (("eval_only", "evaluate"), ("resume", "continue")):
+            if getattr(self, key) is True and self.run_dir is None:
+                raise UserError(f"{key}=true needs run_dir=PATH, the run to {verb}")
 
 
 @dataclass
@@ -345,12 +343,10 @@ class SampleConfig:
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self)
-        if self.run_dir is not None and self.init_from is not None:
-            raise UserError("run_dir= and init_from= are both given: leave one out")
-        given = [f"{name}=" for name in ("prompt", "prompts", "interactive", "score")
-                 if getattr(self, name) not in (None, False)]
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} are both given: leave one out")
+        for rivals in (("run_dir", "init_from"), ("prompt", "prompts", "interactive", "score")):
+            given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
+            if len(given) > 1:
+                raise UserError(f"{' and '.join(given)} are both given: leave one out")
         if "" in self.stop:
             raise UserError("stop= is empty, which no text can end before: leave it out")
         if self.attention is not None:
@@ -378,9 +374,7 @@ def check_fields(node, prefix: str = "") -> None:
         if value is None:
             continue
         if choices and value not in choices:
-            shown = [str(c).lower() if isinstance(c, bool) else c for c in choices]
-            raise UserError(f"{name}={value} is not one of {', '.join(shown)}"
-                            f"{did_you_mean(str(value), shown)}")
+            raise UserError(not_one_of(name, value, map(shown, choices)))
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}={value} is not a finite number")
         for key, (breaks, words) in BOUNDS.items():
@@ -389,11 +383,23 @@ def check_fields(node, prefix: str = "") -> None:
                 raise UserError(f"{name}={value} must be {words} {limit}")
 
 
+def not_one_of(name: str, value, known) -> str:
+    known = list(known)
+    return f"{name}={value} is not one of {', '.join(known)}{did_you_mean(str(value), known)}"
+
+
 def did_you_mean(word: str, known) -> str:
     """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
     last = [name for name in known if name.rpartition(".")[2] == word]  # optim.lr for lr
     near = last or difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}" if near else ""
+
+
+def shown(value) -> str:
+    """A value as it is typed."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def knobs(node, prefix: str = ""):
@@ -437,12 +443,10 @@ def named_paths(config: Config) -> Config:
         UserError: a name is not UTF-8, which safetensors would not find again.
     """
     for name in ("run_dir", "init_from"):
-        path = getattr(config, name)
-        if path is None:
-            continue
-        if path.encode(errors="ignore").decode() != path:
-            raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
-        config = replace(config, **{name: os.path.expanduser(path)})
+        if path := getattr(config, name):
+            if path.encode(errors="ignore").decode() != path:
+                raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
+            config = replace(config, **{name: os.path.expanduser(path)})
     return config
 
 

@@ -7,12 +7,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from math import isfinite
+from math import floor, isfinite, log10
 from pathlib import Path
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
 # In a row: how often the text had changed since the run began; absent where it never had.
 CHANGES = "data/changes"
+LARGEST_JSON = 100_000_000  # bytes of a JSON file that is read
 # What ends the names of metrics that stand beside a score of heads.
 ASIDE = ("_se", "_without_first")
 # Control characters → signs that show them.
@@ -49,6 +50,23 @@ def ordinary(path: Path, most: int | None = None) -> Path:
         raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read",
                       str(path))
     return path
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON object.
+    """
+    try:
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        value = json.loads(ordinary(path, LARGEST_JSON).read_text(encoding="utf-8"))
+    except (OSError, RecursionError) as e:
+        raise ValueError(getattr(e, "strerror", None) or e) from None
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    return value
 
 
 def sha256_of(path: Path) -> str:
@@ -137,6 +155,13 @@ def born_when(step: int, snapshots: list[int]) -> str:
     """When a head was born of which the snapshot of `step` is the first to tell, in words."""
     before = max((s for s in snapshots if s < step), default=step)
     return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"
+
+
+def as_known(value: float, error: float | None) -> str:
+    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
+    digits = max(0, -floor(log10(float(f"{error:.0e}")))) if error else 2
+    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
+    return f"{shown} ± {error:.{digits}f}" if error else shown
 
 
 def printable(text: str, one_line: bool = False) -> str:

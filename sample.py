@@ -16,10 +16,12 @@ from pathlib import Path
 import cli
 from config import SampleConfig, UserError
 from files import printable
-from hub import fetched
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
+# What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
+# two cores, for GPT-2 at 200 tokens.
+EXPLAINED = 5e12
 # From so many bits on, a token that is scored has this colour; below the first it has none.
 LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"),
           (10, "#ffffff on #d70000"))
@@ -36,12 +38,14 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or a text cannot be read, encoded or written.
     """
     prompts = read_prompts(config)
-    folder = Path(config.run_dir or fetched(config.init_from or "") or newest_run()).expanduser()
+    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
 
     # Here and below: what imports torch waits until all that is quickly checked is right.
-    from interop import load_model
+    from interop import fetched, load_model
     from training.runtime import for_sampling, pick_device
 
+    if config.init_from:
+        folder = Path(fetched(str(folder)))
     model, tokenizer = load_model(folder, config.checkpoint, say=note)
     for_sampling(model, pick_device(config.device), config.precision)
     if config.score is not None:
@@ -153,15 +157,22 @@ def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
     import numpy as np
 
     from attention_maps.capture import maps
+    from attention_maps.card import explain
     from attention_maps.probe import words
     from report.page import attention_page
 
     tokens = np.array([ids])
-    weights, norms = maps(model, tokens)
+    weights, norms, _ = maps(model, tokens)
     text = {"text": weights[:, 0].astype(np.float16), "text_value_norms": norms[:, 0],
             "text_tokens": np.array(words(tokenizer, tokens[0]))}
+    if len(ids) ** 2 * model.num_parameters() <= EXPLAINED:
+        text |= explain(model, tokens[0], tokenizer)
+    else:
+        note(f"attention: to measure what each of {len(ids)} predictions needed would take too "
+             "long with this model, so the page lacks it; fewer tokens have it")
     try:
-        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads)
+        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads,
+                       model.config.tie_embeddings)
     except OSError as e:
         raise UserError(f"attention={path} cannot be written: {e.strerror or e}") from None
     note(f"attention {path}")
@@ -254,13 +265,10 @@ def prompt_lines(text: str, source: str) -> list[str]:
     """The prompts of JSON lines, {"prompt": "…"} each, whatever else is in them."""
     prompts, form = [], 'each is a JSON object, {"prompt": "…"}'
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                prompt = json.loads(line)["prompt"]
-                prompts.append(prompt + "")
-            except (ValueError, TypeError, KeyError, RecursionError):
-                where = f"prompts={source} has no prompt in line {number}"
-                raise UserError(f"{where}: {form}") from None
+        try:
+            prompts += [json.loads(line)["prompt"] + ""] if line.strip() else []
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise UserError(f"prompts={source} has no prompt in line {number}: {form}") from None
     if not prompts:
         raise UserError(f"prompts={source} has no line: {form}")
     return prompts

@@ -54,6 +54,30 @@ def induction(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> n
     return second_occurrence(repeat, periods, 1) - second_occurrence(control, periods, 1)
 
 
+def pair_losses(loss: np.ndarray, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean loss of the tokens that come twice, where they come first and where they come again, in
+    each text: loss (…, P, T) of the token after each gives (…, P) twice; nan where none is told.
+
+    Of row r, tokens 1 … periods[r] - 1 come again after as many tokens. The first of a text has
+    nothing before it that could tell.
+    """
+    def mean(r: int, start: int, count: int) -> np.ndarray:
+        some = loss[..., r, start:start + count]
+        return some.mean(axis=-1) if count else np.full(some.shape[:-1], np.nan)
+
+    first, again = (np.stack([mean(r, p * k, p - 1) for r, p in enumerate(periods)], axis=-1)
+                    for k in (0, 1))
+    return first, again
+
+
+def repeat_gain(loss: np.ndarray, periods: np.ndarray) -> dict[str, float]:
+    """How many nats less a token of the repeats (P, T) costs where it comes again than where it
+    came first, as metrics; {} where that is not known."""
+    first, again = pair_losses(loss, periods)
+    values = dict(zip(("probe/repeat_gain", "probe/repeat_gain_se"), mean_and_error(first - again)))
+    return {name: float(value) for name, value in values.items() if not np.isnan(value)}
+
+
 def without_first(A: np.ndarray) -> np.ndarray:
     """Maps (…, T - 1, T - 1) without the first token, rows made to sum to 1 again, or of nan."""
     A = A[..., 1:, 1:].astype(np.float64)

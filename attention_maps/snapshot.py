@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from attention_maps import ablation, capture, picture, scores
+from attention_maps import ablation, capture, picture, scores, wiring
+from attention_maps.card import copying, explain
 from attention_maps.probe import make_probes
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
@@ -19,6 +21,9 @@ from files import ASIDE, is_scored
 from model import GPT, Decoder
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
+# What a prediction needed is measured at every snapshot where that takes at most this share of the
+# tokens trained on between two, else where a picture is due.
+EXPLAINED = 0.03
 SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 
 Images = dict[str, Path | np.ndarray]
@@ -39,6 +44,9 @@ class Snapshots:
         self.tokenizer = tokens.tokenizer
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
+        c, between = config.model, config.attention.every * config.batch_size
+        passes = 2 * (length * length + c.n_layer * c.n_head * length)  # tokens, of both texts
+        self.affordable = passes <= EXPLAINED * between * c.block_size
         self.folder.mkdir(exist_ok=True)
 
     def take(self, model: GPT, step: int, rows: list[dict],
@@ -54,24 +62,36 @@ class Snapshots:
             images: for W&B; empty where no picture is due.
             text: by the model; None where no picture is due.
         """
-        snapshot, losses = capture.capture(model, self.probes, step), {}
+        snapshot, more = capture.capture(model, self.probes, step), {}
         between()
-        maps = snapshot.text, snapshot.repeat, snapshot.control
-        readings = scores.readings(*maps, self.probes.periods)
+        maps, periods = (snapshot.text, snapshot.repeat, snapshot.control), self.probes.periods
+        readings = scores.readings(*maps, periods)
         tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
+        tables["copying"] = copying(model, on_device(model, self.probes.control[:1]))
+        due = self.picture_due(step)
+        if due or self.affordable:
+            row = self.probes.repeat[np.argmax(periods)]  # the one that the page shows
+            for prefix, ids in (("", self.probes.text), ("repeat_", row)):
+                more |= explain(model, ids, self.tokenizer, prefix, between)
         if step == self.config.max_steps:
             losses = ablation.losses_without_heads(
                 model, *self.windows, self.config.precision, between)
             tables["importance"] = ablation.importance(**losses)
-        metrics = scores.named({name: mean for name, (mean, _) in tables.items()})
+            tables |= ablation.costs(*self.windows[:2], **losses)
+            more |= losses
+        heads = {name: strongest(*tables[name], scores.threshold(name, len(self.probes.text)))
+                 for name in wiring.SCORES}
+        metrics = scores.repeat_gain(snapshot.repeat_loss, periods)
+        metrics |= wiring.named(wiring.wiring(model, self.probes, heads, between))
+        metrics |= scores.named({name: mean for name, (mean, _) in tables.items()})
         metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
         before = next((row for row in reversed(rows) if is_scored(row)), {})
         metrics |= scores.births(before, metrics, len(self.probes.text))
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
-            snapshot.save(path, **losses)
+            snapshot.save(path, **more)
         between()
-        if not self.picture_due(step):
+        if not due:
             return metrics, {}, None
         images = self.draw(snapshot, tables, path)
         between()
@@ -96,6 +116,17 @@ class Snapshots:
             images["attention/map"] = path.with_suffix(".png")
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images
+
+
+def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+    """The heads (layer, head) whose score less its error is at the threshold, the strongest first,
+    as far as wiring asks for them."""
+    found = np.argwhere(mean - error >= threshold)
+    return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])[:wiring.MOST]
+
+
+def on_device(model: GPT, ids: np.ndarray) -> Tensor:
+    return torch.from_numpy(ids).to(model.head.weight.device)
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,

@@ -24,20 +24,26 @@ from attention_maps.probe import PERIODS
 from config import Config, UserError
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from model import GPT, autocast
-from training.optim import build_optimizers, partition_parameters
+from training.distributed import check
+from training.optim import build_optimizers
 from training.runtime import (
     COMPILE_PAYS,
     compile_pays,
     describe,
     memory_here,
     resolve_device,
+    smallest_shard,
     synchronize,
 )
 
-# Dense bf16 operations per second with float32 sums, and bytes of memory (NVIDIA's data sheets).
-GPUS = {"B200": (2250e12, 180e9), "H200": (989e12, 141e9), "H100": (989e12, 80e9),
-        "A100": (312e12, 80e9), "A10G": (70e12, 24e9), "L4": (121e12, 24e9),
-        "RTX 4090": (165e12, 24e9), "RTX 3090": (71e12, 24e9)}
+# Dense bf16 operations per second with float32 sums, bytes of memory, and bytes per second each way
+# to the other GPUs of a machine, by NVLink or PCIe (NVIDIA's data sheets).
+GPUS = {"B200": (2250e12, 180e9, 900e9), "H200": (989e12, 141e9, 450e9),
+        "H100": (989e12, 80e9, 450e9), "A100": (312e12, 80e9, 300e9), "A10G": (70e12, 24e9, 32e9),
+        "L4": (121e12, 24e9, 32e9), "RTX 4090": (165e12, 24e9, 32e9),
+        "RTX 3090": (71e12, 24e9, 32e9)}
+OF_A_MACHINE = 8  # GPUs, beyond which they talk over a network, assumed 400 Gb/s for each
+NETWORK = 50e9
 # Share of that rate, assumed: large models were trained at 0.21 to 0.46 (Chowdhery et al. 2022).
 UTILISATION = 0.4
 ALPHABET = 256  # characters, assumed
@@ -55,23 +61,25 @@ class Machine:
     rate: float | None  # operations per second; None where unknown
     source: str  # of the rate, in words
     memory: float | None  # bytes; None where unknown
+    link: float | None = None  # bytes per second each way between them; None where unknown
 
 
 @dataclass
 class Memory:
     """Bytes by kind that a process holds, and the most at once: gradients come as activations go.
 
-    Of several processes, those of the one with the most.
+    Of a sharded model the process has its part, and beside it what it gathers of the others'.
     """
 
     weights: int
     gradients: int
-    optimizer: int  # of the parameters that the process updates
+    optimizer: int
+    gathered: int  # of the other processes' weights and gradients, while they are used
     activations: int
     logits: int  # with their loss and gradients
     update: int  # while the optimizers work
     at_once: int
-    checkpoint: int  # on disk: weights, and the optimizer's state of all processes
+    checkpoint: int  # on disk: weights, and the optimizer's state
 
 
 def print_plan(config: Config, experiment: str) -> None:
@@ -86,14 +94,13 @@ def print_plan(config: Config, experiment: str) -> None:
     machine, config = find_machine(config)
     vocab_size, source = vocabulary(config)
     config = replace(config, model=replace(config.model, vocab_size=vocab_size))
-    parts = config.accumulate * machine.processes
-    if config.batch_size % parts:
-        raise UserError(f"batch_size={config.batch_size} cannot be split over {machine.processes} "
-                        f"processes and accumulate={config.accumulate} micro-steps: "
-                        f"make it a multiple of {parts}")
+    check(config, machine.processes)
     with FakeTensorMode():
         model = GPT(config.model)
         parameters, cache = model.num_parameters(), model.make_cache(1).nbytes
+    if config.shard == "auto":
+        config = replace(config, shard=smallest_shard(config, parameters, machine.memory,
+                                                      machine.processes, OF_A_MACHINE))
     tokens = config.max_steps * config.batch_size * config.model.block_size
     operations = model.flops_per_token() * tokens
     if config.compile == "auto":
@@ -101,12 +108,14 @@ def print_plan(config: Config, experiment: str) -> None:
         pays = (operations >= COMPILE_PAYS["cuda"][0] if elsewhere
                 else compile_pays(config.device, operations)[0])
         config = replace(config, compile=pays)
-    memory = measure(config, config.batch_size // parts, machine.processes)
+    rows = config.batch_size // (config.accumulate * machine.processes)
+    memory = measure(config, rows, machine.processes)
     lines = [
         *shape_lines(config, experiment, machine, parameters, source),
         ("operations", f"{model.flops_per_token():,} a token, forward and backward; "
                        f"{operations:.3g} in all"),
         *memory_lines(config, machine, memory, cache),
+        *network_lines(config, machine, parameters, operations / config.max_steps),
         ("time", expected_time(machine, operations)),
     ]
     print("\n".join(f"{name:<15}{value}".rstrip() for name, value in lines))
@@ -135,16 +144,18 @@ def memory_lines(config: Config, machine: Machine, memory: Memory,
                  cache: int) -> list[tuple[str, str]]:
     """Memory by kind, of a process and beside it, with a note where that is more than there is."""
     c, probe = config.model, min(config.attention.tokens, config.model.block_size)
-    working = "gradients are summed" if machine.processes > 1 else "the optimizer works"
+    several = machine.processes > 1
+    gathered = ("  gathered", f"{size(memory.gathered)}  of other processes' parts")
     there = f", of {size(machine.memory).strip()}" if machine.memory else ""
     lines = [
-        ("memory", "of each process:" if machine.processes > 1 else ""),
+        ("memory", f"of each process, the model over {config.shard}:" if several else ""),
         ("  weights", size(memory.weights)),
         ("  gradients", size(memory.gradients)),
         ("  optimizer", f"{size(memory.optimizer)}  {config.optim.name}'s state"),
+        *([gathered] if several else []),
         ("  activations", f"{size(memory.activations)}  kept for the backward pass"),
         ("  logits", f"{size(memory.logits)}  with loss and gradients"),
-        ("  update", f"{size(memory.update)}  while {working}"),
+        ("  update", f"{size(memory.update)}  while the optimizer works"),
         ("  at once", f"{size(memory.at_once)}  at most{there}; torch's own not counted"),
         ("beside it", "in the host's memory, and on disk:"),
         ("  snapshot", f"{size(4 * c.n_layer * c.n_head * probe ** 2 * (1 + 2 * PERIODS))}"
@@ -155,8 +166,27 @@ def memory_lines(config: Config, machine: Machine, memory: Memory,
     if machine.memory and memory.at_once > machine.memory:
         whole_step = memory.weights + memory.gradients + memory.optimizer + memory.update
         advice = ("raise accumulate, which splits a step" if whole_step < machine.memory
-                  else "however a step is split, take a smaller model")
+                  else "raise shard" if config.shard < machine.processes
+                  else "however a step is split, take a smaller model or more processes")
         lines.append(("note", f"that is more than there is: {advice}"))
+    return lines
+
+
+def network_lines(config: Config, machine: Machine, parameters: int,
+                  operations: float) -> list[tuple[str, str]]:
+    """What processes send each other in a step, in what time, and whether that binds; `operations`
+    are a step's."""
+    if machine.processes == 1:
+        return []
+    received = communication(config, parameters, machine.processes)
+    lines = [("network", f"{size(received).strip()} a step to each process")]
+    if machine.link and machine.rate:
+        sending = received / machine.link
+        computing = operations / (machine.rate * machine.processes * UTILISATION)
+        lines.append(("", f"{sending:.3g} s at {machine.link / 1e9:,.0f} GB/s, beside "
+                          f"{computing:.3g} s of compute, in part at the same time"))
+        lines.append(("binds", "the network: more tokens a step" if sending > computing
+                      else "compute"))
     return lines
 
 
@@ -184,9 +214,10 @@ def find_machine(config: Config) -> tuple[Machine, Config]:
         raise UserError(f"dry_run={config.dry_run} is not true, for this machine, or a GPU known "
                         f"here, as in 8xH100: {', '.join(GPUS)}")
     precision = "bf16" if config.precision == "auto" else config.precision
-    processes, (rate, memory) = int(asked[1] or 1), GPUS[gpu]
+    processes, (rate, memory, link) = int(asked[1] or 1), GPUS[gpu]
     rate = rate if precision == "bf16" else None
-    machine = Machine(f"{processes} × {gpu}", processes, rate, "data sheet", memory)
+    link = link if processes <= OF_A_MACHINE else NETWORK
+    machine = Machine(f"{processes} × {gpu}", processes, rate, "data sheet", memory, link)
     return machine, replace(config, device="cuda", precision=precision)
 
 
@@ -218,7 +249,7 @@ def vocabulary(config: Config) -> tuple[int, str]:
 def measure(config: Config, rows: int, processes: int = 1) -> Memory:
     """The memory of a process that trains on `rows` sequences at once, by a step without contents.
 
-    Of a compiled model it is an estimate.
+    Of a compiled model it is an estimate. Of several processes `config.shard` hold a model.
     """
     c, shape = config.model, (rows, config.model.block_size)
     counter = Counter(logits=rows * c.block_size * c.vocab_size)
@@ -234,25 +265,48 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
                     activations, recomputed = counter.now[0], counter.recomputed()
                 loss.backward()
             step = counter.most
-            parts = partition_parameters(model, config.optim, processes)
-            states, updates = zip(*(updated(counter, model, config, part) for part in parts))
-    gradients = sum(p.grad.nbytes for p in model.parameters())
+            state, update = updated(counter, model, config)
     parameters = sum(p.nbytes for p in model.parameters())
-    weights = parameters + sum(buffer.nbytes for buffer in model.buffers())
-    # Of several processes, each copies its gradients to sum them.
-    update = max(updates) if processes == 1 else max(gradients, *updates)
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
     most, logits_most = sum(step), step[1]
     if config.compile:  # the logits in the precision of the products, their gradient in float32
         activations, logits_most = activations - recomputed, logits.nbytes + 4 * logits.numel()
-        most = activations + logits_most + (gradients if config.accumulate > 1 else 0)
-    return Memory(weights, gradients, max(states), activations, logits_most, update,
-                  at_once=weights + max(states) + max(most, gradients + update),
-                  checkpoint=parameters + sum(states))
+        most = activations + logits_most + (parameters if config.accumulate > 1 else 0)
+    shard, gathered = 1, 0
+    if processes > 1:
+        shard, gathered = config.shard, gathered_bytes(model, config)
+        most = activations + logits_most + (parameters // shard if config.accumulate > 1 else 0)
+    weights, gradients = parameters // shard + buffers, parameters // shard
+    state, update = state // shard, update // shard
+    return Memory(weights, gradients, state, gathered, activations, logits_most, update,
+                  at_once=weights + state + max(gathered + most, gradients + update),
+                  checkpoint=parameters + state * shard)
 
 
-def updated(counter: "Counter", model: GPT, config: Config, part: list) -> tuple[int, int]:
-    """Bytes of the optimizers' state for a part of the parameters, and what their step takes."""
-    optimizers = build_optimizers(model, config.optim, config.precision, part)
+def gathered_bytes(model: GPT, config: Config) -> int:
+    """Bytes that a process has whole at once of a sharded model: what is outside the blocks, all
+    through a step, with its gradient; two blocks, of which one is used and one is coming, or with
+    shard=1 a copy of all; and the gradient of one."""
+    block = sum(p.numel() for part in (model.blocks[0].attention, model.blocks[0].mlp)
+                for p in part.parameters())
+    outside = model.num_parameters() - len(model.blocks) * block
+    blocks = 2 if config.shard > 1 else len(model.blocks)
+    return 8 * outside + (2 if config.precision == "bf16" else 4) * (blocks + 1) * block
+
+
+def communication(config: Config, parameters: int, processes: int) -> float:
+    """Bytes that a process receives in a step: the weights, in the passes forward and backward
+    of each micro-step where they are sharded, and gradients in float32."""
+    shard, replicas = config.shard, processes // config.shard
+    passes, reductions = (2 * config.accumulate, config.accumulate) if shard > 1 else (0, 1)
+    size = 2 if config.precision == "bf16" else 4
+    within = parameters * (shard - 1) / shard * (size * passes + 4 * reductions)
+    return within + 2 * (replicas - 1) / replicas * 4 * parameters / shard * reductions
+
+
+def updated(counter: "Counter", model: GPT, config: Config) -> tuple[int, int]:
+    """Bytes of the optimizers' state, and what their step takes."""
+    optimizers = build_optimizers(model, config.optim, config.precision)
     counter.most = [0, 0]
     for optimizer in optimizers:
         optimizer.step()

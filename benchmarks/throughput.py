@@ -187,7 +187,7 @@ def table(size: str, rows: dict, machine: str) -> Table:
                         f"{batch_size} × {block_size} tokens a step")
     from benchmarks.plan import GPUS
 
-    gpu = next((rate for name, (rate, _) in GPUS.items() if name in machine), None)
+    gpu = next((rate for name, (rate, *_) in GPUS.items() if name in machine), None)
     for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul",
                    "memory") + (("of data sheet",) if gpu else ()):
         table.add_column(column, justify="right" if column else "left")

@@ -10,48 +10,48 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from cli.arguments import groups
-from cli.settings import shown
 from config import (
     Config,
     GPTConfig,
     TokenizerConfig,
     UserError,
     absolute_paths,
-    is_hf,
     knobs,
     named_paths,
     read_config,
+    shown,
 )
-from hub import fetched, folder_of
 
 IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 # What belongs to a command and not to the run that it continues.
 PER_COMMAND = ("run_dir", "resume", "eval_only", "prepare_only", "dry_run", "accept_changed_data",
-               "distributed")
+               "distributed", "shard")
+
+# init_from as typed → itself, a name on the hub with its commit; its model's and its tokenizer's
+# settings.
+StartingConfig = Callable[[str], tuple[str, GPTConfig, TokenizerConfig]]
 
 ConfigStore.instance().store(name="schema", node=Config)
 
 
 def to_config(cfg, overrides: list[str],
-              hf_config: Callable[[Path], GPTConfig] | None = None) -> tuple[Config, bool]:
+              starting_config: StartingConfig | None = None) -> tuple[Config, bool]:
     """The checked configuration that Hydra composed, and whether it continues a run.
 
     A run that is resumed has the configuration it was started with, changed by what is typed now;
     an experiment that is typed stands for all its settings, as when the command that started the
-    run is given again.
+    run is given again. `starting_config` says what init_from brings, in interop/.
 
     Raises:
         UserError: a setting is wrong, or the run cannot be continued with it.
     """
-    asked: Config = OmegaConf.to_object(cfg)
-    asked = named_paths(asked)
+    asked = named_paths(OmegaConf.to_object(cfg))
     keys, notes = [o.partition("=")[0] for o in overrides], []
     if asked.init_from is not None:
-        asked = adopt(replace(asked, init_from=fetched(asked.init_from)), overrides, hf_config)
+        asked = adopt(asked, overrides, starting_config)
     elif "model.n_kv_head" not in keys:
         asked, notes = fit_kv_heads(asked)
-    run = kept_config(asked)
-    config = asked
+    config, run = asked, kept_config(asked)
     if run:
         config, notes = continued(run, absolute_paths(asked), keys)
     config.check()
@@ -66,8 +66,7 @@ def kept_config(asked: Config) -> Config | None:
     Raises:
         UserError: there is no such run.
     """
-    planned = asked.dry_run is not False
-    if asked.run_dir is None or not (asked.resume or asked.eval_only or planned):
+    if asked.run_dir is None or not (asked.resume or asked.eval_only or asked.dry_run):
         return None
     path = Path(asked.run_dir) / "config.yaml"
     if path.exists():
@@ -128,22 +127,14 @@ def fit_kv_heads(config: Config) -> tuple[Config, list[str]]:
 
 
 def adopt(asked: Config, overrides: list[str],
-          hf_config: Callable[[Path], GPTConfig] | None) -> Config:
+          starting_config: StartingConfig) -> Config:
     """The configuration with the model and the tokenizer of the trained model that it starts from.
-
-    `hf_config` reads the model's of a folder in Hugging Face's format; None where only the
-    tokenizer matters.
 
     Raises:
         UserError: there is no such run, or other settings for them are typed.
     """
-    folder, start = folder_of(asked.init_from), f"init_from={asked.init_from}"
-    if is_hf(folder):
-        model = hf_config(folder) if hf_config else asked.model
-        tokenizer = TokenizerConfig(name="hf")
-    else:
-        source = read_config(folder / "config.yaml")
-        model, tokenizer = source.model, source.tokenizer
+    init_from, model, tokenizer = starting_config(asked.init_from)
+    start = f"init_from={init_from}"
     for arg in overrides:
         if arg.startswith("model.block_size="):
             if asked.model.block_size > model.block_size:
@@ -153,7 +144,8 @@ def adopt(asked: Config, overrides: list[str],
         elif re.match(r"(model|tokenizer)[.=]", arg) and not arg.startswith("model.dropout="):
             raise UserError(f"{arg} does not go with {start}, which brings its model and its "
                             "tokenizer: leave it out")
-    return replace(asked, model=replace(model, dropout=asked.model.dropout), tokenizer=tokenizer)
+    return replace(asked, init_from=init_from, tokenizer=tokenizer,
+                   model=replace(model, dropout=asked.model.dropout))
 
 
 def typed(cfg, overrides: list[str]) -> dict[str, str]:

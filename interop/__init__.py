@@ -20,10 +20,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import GPTConfig, UserError, is_hf, read_config
+from config import GPTConfig, TokenizerConfig, UserError, is_hf, read_config
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
 from data.tokenizer import Tokenizer, hf_files
-from hub import folder_of
+from interop.hub import fetched, folder_of
 from interop.settings import CONFIG, family_of, hf_settings, model_config
 from model import GPT, parameter_shapes, rotary_table
 from training.checkpoint import (
@@ -32,7 +32,7 @@ from training.checkpoint import (
     find_checkpoint,
     load_run,
     load_weights,
-    tokenizer_of,
+    saved_tokenizer,
 )
 from training.runtime import memory_here
 
@@ -82,6 +82,21 @@ def load_model(folder: Path, which: str | int = "best", say=print) -> tuple[GPT,
     return checkpoint.load(), checkpoint.tokenizer()
 
 
+def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
+    """What a run that starts from a trained model has from it: `init_from`, a name on the hub with
+    its commit; the settings of its model and of its tokenizer.
+
+    Raises:
+        UserError: there is no such model, or it cannot be used.
+    """
+    init_from = fetched(init_from)
+    folder = folder_of(init_from)
+    if is_hf(folder):
+        return init_from, model_config(folder), TokenizerConfig(name="hf")
+    source = read_config(folder / "config.yaml")
+    return init_from, source.model, source.tokenizer
+
+
 def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
     """What a run starts from: the tokenizer, and what copies the weights, of a run's best model or
     of a folder in Hugging Face's format or of a name on the hub."""
@@ -92,7 +107,7 @@ def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], 
     trained, _ = find_checkpoint(folder, "best", say)
     source = read_config(folder / "config.yaml").model
     check_model(trained, source)
-    tokenizer = tokenizer_of(trained)
+    tokenizer = saved_tokenizer(trained)
     return tokenizer, lambda model: load_weights(model, trained / MODEL)
 
 

@@ -247,7 +247,7 @@ function cells(host, label) {
     Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
     context.scale(ratio, ratio);
     const small = el("canvas", { width: spec.cols, height: spec.rows }), image = new ImageData(spec.cols, spec.rows);
-    const pixels = new Uint32Array(image.data.buffer), colours = palette();
+    const pixels = new Uint32Array(image.data.buffer), colours = spec.signed ? signedPalette() : palette();
     for (let i = 0; i < spec.rows; i++) for (let j = 0; j < spec.cols; j++) {
       const index = spec.level(i, j);
       if (index >= 0) pixels[i * spec.cols + j] = colours[index];
@@ -258,6 +258,7 @@ function cells(host, label) {
     context.imageSmoothingEnabled = cell * ratio < 1;
     context.drawImage(small, left, 0, width - left, spec.rows * high);
     context.textBaseline = "middle";
+    spec.over?.(context, box);
     if (fits) {
       context.fillStyle = style.color;
       const tall = spec.colNames ? Math.min(cell, high) : high;
@@ -278,7 +279,8 @@ function cells(host, label) {
       for (let i = 0; i < spec.rows; i++) for (let j = 0; j < spec.cols; j++) {
         const index = spec.level(i, j);
         if (index < 0) continue;
-        context.fillStyle = (isDark() ? index : 255 - index) > 140 ? "#16121f" : "#fff";
+        const pale = spec.signed ? (Math.abs(index - 128) > 90) === isDark() : (isDark() ? index : 255 - index) > 140;
+        context.fillStyle = pale ? "#16121f" : "#fff";
         context.fillText(spec.write(i, j), left + (j + 0.5) * cell, (i + 0.5) * high);
       }
     }

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from report.explained import Explained, pack_explained
+
 Packed = tuple[bytes, bytes | None]  # maps and value norms, compressed
 BLOCKS = {"blocks": 64, "wide blocks": 32}  # of tokens along a side of a map, at most
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
@@ -119,6 +121,7 @@ class Shot:
 
     def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
         self.step, self._load, self._kept, self.largest = step, load, {}, {}
+        self._explained: dict[str, Explained] | None = None
 
     def probes(self) -> dict[str, Probe]:
         """The probes it has; none where the file cannot be read."""
@@ -143,6 +146,16 @@ class Shot:
                 self.largest[name, b] = largest_weighted(maps, norms)
             self._kept[name, kind, b] = pack_maps(maps, kind), packed
         return self._kept[name, kind, b]
+
+    def explained(self) -> dict[str, Explained]:
+        """What it tells of the predictions of each probe, as far as it does."""
+        if self._explained is None:
+            found = {}
+            if self.probes():
+                with self._load() as held:
+                    found = {name: pack_explained(held, name) for name in self.probes()}
+            self._explained = {name: one for name, one in found.items() if one}
+        return self._explained
 
     def keep_only(self, kinds: set[str]) -> None:
         """Forget what was packed in other ways: full rows of an older snapshot are large."""

@@ -42,8 +42,8 @@ async function decoded([maps, norms], [L, H], { T, tokens, largest }, kind, bloc
 }
 
 const views = new Map();
-function load(key, ...how) {
-  const view = views.get(key) ?? decoded(...how);
+function load(key, how, make = decoded) {
+  const view = views.get(key) ?? make(...how);
   views.delete(key);
   views.set(key, view);
   if (views.size > 24 || (views.size > 4 && view.size > 3e7)) views.delete(views.keys().next().value);
@@ -77,7 +77,7 @@ function bound(view, seen, i, j) {
 }
 
 // The top of the colours' scale, the same at all steps of a run.
-const largest = (view, weighted) => weighted && view.norms && view.largest || 1;
+const largest = (view, weighted) => view.signed ? view.largest : weighted && view.norms && view.largest || 1;
 
 // A token, or a block of them, with its place
 function place(view, i) {
@@ -89,6 +89,7 @@ function place(view, i) {
 
 // What is said of a cell: from where to where, the value, and how sure it is.
 function reading(view, seen, i, j) {
+  if (view.signed) return needReading(view, i, j);
   const by = seen.weighted && view.norms, average = seen.head === null, value = reader(view, seen)(i, j);
   const nodes = [el("b", {}, figure(value))];
   if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
@@ -149,7 +150,7 @@ function mapOf(view, seen, more = {}) {
   const read = reader(view, seen), most = largest(view, seen.weighted);
   const names = view.tokens && view.block === 1 ? view.tokens.map(t => short(t)) : null;
   return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
-    level: (i, j) => j > i ? -1 : level(read(i, j) / most), tell: (i, j) => reading(view, seen, i, j), ...more };
+    signed: view.signed, level: (i, j) => j > i ? -1 : (view.signed ? signedLevel : level)(read(i, j) / most), tell: (i, j) => reading(view, seen, i, j), ...more };
 }
 
 // The colours of the weights, with figures.

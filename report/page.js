@@ -9,6 +9,7 @@ const steps = data.steps.length ? data.steps : scored[0] ?? [];
 const state = {
   step: Math.max(0, steps.length - 1), layer: 0, head: 0, probe: 0, weighted: false, average: false,
   token: null, held: null, block: null, // what is lit, what stays lit, whose rows are open
+  needs: false, target: 0, // whether needs are looked at; of which next token the card tells
 };
 
 function sizeFromScores() {
@@ -31,6 +32,9 @@ function drawTraining() {
     title: "Loss, nats per token", height: 240,
     series: [curve("train/loss", "training", "soft"), curve("val/loss", "validation", "accent", true)],
   });
+  if (data.curves["probe/repeat_gain"].steps.length) draw("chart-gain", { title: "Repeat gain, nats", zero: 0.1,
+    series: [{ ...curve("probe/repeat_gain", "repeat gain", "accent", true),
+      errors: data.curves["probe/repeat_gain"].errors }] });
   small("chart-lr", "Learning rate", "train/lr");
   small("chart-speed", "Tokens per second", "train/tokens_per_second", { zero: 1 });
   small("chart-bits", "Bits per byte", "val/bits_per_byte");
@@ -101,6 +105,8 @@ function setUpSamples(samples, longest = 4000) {
 const probe = () => data.probes[state.probe];
 const newest = () => state.step === steps.length - 1;
 let drawGrid = null, tokens = [], drawMap = null, drawRows = null, current = null, rows = null;
+let explained = null; // what is known of the predictions, of the same probe and step
+const shownView = () => state.needs && explained ? explained : current;
 
 function choose(layer, head) {
   Object.assign(state, { layer, head });
@@ -110,10 +116,10 @@ function choose(layer, head) {
   draw();
 }
 
-const loadView = (p, s) => load(`${p}/${s}`, data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind,
-  data.probes[p].block);
-const loadRows = p => load(`${p}/rows`, data.probes[p].rows.maps, data.shape,
-  { ...data.probes[p], largest: data.probes[p].rows.largest }, data.probes[p].rows.kind, 1);
+const loadView = (p, s) => load(`${p}/${s}`, [data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind,
+  data.probes[p].block]);
+const loadRows = p => load(`${p}/rows`, [data.probes[p].rows.maps, data.shape,
+  { ...data.probes[p], largest: data.probes[p].rows.largest }, data.probes[p].rows.kind, 1]);
 
 function setUpText() {
   const host = $("text"), words = probe().tokens;
@@ -129,6 +135,7 @@ function setUpText() {
     span.onclick = () => hold(i);
     return span;
   });
+  tokens.of = state.probe;
   host.replaceChildren(...tokens);
   host.onpointerleave = () => light(null);
   roving(host, tokens, 1, () => {}, Math.max(0, tokens.length - 1));
@@ -144,23 +151,48 @@ function setUpText() {
 function light(i) {
   state.token = i ?? state.held;
   if (!tokens.length || !current) return;
-  const view = newest() && rows ? rows : current, read = reader(view, seen()), most = largest(view, state.weighted);
+  const shown = shownView(), view = shown === current && newest() && rows ? rows : shown;
+  const read = reader(view, seen()), most = largest(view, state.weighted);
   const at = state.token === null ? -1 : Math.floor(state.token / view.block), to = [], from = [];
   for (let k = 0; at >= 0 && k < view.n; k++) {
     if (k <= at) to.push([read(at, k), k]);
     if (k >= at) from.push([read(k, at), k]);
   }
   // Twenty shades: what is faint alike is drawn alike, and need not be drawn again.
-  const shade = found => 4 * Math.round(20 * Math.sqrt(Math.max(0, Math.min(1, found / most || 0))));
+  const shade = found => 4 * Math.round(20 * Math.sqrt(Math.max(0, Math.min(1, Math.abs(found) / most || 0))));
+  const colour = (kind, value) => !view.signed ? kind : value < 0 ? "hindered" : kind === "to" ? "needed" : "from";
   tokens.forEach((span, k) => {
     const b = Math.floor(k / view.block), kind = at < 0 || b === at ? "" : b < at ? "to" : "from";
-    const share = kind && shade(kind === "to" ? to[b][0] : from[b - at][0]);
-    const wanted = kind ? `background: color-mix(in oklab, var(--${kind}) ${share}%, transparent)` : "";
+    const value = kind && (kind === "to" ? to[b][0] : from[b - at][0]), share = kind && shade(value);
+    const wanted = kind ? `background: color-mix(in oklab, var(--${colour(kind, value)}) ${share}%, transparent)` : "";
     if (span.shown !== wanted) span.style.cssText = span.shown = wanted;
     if (span.lit !== (k === state.token)) span.classList.toggle("lit", span.lit = k === state.token);
   });
-  $("lists").replaceChildren(...at < 0 ? [] : [list(view, `attends to`, "to", at, to),
-    list(view, "is attended to by", "from", at, from)]);
+  const under = to.map(([value, k]) => [-value, k]);
+  $("lists").replaceChildren(...at < 0 ? [] : view.signed ? [list(view, "needed, nats", "needed", at, to),
+    list(view, "had in its way, nats", "hindered", at, under), list(view, "was needed by, nats", "from", at, from)]
+    : [list(view, "attends to", "to", at, to), list(view, "is attended to by", "from", at, from)]);
+  drawPrediction();
+}
+
+// What is expected after the lit token; and the card of the one that is held.
+function drawPrediction() {
+  const i = state.token, { tokens: known } = probe();
+  $("expected").hidden = !explained || i === null || !known;
+  $("card-part").hidden = !explained || state.held === null || !known;
+  if (!$("expected").hidden) {
+    const pick = k => { state.target = k; light(state.token); };
+    const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
+    const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= 0.05)
+      .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(([x, j]) => [" ", bdi(short(known[j]), "token"), ` ${signed(x)}`]);
+    $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects"),
+      el("div", { className: "chances" }, ...chances),
+      el("p", {}, ...says, ...needed.length ? [" It needed", ...needed, "."] : []));
+  }
+  if ($("card-part").hidden || i !== state.held) return;
+  $("card-title").replaceChildren("The card of ", ...place(explained, i));
+  const { layer, head, target } = state;
+  drawCard($("card"), explained, i, { layer, head, target, tied: data.tied, words: data.words, choose });
 }
 
 function list(view, name, kind, at, found) {
@@ -180,7 +212,10 @@ async function show() {
   if (data.probes.length) {
     const view = await loadView(p, state.step);
     if (mine !== turn) return;
-    [current, rows] = [view, null];
+    const about = probe().explained?.[state.step];
+    const found = about ? await load(`${p}/${state.step}/explained`, [about, data.shape, probe()], explainedOf) : null;
+    if (mine !== turn) return;
+    [current, rows, explained] = [view, null, found];
   }
   draw();
   if (data.probes.length && newest() && probe().rows) {
@@ -196,13 +231,15 @@ function draw() {
 }
 
 function drawAttention() {
-  const view = current, by = state.weighted && view.norms;
-  drawGrid(view, seen());
+  const view = shownView(), by = state.weighted && view.norms, { period } = probe();
+  drawGrid(current, seen());
   drawMap(mapOf(view, seen(), {
+    over: period && view.block === 1 ? drawStripes(period) : null,
     enter: i => { if (view.block === 1) light(i); }, leave: () => light(null),
     pick: i => view.block > 1 ? openRows(i) : hold(i),
   }));
-  colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
+  if (view.signed) signedBar($("bar"), "nats", view.largest);
+  else colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
   sayWhatIsSeen(view, by);
   light(state.token);
   drawBlockRows();
@@ -210,6 +247,19 @@ function drawAttention() {
 
 function sayWhatIsSeen(view, by) {
   const { layer, head, average } = state, { name, period, says } = probe(), step = steps[state.step];
+  const kind = view.signed ? [["needed", "what it needed"], ["hindered", "what was in its way"], ["from", "what needed it"]]
+    : [["to", "what it attends to"], ["from", "what attends to it"]];
+  $("text-keys").replaceChildren(...kind.flatMap(([key, text]) => [el("span", { className: `key ${key}` }, text), " "]));
+  const key = ([score, colour]) => el("span", { className: "key", style: `--c: var(--${colour})` }, score);
+  const stripe = period && view.block === 1 ? [" Framed is what the scores read: ", ...stripes(period).map(key)] : [];
+  if (view.signed) {
+    $("map-title").textContent = `What each prediction needed${data.kind === "run" ? ` after ${count(step)} steps` : ""}`;
+    $("seen").replaceChildren("Row: the token after which the next one is predicted; column: a token that is hidden from all "
+      + "later ones, in every head. Red: without it what follows costs so many nats more; blue: so many less. All of it "
+      + "is measured by running the model again.", ...stripe);
+    $("precision").textContent = "";
+    return;
+  }
   $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,`
     : `Head ${headName(layer, head)}`)
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
@@ -221,13 +271,15 @@ function sayWhatIsSeen(view, by) {
     .map(score => [score, scoreAt(score, layer, head)]).filter(([, { value }]) => value !== null)
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
   const looking = view.block > 1 ? "tokens that look" : "token that looks";
-  $("seen").textContent = `On ${on}. Row: the ${looking}; column: what is looked at. `
-    + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`;
-  $("precision").textContent = `${says} ${data.thinned}`;
+  $("seen").replaceChildren(`On ${on}. Row: the ${looking}; column: what is looked at. `
+    + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
+  $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
+    + `${says} ${data.thinned}`;
 }
 
 function hold(i) {
   state.held = state.held === i ? null : i;
+  state.target = 0;
   light(i);
 }
 
@@ -240,7 +292,7 @@ function openRows(block) {
 // The rows of the tokens of the chosen block, where they are kept.
 function drawBlockRows() {
   const b = state.block, { block, T } = probe();
-  $("rows").hidden = b === null || block === 1;
+  $("rows").hidden = b === null || block === 1 || shownView() !== current;
   if ($("rows").hidden) return;
   const from = b * block, size = Math.min(block, T - from), kept = probe().rows;
   $("rows-title").textContent = `The rows of tokens ${from} to ${from + size - 1}`
@@ -261,8 +313,10 @@ function drawBlockRows() {
 // ---- heads
 
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
+const SIGNED = ["copying"]; // from -1 to 1
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
-const scoreNames = Object.keys(data.scores ?? {});
+// What the loss of repeats gains without a head is told in the conclusion.
+const scoreNames = Object.keys(data.scores ?? {}).filter(name => !name.endsWith("_cost"));
 const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)),
   ...(data.births ?? []).map(b => b.score)])];
 const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
@@ -283,7 +337,10 @@ const scoreAt = (name, layer, head) => ofHead(scoreRow(name), layer, head);
 function drawHeads() {
   $("heads").hidden = !scoreNames.length;
   if ($("heads").hidden) return;
-  $("births").hidden = !data.births.length; // first: its place beside the chart decides how wide that is
+  // First: their place beside the chart decides how wide that is.
+  $("births").hidden = !data.births.length;
+  $("wiring").hidden = !data.wiring.values.some(wires => wires.length);
+  $("wiring").parentElement.hidden = $("births").hidden && $("wiring").hidden;
   $("scored-at").textContent = `at step ${count(steps[state.step] ?? 0)}`;
   scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
@@ -297,6 +354,9 @@ function drawHeads() {
     height: 240, at: steps[state.step], zero: 1, series,
   });
   drawBirths();
+  const k = data.wiring.steps.findLastIndex(step => step <= steps[state.step]);
+  if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], data.wiring.values[k] ?? [], "Who feeds whom "
+    + `at step ${count(steps[state.step])}`, [state.layer, state.head], choose);
 }
 
 function drawScore(name) {
@@ -311,12 +371,13 @@ function drawScore(name) {
   // one scale for all steps
   const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1;
   const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
-  scoreMaps[name].caption.textContent = `0 to ${Number(most.toPrecision(2))}${unit}${when}`;
+  const both = SIGNED.includes(name);
+  scoreMaps[name].caption.textContent = `${both ? "−1" : "0"} to ${Number(most.toPrecision(2))}${unit}${when}`;
   scoreMaps[name]({
     rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26,
     high: Math.min(46, Math.max(14, 360 / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
-    level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most),
+    signed: both, level: (l, h) => value(l, h) === null ? -1 : (both ? signedLevel : level)(value(l, h) / most),
     write: (l, h) => brief(of(l, h), most), pick: choose,
     tell: (l, h) => aboutScore(name, l, h, of(l, h)),
   });
@@ -397,13 +458,17 @@ function setUpControls() {
   $("probe").onchange = () => { state.probe = Number($("probe").value); setUpProbe(); show(); };
   $("raw").onchange = $("weighted").onchange = () => { state.weighted = $("weighted").checked; draw(); };
   $("average").onchange = () => { state.average = $("average").checked; draw(); };
-  $("average").parentElement.hidden = H < 2;
+  $("looks").onchange = $("needs").onchange = () => { state.needs = $("needs").checked; setUpProbe(); draw(); };
 }
 
 function setUpProbe() {
-  $("weighting").hidden = probe().maps.some(([, norms]) => norms === null);
+  $("asking").hidden = !probe().explained?.some(Boolean);
+  if ($("asking").hidden) { state.needs = false; $("looks").checked = true; }
+  $("weighting").hidden = state.needs || probe().maps.some(([, norms]) => norms === null);
   if ($("weighting").hidden) { state.weighted = false; $("raw").checked = true; }
-  setUpText();
+  $("average").parentElement.hidden = state.needs || H < 2;
+  if (state.needs) state.average = $("average").checked = false;
+  if (tokens.of !== state.probe) setUpText();
 }
 
 function start() {
@@ -415,6 +480,8 @@ function start() {
   if (data.probes.length) facts.push(some(data.probes[0].T, "token"));
   if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");
+  $("conclusion").hidden = !data.conclusion?.length;
+  $("conclusion").append(...(data.conclusion ?? []).map(sentence => el("li", {}, sentence)));
   if (!("DecompressionStream" in window)) {
     data.probes = [];
     $("nothing").textContent = "This browser is too old to unpack the attention maps.";

@@ -23,7 +23,9 @@ from files import (
     read_rows,
     snapshot_steps,
 )
+from report.conclusion import conclude
 from report.encode import PROBES, Embedded, Packed, Probe, Shot, embed
+from report.explained import newest_that_fit
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
 SAMPLES_BUDGET = 3_000_000  # of it, for samples
@@ -31,9 +33,10 @@ MOST_POINTS = 1500  # of a curve
 MOST_SCORED = 200  # steps for which every head's scores are kept
 LONGEST_VALUE, LONGEST_TOKEN = 2000, 100  # characters shown of a setting and of a token
 CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/grad_norm",
-          "train/tokens_per_second")
-TEXT_PROBE = ("text", "text_tokens", "text_value_norms")  # of a snapshot
+          "train/tokens_per_second", "probe/repeat_gain")
+OF_REPEATS = ("repeat", "control")  # what begins the names of a snapshot that are not of the text
 SPENT = ("evaluate", "attention", "save")
+WIRE = re.compile(r"wiring/(\w+)/L(\d+)H(\d+)/(queries|keys|values)/L(\d+)H(\d+)")
 HEAD_METRIC = re.compile(rf"(heads|births)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d+)")
 PARTS = Path(__file__).parent
 
@@ -53,33 +56,46 @@ def write_page(run_dir: Path) -> Path:
         "curves": {key: curve(rows, key) for key in CURVES},
         "seconds": seconds_spent(rows), "samples": samples, "samplesLeftOut": left_out,
         "config": [[key, clipped(value, LONGEST_VALUE)] for key, value in flat(settings)],
-        "scores": head_scores(rows), "births": births(rows),
+        "scores": head_scores(rows), "births": births(rows), "wiring": wires(rows),
+        "conclusion": conclude(rows), "tied": bool(model.get("tie_embeddings")),
     }
     shots = [open_shot(run_dir, path) for path in snapshots(run_dir)]
     return write(run_dir / "report.html", content, shots)
 
 
-def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None) -> Path:
+def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None,
+                   tied: bool = False) -> Path:
     """Write a page of one prompt's attention: `snapshot` holds text, text_tokens, text_value_norms
-    and perhaps step, as an .npz does.
+    and perhaps step and what `attention_maps.card.explain` gives, as an .npz does.
 
-    `groups`: how many key/value heads the query heads share; None: each has its own.
+    `groups`: how many key/value heads the query heads share; None: each has its own. `tied`:
+    whether the output layer is the token embedding.
     """
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(text_probe(snapshot)))
-    return write(Path(path), {"kind": "prompt", "title": title, "groups": groups}, [shot])
+    content = {"kind": "prompt", "title": title, "groups": groups, "tied": tied}
+    return write(Path(path), content, [shot])
 
 
 def text_probe(snapshot) -> dict:
     """Of a snapshot the maps of the text alone."""
-    return {key: snapshot[key] for key in TEXT_PROBE if key in snapshot}
+    return {key: snapshot[key] for key in snapshot if not key.startswith(OF_REPEATS)}
 
 
 def write(path: Path, content: dict, shots: list[Shot]) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     room = room_for_maps("run.html", content)
     blobs: list[str] = []
+    explained = newest_that_fit({shot.step: shot.explained() for shot in shots})
+    room -= sum(one.size for of in explained.values() for one in of.values())
     maps = attention(embed(shots, room), blobs)
-    return put_together(path, "run.html", {**content, **maps}, blobs)
+    for probe in maps["probes"]:
+        found = [explained[step].get(probe["name"]) for step in maps["steps"]]
+        # One scale of colours for all steps.
+        probe["needed"] = number(max((one.needed for one in found if one), default=0.0))
+        probe["explained"] = [one and add((one.floats, one.ids), blobs) for one in found]
+    words = {id: word for of in explained.values() for one in of.values()
+             for id, word in one.words.items()}
+    return put_together(path, "run.html", {**content, **maps, "words": words}, blobs)
 
 
 def room_for_maps(name: str, content: dict) -> int:
@@ -257,7 +273,9 @@ def curve(rows: list[dict], key: str, most: int = MOST_POINTS) -> dict:
     """A metric over the steps, thinned evenly to at most so many points."""
     points = [(row["step"], number(row[key])) for row in rows if number(row.get(key)) is not None]
     shown = thin(points, most)
-    return {"steps": [x for x, _ in shown], "values": [y for _, y in shown], "of": len(points)}
+    errors = {row["step"]: number(row.get(f"{key}_se"), 2) for row in rows if f"{key}_se" in row}
+    return {"steps": [x for x, _ in shown], "values": [y for _, y in shown], "of": len(points),
+            **({"errors": [errors.get(x) for x, _ in shown]} if errors else {})}
 
 
 def seconds_spent(rows: list[dict]) -> dict[str, float]:
@@ -283,6 +301,21 @@ def head_scores(rows: list[dict]) -> dict[str, dict]:
                 beside = [number(row.get(key), 3) for key in keys]
                 known = max((n for n, x in enumerate(beside, 1) if x is not None), default=0)
                 of["values"][-1].append([layer, head, number(value, 4), *beside[:known]])
+    return found
+
+
+def wires(rows: list[dict]) -> dict[str, list]:
+    """The steps that have scores, and for each who feeds whom: a list of (score, head, part, from,
+    share, standard error), heads as (layer, head)."""
+    found = {"steps": [], "values": []}
+    for row in thin(list(filter(is_scored, rows)), MOST_SCORED):
+        known = [(m, number(value, 3)) for key, value in row.items() if (m := WIRE.fullmatch(key))]
+        errors = [number(row.get(m[0].replace(m[1], f"{m[1]}_se", 1)), 2) for m, _ in known]
+        found["steps"].append(row["step"])
+        found["values"].append([
+            [m[1], [int(m[2]), int(m[3])], m[4], [int(m[5]), int(m[6])], share, error]
+            for (m, share), error in zip(known, errors)
+            if None not in (share, error) and not m[1].endswith("_se")])
     return found
 
 

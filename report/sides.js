@@ -70,7 +70,7 @@ function setUpSides(held, about, first) {
     showStep(looking.step, looking.steps[looking.step]);
     const found = await Promise.all(sides.map(side => {
       const of = held[side.run], k = snapshot(side);
-      return load(`${side.run}/${k}`, of.maps[k], of.shape, of, of.kind, of.block);
+      return load(`${side.run}/${k}`, [of.maps[k], of.shape, of, of.kind, of.block]);
     }));
     if (mine !== turn) return;
     const alike = found.length === 2 && found[0].block === found[1].block

@@ -16,9 +16,9 @@ import hydra
 import pytest
 import torch
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from models import lively, random_tokens, seeds, streamed
+from models import few, lively, random_tokens, seeds, streamed
 from omegaconf import OmegaConf
 from processes import finished
 from safetensors.torch import load_file, save_file
@@ -49,7 +49,6 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-few = settings(deadline=None, max_examples=15)
 WORDS = "the glass model attends to every token before it and writes what follows, it's 1234 é—λ\n"
 TEXT = WORDS * 30
 
@@ -448,7 +447,6 @@ def test_a_bpe_tokenizer_of_ours_gives_the_same_ids_there(position, pattern, tmp
     assert oracle.eos_token_id == ours.end_of_text == back.end_of_text
     assert len(oracle) == ours.vocab_size == back.vocab_size
 
-    @settings(few, max_examples=100)
     @given(texts)
     def check(text):
         ids = ours.encode(text)

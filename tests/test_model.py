@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 from omegaconf import OmegaConf
@@ -566,6 +566,7 @@ def test_the_operations_of_a_gpt2_training_step_are_counted():
     assert model.flops_per_token() == 6 * (matrices + pairs) == 797_815_296
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", [p.stem for p in PRESETS])
 def test_the_first_loss_is_that_of_a_uniform_guess(name, tied):
@@ -806,7 +807,6 @@ def test_normalised_embeddings_have_a_mean_square_of_one():
 
 @given(B=st.integers(1, 3), G=st.integers(1, 3), group=st.integers(1, 3), T=st.integers(1, 20),
        d_k=st.integers(1, 9), d_v=st.integers(1, 9))
-@settings(deadline=None, max_examples=40)
 def test_short_attention_is_causal_attention_and_so_are_its_gradients(B, G, group, T, d_k, d_v):
     torch.manual_seed(T)
     inputs = [torch.randn(B, heads, T, d, requires_grad=True) for heads,

@@ -14,8 +14,8 @@ from models import lively
 
 from config import GPTConfig, UserError, read_config
 from data.tokenizer import train_bpe
-from hub import FILES, fetched, folder_of
 from interop import WEIGHTS, load_model, save_hf
+from interop.hub import FILES, fetched, folder_of
 from model import GPT
 
 COMMIT, NAME = "0123456789abcdef" * 2 + "01234567", "owner/small"

@@ -5,13 +5,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from config import Config, GPTConfig, UserError, config_yaml, knobs, read_config
@@ -20,9 +20,10 @@ from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens, prepare
 from files import CHANGES, METRICS, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
 from model import GPT, parameter_shapes
-from training.distributed import Team
+from training.distributed import World
 from training.optim import optimizer_tensors
 from training.runtime import numerics_id
+from training.sharding import copy_rows, whole
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
@@ -92,10 +93,10 @@ class Checkpoints:
     """Saves a run's steps, each once."""
 
     def __init__(self, config: Config, run_dir: Path, model: GPT,
-                 optimizers: list[torch.optim.Optimizer], tokenizer: Tokenizer, team: Team,
+                 optimizers: list[torch.optim.Optimizer], tokenizer: Tokenizer, world: World,
                  say: Callable[[str], None]):
         self.config, self.run_dir, self.model, self.optimizers = config, run_dir, model, optimizers
-        self.tokenizer, self.team, self.say = tokenizer, team, say
+        self.tokenizer, self.world, self.say = tokenizer, world, say
         self.saved: int | None = None  # the step that was saved last
         self._tried: int | None = None
 
@@ -109,23 +110,42 @@ class Checkpoints:
         if self.saved == state.step or (self._tried == state.step and not last_chance):
             return self.saved == state.step
         self._tried = state.step
-        self.team.order("gather")
-        optimizer = self.team.gather(optimizer_tensors(self.optimizers, self.model))
-        machine = numerics_id(self.config, self.team.size)
-        kept = {**asdict(state), "best": state.best or {}, "machine": machine}
-        try:
-            save_checkpoint(self.run_dir, self.model, optimizer, self.tokenizer,
-                            config_yaml(self.config), kept)
+        tensors, problem = self.gather(), ""
+        if self.world.rank == 0:
+            machine = numerics_id(self.config, self.world.size)
+            kept = {**asdict(state), "best": state.best or {}, "machine": machine}
+            try:
+                save_checkpoint(self.run_dir, tensors, self.tokenizer, config_yaml(self.config),
+                                kept)
+            except NotSaved as e:
+                problem = str(e)
+        for _ in tensors:  # what is not read yet: all ranks gather all
+            pass
+        problem = self.world.tell(problem)
+        if not problem:
             self.saved = state.step
-        except NotSaved as e:
-            if last_chance or state.step == self.config.max_steps:
-                raise
-            self.say(f"{e}; training goes on")
+        elif last_chance or state.step == self.config.max_steps:
+            raise NotSaved(problem)
+        else:
+            self.say(f"{problem}; training goes on")
         return self.saved == state.step
 
+    def gather(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield each file of tensors by name, whole on rank 0, in the host's memory where there
+        are several ranks. One file at a time, put together tensor by tensor by all ranks."""
+        weights = dict(self.model.named_parameters())  # tied weights once, as safetensors wants
+        for name, tensors in ((MODEL, weights),
+                              (OPTIMIZER, optimizer_tensors(self.optimizers, self.model))):
+            found = {}
+            for key in sorted(tensors):
+                tensor = whole(tensors[key].detach())
+                if self.world.rank == 0:
+                    found[key] = (tensor.cpu() if self.world.size > 1 else tensor).contiguous()
+            yield name, found
 
-def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tokenizer: Tokenizer,
-                    config_yaml: str, state: dict) -> None:
+
+def save_checkpoint(run_dir: Path, tensors: Iterator[tuple[str, dict[str, Tensor]]],
+                    tokenizer: Tokenizer, config_yaml: str, state: dict) -> None:
     """Write checkpoints/step_XXXXXXXX and make `last` name it. `state` is JSON for the manifest.
 
     It gets its name when every byte of it is on disk, so what has the name is whole.
@@ -133,16 +153,15 @@ def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tok
     Raises:
         NotSaved: it could not be written, for want of space or otherwise.
     """
-    step = state["step"]
-    folder = run_dir / "checkpoints" / f"step_{step:08d}"
+    step, needed = state["step"], 0
+    folder = step_folder(run_dir, step)
     part = folder.with_name(f".{folder.name}.part")
-    # Tied weights once, as safetensors wants them.
-    weights = {name: p.detach().contiguous() for name, p in model.named_parameters()}
     try:
         _remove(part)
         part.mkdir(parents=True)
-        save_file(weights, part / MODEL)
-        save_file({name: t.contiguous() for name, t in optimizer.items()}, part / OPTIMIZER)
+        for name, found in tensors:
+            needed += sum(tensor.nbytes for tensor in found.values())
+            save_file(found, part / name)
         save_tokenizer(tokenizer, part / TOKENIZER)
         (part / CONFIG).write_text(config_yaml, encoding="utf-8")
         files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
@@ -158,7 +177,7 @@ def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tok
         write_pointer(run_dir, "last", step)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(part, ignore_errors=True)  # what is free counts without it
-        needed = sum(t.nbytes for t in (*weights.values(), *optimizer.values()))
+        needed += sum(tensor.nbytes for _, found in tensors for tensor in found.values())
         why = getattr(e, "strerror", None) or re.sub(r"^.*error: | \(os error \d+\)$", "", str(e))
         raise NotSaved(f"the checkpoint of step {step} could not be written ({why}): it needs "
                        f"{needed:,} bytes, and {_free(run_dir)} are free where {run_dir} is; "
@@ -167,19 +186,23 @@ def save_checkpoint(run_dir: Path, model: GPT, optimizer: dict[str, Tensor], tok
         shutil.rmtree(part, ignore_errors=True)
 
 
-def to_resume(run_dir: Path, resume: bool | str, say=print) -> tuple[Path | None, dict]:
-    """The folder and the manifest of the checkpoint that a run goes on from; None and {} where
-    there is none yet and `resume` is "auto".
+def step_folder(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step_{step:08d}"
+
+
+def to_resume(run_dir: Path, resume: bool | str, say=print) -> dict:
+    """The manifest of the checkpoint that a run goes on from; {} where there is none yet and
+    `resume` is "auto".
 
     Raises:
         UserError: there is none, or none that is whole.
     """
     if saved_steps(run_dir):
-        return find_checkpoint(run_dir, "last", say)
+        return find_checkpoint(run_dir, "last", say)[1]
     if resume != "auto":
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
                         "start it again with resume=auto")
-    return None, {}
+    return {}
 
 
 def how_to_go_on(run_dir: Path) -> str:
@@ -219,7 +242,7 @@ def prune(run_dir: Path, keep: int, also: list[int]) -> None:
     also = [*also, read_pointer(run_dir, "best")]
     for step in saved_steps(run_dir)[:-keep]:
         if step not in also:
-            _remove(run_dir / "checkpoints" / f"step_{step:08d}")
+            _remove(step_folder(run_dir, step))
     for part in (run_dir / "checkpoints").glob(".*.part"):
         _remove(part)
 
@@ -228,7 +251,7 @@ def discard_after(run_dir: Path, step: int) -> None:
     """Remove checkpoints after `step`: damaged ones, which the run that goes on saves again."""
     for later in saved_steps(run_dir):
         if later > step:
-            _remove(run_dir / "checkpoints" / f"step_{later:08d}")
+            _remove(step_folder(run_dir, later))
     if (read_pointer(run_dir, "best") or 0) > step:
         (run_dir / "checkpoints" / "best").unlink()
 
@@ -318,7 +341,7 @@ def find_checkpoint(run_dir: Path, which: str | int = "last", say=print) -> tupl
     order = [step for step in reversed(steps) if step <= wanted]
     order += [step for step in steps if step > wanted] if which == "best" else []
     for step, after in zip(order, [*order[1:], None]):
-        folder = run_dir / "checkpoints" / f"step_{step:08d}"
+        folder = step_folder(run_dir, step)
         try:
             return folder, verify(folder)
         except ValueError as e:
@@ -341,7 +364,7 @@ def same_text(folder: Path, state: dict, tokens: Tokens, config: Config, say=pri
             raise UserError(f"{changed}: restore it, go on all the same with "
                             "accept_changed_data=true, or start a new run")
         say(f"note: {changed}; the best loss is that on the new text from here on")
-    kept = tokenizer_of(folder)
+    kept = saved_tokenizer(folder)
     if kept.to_json() == tokens.tokenizer.to_json():
         return tokens
     return prepare(config.data, config.tokenizer, say, kept, whole=True)
@@ -392,16 +415,9 @@ def load_weights(model: GPT, path: Path) -> None:
         UserError: as `check_weights`.
     """
     check_weights(path, model.config)
-    tensors = load_tensors(path)
-    for name, p in model.named_parameters():
-        p.copy_(tensors[name][:len(p)])  # the file may have more positions
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as e:
-        raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+    with safe_open(path, framework="pt") as file:
+        for name, p in model.named_parameters():
+            copy_rows(file, name, p)
 
 
 def load_run(run_dir: str | os.PathLike, which: str | int = "last",
@@ -418,14 +434,14 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last",
     """
     folder, _ = find_checkpoint(Path(run_dir), which, say)
     config = read_config(folder / CONFIG)
-    tokenizer = tokenizer_of(folder)
+    tokenizer = saved_tokenizer(folder)
     check_weights(folder / MODEL, config.model)
     model = GPT(config.model)
     load_weights(model, folder / MODEL)
     return model.eval(), tokenizer, config
 
 
-def tokenizer_of(folder: Path) -> Tokenizer:
+def saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint.
 
     Raises:

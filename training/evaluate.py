@@ -4,6 +4,7 @@ token of a text is to it. Leaves the model and the random state as they were."""
 import lzma
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from config import DataConfig
 from data.tokenizer import Tokenizer
 from model import GPT, autocast
-from training.distributed import Team
+from training.distributed import World
+from training.sharding import reshard
 
 TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB), at once, at most
 
@@ -26,9 +28,9 @@ class Validation:
     """
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str,
-                 precision: str, team: Team | None = None, data: DataConfig | None = None):
-        """tokens (N,) with N ≥ 2, of which all but the first are predicted; a team divides the
-        windows among its processes."""
+                 precision: str, world: World | None = None, data: DataConfig | None = None):
+        """tokens (N,) with N ≥ 2, of which all but the first are predicted; the windows are divided
+        among the ranks of the world."""
         data, self.of = data or DataConfig(val_max_tokens=len(tokens)), len(tokens) - 1
         if data.val_windows == "first":
             tokens = tokens[:data.val_max_tokens]
@@ -44,7 +46,7 @@ class Validation:
         # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB
         # at most where one fits.
         self.rows = max(1, min(TOKENS, LOGITS // tokenizer.vocab_size) // block_size)
-        self.device, self.precision, self.team = device, precision, team or Team()
+        self.device, self.precision, self.world = device, precision, world or World()
         token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
         self.text = b"".join(token_bytes[id] for id in targets[targets >= 0].tolist())
 
@@ -54,28 +56,31 @@ class Validation:
 
         `between` is called between the chunks of windows, and may raise.
         """
-        self.team.order("evaluate")
-        nats, predicted = self.team.total(*self.local_loss(model, between))
+        nats, predicted = self.local_loss(model, between)
+        sums = self.world.sum(torch.tensor([nats, predicted], dtype=torch.float64))
+        nats, predicted = sums.tolist()
         return nats / predicted, nats / math.log(2) / len(self.text)
 
     @torch.no_grad()
     def local_loss(self, model: GPT, between: Callable[[], None]) -> tuple[float, int]:
-        """The sum of the loss over the tokens that fall to this process, in nats; their number."""
-        training, team = model.training, self.team
-        nats, count, windows = 0.0, 0, len(self.inputs)
-        mine = slice(windows * team.rank // team.size, windows * (team.rank + 1) // team.size)
-        model.eval()
-        try:
-            for x, y in zip(self.inputs[mine].split(self.rows),
-                            self.targets[mine].split(self.rows)):
+        """The sum of the loss over the tokens that fall to this rank, in nats; their number.
+
+        Each rank has as many windows, of which the last may predict nothing: the passes through a
+        sharded model are those of all ranks together.
+        """
+        nats, count, world = 0.0, 0, self.world
+        each = math.ceil(len(self.inputs) / world.size)
+        mine = [F.pad(windows, (0, 0, 0, each * world.size - len(windows)), value=fill)
+                [world.rank * each:(world.rank + 1) * each].split(self.rows)
+                for windows, fill in ((self.inputs, 0), (self.targets, -1))]
+        with forward_only(model, world.size > 1):
+            for x, y in zip(*mine):
                 between()
                 with autocast(self.device, self.precision):
                     _, loss = model(x.to(self.device), y.to(self.device))
                 predicted = int((y >= 0).sum())
                 if predicted:
                     nats, count = nats + loss.item() * predicted, count + predicted
-        finally:
-            model.train(training)
         return nats, count
 
     def extent(self) -> str:
@@ -96,6 +101,21 @@ class Validation:
         some = min(windows, max(1, tokens // self.inputs.shape[1]))
         chosen = np.linspace(0, windows - 1, some).round().astype(int)
         return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device), self.rows
+
+
+@contextmanager
+def forward_only(model: GPT, sharded: bool) -> Iterator[None]:
+    """The model in evaluation for a while; a sharded one uncompiled, and at the end sharded again.
+    """
+    try:
+        with model.evaluating():
+            if sharded:
+                with torch.compiler.set_stance("force_eager"):
+                    yield
+            else:
+                yield
+    finally:
+        reshard(model)
 
 
 @torch.inference_mode()

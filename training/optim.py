@@ -5,15 +5,18 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from config import Config, OptimConfig, UserError
 from model import autocast
-from training.distributed import Team
+from training.distributed import World
 from training.runtime import seed_micro_step
+from training.sharding import copy_rows, local
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small
 # singular values grow quickly, at the price of ending near 1 rather than at 1.
@@ -63,61 +66,65 @@ class Muon(Optimizer):
                 self._step(params, group["lr"], group["momentum"], group["weight_decay"])
 
     def _step(self, params: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
-        """Update matrices of one shape (rows, columns)."""
-        rows, columns = params[0].shape
+        """Update matrices of one shape (rows, columns), of which each may be sharded by rows."""
+        first = params[0]
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-        momenta = [self.state[p]["momentum"] for p in params]
-        grads, taken = [p.grad for p in params], 1.0  # 0 where the step is left out
+        momenta = [local(self.state[p]["momentum"]) for p in params]
+        grads, taken = [local(p.grad) for p in params], 1.0  # 0 where the step is left out
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:  # a gradient equal to the momentum leaves that as it is
             taken = 1 - found_inf
             grads = [torch.where(found_inf > 0, m, grad) for m, grad in zip(momenta, grads)]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch._foreach_lerp(grads, momenta, momentum)
-        nesterov = torch.stack(nesterov)  # (matrices, rows, columns)
-        updates = orthogonalize(nesterov, self.dtype) * taken
-        torch._foreach_mul_(params, 1 - lr * weight_decay * taken)
-        torch._foreach_add_(params, list(updates.unbind()),
-                            alpha=-lr * math.sqrt(max(1, rows / columns)))
+        nesterov = torch.stack(nesterov)  # (matrices, rows here, columns)
+        updates = orthogonalize_sharded(nesterov, first, self.dtype) * taken
+        weights = [local(p) for p in params]
+        torch._foreach_mul_(weights, 1 - lr * weight_decay * taken)
+        torch._foreach_add_(weights, list(updates.unbind()),
+                            alpha=-lr * math.sqrt(max(1, first.shape[0] / first.shape[1])))
 
 
-def muon_parameters(model: nn.Module, optim: OptimConfig) -> list[nn.Parameter]:
-    """The matrices that Muon updates: those of the blocks, where `optim.name` says so."""
-    return [p for name, p in model.named_parameters()
-            if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
+def orthogonalize_sharded(matrices: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """`orthogonalize` of matrices (…, rows here, columns) that are sharded by rows as `like` is.
 
-
-def partition_parameters(model: nn.Module, optim: OptimConfig,
-                         processes: int) -> list[list[nn.Parameter]]:
-    """Which parameters each process updates: the costliest first, each by the least busy one."""
-    muon = {id(p) for p in muon_parameters(model, optim)}
-    cost = {p: p.numel() * (min(p.shape) if id(p) in muon else 1)  # of Newton–Schulz's products
-            for p in model.parameters()}
-    parts, work = [[] for _ in range(processes)], [0] * processes
-    for p in sorted(cost, key=cost.get, reverse=True):
-        least = work.index(min(work))
-        parts[least].append(p)
-        work[least] += cost[p]
-    return parts
-
-
-def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
-                     updated: list[nn.Parameter] | None = None) -> list[Optimizer]:
-    """The optimizers of all parameters, or of those `updated` by this process.
-
-    Weight decay is for matrices and embeddings. Muon orthogonalises in the run's `precision`. Every
-    group has the peak rate, which `update` scales.
+    Two exchanges: of the rows of all matrices, after which each rank has its share of them whole;
+    and of what they become.
     """
-    here = {id(p) for p in (model.parameters() if updated is None else updated)}
-    muon = [p for p in muon_parameters(model, optim) if id(p) in here]
-    rest = [p for p in model.parameters() if id(p) in here - {id(p) for p in muon}]
+    if not hasattr(like, "placements"):
+        return orthogonalize(matrices, dtype)
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh, shape = like.device_mesh, (len(matrices), *like.shape)
+    by_rows = [Shard(1) if place.is_shard() else place for place in like.placements]
+    by_matrix = [Shard(0)] * mesh.ndim
+
+    def sharded(tensor: Tensor, placements: list) -> DTensor:
+        return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=shape,
+                                  stride=(shape[1] * shape[2], shape[2], 1))
+
+    whole = sharded(matrices.to(dtype), by_rows).redistribute(placements=by_matrix).to_local()
+    done = sharded(orthogonalize(whole, dtype), by_matrix).redistribute(placements=by_rows)
+    return done.to_local().to(matrices.dtype)  # (matrices, rows here, columns)
+
+
+def build_optimizers(model: nn.Module, optim: OptimConfig,
+                     precision: str = "fp32") -> list[Optimizer]:
+    """The optimizers of all parameters, each with the peak rate, which `update` scales.
+
+    Weight decay is for matrices and embeddings. `optim.name=muon`: Muon for the blocks' matrices,
+    which it orthogonalises in the run's `precision`; AdamW for the rest.
+    """
+    muon = [p for name, p in model.named_parameters()
+            if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
+    taken = {id(p) for p in muon}
+    rest = [p for p in model.parameters() if id(p) not in taken]
     groups = [{"params": [p for p in rest if p.dim() >= 2], "weight_decay": optim.weight_decay},
               {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0}]
-    groups, optimizers = [group for group in groups if group["params"]], []
-    if groups:
-        optimizers.append(AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), fused=True))
+    optimizers = [AdamW([group for group in groups if group["params"]], lr=optim.lr,
+                        betas=(optim.beta1, optim.beta2), fused=True)]
     if muon:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         optimizers.append(Muon(muon, optim.muon_lr, optim.momentum, optim.weight_decay, dtype))
@@ -158,7 +165,8 @@ def rate_rises_again(step: int, before: Config, now: Config) -> list[str]:
 
 
 def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: Tensor, y: Tensor,
-           config: Config, step: int, team: Team | None = None) -> tuple[Tensor, Tensor, Tensor]:
+           config: Config, step: int, world: World | None = None
+           ) -> tuple[Tensor, Tensor, Tensor]:
     """One optimizer step, after `step` others, on a batch x, y (batch_size / processes, T).
 
     Args:
@@ -172,18 +180,20 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
         they are. All three are on the device, so that nothing waits for a GPU, and the same in
         every process.
     """
-    team = team or Team()
+    world = world or World()
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["lr"] = group["peak_lr"] * lr_factor(step, config.optim, config.max_steps)
-    loss = accumulate_gradients(forward, x, y, config, step, team)
-    team.reduce_gradients()  # what another process updates has no gradient here from now on
-    here = [p for p in model.parameters() if p.grad is not None]
-    norm_of = dict(zip(here, torch._foreach_norm([p.grad for p in here]) if here else ()))
-    zero = torch.zeros_like(loss)
-    sums = team.sum(torch.stack([*(norm_of.get(p, zero) for p in model.parameters()), loss]))
-    norms, loss = sums[:-1], sums[-1]  # (parameters,)
-    grad_norm = norms.norm()
-    torch.nn.utils.clip_grads_with_norm_(here, config.optim.grad_clip or math.inf, grad_norm)
+    loss = accumulate_gradients(forward, model, x, y, config, step, world)
+    with torch.no_grad():
+        grads = [local(p.grad) for p in model.parameters()]
+        norms = torch.stack(torch._foreach_norm(grads))  # (parameters,)
+        if world.size > 1:  # replicas have the same rows
+            squares = norms.double().square() * (config.shard / world.size)
+            *squares, loss = world.sum(torch.cat((squares, loss[None].double()))).unbind()
+            norms, loss = torch.stack(squares).sqrt().float(), loss.float()
+        grad_norm = norms.norm()
+        clip = ((config.optim.grad_clip or math.inf) / (grad_norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(grads, clip)
     finite = torch.cat((loss[None], norms, grad_norm[None])).isfinite()
     for optimizer in optimizers:
         if loss.is_cuda:  # to read `finite` would wait for the device: it decides for itself
@@ -191,28 +201,29 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
         if loss.is_cuda or finite.all():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    team.broadcast_weights()
     return loss, grad_norm, finite
 
 
-def accumulate_gradients(forward: Callable, x: Tensor, y: Tensor, config: Config, step: int,
-                         team: Team) -> Tensor:
-    """Add up the gradients of the micro-steps of this process's batch x, y (sequences, T).
+def accumulate_gradients(forward: Callable, model: nn.Module, x: Tensor, y: Tensor, config: Config,
+                         step: int, world: World) -> Tensor:
+    """Add up the gradients of the micro-steps of this process's batch x, y (sequences, T), and
+    average them over the processes.
 
     Returns this process's part of the loss over the global batch, in nats per token.
     """
-    parts = config.accumulate * team.size
-    sequences = config.batch_size // parts
+    sequences = config.batch_size // config.accumulate // world.size
     if config.device.startswith("cuda"):
         x, y = x.pin_memory(), y.pin_memory()  # copied while the GPU does the step before
     loss = torch.zeros((), device=config.device)
     for micro_step, batch in enumerate(zip(x.split(sequences), y.split(sequences))):
-        seed_micro_step(config.seed, step, micro_step, team.rank)
+        seed_micro_step(config.seed, step, micro_step, world.rank)
+        if world.size > 1 and config.accumulate > 1 and config.shard == 1:
+            model.set_requires_gradient_sync(micro_step == config.accumulate - 1)
         inputs, targets = (part.to(config.device, non_blocking=True) for part in batch)
         with autocast(config.device, config.precision):
             micro_loss = forward(inputs, targets)[1]  # the logits are freed
-        (micro_loss / parts).backward()
-        loss += micro_loss.detach() / parts
+        (micro_loss / config.accumulate).backward()
+        loss += micro_loss.detach() / (config.accumulate * world.size)
     return loss
 
 
@@ -289,33 +300,34 @@ def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str
             for p, state in optimizer.state.items() for key, tensor in state.items()}
 
 
-def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module,
-                           tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit, of what these optimizers update.
+@torch.no_grad()
+def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
+    """Put back what `optimizer_tensors` gave, bit for bit, from a safetensors file; of what is
+    sharded, the rows that are here.
 
     Raises:
-        UserError: a tensor is missing, not one of theirs, or of another shape or dtype.
+        UserError: a tensor is missing, not one of theirs, or of another shape.
     """
-    params = dict(model.named_parameters())
-    owner = {p: optimizer for optimizer in optimizers
-             for group in optimizer.param_groups for p in group["params"]}
+    names = {p: name for name, p in model.named_parameters()}
     fields = {Muon: ("momentum",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
-    expected = {f"{name}/{field}": (p if field != "step" else torch.zeros(()))
-                for name, p in params.items() if p in owner and tensors  # none: after no step
-                for field in fields[type(owner[p])]}
-    of_others = {name for name, p in params.items() if p not in owner}
-    here = {key: t for key, t in tensors.items() if key.rpartition("/")[0] not in of_others}
-    for key in sorted(here.keys() | expected.keys()):
-        found, fits = _kind(here.get(key)), _kind(expected.get(key))
-        if found != fits:
-            raise UserError("the optimizer's state in the checkpoint is not this run's: "
-                            f"{ascii(key)[1:-1][:100]} is {found} there, {fits} here; "
-                            "a new run with init_from= takes its weights alone")
-    for key, tensor in here.items():
-        name, _, field = key.rpartition("/")
-        # AdamW's step count works on the CPU and beside the parameter, where it counts from there.
-        owner[params[name]].state[params[name]][field] = tensor.to(params[name].device)
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"
+    with safe_open(path, framework="pt") as file:
+        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  not a dict
+        states = {f"{names[p]}/{field}": (optimizer.state[p], field, p) for optimizer in optimizers
+                  for group in optimizer.param_groups for p in group["params"] if slices
+                  for field in fields[type(optimizer)]}  # none after no step
+        for key in sorted(slices.keys() | states.keys()):
+            there = here = "missing"
+            if key in slices:
+                there = f"{slices[key].get_shape()} of {slices[key].get_dtype()}"
+            if key in states:
+                here = f"{[] if key.endswith('/step') else list(states[key][2].shape)} of F32"
+            if there != here:
+                raise UserError("the optimizer's state in the checkpoint is not this run's: "
+                                f"{ascii(key)[1:-1][:100]} is {there} there, {here} here; "
+                                "a new run with init_from= takes its weights alone")
+        for key, (state, field, p) in states.items():
+            if field == "step":  # works on the CPU and beside the parameter, where it counts on
+                state[field] = file.get_tensor(key).to(p.device)
+            else:
+                state[field] = torch.empty_like(p)
+                copy_rows(file, key, state[field])

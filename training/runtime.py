@@ -43,18 +43,89 @@ def pick_device(device: str) -> str:
     return device
 
 
-def resolve_device(config: Config) -> Config:
-    """The configuration with what `device=auto` and `precision=auto` become on this machine.
+def resolve_device(config: Config, processes: int = 1) -> Config:
+    """The configuration with what `device=auto` and `precision=auto` become on this machine; each
+    of several processes gets a GPU of its own.
 
     By capability and never by a timing, so that the same machine gives the same bits.
 
     Raises:
-        UserError: the device asked for is not to be had here.
+        UserError: the device asked for is not to be had here, or not by several processes.
     """
-    device, precision = pick_device(config.device), config.precision
+    device, precision = config.device, config.precision
+    if processes > 1 and device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if processes > 1 and device not in ("cpu", "cuda"):
+        raise UserError(f"device={device} is for one process, and there are {processes}: "
+                        "use device=cuda, which gives each a GPU, or device=cpu")
+    device = pick_device(device)
+    if processes > 1 and device == "cuda":
+        if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+            raise UserError("torchrun started more processes than this machine has GPUs "
+                            f"({torch.cuda.device_count()}): lower --nproc-per-node")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # which "cuda" then means
     if precision == "auto":
         precision = "bf16" if bf16_is_fast(device) else "fp32"
     return replace(config, device=device, precision=precision)
+
+
+def resolve_size(config: Config, processes: int, steps_done: int) -> tuple[Config, int, str]:
+    """The configuration with what `shard=auto` and `compile=auto` become for a model of this size;
+    its parameters; why it is compiled or not.
+
+    Raises:
+        UserError: the weights, and in training their gradients, exceed the memory here. A system
+            that promises more memory than it has would end the process without a word.
+    """
+    parameters, flops = model_size(config)
+    here = local_processes(processes)
+    there = memory_here(config.device)
+    if there and config.device == "cpu":
+        there /= here
+    if config.shard == "auto":
+        config = replace(config, shard=smallest_shard(config, parameters, there, processes, here))
+    needed = (4 if config.eval_only else 8) * parameters / config.shard
+    if there and needed > there:
+        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their "
+                                        f"gradients alone need {needed / 1e9:,.1f}")
+    why = ""
+    if config.compile == "auto":
+        tokens = config.batch_size * config.model.block_size * (config.max_steps - steps_done)
+        pays, why = compile_pays(config.device, flops * tokens / processes)
+        config = replace(config, compile=pays)
+    return replace(config, compile=config.compile and not config.eval_only), parameters, why
+
+
+def model_size(config: Config) -> tuple[int, int]:
+    """Parameters, and operations a token, of a model that is not made: counted for one layer and
+    for two, as a deep model takes long even without memory."""
+    with torch.device("meta"), enough_memory(config):
+        one, two = (GPT(replace(config.model, n_layer=n)) for n in (1, 2))
+    more = config.model.n_layer - 1
+    return tuple(a + more * (b - a) for a, b in
+                 ((one.num_parameters(), two.num_parameters()),
+                  (one.flops_per_token(), two.flops_per_token())))
+
+
+def local_processes(processes: int) -> int:
+    """How many of the run's processes are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if processes > 1 else 1
+
+
+def smallest_shard(config: Config, parameters: int, memory: float | None, processes: int,
+                   of_a_machine: int) -> int:
+    """Over how few processes the model must be sharded to fit `memory` bytes of each, with its
+    gradients and the optimizer's state, beside the activations: those of a machine first."""
+    c = config.model
+    tokens = config.batch_size // (config.accumulate * processes) * c.block_size
+    # Bytes that a step keeps of each token and layer, and of its logits: docs/scaling.md.
+    kept = tokens * (42 * c.n_layer * c.n_embd + 14 * c.vocab_size)
+    whole = 8 * c.vocab_size * c.n_embd  # the embedding and its gradient, not resharded in a step
+    divisors = [n for n in range(1, processes + 1) if processes % n == 0]
+    for shard in sorted(divisors, key=lambda n: (n > of_a_machine, n)):
+        if memory is None or 16 * parameters / shard + kept + whole * (shard > 1) < 0.9 * memory:
+            return shard
+    return processes
 
 
 def bf16_is_fast(device: str) -> bool:
@@ -110,10 +181,7 @@ def compile_model(model: GPT, x: Tensor, y: Tensor, precision: str,
 
     Where that fails: a note, the model itself and False.
     """
-    if x.device.type == "cpu":
-        # Threads of compiled code would add up an embedding's gradient in any order.
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+    compile_to_same_bits(x.device.type)
     forward = torch.compile(model)
     try:
         with autocast(x.device.type, precision):
@@ -126,17 +194,11 @@ def compile_model(model: GPT, x: Tensor, y: Tensor, precision: str,
     return forward, worked
 
 
-def check_memory(config: Config) -> None:
-    """Raise `UserError` where the weights, and in training their gradients, exceed the memory here.
-
-    A system that promises more memory than it has would end the process without a word.
-    """
-    with torch.device("meta"), enough_memory(config):  # a deep model takes long even there
-        one, two = (GPT(replace(config.model, n_layer=n)).num_parameters() for n in (1, 2))
-    needed = (4 if config.eval_only else 8) * (one + (config.model.n_layer - 1) * (two - one))
-    if (there := memory_here(config.device)) and needed > there:
-        raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their "
-                                        f"gradients alone need {needed / 1e9:,.1f}")
+def compile_to_same_bits(device: str) -> None:
+    """On a CPU threads of compiled code would add up an embedding's gradient in any order."""
+    if device == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def memory_here(device: str) -> float | None:

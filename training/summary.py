@@ -1,14 +1,12 @@
 """What a run prints: before it what is going to be trained, at its end what came of it."""
 
-import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from config import Config
 from data.tokens import Tokens
-from files import best_row, born_when, snapshot_steps
-from model import GPT
+from files import as_known, best_row, born_when, snapshot_steps
 from training.evaluate import Validation
 from training.runtime import describe
 
@@ -16,10 +14,10 @@ MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 
-def print_run(say: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
+def print_run(say: Callable[[str], None], config: Config, parameters: int, tokens: Tokens,
               validation: Validation, processes: int, why: str) -> None:
     """Print what is going to be trained, for how long, where; `why` it is compiled or not."""
-    step_tokens, parameters = config.batch_size * config.model.block_size, model.num_parameters()
+    step_tokens = config.batch_size * config.model.block_size
     epochs = config.max_steps * step_tokens / len(tokens.train)
     many = f"{processes} processes, each " if processes > 1 else ""
     how = "compiled" if config.compile else "eager"
@@ -44,8 +42,11 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
 
 
 def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
-                  seconds: dict[str, float], validation: Validation) -> None:
-    """Print where the run is, its best loss, its strongest heads, its time, and what is next."""
+                  conclusion: list[str], seconds: dict[str, float], validation: Validation) -> None:
+    """Print the conclusion in sentences; where it is, its best loss, its strongest heads,
+    its time, and what is next."""
+    for sentence in ["", *conclusion]:
+        say(sentence)
     lines, best = [("", ""), ("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
@@ -82,10 +83,3 @@ def head_lines(rows: list[dict]) -> list[tuple[str, str]]:
     return lines + [
         (name, f"{head} as {score.replace('_', ' ')} head {born_when(step, looked)}")
         for name, (step, score, head) in zip(names, births)]
-
-
-def as_known(value: float, error: float | None) -> str:
-    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
-    digits = max(0, -math.floor(math.log10(float(f"{error:.0e}")))) if error else 2
-    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
-    return f"{shown} ± {error:.{digits}f}" if error else shown

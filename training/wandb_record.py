@@ -75,8 +75,9 @@ class WandbRecord:
 
 
 def without_aside(row: dict) -> dict:
-    """The row without the errors of the heads' scores, and the like."""
-    return {key: value for key, value in row.items() if not key.rpartition("/")[0].endswith(ASIDE)}
+    """The row without the errors of scores, and the like."""
+    return {key: value for key, value in row.items()
+            if not any(part.endswith(ASIDE) for part in key.split("/"))}
 
 
 def head_table(row: dict) -> dict[str, dict[str, float]]:

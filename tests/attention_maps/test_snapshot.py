@@ -4,12 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import rows
 
 from attention_maps import ablation, scores
 from attention_maps.snapshot import Snapshots
 from config import Config, UserError, read_config
 from files import ASIDE, read_rows
+from training.checkpoint import load_run
 
 
 def steps_of(run: str, kind: str) -> list[int]:
@@ -36,10 +38,9 @@ def test_a_picture_that_would_be_of_no_snapshot_is_refused(tiny: Config):
             tiny.check()
 
 
-def test_every_score_and_its_error_can_be_computed_again_from_the_file(tiny: Config, train_here):
-    train_here(tiny)
-    for row in rows(tiny.run_dir):
-        path = Path(tiny.run_dir, "attention", f"step_{row['step']:08d}.npz")
+def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
+    for row in rows(whole):
+        path = whole / "attention" / f"step_{row['step']:08d}.npz"
         if not path.exists():
             continue
         held = np.load(path)
@@ -81,3 +82,47 @@ def test_a_snapshot_can_be_left_between_its_parts(tiny: Config, train_here, monk
     assert calls[-1] == 6 and "heads/sink/L0H0" not in rows(tiny.run_dir)[-1]
     train_here(read_config(Path(tiny.run_dir, "config.yaml")), resume=True)
     assert steps_of(tiny.run_dir, ".npz") == [0, 6, 12]
+
+
+@pytest.mark.slow
+def test_every_snapshot_tells_what_predictions_needed(tiny: Config, train_here):
+    train_here(tiny)
+    model, tokenizer, _ = load_run(tiny.run_dir)
+    held = np.load(Path(tiny.run_dir, "attention", "step_00000012.npz"))
+    row = int(np.argmax(held["repeat_periods"]))
+    for prefix, ids in (("", held["text_ids"]), ("repeat_", held["repeat_ids"][row])):
+        tokens = torch.from_numpy(ids)
+        need, knockout = held[f"{prefix}need"], held[f"{prefix}knockout"]
+        assert need.dtype == knockout.dtype == np.float32
+        assert need == pytest.approx(ablation.need(model, tokens), abs=1e-5, nan_ok=True)
+        assert knockout == pytest.approx(ablation.knockout(model, tokens), abs=1e-5, nan_ok=True)
+        words = dict(zip(held[f"{prefix}words_ids"].tolist(), held[f"{prefix}words"]))
+        likeliest = model(tokens[None])[0][0].argmax(dim=-1).tolist()
+        assert [words[i] for i in held[f"{prefix}predicted_ids"][:, 0]] == [
+            tokenizer.decode([i]) for i in likeliest]
+    # The repeat gain, from the losses that are kept, by hand.
+    loss, periods = held["repeat_loss"], held["repeat_periods"]
+    gains = [loss[r, :p - 1].mean() - loss[r, p:2 * p - 1].mean() for r, p in enumerate(periods)]
+    last = rows(tiny.run_dir)[-1]
+    assert last["probe/repeat_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
+    assert last["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
+    assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= last.keys()
+
+
+@pytest.mark.slow
+def test_where_it_would_cost_too_much_it_is_told_where_a_picture_is_due(tiny: Config, train_here):
+    tiny.attention.every, tiny.attention.picture_every = 2, 6
+    train_here(tiny)  # 256 tokens between two snapshots: what predictions needed would cost more
+    told = {step: "need" in np.load(path) for step in steps_of(tiny.run_dir, ".npz")
+            if (path := Path(tiny.run_dir, "attention", f"step_{step:08d}.npz"))}
+    assert told == {0: True, 2: False, 4: False, 6: True, 8: False, 10: False, 12: True}
+
+
+@pytest.mark.slow
+def test_what_a_snapshot_tells_changes_nothing_of_the_training(tiny: Config, train_here, tmp_path):
+    losses = []
+    for every in (0, 2):
+        tiny.attention.every, tiny.run_dir = every, str(tmp_path / f"every_{every}")
+        train_here(tiny)
+        losses.append([row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row])
+    assert losses[0] == losses[1]

@@ -13,7 +13,7 @@ from config import Config, DataConfig, GPTConfig, read_config
 from data.tokenizer import CharTokenizer
 from files import read_rows
 from model import GPT
-from training.distributed import Team
+from training.distributed import World
 from training.evaluate import Validation
 
 
@@ -71,7 +71,7 @@ def test_the_windows_of_several_processes_are_those_of_one():
     losses = []
     for size in (1, 3):
         for rank in range(size):
-            mine = Validation(np.arange(300), LETTERS, 10, "cpu", "fp32", Team(rank, size), data)
+            mine = Validation(np.arange(300), LETTERS, 10, "cpu", "fp32", World(rank, size), data)
             losses.append(mine.local_loss(model, lambda: None))
     assert sum(count for _, count in losses[1:]) == losses[0][1] == 69
     assert sum(nats for nats, _ in losses[1:]) == pytest.approx(losses[0][0], rel=1e-6)

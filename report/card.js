@@ -1,0 +1,79 @@
+// The card of a token: what is expected after it, and which parts of the model said so. Stands after
+// needs.js; `words` are the tokens that may be named, by id.
+
+const PART = { embedding: "embedding", rest: "biases" };
+
+// A part of the direct contributions: its name, and of a head its place.
+function partOf(p, L, H) {
+  if (p === 0) return { name: PART.embedding };
+  if (p === L * (H + 1) + 1) return { name: PART.rest };
+  const layer = Math.floor((p - 1) / (H + 1)), head = (p - 1) % (H + 1);
+  return head === H ? { name: `L${layer} MLP` } : { name: headName(layer, head), layer, head };
+}
+
+// The next tokens that the model expects after token i; `pick(k)` takes one of them as the target.
+function expected(known, words, i, target, pick) {
+  const next = i + 1 < known.T ? known.tokens?.[i + 1] : null, loss = known.loss(i);
+  const chip = (k, text, share, real) => el("button", {
+    type: "button", className: `chance${real ? " real" : ""}`, "aria-pressed": target === k,
+    style: `--w: ${(100 * share).toFixed(1)}%`, onclick: () => pick(k),
+  }, bdi(short(text), "token"), el("b", {}, share >= 0.001 ? share.toFixed(3) : share.toExponential(1)));
+  const likeliest = known.predicted(i).map(({ id, chance }, k) => ({ k: k + 1, text: words[id] ?? "", chance }));
+  const hit = next === null ? -1 : likeliest.findIndex(one => one.text === next.slice(0, 40));
+  const rows = likeliest.map(({ k, text, chance }) => chip(k, text, chance, k === hit + 1 && hit >= 0));
+  if (next !== null && hit < 0) rows.push(chip(0, next, Math.exp(-loss), true));
+  return { rows, says: next === null ? ["The text ends here."] : ["What follows, ", bdi(short(next), "token"),
+    `, costs ${figure(loss)} nats.`] };
+}
+
+// Lines with bars to either side of zero. lines: [{name, value, more, pick}]
+function bars(lines, sign = signed) {
+  const most = Math.max(1e-9, ...lines.map(line => Math.abs(line.value) || 0));
+  return el("ol", { className: sign === signed ? "bars" : "bars plain" }, ...lines.map(({ name, value, more = "", pick }) => {
+    const size = 50 * Math.abs(value || 0) / most, kind = value < 0 ? "under" : "over";
+    const label = pick ? el("button", { type: "button", onclick: pick }, name) : el("span", {}, name);
+    return el("li", {}, label, el("i", { className: kind, style: `--w: ${size.toFixed(1)}%` }),
+      el("b", {}, sign(value)), el("span", { className: "quiet" }, more));
+  }));
+}
+
+// Draws the card of token i into `host`. how: {layer, head, target, tied, words, choose(layer, head)}
+function drawCard(host, known, i, how) {
+  const { L, H } = known, { layer, head, target, words } = how;
+  const named = k => bdi(short(words[k] ?? "?"), "token"), spaced = ids => ids.flatMap(id => [named(id), " "]);
+  const lens = Array.from({ length: L + 1 }, (_, k) => ({ name: k ? `block ${k - 1}` : "embedding", value: known.lens(k, i) }));
+  const parts = Array.from({ length: known.parts }, (_, p) => {
+    const part = partOf(p, L, H), inside = part.head !== undefined;
+    return { ...part, value: known.direct(p, i, target), pick: inside ? () => how.choose(part.layer, part.head) : null,
+      more: inside ? signed(known.knockout(part.layer, part.head, i)) : "" };
+  });
+  const whole = parts.reduce((sum, part) => sum + part.value, 0);
+  const order = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  const least = order.slice(10), rest = least.reduce((sum, part) => sum + part.value, 0);
+  const lines = [...order.slice(0, 10), ...least.length ? [{ name: `${least.length} more`, value: rest }] : []];
+  const text = target ? words[known.predicted(i)[target - 1].id] ?? "" : known.tokens?.[i + 1] ?? "";
+  const ids = known.writes(layer, head, i), box = (title, ...rest) => el("div", {}, el("h4", {}, ...title), ...rest);
+  const grid = el("div", { className: "cells" });
+  host.replaceChildren(
+    box(["Logit lens"], el("p", { className: "quiet" }, "The loss of what follows, in nats, were the model to end there."),
+      bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "The output layer is the token embedding: right "
+        + "after the embedding the model expects the token itself again.")] : []),
+    box(["Direct contributions to the logit of ", bdi(short(text), "token")],
+      el("p", { className: "quiet" }, `They sum to the logit, ${signed(whole)}. Direct: through the last norm alone, not `
+        + "through later layers. Behind a head: the nats that are lost without it, all its effects counted."),
+      bars(lines)),
+    box([`What ${headName(layer, head)} writes here`], el("p", {}, "up ", ...spaced(ids.slice(0, 3))),
+      el("p", {}, "down ", ...spaced(ids.slice(3))),
+      el("p", { className: "quiet" }, "The tokens whose logits it raises and lowers most, directly.")),
+    box(["Nats lost without each head"], grid));
+  const most = Math.max(0.1, ...Array.from({ length: L * H }, (_, k) =>
+    Math.abs(known.knockout(Math.floor(k / H), k % H, i)) || 0));
+  cells(grid, `nats lost at token ${i} without each head`)({
+    rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, signed: true,
+    high: Math.min(46, Math.max(14, 260 / Math.max(L, H))), pick: how.choose,
+    rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
+    level: (l, h) => signedLevel(known.knockout(l, h, i) / most), write: (l, h) => signed(known.knockout(l, h, i)),
+    tell: (l, h) => [el("div", {}, `without ${headName(l, h)}`),
+      el("div", { className: "value" }, el("b", {}, signed(known.knockout(l, h, i))), " nats for the token that follows")],
+  });
+}

@@ -1,0 +1,90 @@
+"""What a run has found out, in sentences: of measurements with their errors, and none without."""
+
+import math
+
+from files import as_known, born_when, is_scored, snapshot_steps
+
+KINDS = {"previous_token": "looks at the token just before",
+         "duplicate_token": "looks back at the same token",
+         "induction": "looks at what followed last time"}
+COPIES = 0.5  # a score of copying beyond this, either way, is told
+TOLD, FED = 2, 0.2  # heads of a kind that are told of, at most; shares of wiring, at least
+
+
+def conclude(rows: list[dict]) -> list[str]:
+    """The sentences of a run's metrics, [] where nothing is clear of its error."""
+    scored = [row for row in rows if is_scored(row)]
+    if not scored:
+        return []
+    found = [gain(scored)]
+    for kind in KINDS:
+        heads = [key.rpartition("/")[2] for key in scored[-1] if key.startswith(f"births/{kind}/")]
+        heads = [head for head in heads if known(scored[-1], f"heads/{kind}", head)]
+        heads.sort(key=lambda head: -scored[-1][f"heads/{kind}/{head}"])
+        found += [of_head(rows, scored[-1], kind, head) for head in heads[:TOLD]]
+    return [sentence for sentence in [*found, most_important(scored[-1])] if sentence]
+
+
+def gain(scored: list[dict]) -> str | None:
+    """How much cheaper what comes again is, and since when."""
+    key, row = "probe/repeat_gain", scored[-1]
+    value, error = row.get(key), row.get(f"{key}_se")
+    if not is_known(value, error) or value < 2 * error:
+        return None
+    below = max((r["step"] for r in scored if r.get(key, 0) < value / 2), default=-1)
+    since = next(r["step"] for r in scored if r["step"] > below)
+    half = f"; half of that was there by step {since:,}" if since else ""
+    return f"A token that comes again costs {as_known(value, error)} nats less than the first " \
+           f"time{half}."
+
+
+def of_head(rows: list[dict], row: dict, kind: str, head: str) -> str:
+    """What a head does, since when, who feeds it, and what is lost without it."""
+    does, copies = KINDS[kind], row.get(f"heads/copying/{head}", 0)
+    if kind == "induction" and known(row, "heads/copying", head) and abs(copies) >= COPIES:
+        does = "copies what followed last time" if copies > 0 else (
+            f"pushes down what followed last time (copying {known(row, 'heads/copying', head)})")
+    born = born_when(row[f"births/{kind}/{head}"], snapshot_steps(rows))
+    facts = [f"{known(row, f'heads/{kind}', head)}", f"born {born}", fed(row, kind, head)]
+    sentence = f"{head} {does} ({', '.join(fact for fact in facts if fact)})"
+    pair, new = (known(row, f"heads/{cost}", head) for cost in ("pair_cost", "new_cost"))
+    if pair and new:
+        sentence += f": without it a pair that repeats costs {pair} nats more, a token not seen " \
+                    f"before {new}"
+    return f"{sentence}."
+
+
+def fed(row: dict, kind: str, head: str) -> str | None:
+    """The head below that feeds this one most, and through what."""
+    prefix, best = f"wiring/{kind}/{head}/", None
+    for key, share in row.items():
+        if key.startswith(prefix) and share >= max(FED, best[0] if best else 0):
+            best = share, *key.removeprefix(prefix).split("/")
+    error = best and row.get(f"wiring/{kind}_se/{head}/{best[1]}/{best[2]}")
+    if best is None or not is_known(best[0], error):
+        return None
+    return f"fed by {best[2]} through its {best[1]}, {as_known(100 * best[0], 100 * error)}%"
+
+
+def most_important(row: dict) -> str | None:
+    """The head without which the validation loss rises most."""
+    prefix = "heads/importance/"
+    heads = {key.removeprefix(prefix): value for key, value in row.items()
+             if key.startswith(prefix) and math.isfinite(value)}
+    head = max(heads, key=heads.get, default="")
+    error = row.get(f"heads/importance_se/{head}")
+    if not head or not is_known(heads[head], error) or heads[head] < 2 * error:
+        return None
+    return f"Without {head} the validation loss is {known(row, prefix[:-1], head)} nats higher, " \
+           "the most of any head."
+
+
+def known(row: dict, score: str, head: str) -> str | None:
+    """A head's score with its error, None where one of them is not known."""
+    value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
+    return as_known(value, error) if is_known(value, error) else None
+
+
+def is_known(value: float | None, error: float | None) -> bool:
+    """Whether they are finite, and the error is not 0."""
+    return value is not None and bool(error) and math.isfinite(value) and math.isfinite(error)

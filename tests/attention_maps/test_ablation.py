@@ -1,0 +1,118 @@
+"""What a prediction needed, against slow loops that change one thing at a time."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from models import configs, few, lively, random_tokens, small
+
+from attention_maps import ablation
+from model import GPT, attention, causal_mask
+
+
+def slow_nats(model, tokens, hidden=None, silent=None) -> np.ndarray:
+    """-ln p of each next token, by the written-out formula, a layer and a head at a time, with
+    token `hidden` out of sight of later queries, or the head `silent`, (layer, head), zeroed."""
+    c, T = model.config, len(tokens)
+    mask = causal_mask(T, T)
+    if hidden is not None:
+        mask[hidden + 1:, hidden] = False
+    x = model.token_embedding.weight[tokens][None]
+    if model.position_embedding is not None:
+        x = x + model.position_embedding.weight[:T]
+    if c.norm_embedding:
+        x = F.rms_norm(x, (c.n_embd,))
+    for layer, block in enumerate(model.blocks):
+        a = block.attention
+        q, k, v = a.project(block.norm_1(x), None if model.rotary is None else model.rotary[:, :T])
+        heads = []
+        for h in range(c.n_head):
+            g = h // (c.n_head // c.kv_heads)
+            y, _ = attention(q[:, h], k[:, g], v[:, g], mask)
+            heads.append(y * 0 if (layer, h) == silent else y)
+        x = x + a.W_O(torch.cat(heads, dim=-1))
+        x = x + block.mlp(block.norm_2(x))
+    log_p = model.head(model.norm(x))[0].log_softmax(dim=-1)
+    return -log_p[torch.arange(T - 1), tokens[1:]].detach().numpy()
+
+
+@few
+@given(configs)
+def test_need_and_knockout_are_what_a_slow_loop_finds(config):
+    model, tokens = lively(GPT(config)).double(), random_tokens(11)
+    whole = slow_nats(model, tokens)
+    need = ablation.need(model, tokens)
+    assert need.shape == (11, 11) and np.isnan(need[-1]).all()
+    assert not np.triu(need[:-1]).any()  # a token is not hidden from itself and those before it
+    for j in range(10):
+        changed = slow_nats(model, tokens, hidden=j) - whole
+        assert need[:-1, j] == pytest.approx(np.where(np.arange(10) > j, changed, 0), abs=1e-6)
+    knockout = ablation.knockout(model, tokens)
+    assert knockout.shape == (2, 4, 11) and np.isnan(knockout[..., -1]).all()
+    for layer in range(2):
+        for h in range(4):
+            changed = slow_nats(model, tokens, silent=(layer, h)) - whole
+            assert knockout[layer, h, :-1] == pytest.approx(changed, abs=1e-9)
+    assert np.abs(need[:-1]).max() > 1e-3 and np.nanmax(np.abs(knockout)) > 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_need_is_the_same_in_passes_of_any_size(monkeypatch, rows):
+    model, tokens = lively(GPT(small(n_kv_head=2, block_size=64))), random_tokens(40)
+    whole = ablation.need(model, tokens)
+    monkeypatch.setattr(ablation, "at_once", lambda model, length: rows)
+    assert np.allclose(ablation.need(model, tokens), whole, atol=2e-5, equal_nan=True)
+
+
+def test_in_float32_need_is_exact_to_its_last_digits():
+    model = lively(GPT(small(n_kv_head=2, position="rope", qk_norm=True)))
+    tokens = random_tokens(16)
+    need, knockout = ablation.need(model, tokens), ablation.knockout(model, tokens)
+    assert need.dtype == knockout.dtype == np.float32
+    model.double()
+    assert np.nanmax(np.abs(need - ablation.need(model, tokens))) < 2e-5
+    assert np.nanmax(np.abs(knockout - ablation.knockout(model, tokens))) < 2e-5
+
+
+def test_what_is_measured_leaves_the_model_as_it_was():
+    model, tokens = GPT(small(dropout=0.5)).train(), random_tokens(16)
+    before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    first = ablation.need(model, tokens)
+    assert np.array_equal(first, ablation.need(model, tokens), equal_nan=True)  # no dropout
+    ablation.knockout(model, tokens)
+    assert model.training and torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
+
+
+def test_a_signal_is_heard_between_the_passes():
+    class Asked(Exception):
+        pass
+
+    def between():
+        raise Asked
+
+    model, tokens = GPT(small()), random_tokens(16)
+    for measure in (ablation.need, ablation.knockout):
+        with pytest.raises(Asked):
+            measure(model, tokens, between)
+
+
+def test_costs_are_of_pairs_that_came_before_and_of_tokens_that_did_not():
+    rng = np.random.default_rng(0)
+    x, y = (torch.from_numpy(rng.integers(0, n, (5, 30))) for n in (6, 9))
+    y[:, :-1] = x[:, 1:]
+    loss, without = rng.random((5, 30)), rng.random((2, 3, 5, 30))
+    loss[4, 20:] = np.nan  # nothing follows
+    found = ablation.costs(x, y, loss, without)
+    pairs, new = [], []
+    for w in range(5):
+        for i in range(30 if w < 4 else 20):
+            before = [(x[w, j].item(), y[w, j].item()) for j in range(i)]
+            if (x[w, i].item(), y[w, i].item()) in before:
+                pairs.append(without[:, :, w, i] - loss[w, i])
+            if y[w, i] not in x[w, :i + 1]:
+                new.append(without[:, :, w, i] - loss[w, i])
+    assert found["pair_cost"][0] == pytest.approx(np.mean(pairs, axis=0))
+    assert found["new_cost"][0] == pytest.approx(np.mean(new, axis=0))
+    assert (found["pair_cost"][1] > 0).all()

@@ -1,0 +1,257 @@
+"""What predictions needed, the cards, the wiring, the sentences: packed for the page, and seen in
+Chromium."""
+
+import base64
+import io
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+from pages import (
+    HOSTILE,
+    aside,
+    expect_text,
+    focus_map,
+    make_run,
+    pixels,
+    read_back,
+    read_tip,
+    snapshot,
+    write_snapshot,
+)
+from PIL import Image
+
+from report import explained, page
+
+
+def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
+    """What `attention_maps.card.explain` gives, made up."""
+    rng = np.random.default_rng(step + len(prefix))
+    need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
+    need[-1] = np.nan
+    knockout = rng.normal(size=(L, H, T)).astype(np.float32)
+    knockout[..., -1] = np.nan
+    lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
+    lens[:, -1] = np.nan
+    found = {"need": need, "knockout": knockout, "lens": lens,
+             "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
+             "predicted_ids": rng.integers(0, 16, (T, 5)),
+             "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
+             "writes_ids": rng.integers(0, 16, (L, H, T, 6)), "words_ids": np.arange(16),
+             "words": np.array(words or [f" n{i}" for i in range(16)])}
+    return {prefix + name: value for name, value in found.items()}
+
+
+def make_explained(folder, words=None):
+    run = make_run(folder, words=words)
+    for step in (0, 10, 20):
+        parts = explain(step=step, words=words) | explain(step=step, prefix="repeat_", words=words)
+        write_snapshot(run, {**snapshot(step=step, words=words), **parts})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["step"] >= 10:
+            row |= {"wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
+                    "wiring/induction_se/L1H1/keys/L0H2": 0.02,
+                    "wiring/induction/L1H1/queries/L0H2": 0.01,
+                    "wiring/induction_se/L1H1/queries/L0H2": 0.02}
+        row |= {"probe/repeat_gain": row["step"] / 10, "probe/repeat_gain_se": 0.1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_what_is_packed_comes_back():
+    held = explain() | explain(prefix="repeat_")
+    for name, prefix in (("text", ""), ("repeat", "repeat_")):
+        found = explained.pack_explained(held, name)
+        numbers = np.frombuffer(zlib.decompress(found.floats), np.uint8).reshape(2, -1)
+        numbers, start = numbers.T.copy().view("<f2").ravel(), 0
+        need = held[f"{prefix}need"]
+        for part in (need[np.tri(16, dtype=bool)], *(held[prefix + key] for key in
+                                                      explained.FLOATS)):
+            here = numbers[start:start + part.size]
+            assert np.array_equal(here, part.ravel().astype(np.float16), equal_nan=True)
+            start += part.size
+        assert start == len(numbers)
+        ids = np.frombuffer(zlib.decompress(found.ids), "<i4")
+        whole = [held[prefix + key].ravel() for key in explained.IDS]
+        assert np.array_equal(ids, np.concatenate(whole)) and found.words[3] == " n3"
+        assert found.needed == pytest.approx(np.nanmax(np.abs(need)))
+    assert explained.pack_explained(snapshot(), "text") is None
+
+
+def test_the_newest_are_kept_where_not_all_fit(tmp_path, monkeypatch):
+    run = make_explained(tmp_path / "run")
+    content, _ = read_back(page.write_page(run))
+    assert [[bool(one) for one in probe["explained"]] for probe in content["probes"]] == [
+        [True] * 3] * 2
+    size = explained.pack_explained(explain(step=20), "text").size
+    monkeypatch.setattr(explained, "BUDGET", 5 * size)
+    content, _ = read_back(page.write_page(run))
+    assert [[bool(one) for one in probe["explained"]] for probe in content["probes"]] == [
+        [False, True, True]] * 2
+
+
+def test_the_page_has_the_wiring_with_its_errors_and_the_repeat_gain(tmp_path):
+    content, _ = read_back(page.write_page(make_explained(tmp_path / "run")))
+    assert content["wiring"]["steps"] == [0, 10, 20] and content["wiring"]["values"][0] == []
+    assert content["wiring"]["values"][2] == [
+        ["induction", [1, 1], "keys", [0, 2], 0.8, 0.02],
+        ["induction", [1, 1], "queries", [0, 2], 0.01, 0.02]]
+    gain = content["curves"]["probe/repeat_gain"]
+    assert gain["values"][-1] == 2 and set(gain["errors"]) == {0.1}
+    assert content["conclusion"][0].startswith("A token that comes again costs 2.0 ± 0.1 nats less")
+
+
+@pytest.mark.slow
+def test_needs_are_shown_beside_attention(see, tmp_path):
+    tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
+    assert tab.is_checked("#looks") and "Head" in tab.inner_text("#map-title")
+    tab.check("#needs")
+    expect_text(tab, "#map-title", "What each prediction needed after 20 steps")
+    assert tab.locator("#weighting").is_hidden() and tab.locator("#average").is_hidden()
+    for query, key in ((14, 3), (9, 8), (5, 0)):
+        focus_map(tab, query, key, 16)
+        place_query, place_key, text = read_need(tab)
+        assert (place_query, place_key) == (query, key)
+        assert text.startswith(signed(held["need"][query, key]))
+    tab.focus("#step")
+    tab.keyboard.press("Home")
+    expect_text(tab, "#map-title", "after 0 steps")
+    focus_map(tab, 14, 3, 16)
+    assert read_need(tab)[2].startswith(signed(explain(step=0)["need"][14, 3]))
+    tab.check("#looks")
+    focus_map(tab, 14, 3, 16)
+    assert "exactly" in read_tip(tab)[2]
+
+
+def signed(x: float) -> str:
+    return f"{'+' if x > 0 else '−'}{abs(np.float16(x)):.2f}"
+
+
+def read_need(tab) -> tuple[int, int, str]:
+    text = tab.inner_text("#tip")
+    query, key = re.search(r"w?(\d+), with .* (\d+) hidden", text).groups()
+    return int(query), int(key), text.split("\n")[1]
+
+
+@pytest.mark.slow
+def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp_path):
+    tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
+    tab.check("#needs")
+    tab.locator("#text .token").nth(9).hover()
+    needs = held["need"][9, :10]
+    best, worst = int(needs.argmax()), int(needs.argmin())
+    assert f"·w{best} {best}" in tab.locator("#lists .needed li").first.inner_text()
+    assert f"·w{worst} {worst}" in tab.locator("#lists .hindered li").first.inner_text()
+    shade = tab.locator("#text .token").nth(best).evaluate("span => span.style.background")
+    assert "--needed" in shade
+    shade = tab.locator("#text .token").nth(worst).evaluate("span => span.style.background")
+    assert "--hindered" in shade
+    chips = tab.locator("#expected .chance").all_inner_texts()
+    assert [chip.split("\n")[0] for chip in chips] == [
+        f"·n{i}" for i in held["predicted_ids"][9]] + ["·w10"]
+    assert chips[0].endswith(f"{held['predicted'][9, 0]:.3f}")
+    assert tab.locator("#expected .real").all_inner_texts() == [chips[-1]]
+    says = tab.inner_text("#expected p")
+    assert f"·w10, costs {np.float16(held['lens'][-1, 9]):.4g}"[:14] in says
+    assert f"It needed ·w{best} {signed(needs[best])}" in says
+    tab.locator("#text .token").nth(15).hover()
+    assert "The text ends here" in tab.inner_text("#expected")
+
+
+@pytest.mark.slow
+def test_the_card_of_a_token_adds_up(see, tmp_path):
+    tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
+    aside(tab)
+    tab.click("[role=radio][aria-label='layer 1, head 2']")
+    tab.locator("#text .token").nth(5).click()
+    expect_text(tab, "#card-title", "The card of ·w5 5")
+    card = tab.inner_text("#card")
+    for k, name in enumerate(("embedding", "block 0", "block 1")):
+        assert re.search(rf"{name}\s+{float(np.float16(held['lens'][k, 5])):.4g}"[:20], card)
+    direct = held["direct"][:, 5].astype(np.float16).astype(float)  # (12, 6)
+    assert f"They sum to the logit, {signed(direct[:, 0].sum())}" in card.replace("\n", " ")
+    best = int(np.abs(direct[:, 0]).argmax())
+    name = ("embedding", *(f"L{at}{h}" for at in (0, 1) for h in ("H0", "H1", "H2", "H3", " MLP")),
+            "biases")[best]
+    line = tab.locator("#card .bars").nth(1).locator("li").first.inner_text()
+    assert line.startswith(name) and signed(direct[best, 0]) in line
+    assert "What L1H2 writes here" in card
+    for k, id in enumerate(held["writes_ids"][1, 2, 5]):
+        side = tab.locator("#card p", has_text="up " if k < 3 else "down ").first.inner_text()
+        assert f"·n{id}" in side
+    tab.locator("#expected .chance").nth(1).click()  # of the second likeliest
+    id = held["predicted_ids"][5, 1]
+    expect_text(tab, "#card", f"Direct contributions to the logit of ·n{id}")
+    sums = signed(direct[:, 2].sum())
+    assert f"They sum to the logit, {sums}" in tab.inner_text("#card").replace("\n", " ")
+    grid = tab.locator("#card canvas")
+    aside(tab)
+    grid.focus()
+    tab.keyboard.press("ArrowRight")
+    assert f"without L1H1\n{signed(held['knockout'][1, 1, 5])} nats" in tab.inner_text("#tip")
+
+
+@pytest.mark.slow
+def test_the_stripe_that_a_score_reads_is_framed_on_the_repeats(see, tmp_path):
+    tab = see(page.write_page(make_explained(tmp_path / "run")))
+    assert "Framed" not in tab.inner_text("#seen")
+    tab.select_option("#probe", index=1)
+    expect_text(tab, "#seen", "Framed is what the scores read: duplicate token")
+    focus_map(tab, 10, 3, 16)  # the marks know where the cells begin
+    left = tab.eval_on_selector("#map .mark.row", "mark => parseFloat(mark.style.left)")
+    drawn = base64.b64decode(pixels(tab, "#map canvas").partition(",")[2])
+    image = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
+    cell, colours = (image.shape[1] - left) / 16, {"c3": [0, 128, 94], "c2": [184, 106, 0]}
+
+    def framed(i: float, j: float, colour: str) -> bool:
+        """Whether the place has about this colour, of the light theme."""
+        y, x = round(i * cell), round(left + j * cell)
+        return np.abs(image[y - 1:y + 2, x - 1:x + 2] - colours[colour]).sum(axis=-1).min() < 90
+
+    for i in range(8, 16):  # the period is 8: the edges of the two cells that face outwards
+        assert framed(i, i - 7 + 0.5, "c3") and framed(i + 0.97, i - 8 + 0.5, "c2")
+    for i, j in ((7, 0.5), (10, 8.5), (10.97, 8.5)):
+        assert not framed(i, j, "c3") and not framed(i, j, "c2")
+
+
+@pytest.mark.slow
+def test_the_wiring_follows_the_slider(see, tmp_path):
+    tab = see(page.write_page(make_explained(tmp_path / "run")))
+    wires = tab.locator("#wiring .wire")
+    assert wires.count() == 1  # what is not clear of its error is not drawn
+    wide = wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)")
+    assert wires.get_attribute("aria-label") == (
+        "L0H2 → L1H1, through its keys, 80 ± 2% of its induction score is lost without it")
+    tab.focus("#step")
+    tab.keyboard.press("ArrowLeft")
+    expect_text(tab, "#wiring h3", "at step 10")
+    assert wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)") < wide
+    tab.keyboard.press("ArrowLeft")
+    expect_text(tab, "#wiring", "No head feeds another one yet")
+    tab.locator("#wiring .node").nth(7).click()
+    assert "L1H3" in tab.inner_text("#map-title")
+    assert tab.locator("#conclusion li").count() >= 1
+    assert tab.locator("#chart-gain svg").is_visible()
+
+
+@pytest.mark.slow
+def test_hostile_words_are_only_text(see, tmp_path):
+    run = make_explained(tmp_path / "run", words=HOSTILE)
+    tab = see(page.write_page(run))
+    tab.check("#needs")
+    for i in range(16):
+        tab.locator("#text .token").nth(i).dispatch_event("click")
+    assert tab.evaluate("window.hacked") is None
+    assert tab.locator("#card img, #card script, #expected img, #expected script").count() == 0
+    assert "<!--" in "".join(tab.locator("#text").all_inner_texts())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1400])
+def test_all_of_it_fits_the_window(see, tmp_path, width):
+    tab = see(page.write_page(make_explained(tmp_path / "run")), width=width)
+    tab.check("#needs")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,129 @@
+"""A model divided among ranks by FSDP2, and its tensors, as rows and put together.
+
+The mesh is (processes / shard, shard): with shard = 1 each rank has the whole model (data
+parallel), with all of them its part alone, between them each group of so many holds a copy.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+
+from config import Config
+from model import GPT, Block, autocast
+from training.distributed import World
+from training.runtime import compile_to_same_bits
+
+
+def compile_parts(model: GPT, config: Config, rows: int, world: World,
+                  say: Callable[[str], None]) -> bool:
+    """Compile attention and MLP of each block, which are to be sharded; whether that worked.
+
+    Tried on all ranks with a copy of the first block and `rows` sequences: one that fails amid a
+    sharded pass would leave the others waiting.
+    """
+    compile_to_same_bits(config.device)
+    block, worked = deepcopy(model.blocks[0]).to(config.device), True
+    try:
+        compile_block(block)
+        x = torch.zeros(rows, config.model.block_size, config.model.n_embd, device=config.device)
+        rotary = None if model.rotary is None else model.rotary.to(config.device)
+        with autocast(config.device, config.precision):
+            block(x, rotary).sum().backward()
+    except Exception:  # the compilers' errors have no common base; the run can go on without
+        worked = False
+    worked = int(world.sum(torch.tensor(int(worked)))) == world.size
+    if not worked:
+        say("torch.compile failed on some process, so the run is eager")
+        return False
+    for block in model.blocks:
+        compile_block(block)
+    return True
+
+
+def compile_block(block: Block) -> None:
+    for part in (block.attention, block.mlp):
+        part.forward = torch.compile(part.forward)
+
+
+def shard_model(model: GPT, config: Config, size: int) -> None:
+    """Move the model to the device, sharded: blocks one by one, then what is left.
+
+    In bf16 the matrices travel in bf16, and their gradients are summed in float32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    shape, names = (config.shard,), ("shard",)
+    if config.shard < size:
+        shape, names = (size // config.shard, config.shard), ("replicate", "shard")
+    mesh = init_device_mesh(config.device, shape, mesh_dim_names=names)
+    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    policy = bf16 if config.precision == "bf16" else MixedPrecisionPolicy()
+    for block in model.blocks:
+        # The norms stay in float32, with the rest of the model.
+        fully_shard([block.attention, block.mlp], mesh=mesh, mp_policy=policy,
+                    reshard_after_forward=config.shard > 1)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The rows of a sharded tensor that are here; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def rows_here(tensor: Tensor) -> slice:
+    """Which rows of a tensor are here, all of one that is not sharded."""
+    if not hasattr(tensor, "to_local"):
+        return slice(0, len(tensor))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements)
+    return slice(offset[0], offset[0] + shape[0])
+
+
+def copy_rows(file, name: str, tensor: Tensor) -> None:
+    """Copy from an open safetensors file into a tensor, of a sharded one the rows that are here."""
+    here = local(tensor)
+    if here.numel():
+        here.copy_(file.get_slice(name)[rows_here(tensor)])
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor put together, by all ranks at once; any other tensor itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@torch.no_grad()
+def plain_copy(model: GPT, world: World) -> GPT | None:
+    """The model as one process has it, on rank 0, made of all ranks' parts; None elsewhere.
+
+    Where the device has no room for it, it is in the host's memory.
+    """
+    if world.size == 1:
+        return model
+    plain = None
+    if world.rank == 0:
+        device = model.head.weight.device
+        if device.type == "cuda" and torch.cuda.mem_get_info()[0] < 8 * model.num_parameters():
+            device = torch.device("cpu")
+        with torch.device("meta"):
+            plain = GPT(model.config)
+        plain = plain.to_empty(device=device).train(model.training)
+        if model.config.tie_embeddings:  # which that took apart
+            plain.head.weight = plain.token_embedding.weight
+    mine = dict([*plain.named_parameters(), *plain.named_buffers()]) if plain else {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        tensor = whole(tensor)
+        if plain:
+            mine[name].copy_(tensor)
+    return plain
+
+
+def reshard(model: GPT) -> None:
+    """After a forward pass without a backward pass: let go of the rows of other ranks."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
