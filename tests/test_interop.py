@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -167,6 +168,26 @@ def test_weights_kept_in_half_precision_are_read_exactly(dtype, tmp_path):
     folder = folder_of(model, tmp_path / "hf")
     assert load_file(folder / "model.safetensors")["transformer.wte.weight"].dtype == dtype
     assert difference(model.float(), load_hf(folder), random_tokens(1, 16)) < 1e-5
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process that no file holds."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("only Linux says it")
+    return int(re.search(r"RssAnon:\s+(\d+)", status.read_text())[1]) * 1024
+
+
+def test_weights_to_sample_from_stay_in_their_file(tmp_path):
+    save_hf(GPT(GPTConfig(vocab_size=40_000, block_size=16, n_layer=1, n_head=2, n_embd=512,
+                          **LLAMA)).bfloat16(), tmp_path / "hf")
+    kept, before = (tmp_path / "hf" / "model.safetensors").read_bytes(), anonymous()
+    model = Checkpoint(tmp_path / "hf").load()
+    assert model(torch.tensor([[1, 2, 3]]))[0].isfinite().all()
+    assert model.head.weight.dtype == torch.bfloat16 and anonymous() - before < len(kept) / 3
+    with torch.no_grad():
+        model.head.weight.zero_()  # a copy of what is written to
+    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == kept
 
 
 def test_the_names_of_the_first_gpt2_files_are_read(tmp_path):
