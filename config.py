@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
 LARGEST_SEED = 2**63 - 1  # of torch's generators
+FETCHED = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
 # Settings of older versions, with the value that is now the only one.
 REMOVED = {"model.rope_low": 1.0, "model.rope_high": 4.0, "optim.decay_steps": None,
            "attention.sample_tokens": 100, "attention.ablation_tokens": 4096,
@@ -31,15 +32,15 @@ class UserError(Exception):
     """A mistake that the user can mend: one sentence with what was wrong, its value, what to do."""
 
 
-def knob(default, help, *, choices=None, ge=None, gt=None, le=None, lt=None):
+def knob(default, help, **limits):
     """A configuration field: its default, one line of help, and the values that it takes.
 
-    `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most, below); None is always
-    allowed where the type is optional. A default that can change is given as what makes it.
+    `choices` are all of them; `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most,
+    below). None is always allowed where the type is optional. A default that can change is given
+    as what makes it.
     """
     return field(**{"default_factory" if callable(default) else "default": default},
-                 metadata={"help": help, "choices": choices,
-                           "ge": ge, "gt": gt, "le": le, "lt": lt})
+                 metadata={"help": help, **limits})
 
 
 @dataclass
@@ -69,7 +70,9 @@ class GPTConfig:
         1.0, "stretches the rotary wavelengths, for more tokens than they were trained on", ge=1)
     rope_trained: int | None = knob(
         None, "context they were trained on: stretched as in Llama 3; null: all alike", ge=1)
-    qk_norm: bool = knob(False, "RMS-normalise queries and keys before their product")
+    qk_norm: bool | str = knob(
+        False, "RMS-normalise queries and keys before their product; gains: and scale them by "
+        "trained gains, as Qwen 3 does", choices=(True, False, "gains"))
     bias: bool | str = knob(
         False, "biases: in linear layers and LayerNorms, in attention, or on queries, keys, values",
         choices=(True, False, "attention", "qkv"))
@@ -139,16 +142,15 @@ class DataConfig:
         if self.source in ("stdlib", "hf") and self.path is not None:
             raise UserError(f"data.path={self.path} needs a source that takes a path: "
                             "add data=text")
+        if self.source == "text" and not self.path:
+            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if self.source == "hf" and not self.name:
             raise UserError("data=hf needs data.name=DATASET: a name on the Hugging Face hub, "
                             "such as roneneldan/TinyStories, or a folder of files")
         for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
-            value = getattr(self, key)
-            if value and self.source != source:
+            if (value := getattr(self, key)) and self.source != source:
                 raise UserError(f"data.{key}={value} is for data={source}: add that, or leave "
                                 "it out")
-        if self.source == "text" and not self.path:
-            raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         try:
             "a".encode(self.encoding)
         except (LookupError, ValueError):
@@ -164,7 +166,8 @@ class TokenizerConfig:
     vocab_size: int | None = knob(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps "
-                        "snake_case and indentation whole, or GPT-2's", choices=("code", "gpt2"))
+                        "snake_case and indentation whole, or GPT-2's, which llama.cpp knows",
+                        choices=("code", "gpt2"))
 
     def check(self) -> None:
         """Raise `UserError` for a vocabulary that is not known, or settings that it lacks."""
@@ -173,11 +176,9 @@ class TokenizerConfig:
 
             known = ["char", "bpe", *list_encoding_names()]
             if self.name not in known:
-                raise UserError(f"tokenizer.name={self.name} is not one of {', '.join(known)}"
-                                f"{did_you_mean(self.name, known)}")
+                raise UserError(not_one_of("tokenizer.name", self.name, known))
         for key, default in (("vocab_size", None), ("pattern", "code")):
-            value = getattr(self, key)
-            if value != default and self.name != "bpe":
+            if (value := getattr(self, key)) != default and self.name != "bpe":
                 raise UserError(f"tokenizer.{key}={value} is for tokenizer=bpe; tokenizer="
                                 f"{self.name} has its own vocabulary: leave it out")
 
@@ -253,8 +254,8 @@ class Config:
     run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
     resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start",
                               choices=(True, False, "auto"))
-    init_from: str | None = knob(None, "folder of a run, or of Hugging Face weights, whose model "
-                                       "and tokenizer training starts from, on new text")
+    init_from: str | None = knob(None, "folder of a run or of Hugging Face weights, or a name on "
+                                 "their hub: training starts from its model, with its tokenizer")
     eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
     prepare_only: bool = knob(False, "prepare the text and end, with a progress bar on the way")
     dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and "
@@ -287,7 +288,8 @@ class Config:
     def check(self) -> None:
         """Raise `UserError` for what can be known to be wrong before data or torch are touched."""
         check_fields(self)
-        self.model.check()
+        for section in (self.model, self.attention, self.tokenizer, self.data):
+            section.check()
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
@@ -300,13 +302,9 @@ class Config:
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model of Hugging Face's format: "
                             "add init_from=FOLDER, or choose char, bpe or gpt2")
-        self.attention.check()
-        self.tokenizer.check()
-        self.data.check()
-        if self.eval_only and self.run_dir is None:
-            raise UserError("eval_only=true needs run_dir=PATH, the run to evaluate")
-        if self.resume is True and self.run_dir is None:
-            raise UserError("resume=true needs run_dir=PATH, the run to continue")
+        for key, verb in (("eval_only", "evaluate"), ("resume", "continue")):
+            if getattr(self, key) is True and self.run_dir is None:
+                raise UserError(f"{key}=true needs run_dir=PATH, the run to {verb}")
 
 
 @dataclass
@@ -314,7 +312,8 @@ class SampleConfig:
     """What `sample.py` takes."""
 
     run_dir: str | None = knob(None, "folder of a run; null: the newest in runs/")
-    init_from: str | None = knob(None, "instead of run_dir: folder of Hugging Face weights")
+    init_from: str | None = knob(None, "instead of run_dir: folder of Hugging Face weights, or a "
+                                       "name on the hub, as Qwen/Qwen3-0.6B")
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - is stdin; null: the start of a text")
     prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} a line')
@@ -340,12 +339,10 @@ class SampleConfig:
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self)
-        if self.run_dir is not None and self.init_from is not None:
-            raise UserError("run_dir= and init_from= are both given: leave one out")
-        given = [f"{name}=" for name in ("prompt", "prompts", "interactive", "score")
-                 if getattr(self, name) not in (None, False)]
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(given)} are both given: leave one out")
+        for rivals in (("run_dir", "init_from"), ("prompt", "prompts", "interactive", "score")):
+            given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
+            if len(given) > 1:
+                raise UserError(f"{' and '.join(given)} are both given: leave one out")
         if "" in self.stop:
             raise UserError("stop= is empty, which no text can end before: leave it out")
         if self.attention is not None:
@@ -373,9 +370,7 @@ def check_fields(node, prefix: str = "") -> None:
         if value is None:
             continue
         if choices and value not in choices:
-            shown = [str(c).lower() if isinstance(c, bool) else c for c in choices]
-            raise UserError(f"{name}={value} is not one of {', '.join(shown)}"
-                            f"{did_you_mean(str(value), shown)}")
+            raise UserError(not_one_of(name, value, map(shown, choices)))
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{name}={value} is not a finite number")
         for key, (breaks, words) in BOUNDS.items():
@@ -384,11 +379,23 @@ def check_fields(node, prefix: str = "") -> None:
                 raise UserError(f"{name}={value} must be {words} {limit}")
 
 
+def not_one_of(name: str, value, known) -> str:
+    known = list(known)
+    return f"{name}={value} is not one of {', '.join(known)}{did_you_mean(str(value), known)}"
+
+
 def did_you_mean(word: str, known) -> str:
     """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
     last = [name for name in known if name.rpartition(".")[2] == word]  # optim.lr for lr
     near = last or difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}" if near else ""
+
+
+def shown(value) -> str:
+    """A value as it is typed."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def knobs(node, prefix: str = ""):
@@ -432,12 +439,10 @@ def named_paths(config: Config) -> Config:
         UserError: a name is not UTF-8, which safetensors would not find again.
     """
     for name in ("run_dir", "init_from"):
-        path = getattr(config, name)
-        if path is None:
-            continue
-        if path.encode(errors="ignore").decode() != path:
-            raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
-        config = replace(config, **{name: os.path.expanduser(path)})
+        if path := getattr(config, name):
+            if path.encode(errors="ignore").decode() != path:
+                raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
+            config = replace(config, **{name: os.path.expanduser(path)})
     return config
 
 
@@ -451,7 +456,8 @@ def absolute_paths(config: Config) -> Config:
         data = replace(data, path=str(Path(here, path)))
     if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
         data = replace(data, name=str(Path(data.name).expanduser().absolute()))
-    init_from = init_from and str(Path(init_from).absolute())
+    if init_from and not FETCHED.fullmatch(init_from):
+        init_from = str(Path(init_from).absolute())
     return replace(config, data=data, init_from=init_from)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
 # In a row: how often the text had changed since the run began; absent where it never had.
 CHANGES = "data/changes"
+LARGEST_JSON = 100_000_000  # bytes of a JSON file that is read
 # What ends the names of metrics that stand beside a score of heads.
 ASIDE = ("_se", "_without_first")
 # Control characters → signs that show them.
@@ -49,6 +50,23 @@ def ordinary(path: Path, most: int | None = None) -> Path:
         raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read",
                       str(path))
     return path
+
+
+def read_object(path: Path) -> dict:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON object.
+    """
+    try:
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        value = json.loads(ordinary(path, LARGEST_JSON).read_text(encoding="utf-8"))
+    except (OSError, RecursionError) as e:
+        raise ValueError(getattr(e, "strerror", None) or e) from None
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    return value
 
 
 def sha256_of(path: Path) -> str:

@@ -88,11 +88,10 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
     return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
-def rotary_table(length: int, config: GPTConfig) -> Tensor:
-    """cos and signed sin of every position's angles, (2, length, d_k) float32 (Su et al. 2021).
+def rotary_frequencies(config: GPTConfig) -> Tensor:
+    """Radians that each pair of numbers turns by from one position to the next, (d_k/2) float32.
 
-    Both halves of a row hold the same d_k/2 angles, the first half of the sines negated, for
-    `rotate`. Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where
+    Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where
     `rope_trained` is given, the more the fewer turns they make in so many tokens (Llama 3.1).
     """
     c = config
@@ -104,7 +103,17 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
         turns = (c.rope_trained or 0) / (2 * math.pi / frequencies)
         kept = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)
         frequencies = (1 - kept) * frequencies / c.rope_factor + kept * frequencies
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies  # (T, d_k/2)
+    return frequencies
+
+
+def rotary_table(length: int, config: GPTConfig) -> Tensor:
+    """cos and signed sin of every position's angles, (2, length, d_k) float32 (Su et al. 2021).
+
+    Both halves of a row hold the same d_k/2 angles, the first half of the sines negated, for
+    `rotate`.
+    """
+    positions = torch.arange(length, dtype=torch.float32)
+    angles = positions[:, None] * rotary_frequencies(config)  # (T, d_k/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)))
 
@@ -149,6 +158,15 @@ class KVCache:
         return keys.narrow(2, 0, self.length + count), values.narrow(2, 0, self.length + count)
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of queries or keys, as coarse as they are: autocast would make them finer by the
+    gains, and attention slower."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains = self.weight if self.weight is None else self.weight.to(x.dtype)
+        return F.rms_norm(x, self.normalized_shape, gains, self.eps)
+
+
 class SelfAttention(nn.Module):
     """Causal attention of a sequence to itself: multi-head at G = H, multi-query at G = 1.
 
@@ -164,6 +182,11 @@ class SelfAttention(nn.Module):
         self.W_K = nn.Linear(C, G * d_k, bias=config.biased("qkv"))
         self.W_V = nn.Linear(C, G * d_v, bias=config.biased("qkv"))
         self.W_O = nn.Linear(H * d_v, C, bias=config.biased("output"))
+        if config.qk_norm:
+            gains = config.qk_norm == "gains"
+            self.norm_q, self.norm_k = (
+                HeadNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
+                for _ in range(2))
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v) of x (B, T, C)."""
@@ -172,7 +195,7 @@ class SelfAttention(nn.Module):
         k = self.W_K(x).view(B, T, c.kv_heads, c.key_dim).transpose(1, 2)  # (B, G, T, d_k)
         v = self.W_V(x).view(B, T, c.kv_heads, c.value_dim).transpose(1, 2)  # (B, G, T, d_v)
         if c.qk_norm:
-            q, k = F.rms_norm(q, (c.key_dim,)), F.rms_norm(k, (c.key_dim,))
+            q, k = self.norm_q(q), self.norm_k(k)
         if c.position == "rope":
             if rotary is None:  # used on its own, outside a GPT
                 rotary = rotary_table(T, c).to(x.device)
@@ -290,8 +313,8 @@ class Decoder:
         for block, keys, values in zip(model.blocks, cache.keys, cache.values):
             a, mlp, gated = block.attention, block.mlp, model.config.mlp == "swiglu"
             self.layers.append((
-                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), keys, values,
-                as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
+                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), joined_gains(a),
+                keys, values, as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
                 as_function(mlp.W_gate) if gated else None, as_function(mlp.W_out)))
 
     def forget(self) -> None:
@@ -314,11 +337,14 @@ class Decoder:
             x = x + self.model.position_embedding.weight[n]
         if c.norm_embedding:
             x = F.rms_norm(x, (c.n_embd,))
-        for norm_1, qkv, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
+        eps = c.norm_eps if c.qk_norm == "gains" else None
+        for norm_1, qkv, gains, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
             qk, v = qkv(norm_1(x)).split(((H + G) * d_k, G * d_v), dim=-1)
             qk = qk.view(B, H + G, d_k)
             if c.qk_norm:
-                qk = F.rms_norm(qk, (d_k,))
+                qk = F.rms_norm(qk, (d_k,), eps=eps)
+            if gains is not None:
+                qk = qk * gains
             if self.rotary is not None:
                 qk = rotate(qk, self.rotary[:, n])
             q, k = qk.split((H, G), dim=1)  # (B, H, d_k), (B, G, d_k)
@@ -333,6 +359,14 @@ class Decoder:
             x = x + W_out(activate(c.mlp, W_in(h), None if W_gate is None else W_gate(h)))
         self.cache.length = n + 1
         return self.head(self.norm(x))
+
+
+def joined_gains(a: SelfAttention) -> Tensor | None:
+    """The gains of queries and keys, (H + G, d_k), where the model has them."""
+    if a.config.qk_norm != "gains":
+        return None
+    return torch.cat((a.norm_q.weight.expand(a.config.n_head, -1),
+                      a.norm_k.weight.expand(a.config.kv_heads, -1)))
 
 
 def as_function(*modules: nn.Module) -> partial:

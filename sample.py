@@ -16,6 +16,7 @@ from pathlib import Path
 import cli
 from config import SampleConfig, UserError
 from files import printable
+from hub import fetched
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
@@ -38,7 +39,7 @@ def sample(config: SampleConfig) -> None:
         UserError: there is no such run, or a text cannot be read, encoded or written.
     """
     prompts = read_prompts(config)
-    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
+    folder = Path(config.run_dir or fetched(config.init_from or "") or newest_run()).expanduser()
 
     # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import load_model
@@ -263,13 +264,10 @@ def prompt_lines(text: str, source: str) -> list[str]:
     """The prompts of JSON lines, {"prompt": "…"} each, whatever else is in them."""
     prompts, form = [], 'each is a JSON object, {"prompt": "…"}'
     for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                prompt = json.loads(line)["prompt"]
-                prompts.append(prompt + "")
-            except (ValueError, TypeError, KeyError, RecursionError):
-                where = f"prompts={source} has no prompt in line {number}"
-                raise UserError(f"{where}: {form}") from None
+        try:
+            prompts += [json.loads(line)["prompt"] + ""] if line.strip() else []
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise UserError(f"prompts={source} has no prompt in line {number}: {form}") from None
     if not prompts:
         raise UserError(f"prompts={source} has no line: {form}")
     return prompts

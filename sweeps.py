@@ -177,14 +177,14 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
     except OSError as e:
         raise UserError(f"hydra.sweep.dir={folder} cannot be made or read ({e.strerror}): "
                         "choose another folder") from None
-    if not empty and not sweep.is_sweep(folder):
-        raise UserError(f"hydra.sweep.dir={folder} is not empty and holds no sweep: "
-                        "choose another folder")
-    if not empty and not resume:
-        raise UserError(f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, "
-                        "or choose another folder")
-    refuse_links(folder)
     if not empty:
+        if not sweep.is_sweep(folder):
+            raise UserError(f"hydra.sweep.dir={folder} is not empty and holds no sweep: "
+                            "choose another folder")
+        if not resume:
+            raise UserError(f"hydra.sweep.dir={folder} holds a sweep: go on with it by "
+                            "resume=auto, or choose another folder")
+        refuse_links(folder)
         read_sweep(folder)  # before anything is written beside notes that are not a sweep's
     return folder
 
@@ -258,10 +258,9 @@ def begin_job(path: Path, overrides: dict[str, str], swept: list[str]) -> None:
     """Note in a job's folder what it is given. A run that has trained keeps the note of what it
     trained under: this attempt may be refused, or find the run finished.
     """
-    job = {"overrides": overrides, "swept": swept, "until": []}
-    if (path / "config.yaml").exists() and (path / JOB).exists():
-        job = read_job(path)
-    write_job(path, job, "")
+    trained = (path / "config.yaml").exists() and (path / JOB).exists()
+    new = {"overrides": overrides, "swept": swept, "until": []}
+    write_job(path, read_job(path) if trained else new, "")
 
 
 def end_job(path: Path, reason: str) -> None:

@@ -43,8 +43,13 @@ def train_composed(cfg, job) -> float:
     if config.prepare_only:
         from data.prepare import prepare_text
 
-        console = cli.Terminal()
-        prepare_text(config, console, cli.printer(console))
+        console, tokenizer = cli.Terminal(), None
+        say = cli.printer(console)
+        if config.init_from:
+            from interop import starting_point
+
+            tokenizer, _ = starting_point(Path(config.init_from), say)
+        prepare_text(config, console, say, tokenizer)
         return float("nan")
     from train import train
 

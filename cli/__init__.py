@@ -10,44 +10,17 @@ from cli.arguments import (
     read_preset,
     typed_value,
 )
-from cli.command import Terminal, fail, give_up, output_closed, printer, rank, start
-from cli.compose import continued, fit_kv_heads, own_config_dir, to_config, typed
-from cli.errors import first_line, is_memory_error, sentence
-from cli.settings import (
-    read_settings,
-    sample_config,
-    sample_help,
-    settings_help,
-    train_help,
+from cli.command import (
+    Terminal,
+    fail,
+    first_line,
+    give_up,
+    is_memory_error,
+    output_closed,
+    printer,
+    rank,
+    sentence,
+    start,
 )
-
-__all__ = [
-    "CONFIGS",
-    "LAUNCHERS",
-    "Terminal",
-    "check_arguments",
-    "continued",
-    "fail",
-    "first_line",
-    "fit_kv_heads",
-    "give_up",
-    "groups",
-    "hydra_options",
-    "is_memory_error",
-    "output_closed",
-    "own_config_dir",
-    "printer",
-    "quote",
-    "rank",
-    "read_preset",
-    "read_settings",
-    "sample_config",
-    "sample_help",
-    "sentence",
-    "settings_help",
-    "start",
-    "to_config",
-    "train_help",
-    "typed",
-    "typed_value",
-]
+from cli.compose import continued, fit_kv_heads, own_config_dir, to_config, typed
+from cli.settings import read_settings, sample_config, sample_help, settings_help, train_help

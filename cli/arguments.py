@@ -11,8 +11,8 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from cli.errors import no_preset, sentence
-from config import Config, UserError, did_you_mean, escaped, knobs
+from cli.command import sentence
+from config import Config, UserError, did_you_mean, escaped, knobs, not_one_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Hydra's options that would take another configuration than ours.
@@ -57,8 +57,7 @@ NANOGPT = {
     "train_gpt2.py": "experiment=gpt2_124m",
     "train_shakespeare_char.py": "experiment=nanogpt_gpu, or experiment=nanogpt_cpu",
     "finetune_shakespeare.py": "init_from=FOLDER data=shakespeare"}
-NANOGPT |= {f"init_from={name}": f"init_from=FOLDER, a folder that you fill by "
-            f"hf download openai-community/{name} --local-dir FOLDER"
+NANOGPT |= {f"init_from={name}": f"init_from=openai-community/{name}"
             for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 
 
@@ -72,8 +71,9 @@ def check_arguments(argv: list[str]) -> list[str]:
     types = {name: str(f.type) for name, f, _ in knobs(Config())}
     presets = groups(given.config_dir)
     checked = [check_argument(arg, types, presets, given.multirun) for arg in given.overrides]
-    if given.multirun:
-        check_sweep(checked)
+    if given.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError("a sweep does not go with torchrun, whose processes train one run: "
+                        "start it by python train.py -m")
     flags = list(argv)
     for arg in given.overrides:
         flags.remove(arg)
@@ -111,31 +111,24 @@ def hydra_options(argv: list[str]) -> argparse.Namespace:
 
 def check_argument(arg: str, types: dict[str, str], presets: dict, sweep: bool) -> str:
     """An argument as Hydra takes it; raises as `check_arguments`."""
-    key, equals, value = arg.partition("=")
+    key, _, value = arg.partition("=")
     name = key.lstrip("+~")
     if name.startswith(("hydra.", "hydra/")):
-        return check_hydra_argument(arg)
+        return check_hydra_argument(arg, key, value)
     if key != name and name in types:
         raise UserError(f"{arg}: a setting is changed, not added or removed: write {name}=VALUE")
-    if not equals:
-        check_habit(Path(arg).name)
-        hint = ", without spaces" if arg in types else did_you_mean(arg, types)
-        raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
-    if key in presets:
-        check_choice(key, value, presets[key], sweep)
-    elif key not in types:
-        check_habit(arg)
-        raise no_setting(key, [*types, *presets])
-    elif value == "???":
-        raise UserError(f"{arg}: ??? stands for a value that is missing, and cannot be one")
-    elif not value and types[key] not in TEXTS:
-        raise UserError(f"{arg} has no value: type {key}=VALUE")
-    elif types[key] in TEXTS:
+    if "=" not in arg or key not in types | presets:
+        raise no_setting(arg, [*types, *presets])
+    if sweep and (wrong := NOT_IN_A_SWEEP.get(key) or NOT_IN_A_SWEEP.get(arg.lower())):
+        raise UserError(wrong)
+    if types.get(key) in TEXTS and value != "???":
         if arg in NANOGPT and not Path(value).exists():
             check_habit(arg)
         return f"{key}={quote_texts(value, sweep)}"
-    elif not sweep and "," in value:
+    if not sweep and "," in value:
         raise UserError(f"{arg} gives several values: add -m to run a sweep over them")
+    if key in presets:
+        check_choice(key, value, presets[key], sweep)
     return readable(arg)
 
 
@@ -146,43 +139,40 @@ def check_habit(arg: str) -> None:
         raise UserError(f"{arg} is nanoGPT's; here it is {here}")
 
 
-def no_setting(key: str, known, command: str = "python train.py") -> UserError:
-    """The error for what names no setting of a command."""
+def no_setting(arg: str, known, command: str = "python train.py", hint: str = "") -> UserError:
+    """The error for what names no setting of a command, or gives it no value."""
+    key, equals, _ = arg.partition("=")
+    near = did_you_mean(key.lstrip("+~-"), known)
+    check_habit(arg.lstrip("-") if equals else Path(arg).name)
+    if not equals:
+        hint = ", without spaces" if arg in known else near or hint
+        return UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
     of = "" if command == "python train.py" else f" of {command.split()[-1]}"
-    return UserError(f"{key} is not a setting{of}{did_you_mean(key.lstrip('+~'), known)}; "
-                     f"{command} --help lists them")
+    return UserError(f"{key} is not a setting{of}{near}; {command} --help lists them")
 
 
-def check_hydra_argument(arg: str) -> str:
+def check_hydra_argument(arg: str, key: str, value: str) -> str:
     """A setting of Hydra's as it takes it; raises as `check_arguments`."""
-    key, _, value = arg.partition("=")
     package = LAUNCHERS.get(value) if key == "hydra/launcher" else None
     if package and not any(distributions(name=package)):
         raise UserError(f"{arg} needs a package that is not installed: pip install {package}")
     if key == "hydra.sweep.dir" and not HYDRA_SYNTAX.fullmatch(value) and "${" not in value:
-        return f"{key}={quote(expand_home(value))}"
+        home = value.startswith("~")  # shells leave it as it is behind an equals sign
+        return f"{key}={quote(str(Path(value).expanduser()) if home else value)}"
     return readable(arg)
 
 
 def readable(arg: str) -> str:
     """The argument, where Hydra can read it; raises as `check_arguments`."""
+    key, _, value = arg.partition("=")
+    if value in ("", "???"):  # which OmegaConf takes for a value that is missing
+        raise UserError(f"{arg} has no value: type {key}=VALUE")
     try:
         OverridesParser.create().parse_override(arg)
     except HydraException:
-        raise UserError(f"{arg} cannot be read: type {arg.partition('=')[0]}=VALUE, with every "
-                        "bracket closed, and one comma between the values of a sweep") from None
+        raise UserError(f"{arg} cannot be read: type {key}=VALUE, with every bracket closed, and "
+                        "one comma between the values of a sweep") from None
     return arg
-
-
-def check_sweep(checked: list[str]) -> None:
-    """Raise `UserError` for what does not go with a sweep."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UserError("a sweep does not go with torchrun, whose processes train one run: "
-                        "start it by python train.py -m")
-    for arg in checked:
-        wrong = NOT_IN_A_SWEEP.get(arg.partition("=")[0]) or NOT_IN_A_SWEEP.get(arg.lower())
-        if wrong:
-            raise UserError(wrong)
 
 
 def groups(config_dir: str | None = None) -> dict[str, dict[str, Path]]:
@@ -222,15 +212,11 @@ def check_choice(group: str, value: str, known: dict[str, Path], sweep: bool) ->
         raise UserError(f"sweep={value} is a sweep: add -m")
     if sweep and "(" in value:  # glob(*), choice(…): Hydra's to expand
         return
-    one = group == "sweep" or not sweep  # of all the jobs, whatever else is swept
-    for choice in [value] if one else value.split(","):
-        if choice in known:
-            read_preset(known[choice])
-        elif "," in choice and not sweep:
-            raise UserError(f"{group}={value} gives several presets: add -m to run a sweep over "
-                            "them")
-        else:
-            raise UserError(no_preset(group, choice, known))
+    # One sweep is of all the jobs, whatever else is swept.
+    for choice in [value] if group == "sweep" else value.split(","):
+        if choice not in known:
+            raise UserError(not_one_of(group, choice, known))
+        read_preset(known[choice])
 
 
 def quote_texts(value: str, sweep: bool) -> str:
@@ -245,11 +231,6 @@ def quote(text: str) -> str:
     # Backslashes count only where they stand before a quote or the text's end.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""),
                         escaped(text)) + "'"
-
-
-def expand_home(path: str | None) -> str | None:
-    """The path with its ~, which shells leave as it is behind an equals sign."""
-    return str(Path(path).expanduser()) if path and path.startswith("~") else path
 
 
 def typed_value(key: str, checked: list[str]):

@@ -1,14 +1,24 @@
 """How a command runs and ends: its exit status, its one sentence, what it prints."""
 
 import os
+import re
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
+from hydra.errors import HydraException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from rich.console import Console
 
-from cli.errors import first_line, is_memory_error, raised_by_hydra, sentence
-from config import UserError
+from config import Config, UserError, did_you_mean, knobs, not_one_of
+
+WORDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
+# How Python, the loader of libraries, and torch on a CPU and on a GPU put it.
+TOO_LITTLE_MEMORY = re.compile(
+    r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
+    r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow"
+    r"|multiplication overflow")
 
 
 def start(main: Callable[[], object], help: Callable[[], str],
@@ -22,11 +32,11 @@ def start(main: Callable[[], object], help: Callable[[], str],
     sys.stdout.reconfigure(errors="replace")
     # For the processes that this one starts, such as a sweep's jobs.
     os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for `sentence`
     try:
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help(), flush=True)
             return
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for `sentence`
         sys.argv[1:] = check(sys.argv[1:])
         main()
     except KeyboardInterrupt:
@@ -44,7 +54,9 @@ def start(main: Callable[[], object], help: Callable[[], str],
 
 def explained(error: Exception) -> str | None:
     """What a user can do something about, in a sentence; None for a fault of the program."""
-    if isinstance(error, UserError) or raised_by_hydra(error):
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    package = frame.f_globals["__name__"].partition(".")[0]
+    if isinstance(error, UserError) or package in ("hydra", "omegaconf", "yaml", "submitit"):
         return sentence(error)
     if isinstance(error, OSError) and error.errno is not None:
         if error.filename is None:  # of a stream: the disk under stdout is full
@@ -56,21 +68,43 @@ def explained(error: Exception) -> str | None:
     return None
 
 
-def fail(error: UserError | str) -> None:
+def sentence(error: Exception) -> str:
+    """What Hydra, OmegaConf and YAML say over several lines, in one."""
+    first = first_line(error)
+    mark = getattr(error, "problem_mark", None)
+    if mark:
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+    cause = error.__cause__ or error.__context__
+    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
+        preset = re.match(r"In '(.+?)': ", first)
+        return (f"{preset[1]}.yaml: " if preset else "") + sentence(cause)
+    missing = re.search(r"Could not find '(.+)/(.+?)'", first)
+    if missing and getattr(error, "options", None):
+        return not_one_of(missing[1], missing[2], error.options)
+    key = getattr(error, "full_key", None)
+    if isinstance(error, (ConfigAttributeError, ConfigKeyError)):
+        if key in ("experiment", "sweep"):
+            return "its first line has to be # @package _global_"
+        return f"{key} is not a setting{did_you_mean(key, [name for name, *_ in knobs(Config())])}"
+    wrong = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", first)
+    if key and wrong:
+        return f"{key}={wrong[1]} is not {WORDS.get(wrong[2], wrong[2])}"
+    return f"{key}: {first}" if key else first
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Whether something was refused for want of memory."""
+    return bool(TOO_LITTLE_MEMORY.search(f"{type(error).__name__}: {error}"))
+
+
+def fail(why: str) -> None:
     if rank() == 0:  # of all the processes that meet with the same mistake
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {why}", file=sys.stderr)
     give_up()
-
-
-def output_closed() -> None:
-    """Whoever read our output has seen enough."""
-    discard_output()
-    sys.exit(141)
-
-
-def discard_output() -> None:
-    """What stdout still holds is not tried again as Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def give_up() -> None:
@@ -84,6 +118,17 @@ def give_up() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
+
+
+def output_closed() -> None:
+    """Whoever read our output has seen enough."""
+    discard_output()
+    sys.exit(141)
+
+
+def discard_output() -> None:
+    """What stdout still holds is not tried again as Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def rank() -> int:

@@ -10,7 +10,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from cli.arguments import groups
-from cli.settings import shown
 from config import (
     Config,
     GPTConfig,
@@ -21,7 +20,9 @@ from config import (
     knobs,
     named_paths,
     read_config,
+    shown,
 )
+from hub import fetched, folder_of
 
 IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 # What belongs to a command and not to the run that it continues.
@@ -42,15 +43,13 @@ def to_config(cfg, overrides: list[str],
     Raises:
         UserError: a setting is wrong, or the run cannot be continued with it.
     """
-    asked: Config = OmegaConf.to_object(cfg)
-    asked = named_paths(asked)
+    asked = named_paths(OmegaConf.to_object(cfg))
     keys, notes = [o.partition("=")[0] for o in overrides], []
     if asked.init_from is not None:
-        asked = adopt(asked, overrides, hf_config)
+        asked = adopt(replace(asked, init_from=fetched(asked.init_from)), overrides, hf_config)
     elif "model.n_kv_head" not in keys:
         asked, notes = fit_kv_heads(asked)
-    run = kept_config(asked)
-    config = asked
+    config, run = asked, kept_config(asked)
     if run:
         config, notes = continued(run, absolute_paths(asked), keys)
     config.check()
@@ -65,8 +64,7 @@ def kept_config(asked: Config) -> Config | None:
     Raises:
         UserError: there is no such run.
     """
-    planned = asked.dry_run is not False
-    if asked.run_dir is None or not (asked.resume or asked.eval_only or planned):
+    if asked.run_dir is None or not (asked.resume or asked.eval_only or asked.dry_run):
         return None
     path = Path(asked.run_dir) / "config.yaml"
     if path.exists():
@@ -136,7 +134,7 @@ def adopt(asked: Config, overrides: list[str],
     Raises:
         UserError: there is no such run, or other settings for them are typed.
     """
-    folder, start = Path(asked.init_from), f"init_from={asked.init_from}"
+    folder, start = folder_of(asked.init_from), f"init_from={asked.init_from}"
     if is_hf(folder):
         model = hf_config(folder) if hf_config else asked.model
         tokenizer = TokenizerConfig(name="hf")

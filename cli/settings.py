@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 
 from omegaconf import OmegaConf
 
-from cli.arguments import check_habit, groups, no_setting
-from config import Config, SampleConfig, UserError, did_you_mean, knobs
+from cli.arguments import groups, no_setting
+from config import Config, SampleConfig, UserError, knobs, shown
 
 
 def sample_config(argv: list[str]) -> SampleConfig:
@@ -21,22 +21,18 @@ def read_settings(argv: list[str], kind: type, command: str):
     Raises:
         UserError: an argument names no setting, or its value is wrong.
     """
-    known = {f.name: f for f in fields(kind)}
+    known = {f.name: str(f.type) for f in fields(kind)}
     values, texts = OmegaConf.structured(kind), {}
     for arg in argv:
         key, equals, value = arg.partition("=")
-        if not equals:
-            prompt = "; a prompt is prompt=TEXT" if "prompt" in known else ""
-            hint = did_you_mean(arg.lstrip("-"), known) or prompt
-            raise UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
-        if key not in known:
-            check_habit(arg.lstrip("-"))
-            raise no_setting(key, known, command)
+        if not equals or key not in known:
+            hint = "; a prompt is prompt=TEXT" if "prompt" in known else ""
+            raise no_setting(arg, known, command, hint)
         if key == "stop":
             texts[key] = [*texts.get(key, []), unescape(value)]
-        elif value == "null" and "None" in str(known[key].type):
+        elif value == "null" and "None" in known[key]:
             values[key] = None
-        elif "str" in str(known[key].type):
+        elif "str" in known[key]:
             texts[key] = value  # as it was typed: nothing reads a meaning into it
         else:
             values[key] = value
@@ -51,10 +47,12 @@ def unescape(stop: str) -> str:
     Raises:
         UserError: a backslash stands before anything else than n, t or a backslash.
     """
-    if re.search(r"\\(?![nt\\])", re.sub(r"\\\\", "", stop)):
+    meant = {"n": "\n", "t": "\t", "\\": "\\"}
+    try:
+        return re.sub(r"\\(.?)", lambda m: meant[m[1]], stop, flags=re.DOTALL)
+    except KeyError:
         raise UserError(f"stop={stop} has a backslash that means nothing: write \\n for a line "
-                        "end, \\t for a tab, \\\\ for a backslash")
-    return re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), stop)
+                        "end, \\t for a tab, \\\\ for a backslash") from None
 
 
 def train_help() -> str:
@@ -117,9 +115,3 @@ def knob_lines(config) -> list[str]:
                                    initial_indent=f"  {name + '=' + shown(default):<30} ",
                                    subsequent_indent=" " * 33))
     return lines
-
-
-def shown(value) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -37,14 +37,12 @@ def locked(path: Path, say: Callable[[str], None], waiting: str) -> Iterator[Non
     lock = FileLock(path)
     try:
         try:
-            lock.acquire(timeout=1)
+            held = lock.acquire(timeout=1)
         except Timeout:
             say(waiting)
-            lock.acquire()
+            held = lock.acquire()
     except OSError as e:
         raise UserError(f"the lock {path} cannot be taken ({e.strerror}): remove it, or set "
                         "GLASSGPT_CACHE to a folder of your own") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()

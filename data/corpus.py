@@ -44,7 +44,8 @@ PROGRAMS = ({"config.yaml", "metrics.jsonl"}, {"config.yaml", "checkpoints"},
             {"config.yaml", "attention"}, {"multirun.yaml"}, {"meta.json", "train.bin"},
             {"pyvenv.cfg"})
 # How a file begins → what it is.
-PACKED = {b"%PDF-": "PDF", b"PK\x03\x04": "zip archive", b"PK\x05\x06": "zip archive"}
+ZIP, BINARY = "zip archive", "binary"
+PACKED = {b"%PDF-": "PDF", b"PK\x03\x04": ZIP, b"PK\x05\x06": ZIP}
 DOCUMENTS = {".docx", ".xlsx", ".pptx", ".odt", ".ods", ".odp", ".epub"}  # zip archives inside
 EXCLUDED, UNREADABLE = "data.exclude", "unreadable"
 UNREADABLE_ERRORS = (OSError, EOFError, zlib.error)
@@ -65,6 +66,13 @@ class Corpus:
             return None
         return sum(path.stat().st_size for path in self.files)
 
+    def hashes(self) -> list[str]:
+        """The sha256 of each file, in hex."""
+        try:
+            return [sha256_of(path) for path in self.files]
+        except OSError as e:
+            raise unreadable(e.filename or self.name, e) from None
+
     def pieces(self) -> Iterator[tuple[str, bool]]:
         """The text in pieces of bounded size, and whether each begins a document.
 
@@ -80,14 +88,15 @@ class Corpus:
         encoding = "utf-8-sig" if is_utf8(self.encoding) else self.encoding
         for path in self.files:
             try:
-                with (unpacked(path) as raw,
-                      io.TextIOWrapper(raw, encoding=encoding, newline="") as file):
-                    if is_jsonl(path):
-                        yield from _records(file, path, self.field)
-                    else:
-                        yield from _pieces(iter(partial(file.read, PIECE), ""), PIECE)
-            except UnicodeError:
-                raise undecodable(path, self.encoding) from None
+                with unpacked(path) as raw:
+                    file = io.TextIOWrapper(raw, encoding=encoding, newline="")
+                    try:
+                        if is_jsonl(path):
+                            yield from _records(file, path, self.field)
+                        else:
+                            yield from _pieces(iter(partial(file.read, PIECE), ""), PIECE)
+                    except UnicodeError as e:
+                        raise undecodable(path, self.encoding, e, raw.tell()) from None
             except UNREADABLE_ERRORS as e:
                 raise unreadable(path, e) from None
 
@@ -155,32 +164,20 @@ def encoding_name(encoding: str) -> str:
     return "UTF-8" if is_utf8(encoding) else encoding
 
 
-def undecodable(path: Path, encoding: str) -> UserError:
-    """The error of a file that is not in the encoding."""
-    offset, byte = first_bad_byte(path, encoding)
-    return UserError(f"{path} is not {encoding_name(encoding)} text: byte {byte:#04x} at offset "
-                     f"{offset}; name its encoding, as in data.encoding=cp1252, convert it "
-                     "to UTF-8, or leave it out (data.exclude)")
+def undecodable(path: Path, encoding: str, error: UnicodeError, read: int) -> UserError:
+    """The error of a file that is not in the encoding, as `read` of its bytes show."""
+    where = str(error)  # a codec may not say where: utf-16 without its mark
+    if isinstance(error, UnicodeDecodeError):
+        where = (f"byte {error.object[error.start]:#04x} at offset "
+                 f"{read - len(error.object) + error.start}")
+    return UserError(f"{path} is not {encoding_name(encoding)} text: {where}; name its encoding, "
+                     "as in data.encoding=cp1252, convert it to UTF-8, or leave it out "
+                     "(data.exclude)")
 
 
 def unreadable(path: str | Path, error: Exception) -> UserError:
     """The error of a file that the system or gzip cannot read."""
     return UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")
-
-
-def first_bad_byte(path: Path, encoding: str = "utf-8") -> tuple[int, int]:
-    """Offset and value of the first byte of a file that is not in the encoding."""
-    decoder, offset = codecs.getincrementaldecoder(encoding)(), 0
-    with unpacked(path) as file:
-        while True:
-            part, pending = file.read(1 << 20), len(decoder.getstate()[0])
-            try:
-                decoder.decode(part, final=not part)
-            except UnicodeDecodeError as e:
-                return offset - pending + e.start, e.object[e.start]
-            except UnicodeError:  # a codec that does not say where: utf-16 without its mark
-                return offset, part[0] if part else 0
-            offset += len(part)
 
 
 def open_corpus(config: DataConfig, say=print) -> Corpus:
@@ -223,18 +220,16 @@ def shakespeare_file(path: str | None, say) -> Path:
     waiting = "waiting for another process to fetch tiny Shakespeare"
     with locked(file.with_suffix(".lock"), say, waiting):
         if not (file.exists() and sha256_of(file) == SHAKESPEARE_SHA256):
-            text = _fetch_shakespeare(say)
+            say(f"fetching tiny Shakespeare from {SHAKESPEARE_URL}")
             with atomic_write(file) as part:
-                part.write_bytes(text)
+                part.write_bytes(_fetched_shakespeare())
     return file
 
 
-def _fetch_shakespeare(say) -> bytes:
-    """tiny Shakespeare from its home, with its hash checked."""
+def _fetched_shakespeare() -> bytes:
     by_hand = f"fetch {SHAKESPEARE_URL} by hand and give it as data.path=FILE"
-    say(f"fetching tiny Shakespeare from {SHAKESPEARE_URL}")
+    text, ends = b"", time.monotonic() + PATIENCE
     try:
-        text, ends = b"", time.monotonic() + PATIENCE
         with urllib.request.urlopen(SHAKESPEARE_URL, timeout=STALLED) as answer:
             while len(text) < 4_000_000 and (part := answer.read1(1 << 16)):
                 text += part
@@ -249,9 +244,8 @@ def _fetch_shakespeare(say) -> bytes:
     return text
 
 
-def text_files(
-    path: str, say, encoding: str = "utf-8", exclude: str | None = None
-) -> tuple[Path, ...]:
+def text_files(path: str, say, encoding: str = "utf-8",
+               exclude: str | None = None) -> tuple[Path, ...]:
     """The files of a path: a file, a folder with all below it, or a glob.
 
     Left out of a folder are files that cannot be read or are no text in the encoding, what is
@@ -271,13 +265,10 @@ def text_files(
     text, left = [], {}  # left: reason → files
     for file, why in _below(root, globs) if is_folder else _matching(path, root, globs):
         why = why or _why_not_text(file, encoding)
-        if why:
-            left.setdefault(why, []).append(file)
-        else:
-            text.append(file)
-    if not text and (wrong := left.get(_not_in(encoding))):
-        raise undecodable(min(wrong), encoding)
+        (left.setdefault(why, []) if why else text).append(file)
     if not text:
+        for file in sorted(left.get(_not_in(encoding), ()))[:1]:
+            list(Corpus(path, (file,), encoding).pieces())  # which raises what byte is wrong
         reasons = f"; left out: {_listing(left, root)}" if left else ""
         raise UserError(f"data.path={path} holds no text files{reasons}")
     if left:
@@ -295,7 +286,10 @@ def _below(root: Path, globs: list[str]) -> Iterator[tuple[Path, str | None]]:
         folder = folders.pop()
         try:
             inside = list(folder.iterdir())
-            if folder != root and _by_program(folder, {path.name for path in inside}, cache):
+            names = {path.name for path in inside}
+            if folder != root and (folder.name in ("__pycache__", "wandb")
+                                   or any(marks <= names for marks in PROGRAMS)
+                                   or folder.samefile(cache)):
                 yield folder, "written by a program"
                 continue
         except OSError:
@@ -303,7 +297,7 @@ def _below(root: Path, globs: list[str]) -> Iterator[tuple[Path, str | None]]:
             continue
         for path in inside:
             is_folder = os.path.isdir(path)
-            if globs and _excluded(path.relative_to(root), globs):
+            if _excluded(path.relative_to(root), globs):
                 yield path, EXCLUDED
             elif path.name.startswith("."):
                 yield path, "hidden"
@@ -329,13 +323,7 @@ def _matching(path: str, root: Path, globs: list[str]) -> Iterator[tuple[Path, s
 def _excluded(path: Path, globs: list[str]) -> bool:
     """Whether a glob matches the path, a folder that it is in, or the name of one of them."""
     return any(fnmatchcase(part.as_posix(), g) or fnmatchcase(part.name, g)
-               for part in (path, *path.parents)[:-1] for g in globs)
-
-
-def _by_program(folder: Path, names: set[str], cache: Path) -> bool:
-    """Whether a program wrote the folder, by its name or the names of what it holds."""
-    return (folder.name in ("__pycache__", "wandb") or any(marks <= names for marks in PROGRAMS)
-            or folder.samefile(cache))
+               for g in globs for part in (path, *path.parents)[:-1])
 
 
 def _why_not_text(path: Path, encoding: str) -> str | None:
@@ -345,30 +333,25 @@ def _why_not_text(path: Path, encoding: str) -> str | None:
             return "not a file"
         with unpacked(path) as file:
             head = file.read(CHECKED)
+        codecs.getincrementaldecoder(encoding)().decode(head, final=len(head) < CHECKED)
+        return _kind(head, encoding)
     except UNREADABLE_ERRORS:
         return UNREADABLE
-    if kind := _packed_kind(head):
-        return kind
-    if _is_binary(head, encoding):
-        return "binary"
-    try:
-        codecs.getincrementaldecoder(encoding)().decode(head, final=len(head) < CHECKED)
     except UnicodeError:
-        return _not_in(encoding)
-    return None
+        return _kind(head, encoding) or _not_in(encoding)
 
 
 def _not_in(encoding: str) -> str:
     return f"not {encoding_name(encoding)}: see data.encoding"
 
 
-def _packed_kind(head: bytes) -> str | None:
-    return next((kind for mark, kind in PACKED.items() if head.startswith(mark)), None)
-
-
-def _is_binary(head: bytes, encoding: str) -> bool:
-    """Whether there is a NUL where the encoding does not use it, as those of several bytes do."""
-    return b"\0" in head[:8192] and b"\0" not in "a".encode(encoding)
+def _kind(head: bytes, encoding: str) -> str | None:
+    """What a file is that begins so, where that is no text."""
+    for mark, kind in PACKED.items():
+        if head.startswith(mark):
+            return kind
+    # A NUL is none of text, but in encodings that take several bytes for an "a".
+    return BINARY if b"\0" in head[:8192] and b"\0" not in "a".encode(encoding) else None
 
 
 def _listing(left: dict[str, list[Path]], root: Path) -> str:
@@ -391,14 +374,14 @@ def _given(path: str, say, encoding: str = "utf-8") -> Path:
         raise UserError(f"data.path={path} {what}: give the path of a text file")
     try:
         with unpacked(file) as f:
-            head = f.read(8192)
+            kind = _kind(f.read(8192), encoding)
     except UNREADABLE_ERRORS as e:
         raise unreadable(file, e) from None
-    if kind := _packed_kind(head):
-        is_archive = kind == "zip archive" and file.suffix.lower() not in DOCUMENTS
-        advice = "unpack it and give the folder" if is_archive else "save it as plain text"
-        raise UserError(f"{file} is a {kind}: {advice}")
-    if _is_binary(head, encoding):
+    if kind == BINARY:
         say(f"note: {file} holds NUL bytes, as text seldom does; "
             "if its encoding is UTF-16, say data.encoding=utf-16")
+    elif kind:
+        is_archive = kind == ZIP and file.suffix.lower() not in DOCUMENTS
+        advice = "unpack it and give the folder" if is_archive else "save it as plain text"
+        raise UserError(f"{file} is a {kind}: {advice}")
     return file

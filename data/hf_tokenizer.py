@@ -12,10 +12,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from config import UserError
+from files import read_object
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
-LARGEST = 100_000_000  # bytes of a JSON file that is read
 
 
 class HFTokenizer:
@@ -143,23 +143,11 @@ def special_token(name: str) -> AddedToken:
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file.
-
-    Raises:
-        UserError: it cannot be read, or is no JSON object.
-    """
+    """The object in a JSON file, or `UserError`."""
     try:
-        if not path.is_file():
-            raise ValueError("there is no such file")
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"it is larger than {LARGEST:,} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError("it holds no object")
-        return value
-    except (OSError, ValueError, RecursionError) as e:
-        why = getattr(e, "strerror", None) or e
-        raise UserError(f"{path} cannot be read as JSON: {why}") from None
+        return read_object(path)
+    except ValueError as e:
+        raise UserError(f"{path} cannot be read as JSON: {e}") from None
 
 
 def _gpt2_files(folder: Path) -> str:

@@ -24,10 +24,9 @@ def hub_files(config: DataConfig, root: Path, say: Callable[[str], None]) -> tup
     folder = root / f"hf_{identity(config)[:16]}"
     waiting = f"waiting for another process to fetch {config.name}"
     with locked(folder.with_suffix(".lock"), say, waiting):
-        complete = folder / "complete"
-        if not complete.exists():
+        if not (folder / "complete").exists():
             fetch(config, folder, say)
-            complete.touch()
+            (folder / "complete").touch()
     return tuple(sorted(folder.glob("*.jsonl.gz")))
 
 
@@ -43,7 +42,11 @@ def identity(config: DataConfig) -> str:
 def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
     """Stream the documents that the folder does not have yet into it."""
     local, have = Path(config.name).expanduser(), len(list(folder.glob("*.jsonl.gz")))
-    origin = "" if local.is_dir() else " from the Hugging Face hub"
+    source, origin, by_hand = str(local), "", ""
+    if not local.is_dir():
+        source, origin = config.name, " from the Hugging Face hub"
+        by_hand = ("; without a network, fetch its files elsewhere and give their folder as "
+                   "data.name=FOLDER")
     resumed = f": going on after {have * DOCUMENTS:,} documents" if have else ""
     say(f"fetching {config.name}{origin} (kept in {folder}){resumed}")
     try:
@@ -55,9 +58,8 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
 
     logging.set_verbosity_error()  # it tries again by itself, and says so each time
     try:
-        if not local.is_dir():
+        if origin:
             reach_hub()
-        source = str(local) if local.is_dir() else config.name
         rows = load_dataset(source, config.subset, split=config.split, streaming=True)
         rows = iter(rows.skip(have * DOCUMENTS) if have else rows)
         folder.mkdir(exist_ok=True)
@@ -75,11 +77,7 @@ def fetch(config: DataConfig, folder: Path, say: Callable[[str], None]) -> None:
         raise
     except Exception as e:  # the library and those below it raise errors of many kinds
         why = " ".join(str(e).split()) or type(e).__name__
-        why = why if len(why) < 300 else why[:300] + "…"
-        by_hand = ("; without a network, fetch its files elsewhere and give their folder as "
-                   "data.name=FOLDER")
-        raise UserError(f"data.name={config.name} cannot be read: {why}"
-                        f"{'' if local.is_dir() else by_hand}") from None
+        raise UserError(f"data.name={config.name} cannot be read: {why[:300]}{by_hand}") from None
     if number == 0:
         raise UserError(f"data.name={config.name} has no documents in data.split={config.split}")
 
@@ -138,10 +136,10 @@ def _texts(value, field: str) -> Iterator[str]:
 
 def text_fields(row) -> str:
     """The names of the fields of a row that hold texts, as `row_text` takes them."""
-    return ", ".join(_text_fields(row, "")) or "none"
+    return ", ".join(_text_fields(row)) or "none"
 
 
-def _text_fields(value, name: str) -> list[str]:
+def _text_fields(value, name: str = "") -> list[str]:
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, dict) and name.count(".") < 4:

@@ -298,7 +298,8 @@ def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         library.decoder = decoders.Fuse()
     else:
         library = _byte_level(tokenizer)
-    names = {"eos_token": tokenizer.special.get(tokenizer.end_of_text),
+    end = tokenizer.special.get(tokenizer.end_of_text)
+    names = {"eos_token": end, "pad_token": end,  # where rows are filled up, it is not looked at
              "bos_token": tokenizer.special.get(tokenizer.begin_of_text)}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast",
                 "clean_up_tokenization_spaces": False, "model_max_length": block_size,

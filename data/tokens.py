@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from config import DataConfig, TokenizerConfig, UserError
 from data.cache import cache_root, locked
-from data.corpus import Corpus, cut_up, is_jsonl, is_utf8, open_corpus, unreadable
+from data.corpus import Corpus, cut_up, is_jsonl, is_utf8, open_corpus
 from data.tokenizer import (
     Tokenizer,
     UnknownCharacter,
@@ -27,7 +27,7 @@ from data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
 )
-from files import sha256_of, sync
+from files import ordinary, sync
 
 WAITING = "waiting for another process that prepares this text"
 TEXT_FORMAT = 2  # of how text becomes tokens, a part of its fingerprint
@@ -40,6 +40,7 @@ COUNTS = ("documents", "characters", "bytes", "crlf")  # of a text, saved in met
 BLOCK = 1 << 23  # bytes that are hashed together
 CHECKED = 32  # blocks of a larger file that are looked at when it is opened, in less than a second
 Progress = Callable[[str, int, int | None], None]  # takes a stage, its bytes so far and in all
+Part = tuple[bool, str, bool]  # is it for training, its text, does it begin a document
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def prepare(data: DataConfig, config: TokenizerConfig, say=print,
             is empty, or changes meanwhile.
     """
     corpus = open_corpus(data, say)
-    before = _stamps(corpus)
-    key = fingerprint = corpus_fingerprint(corpus, config)
+    hashes = corpus.hashes()
+    key = fingerprint = corpus_fingerprint(corpus, config, hashes)
     if tokenizer is not None:
         made_from = fingerprint + json.dumps(tokenizer.to_json())
         key = hashlib.sha256(made_from.encode()).hexdigest()
@@ -114,7 +115,7 @@ def prepare(data: DataConfig, config: TokenizerConfig, say=print,
             except ValueError as e:
                 say(f"preparing {corpus.name} again: {folder} {e}")
             _clear_stale(root)
-            _write(corpus, config, fingerprint, before, folder, tokenizer,
+            _write(corpus, config, fingerprint, hashes, folder, tokenizer,
                    progress or (lambda stage, done, total: None))
             return _open(folder, corpus.name)
     except BrokenPipeError:  # whoever read our output is gone
@@ -136,39 +137,26 @@ def _clear_stale(root: Path) -> None:
                 part.unlink()
 
 
-def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
+def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig,
+                       hashes: list[str] | None = None) -> str:
     """Hex digest of what tokens are made from: the text and how it is read, split and encoded."""
     made_from = [TEXT_FORMAT, ONE_IN, MANY, asdict(config)]
     if not is_utf8(corpus.encoding):
         made_from.append(codecs.lookup(corpus.encoding).name)
     if any(map(is_jsonl, corpus.files)):
         made_from.append(corpus.field)
-    digest = hashlib.sha256(json.dumps(made_from).encode())
-    for path in corpus.files:
-        try:
-            digest.update(sha256_of(path).encode())
-        except OSError as e:
-            raise unreadable(path, e) from None
-    return digest.hexdigest()
+    text = json.dumps(made_from) + "".join(hashes or corpus.hashes())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _stamps(corpus: Corpus) -> dict[Path, tuple[int, ...]]:
-    """What changes in a file that is written to: its number, size and times."""
-    try:
-        found = {path: path.stat() for path in corpus.files}
-    except OSError as e:
-        raise unreadable(e.filename, e) from None
-    return {path: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in found.items()}
+def _check_unchanged(corpus: Corpus, hashes: list[str]) -> None:
+    for path, before, now in zip(corpus.files, hashes, corpus.hashes()):
+        if now != before:
+            raise UserError(f"{path} changed while it was read: start again")
 
 
-def _check_unchanged(corpus: Corpus, before: dict[Path, tuple[int, ...]]) -> None:
-    now = _stamps(corpus)
-    if changed := [path for path in corpus.files if now[path] != before[path]]:
-        raise UserError(f"{changed[0]} changed while it was read: start again")
-
-
-def split_texts(corpus: Corpus, cut: int | None) -> Iterator[tuple[bool, str, bool]]:
-    """Yield (is training, text, begins a document) pieces.
+def split_texts(corpus: Corpus, cut: int | None) -> Iterator[Part]:
+    """The parts of the text.
 
     Characters before `cut` train, the rest validates. Without a cut, whole documents validate: of
     every ten one, drawn by chance, always the same.
@@ -207,20 +195,16 @@ def sample(corpus: Corpus, cut: int | None, characters: int) -> Iterator[str]:
         yield from (part for part, _ in cut_up(text, 1 << 16))  # the library takes 256 at a time
 
 
-def encode_parts(tokenizer: Tokenizer, parts: Iterator[tuple[bool, str, bool]],
-            ) -> Iterator[tuple[bool, np.ndarray, bool, int]]:
-    """The parts in their order, with ids for text, and its bytes: on all cores, a few ahead."""
+def encode_parts(tokenizer: Tokenizer, parts: Iterator[Part]) -> Iterator[tuple[Part, Future]]:
+    """The parts in their order, each with its ids to wait for: on all cores, a few ahead."""
     cores, ahead = os.cpu_count() or 1, deque()
     with ThreadPoolExecutor(cores) as pool:  # the encoders let go of Python's lock
         try:
-            for is_train, text, begins in parts:
-                ids = pool.submit(tokenizer.encode_array, text)
-                ahead.append((is_train, ids, begins, utf8_length(text)))
+            for part in parts:
+                ahead.append((part, pool.submit(tokenizer.encode_array, part[1])))
                 if len(ahead) > 2 * cores:
-                    is_train, ids, begins, length = ahead.popleft()
-                    yield is_train, ids.result(), begins, length
-            for is_train, ids, begins, length in ahead:
-                yield is_train, ids.result(), begins, length
+                    yield ahead.popleft()
+            yield from ahead
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -269,8 +253,8 @@ def _count(corpus: Corpus, progress: Progress) -> tuple[dict[str, int], int]:
     return counts, longest
 
 
-def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: dict, folder: Path,
-           tokenizer: Tokenizer | None, progress: Progress) -> None:
+def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, hashes: list[str],
+           folder: Path, tokenizer: Tokenizer | None, progress: Progress) -> None:
     """Prepare into a folder beside, and give it its name when all is there and on the disk."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # of a preparation that was killed
@@ -286,9 +270,7 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: di
             texts = (text for text, _ in corpus.pieces())
             tokenizer = build_tokenizer(config, texts, sample(corpus, cut, characters))
         written = _write_ids(corpus, tokenizer, cut, counts["bytes"], part, progress)
-        if corpus_fingerprint(corpus, config) != fingerprint:
-            raise UserError(f"{corpus.name} changed while it was read: start again")
-        _check_unchanged(corpus, before)
+        _check_unchanged(corpus, hashes)
         save_tokenizer(tokenizer, part / "tokenizer.json")
         files = {path.name: _file_record(path) for path in sorted(part.iterdir())}
         meta = {"format": FORMAT, "fingerprint": fingerprint, **written, **counts, "files": files}
@@ -298,13 +280,13 @@ def _write(corpus: Corpus, config: TokenizerConfig, fingerprint: str, before: di
         shutil.rmtree(folder, ignore_errors=True)  # one that was damaged
         part.rename(folder)
         sync(folder.parent)
-    except BaseException as e:
-        shutil.rmtree(part, ignore_errors=True)
-        if isinstance(e, UserError):
-            _check_unchanged(corpus, before)  # any error may come of a change
+    except UserError as e:
+        _check_unchanged(corpus, hashes)  # any error may come of a change
         if isinstance(e, UnknownCharacter):
             raise UnknownCharacter(e.character, _locate(corpus, e.character), e.known) from None
         raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # of a preparation that failed
 
 
 def _write_ids(corpus: Corpus, tokenizer: Tokenizer, cut: int | None, size: int, part: Path,
@@ -315,13 +297,15 @@ def _write_ids(corpus: Corpus, tokenizer: Tokenizer, cut: int | None, size: int,
     done = val_documents = 0
     with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
         seen = {file: np.zeros(tokenizer.vocab_size, np.int64) for file in (train, val)}
-        for is_train, ids, begins, length in encode_parts(tokenizer, split_texts(corpus, cut)):
-            done, file = done + length, train if is_train else val
+        parts = split_texts(corpus, cut)
+        for (is_train, text, begins), encoded in encode_parts(tokenizer, parts):
+            ids, file = encoded.result(), train if is_train else val
             if begins and file.tell():
                 ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
             file.write(ids.astype(dtype).tobytes())
             seen[file] += np.bincount(ids, minlength=tokenizer.vocab_size)
             val_documents += begins and not is_train
+            done += utf8_length(text)
             progress("tokens", done, size)
     train, val = seen[train], seen[val]  # how often each token is there
     unseen = np.flatnonzero((train == 0) & (val > 0))
@@ -343,7 +327,7 @@ def _verify(path: Path, recorded: dict, whole: bool) -> None:
 
     Of a large one only some blocks are looked at, unless `whole`.
     """
-    hashes, size = recorded["sha256"], path.stat().st_size
+    hashes, size = recorded["sha256"], ordinary(path).stat().st_size  # to read a pipe never ends
     if size != recorded["bytes"]:
         raise ValueError(f"{path.name} has {size} bytes where {recorded['bytes']} were written")
     blocks = range(len(hashes))
@@ -371,10 +355,7 @@ def _open(folder: Path, name: str, whole: bool = False) -> Tokens:
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     try:
-        odd = [path.name for path in folder.iterdir() if not path.is_file()]
-        if odd:  # to read a pipe would never end
-            raise ValueError(f"{odd[0]} is no file")
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = json.loads(ordinary(folder / "meta.json").read_text())
         digest = meta.pop("sha256", None)
         if meta["format"] != FORMAT:
             raise ValueError(f"it is of format {meta['format']}, "
@@ -383,8 +364,9 @@ def _open(folder: Path, name: str, whole: bool = False) -> Tokens:
             raise ValueError("meta.json is not as it was written")
         for file in ("train.bin", "val.bin", "tokenizer.json"):
             _verify(folder / file, meta["files"][file], whole)
-        train, val = (_memory_map(folder / f"{split}.bin", meta["dtype"], meta[f"{split}_tokens"])
-                      for split in ("train", "val"))
+        train, val = (np.memmap(path, dtype=meta["dtype"], mode="r") if path.stat().st_size
+                      else np.empty(0, meta["dtype"])  # numpy maps no empty file
+                      for path in (folder / "train.bin", folder / "val.bin"))
         figures = {key: meta[key] for key in (*COUNTS, "fingerprint", "val_documents",
                                               "unseen_share")}
         return Tokens(train, val, load_tokenizer(folder / "tokenizer.json"), name=name,
@@ -392,10 +374,3 @@ def _open(folder: Path, name: str, whole: bool = False) -> Tokens:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         why = e if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
         raise ValueError(f"is damaged, or of another version ({why})") from e
-
-
-def _memory_map(path: Path, dtype: str, count: int) -> np.ndarray:
-    """A file of so many token ids, (count,); numpy maps no empty file."""
-    if path.stat().st_size != count * np.dtype(dtype).itemsize:
-        raise ValueError(f"{path.name} has another size than {count} tokens have")
-    return np.memmap(path, dtype=dtype, mode="r") if count else np.empty(0, dtype)

@@ -1,19 +1,21 @@
 """`python -m interop run_dir=RUN to=FOLDER`: a run's model, tokenizer and a card for Hugging Face's
-tools."""
+tools; to=FILE.gguf for llama.cpp."""
 
 import json
 import shlex
 import sys
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import hydra
+import yaml
 from omegaconf import OmegaConf
 
 import cli
-from config import Config, UserError, check_fields, config_yaml, knob, knobs
-from interop import save_hf
+from config import FETCHED, Config, UserError, check_fields, knob, knobs
+from interop import PICTURE, save_hf
+from interop.to_gguf import save_gguf
 
 
 @dataclass
@@ -21,7 +23,9 @@ class ExportConfig:
     """What `python -m interop` takes."""
 
     run_dir: str | None = knob(None, "folder of the run")
-    to: str | None = knob(None, "folder to write, new or empty")
+    to: str | None = knob(None, "folder to write, new or empty; or a file named .gguf")
+    dtype: str | None = knob(None, "of the matrices in a .gguf; null: f16",
+                             choices=("f16", "q8_0"))
     checkpoint: str = knob("best", "best, last, or a step's number")
 
     def check(self) -> None:
@@ -29,28 +33,44 @@ class ExportConfig:
         for key in ("run_dir", "to"):
             if getattr(self, key) is None:
                 raise UserError(f"{key}= is missing: python -m interop run_dir=RUN to=FOLDER")
+        if self.dtype and not self.to.endswith(".gguf"):
+            raise UserError(f"dtype={self.dtype} is for a .gguf file; a folder has the weights as "
+                            "they are: leave it out")
 
 
 def export(config: ExportConfig) -> None:
-    """Write a run's model, its tokenizer and a card as a folder of Hugging Face's format."""
+    """Write a run's model and its tokenizer as a folder of Hugging Face's format, with a card, or
+    as a .gguf file."""
     from files import read_rows
     from training.checkpoint import find_checkpoint, load_run
 
     run_dir, to = (Path(path).expanduser() for path in (config.run_dir, config.to))
     _, manifest = find_checkpoint(run_dir, config.checkpoint, note)
     model, tokenizer, run = load_run(run_dir, str(manifest["step"]), note)
-    rows = read_rows(run_dir / "metrics.jsonl")
-    losses = next((row for row in rows if row["step"] == manifest["step"]), {})
-    save_hf(model, to, tokenizer, model_card(run, model.num_parameters(), manifest, losses))
+    if to.suffix == ".gguf":
+        save_gguf(model, to, tokenizer, config.dtype or "f16")
+    else:
+        rows = read_rows(run_dir / "metrics.jsonl")
+        losses = next((row for row in rows if row["step"] == manifest["step"]), {})
+        drawn = [path for path in sorted((run_dir / "attention").glob("step_*.png"))
+                 if path.stem <= f"step_{manifest['step']:08d}"]
+        picture = drawn[-1] if drawn else None
+        card = model_card(run, model.num_parameters(), manifest, losses, picture)
+        save_hf(model, to, tokenizer, card, picture)
     note(f"wrote {to}: {model.num_parameters():,} parameters after {manifest['step']:,} steps")
 
 
-def model_card(run: Config, parameters: int, manifest: dict, losses: dict) -> str:
-    """The README.md of an exported model: what it is, what it reached, what it was trained on, and
-    by which command."""
+def model_card(run: Config, parameters: int, manifest: dict, losses: dict,
+               picture: Path | None) -> str:
+    """The README.md of an exported model: what it is, what it reached, what its heads look at, and
+    the command that trained it. Of paths it has the last name alone."""
+    run = without_folders(run)
     measured = {"validation loss, nats per token": "val/loss",
                 "validation, bits per byte": "val/bits_per_byte",
                 "training loss, nats per token": "train/loss"}
+    attention = ""
+    if picture:
+        attention = f"![Every head's attention after {int(picture.stem[5:]):,} steps]({PICTURE})"
     table = [f"| {words} | {losses[key]:.4f} |" for words, key in measured.items() if key in losses]
     # The last two blocks are indented, not fenced: no path or name in them can end one.
     return f"""---
@@ -69,6 +89,8 @@ tags: [glassgpt]
 | steps | {manifest["step"]:,} |
 | fingerprint of the text | `{manifest["fingerprint"]}` |
 
+{attention}
+
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 kinds = (AutoModelForCausalLM, AutoTokenizer)
@@ -81,7 +103,18 @@ Trained by
 
 with this configuration:
 
-{textwrap.indent(config_yaml(replace(run, run_dir=None, resume=False)), "    ")}"""
+{textwrap.indent(yaml.safe_dump(asdict(run), sort_keys=False), "    ")}"""
+
+
+def without_folders(run: Config) -> Config:
+    """The configuration with names in place of paths, which belong to one machine."""
+    def name(path):
+        return path and (path if FETCHED.fullmatch(path) else Path(path).name)
+
+    data = replace(run.data, path=name(run.data.path))
+    if data.name and Path(data.name).is_absolute():
+        data = replace(data, name=name(data.name))
+    return replace(run, run_dir=None, resume=False, data=data, init_from=name(run.init_from))
 
 
 def training_command(run: Config) -> str:
@@ -111,9 +144,10 @@ def main() -> None:
 
 def help() -> str:
     return cli.settings_help("""Write a run's model for transformers, and what loads its format
-(vLLM, llama.cpp).
+(vLLM), or as one file for llama.cpp and Ollama.
 
-  python -m interop run_dir=runs/X to=exported""", ExportConfig)
+  python -m interop run_dir=runs/X to=exported
+  python -m interop run_dir=runs/X to=model.gguf dtype=q8_0""", ExportConfig)
 
 
 if __name__ == "__main__":

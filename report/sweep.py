@@ -3,7 +3,6 @@
 All of it is read from the folder, so it is the same whatever started the jobs.
 """
 
-import json
 import re
 import shlex
 from collections import defaultdict
@@ -17,7 +16,7 @@ from statistics import fmean, stdev
 from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
-from files import METRICS, best_row, read_rows
+from files import METRICS, best_row, read_object, read_rows
 from report.page import flat, head_metrics
 
 PLAN = "sweep.json"  # in the sweep's folder: the jobs of its last command
@@ -142,14 +141,9 @@ def read_json(path: Path) -> dict:
         UserError: it cannot be read, or is none.
     """
     try:
-        if not path.is_file():  # to open a pipe would wait for a writer
-            raise ValueError("it is not a file")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as e:
+        return read_object(path)
+    except ValueError as e:
         raise damaged(path, e) from None
-    if not isinstance(value, dict):
-        raise damaged(path, "it is not what a sweep writes there")
-    return value
 
 
 def damaged(path: Path, why: Exception | str) -> UserError:

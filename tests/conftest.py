@@ -32,9 +32,12 @@ from config import (
 # Before torch is imported, here and in what the tests start: what is this small runs faster on one
 # thread, beside whatever else the machine does.
 os.environ["OMP_NUM_THREADS"] = "1"
-# On a busy machine drawing examples is slow too, which is no fault.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# The examples of a test differ from run to run: few in each run, many with
+# --hypothesis-profile=soak. On a busy machine drawing them is slow too, which is no fault.
+for profile, examples in (("few", 25), ("soak", 300)):
+    settings.register_profile(profile, deadline=None, max_examples=examples,
+                              suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("few")
 
 ROOT = Path(__file__).parents[1]
 TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=32",
@@ -45,10 +48,13 @@ TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     """What soaks is slow too: `-m "not slow"` stands in place of the default choice, which leaves
-    soaks out."""
+    soaks out. So is what starts a command or a browser. The slow come first, so that no worker is
+    left alone with them at the end."""
     for item in items:
-        if item.get_closest_marker("soak"):
+        starts = {"command", "new_command", "whole", "chromium"} & set(item.fixturenames)
+        if starts or item.get_closest_marker("soak"):
             item.add_marker("slow")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 compared."""
 
 import ctypes
+import functools
+import gc
 import json
 import os
 import runpy
@@ -16,17 +18,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import hydra._internal.hydra  # noqa: F401  these are imported for the processes, which would each spend a second on it
+import hydra
 import numpy as np
-import torch._dynamo  # noqa: F401  what an optimizer imports at its first step
 from conftest import ROOT, TINY
+from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
-import attention_maps.ablation
 import attention_maps.snapshot
-import report.page  # noqa: F401
-import train  # noqa: F401
-from data.tokenizer import train_bpe  # noqa: F401
 
 CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
 KILL = 9
@@ -34,18 +32,39 @@ KILL = 9
 attention_maps.snapshot.SAMPLE_TOKENS = 8
 
 
+@functools.cache
+def ready() -> None:
+    """Do what the processes would each spend a second on: import, and read the presets."""
+
+    import train  # noqa: F401
+
+    if not GlobalHydra.instance().is_initialized():
+        with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            hydra.compose("config", TINY)
+
+
 def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:
-    """Be `python SCRIPT ARGV` in this fork, with descriptors 0 to 2 as they are, and end."""
+    """Be `python SCRIPT ARGV` in this fork, or `python -m SCRIPT ARGV` where it names a module,
+    with descriptors 0 to 2 as they are, and end."""
     status = 1
+    gc.freeze()  # what this process was given is no garbage: looking at it would copy it
     try:
-        sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        GlobalHydra.instance().clear()
         fault()
+        encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+        coded = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
+        sys.stdin = os.fdopen(0, **coded)
+        sys.stdout = os.fdopen(1, "w", **coded)
+        sys.stderr = os.fdopen(2, "w", buffering=1, **coded | {"errors": "backslashreplace"})
         # A sweep's jobs import it: anew, so that its names are those of what was patched.
         sys.modules.pop("train", None)
-        sys.argv = [str(ROOT / script), *argv]
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if script.endswith(".py"):
+            sys.argv = [str(ROOT / script), *argv]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            sys.modules.pop(script, None)
+            sys.argv = [script, *argv]
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as e:
         status = e.code if isinstance(e.code, int) else int(e.code is not None)
@@ -70,6 +89,7 @@ class Process:
                  fault: Callable[[], None] = lambda: None, stdout: int | None = None):
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         self.status = None
+        ready()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small, streamed
 
@@ -24,7 +24,6 @@ from files import printable
 from model import GPT, Decoder, GPTConfig, KVCache
 
 
-@settings(deadline=None, max_examples=300)
 @given(block=st.integers(1, 2000), length=st.integers(0, 10_000))
 def test_the_window_keeps_between_three_quarters_of_the_block_and_the_block_in_sight(block, length):
     start = window_start(length, block)
@@ -101,7 +100,6 @@ def reference_probabilities(logits, temperature, top_k, top_p, min_p):
     return [kept.get(i, 0.0) for i in range(len(logits))]
 
 
-@settings(deadline=None, max_examples=200)
 @given(logits=st.lists(st.integers(-400, 400), min_size=1, max_size=12, unique=True),
        temperature=st.floats(0.3, 3),
        top_k=st.none() | st.integers(1, 15), top_p=st.none() | st.floats(0.01, 1),
@@ -387,7 +385,6 @@ def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
 # --- the definitions of others --------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=seeds, rows=st.integers(1, 3), vocab_size=st.integers(2, 60),
        temperature=st.floats(0.2, 3), top_k=st.none() | st.integers(1, 70),
        top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9),
@@ -456,7 +453,6 @@ def ended_by_definition(whole, stops):
     return whole, "length"
 
 
-@settings(deadline=None, max_examples=300)
 @given(whole=st.text("ab\né😀", max_size=20),
        stops=st.lists(st.text("ab\né😀", min_size=1, max_size=4), max_size=3), data=st.data())
 def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(

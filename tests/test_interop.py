@@ -15,9 +15,9 @@ import hydra
 import pytest
 import torch
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from models import lively, random_tokens, seeds, streamed
+from models import few, lively, random_tokens, seeds, streamed
 from omegaconf import OmegaConf
 from processes import finished
 from safetensors.torch import load_file, save_file
@@ -48,7 +48,6 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-few = settings(deadline=None, max_examples=15)
 WORDS = "the glass model attends to every token before it and writes what follows, it's 1234 é—λ\n"
 TEXT = WORDS * 30
 
@@ -91,6 +90,9 @@ def llama_settings(draw, kind=transformers.LlamaConfig):
         more = {"attention_bias": attention, "mlp_bias": attention and draw(st.booleans())}
         if draw(st.booleans()):
             more["head_dim"] = 2 * draw(st.integers(1, 6))
+    if kind is transformers.Qwen3Config:
+        # a norm of two or four numbers makes much of the last bits
+        more = {"attention_bias": draw(st.booleans()), "head_dim": 2 * draw(st.integers(4, 8))}
     return kind(vocab_size=draw(st.integers(5, 40)), hidden_size=heads * head_dim,
                 intermediate_size=draw(st.integers(1, 40)),
                 num_hidden_layers=draw(st.integers(1, 3)), num_attention_heads=heads,
@@ -101,7 +103,8 @@ def llama_settings(draw, kind=transformers.LlamaConfig):
 
 
 FAMILIES = {"gpt2": gpt2_settings(), "llama": llama_settings(),
-            "qwen2": llama_settings(transformers.Qwen2Config)}
+            "qwen2": llama_settings(transformers.Qwen2Config),
+            "qwen3": llama_settings(transformers.Qwen3Config)}
 
 
 def theirs(config, seed=0):
@@ -215,7 +218,13 @@ llama_like = ours_like(norm=st.just("rmsnorm"), position=st.just("rope"), mlp=st
                        rope_trained=st.sampled_from([None, 10]))
 
 
-@pytest.mark.parametrize("shapes", [gpt2_like, llama_like], ids=["gpt2", "llama"])
+qwen3_like = ours_like(norm=st.just("rmsnorm"), position=st.just("rope"), mlp=st.just("swiglu"),
+                       n_kv_head=st.sampled_from([None, 1, 2]), head_dim=st.sampled_from([None, 6]),
+                       bias=st.sampled_from([False, "attention"]), qk_norm=st.just("gains"))
+
+
+@pytest.mark.parametrize("shapes", [gpt2_like, llama_like, qwen3_like],
+                         ids=["gpt2", "llama", "qwen3"])
 def test_a_model_of_ours_gives_the_same_logits_there_and_the_same_bits_back(
         shapes, tmp_path_factory):
     @few
@@ -242,12 +251,30 @@ def test_a_model_of_ours_gives_the_same_logits_there_and_the_same_bits_back(
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
 
 
+@pytest.mark.parametrize("changes", [
+    {"mlp": "swiglu"}, {"mlp": "swiglu", "bias": "attention"},
+    {"mlp": "relu2", "norm_embedding": True},
+    {"mlp": "relu2", "norm_embedding": True, "tie_embeddings": False, "head_dim": 8}],
+    ids=str)
+def test_qk_norm_without_gains_gives_the_same_logits_there(changes, tmp_path):
+    """By Qwen 3 with gains of 1, or NanoChat, which has no gains at all."""
+    ours = lively(GPT(GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4,
+                                   "n_kv_head": 2, "n_embd": 32, "qk_norm": True}
+                                | LLAMA | changes)))
+    save_hf(ours, tmp_path / "hf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert type(model).__name__ == ("NanoChatForCausalLM" if changes["mlp"] == "relu2"
+                                    else "Qwen3ForCausalLM")
+    assert difference(model, ours, random_tokens(2, 16)) < 1e-5
+
+
 @pytest.mark.parametrize("changes, named", [
     ({"mlp": "relu2"}, "model.mlp=relu2"), ({"qk_norm": True}, "model.qk_norm=true"),
     ({"norm": "rmsnorm"}, "model.norm=rmsnorm"),
     ({"n_kv_head": 1}, "model.n_kv_head=1"), ({"head_dim": 6}, "model.head_dim=6"),
     ({"bias": "qkv"}, "model.bias=qkv"),
-    (LLAMA | {"mlp": "relu2", "qk_norm": True}, "model.mlp=relu2, model.qk_norm=true"),
+    (LLAMA | {"mlp": "relu2"}, "model.norm_embedding=false, model.qk_norm=false"),
+    (LLAMA | {"qk_norm": "gains", "bias": "qkv"}, "model.bias=qkv"),
     (LLAMA | {"value_head_dim": 3}, "model.value_head_dim=3"),
     (LLAMA | {"norm_embedding": True}, "model.norm_embedding=true"),
     (LLAMA | {"n_embd": 18, "head_dim": 4}, "model.n_embd=18"),
@@ -399,7 +426,6 @@ def test_a_bpe_tokenizer_of_ours_gives_the_same_ids_there(position, pattern, tmp
     assert oracle.eos_token_id == ours.end_of_text == back.end_of_text
     assert len(oracle) == ours.vocab_size == back.vocab_size
 
-    @settings(few, max_examples=100)
     @given(texts)
     def check(text):
         ids = ours.encode(text)
@@ -551,6 +577,11 @@ SAFE = "model.safetensors"
     ("llama", settings_changed(rope_parameters=llama3(500000.0, 8.0, 2.0, 4.0, 12)),
      "low_freq_factor is 2.0; what our model has is 1.0"),
     ("llama", settings_changed(rope_parameters=[1]), "not an object"),
+    ("llama", settings_changed(rope_parameters={"rope_type": "twist"}), "\"twist\""),
+    ("llama", settings_changed(model_type="qwen3"), "q_norm.weight: missing"),
+    ("llama", settings_changed(layer_types=["sliding_attention"]), "layer_types is"),
+    ("llama", settings_changed(num_hidden_layers=10**9), "n_layer=1000000000 must be at most"),
+    ("llama", settings_changed(vocab_size=10**12), "vocab_size is 1000000000000, not a whole"),
     ("llama", settings_changed(rope_parameters={"rope_type": "linear"}), "factor is missing"),
     ("llama", settings_changed(rope_parameters={"rope_type": "linear", "factor": 10**400}),
      "factor is 1000"),
@@ -598,7 +629,9 @@ SAFE = "model.safetensors"
     ("shards", index_changed(lambda m: {}), "names no file"),
     ("shards", index_changed(lambda m: m | {DOWN: "model-9.safetensors"}), "there is no such file"),
     ("shards", lambda folder: next(folder.glob("*1-of*")).write_bytes(b"cut"),
-     "cannot be read as safetensors")])
+     "cannot be read as safetensors"),
+    ("shards", lambda folder: os.truncate(next(folder.glob("*1-of*")), 4000),
+     "1-of-.*cannot be read as safetensors")])
 def test_damage_and_malice_are_a_sentence(family, damage, why, good, tmp_path):
     folder = shutil.copytree(good[family], tmp_path / "hf")
     damage(folder)

@@ -308,8 +308,8 @@ def test_a_repetition_penalty_makes_text_repeat_less(capsys, run):
     assert len(set(fined)) > len(set(free))
 
 
-def test_an_output_that_is_not_utf8_gets_what_it_can_show(new_command, run):
-    done = new_command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5",
+def test_an_output_that_is_not_utf8_gets_what_it_can_show(command, run):
+    done = command("sample.py", f"run_dir={run / 'bpe'}", "prompt=é", "temperature=5",
                        "max_new_tokens=100", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "?" in done.stdout and done.stdout.isascii()
 

@@ -23,12 +23,12 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from processes import Process, at_call, finished, rows, timeless
+from processes import run as command_line
 from rich.console import Console
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 import cli
 import data.tokens
@@ -142,7 +142,7 @@ def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_pa
     assert timeless(tmp_path / "again") == timeless(best.path)
 
 
-def summary(folder: Path, *argv: str):
+def new_python(folder: Path, *argv: str):
     return subprocess.run([sys.executable, *argv], cwd=folder, env={**os.environ, "PYTHONPATH": str(
         ROOT)}, capture_output=True, text=True)
 
@@ -152,7 +152,7 @@ def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(cop
     (copy / "sweep.csv").unlink()
     code = ("import runpy, sys; sys.argv[1:] = ['sweep']; "
             "runpy.run_module('sweeps', run_name='__main__'); assert 'torch' not in sys.modules")
-    done = summary(tmp_path, "-c", code)
+    done = new_python(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
     assert "n_kv_head" in done.stdout and "failed      model.n_kv_head=3,seed=2" in done.stdout
@@ -162,7 +162,7 @@ def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(cop
 
 @pytest.mark.parametrize("argv", [[], ["nowhere"], ["--all"], ["a", "b"]])
 def test_a_folder_without_a_sweep_gets_a_sentence(argv, tmp_path):
-    done = summary(tmp_path, "-m", "sweeps", *argv)
+    done = command_line(tmp_path, "sweeps", *argv)
     assert done.returncode == 1 and done.stderr.startswith(
         "error: ") and "sweep" in done.stderr and "Traceback" not in done.stderr
 
@@ -350,7 +350,7 @@ def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_fil
     lines = list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open(encoding="utf-8")))
     assert {line["run"]: line["status"] for line in lines} == {
         "model.n_kv_head=1": "not begun", "model.n_kv_head=2": "unfinished"}
-    assert "not begun   model.n_kv_head=1\n" in summary(tmp_path, "-m", "sweeps", "sweep").stdout
+    assert "not begun   model.n_kv_head=1\n" in command_line(tmp_path, "sweeps", "sweep").stdout
 
 
 @pytest.mark.slow
@@ -467,7 +467,6 @@ def test_vocabularies_are_compared_by_bits_per_byte():
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=9))
-@settings(max_examples=30, deadline=None)
 def test_mean_and_standard_error(losses):
     setting, = ranked([run_of({"a": "1", "seed": str(n)}, loss) for n, loss in enumerate(losses)])
     mean = sum(losses) / len(losses)
@@ -502,7 +501,6 @@ def test_a_sweep_of_hundreds_is_said_in_a_page(tmp_path):
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.none() | st.floats(),
                           st.sampled_from(["finished", "unfinished", "failed"])), min_size=1))
-@settings(max_examples=50, deadline=None)
 def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
     runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n,
             (text, loss, status) in enumerate(cases)]
@@ -521,7 +519,7 @@ def test_control_characters_reach_no_terminal(tmp_path, copy):
         note["overrides"] |= {"data.path": f"{n}{hostile}", f"a{hostile}": "b"}
         note |= {"swept": ["data.path", f"a{hostile}"], "failed": hostile}
         (job / "job.json").write_text(json.dumps(note))
-    done = summary(tmp_path, "-m", "sweeps", "sweep")
+    done = command_line(tmp_path, "sweeps", "sweep")
     assert done.returncode == 0, done.stderr
     assert "␛[31m" in done.stdout and done.stdout.replace("\n", "").isprintable()
     line = next(line for line in done.stdout.splitlines() if line.startswith("best  "))
@@ -641,8 +639,8 @@ def test_a_prepared_sweep_runs(tmp_path, text_file):
 
 
 @pytest.mark.slow
-def test_joblib_runs_the_jobs_in_processes_that_share_the_cores(new_command, tmp_path, text_file):
-    done = new_command("train.py", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
+def test_joblib_runs_the_jobs_in_processes_that_share_the_cores(command, tmp_path, text_file):
+    done = command("train.py", "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
                        *SWEPT[:1], *of(text_file), "hydra.sweep.dir=sweep",
                    env={"OMP_NUM_THREADS": None})
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
@@ -686,6 +684,8 @@ def test_a_launcher_that_is_not_installed_is_named(launcher, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
     search = yaml.safe_load((ROOT / "wandb_sweep.yaml").read_text(encoding="utf-8"))
     chosen = {key: given.get("value", given.get("min", given.get("values", [None])[0])) for key,
               given in search["parameters"].items()}

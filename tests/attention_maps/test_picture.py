@@ -17,6 +17,7 @@ def snapshot(L: int, H: int, T: int, words=None) -> Snapshot:
     return Snapshot(5, probes, A, np.ones((L, H, T)), A[:, None], np.ones((L, 1, H, T)), A[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("L", "H", "groups"), [(1, 1, 1), (2, 2, 2), (2, 4, 2), (3, 6, 1)])
 def test_a_picture_is_drawn_for_any_number_of_heads_and_groups(tmp_path, L, H, groups):
     draw(snapshot(L, H, 12), tmp_path / "map.png", groups, "a title")

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data.batches import ROUNDS, Batches, shuffled
 
-many = settings(deadline=None, max_examples=50)
 seeds, steps = st.integers(0, 2**64), st.integers(0, 10**9)
 
 
@@ -36,7 +35,6 @@ def epoch_starts(batches, epoch):
 # --- one batch ------------------------------------------------------------------------------------
 
 
-@many
 @given(size=sizes(), seed=seeds, step=steps, before=st.lists(steps, max_size=3))
 def test_a_batch_depends_on_the_seed_and_the_step_alone(size, seed, step, before):
     number, block, batch = size
@@ -47,7 +45,6 @@ def test_a_batch_depends_on_the_seed_and_the_step_alone(size, seed, step, before
     assert all(np.array_equal(a, b) for a, b in zip(asked, fresh))
 
 
-@many
 @given(size=sizes(), seed=seeds, step=steps)
 @example(size=(9, 8, 40), seed=0, step=0)
 def test_targets_are_the_next_tokens_round_the_end(size, seed, step):
@@ -60,7 +57,6 @@ def test_targets_are_the_next_tokens_round_the_end(size, seed, step):
 
 
 @pytest.mark.slow
-@many
 @given(size=sizes(), seed=seeds, step=steps, processes=st.integers(1, 8))
 def test_the_slices_of_the_processes_make_up_the_global_batch(size, seed, step, processes):
     number, block, batch = size
@@ -105,7 +101,6 @@ def test_too_few_tokens_are_refused(number, block):
 # --- an epoch -------------------------------------------------------------------------------------
 
 
-@many
 @given(size=sizes(), seed=seeds, epoch=st.integers(0, 10**6))
 def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch):
     number, block, batch = size
@@ -117,7 +112,6 @@ def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch
     assert max(gaps) == block + number % block
 
 
-@many
 @given(size=sizes(), seed=seeds, epoch=st.integers(0, 10**6))
 def test_no_token_is_seen_twice_in_an_epoch(size, seed, epoch):
     number, block, _ = size
@@ -178,7 +172,6 @@ def test_the_shuffle_is_a_permutation_of_every_small_size(seed):
                               np.arange(size)), size
 
 
-@many
 @given(size=st.integers(1, 5000), seed=seeds)
 def test_the_shuffle_is_a_permutation(size, seed):
     assert np.array_equal(np.sort(shuffled(np.arange(size), size, key(seed))), np.arange(size))
@@ -194,7 +187,6 @@ def test_the_shuffle_of_a_large_size_stays_in_it_and_repeats_nothing(size):
     assert abs(there.mean() / size - 0.5) < 0.02
 
 
-@many
 @given(size=st.integers(1, 2**40), seed=seeds,
        picks=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=9))
 def test_where_an_index_goes_does_not_depend_on_the_others_asked_for(size, seed, picks):

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from processes import run
 
 import data.tokens
 from config import DataConfig, TokenizerConfig, UserError
@@ -79,7 +80,6 @@ def prepared(cache):
 
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
-@settings(deadline=None, max_examples=30)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(
     lambda t: len(set(t.removeprefix("\ufeff"))) > 1))
 def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(
@@ -133,7 +133,6 @@ def test_characters_have_no_token_between_documents(folder):
     assert text_of(prepare(folder("ab", "cd", "efghij"), CHAR, quiet)) == ("abcdefghi", "j")
 
 
-@settings(deadline=None, max_examples=50)
 @given(texts=st.lists(st.text("ab", max_size=9), min_size=1, max_size=6), cut=st.integers(0, 60))
 def test_the_pieces_of_the_split_are_the_documents_in_order(texts, cut, tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
@@ -538,25 +537,21 @@ def test_what_killed_preparations_and_downloads_of_other_texts_left_is_removed(w
     assert held.joinpath("train.bin").exists()
 
 
-def prepare_command(cache: Path, source: DataConfig, *more: str) -> list[str]:
+def prepare_command(source: DataConfig, *more: str) -> list[str]:
     return [sys.executable, "-m", "data.prepare", "data=text", f"data.path={source.path}", *more]
 
 
-def sentence_of(argv: list[str], cache: Path) -> str:
-    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "GLASSGPT_CACHE": str(cache)},
-                          capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
-
-
 @pytest.mark.slow
-def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache):
+def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache, tmp_path):
     cache.mkdir()
     if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k",
                                                     "none", cache], capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     try:
-        said = sentence_of(prepare_command(cache, write(PROSE * 200), "tokenizer=char"), cache)
+        done = run(tmp_path, "data.prepare", "data=text", f"data.path={write(PROSE * 200).path}",
+                   "tokenizer=char", env={"GLASSGPT_CACHE": str(cache)})
+        said = done.stderr
+        assert done.returncode == 1 and len(said.splitlines()) == 1, said
         assert "No space left on device" in said and "set GLASSGPT_CACHE" in said
         assert not [p for p in cache.iterdir() if p.is_dir()]
     finally:
@@ -577,7 +572,7 @@ def test_a_lock_that_cannot_be_taken_is_a_sentence(write, cache):
 @pytest.mark.slow
 def test_ctrl_c_ends_the_learning_of_unbroken_text_within_two_seconds(text, write, cache):
     source = write(text)
-    process = subprocess.Popen(prepare_command(cache, source, "tokenizer.vocab_size=4096"),
+    process = subprocess.Popen(prepare_command(source, "tokenizer.vocab_size=4096"),
                                cwd=ROOT, text=True,
                                env={**os.environ, "GLASSGPT_CACHE": str(cache)},
                                stderr=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -622,6 +617,7 @@ def process(config, before=""):
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["data.tokens.save_tokenizer", "data.tokens.build_tokenizer",
                                    "data.tokens.shutil.rmtree"])
 def test_a_killed_preparation_leaves_nothing_that_looks_finished(where, write, cache):
@@ -634,6 +630,7 @@ def test_a_killed_preparation_leaves_nothing_that_looks_finished(where, write, c
     assert len(prepared(cache)) == 1
 
 
+@pytest.mark.slow
 def test_what_a_killed_preparation_left_is_cleared_by_the_next(write, cache):
     process(write(PROSE),
             "data.tokens.save_tokenizer = lambda *a: os.kill(os.getpid(), 9)").communicate(
@@ -642,6 +639,7 @@ def test_what_a_killed_preparation_left_is_cleared_by_the_next(write, cache):
     assert [p for p in cache.iterdir() if p.is_dir()] == prepared(cache)
 
 
+@pytest.mark.slow
 def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
     began = time.perf_counter()
     pair = [process(write(PROSE), SLOWLY) for _ in range(2)]
@@ -691,14 +689,11 @@ def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(tmp_path, write, cach
 @pytest.mark.slow
 def test_text_is_prepared_without_training(tmp_path, write, cache):
     source = write(PROSE)
-    run = [sys.executable, "-m", "data.prepare", "data=text", "tokenizer=char"]
-    env = {**os.environ, "GLASSGPT_CACHE": str(cache)}
-    done = subprocess.run([*run, f"data.path={source.path}"], cwd=ROOT, env=env,
-                          capture_output=True, text=True)
+    argv, env = ["data.prepare", "data=text", "tokenizer=char"], {"GLASSGPT_CACHE": str(cache)}
+    done = run(tmp_path, *argv, f"data.path={source.path}", env=env)
     assert done.returncode == 0, done.stderr
     assert "tokens" in done.stdout and len(list(cache.glob("*/train.bin"))) == 1
-    done = subprocess.run([*run, "data.path=nowhere"], cwd=ROOT, env=env, capture_output=True,
-                          text=True)
+    done = run(tmp_path, *argv, "data.path=nowhere", env=env)
     assert done.returncode == 1
     assert done.stderr == "error: data.path=nowhere does not exist: give the path of a text file\n"
 

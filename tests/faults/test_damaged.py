@@ -88,8 +88,12 @@ def both(run):
     empty_best(run)
 
 
-@pytest.mark.parametrize("damage", [blank_line, flipped_byte, no_metrics, empty_best, both])
-@pytest.mark.parametrize("version", ["now", "earlier"])
+DAMAGES = [blank_line, flipped_byte, no_metrics, empty_best, both]
+
+
+@pytest.mark.parametrize("damage, version", [
+    *((damage, "now") for damage in DAMAGES), (both, "earlier"),
+    *(pytest.param(damage, "earlier", marks=pytest.mark.soak) for damage in DAMAGES[:-1])])
 def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_be_read(
     tmp_path, run, damage, version
 ):
@@ -387,7 +391,8 @@ def test_a_tokenizer_of_another_size_than_the_model_is_a_sentence(tmp_path, run,
         assert "they do not belong together" in sentence
 
 
-@pytest.mark.parametrize("content", [b"\xff\0", b"", b"../../x", b"x" * 5000])
+@pytest.mark.parametrize("content", [b"../../x", *(
+    pytest.param(content, marks=pytest.mark.soak) for content in (b"\xff\0", b"", b"x" * 5000))])
 def test_a_damaged_id_of_a_wandb_run_does_not_end_the_run(tmp_path, run, content, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     (run / "wandb").mkdir()

@@ -28,13 +28,14 @@ def killed_and_resumed(folder: Path, argv: list[str], steps: list[int]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("more", [(), ("accumulate=2", "optim=muon")],
                          ids=["adamw", "muon accumulate"])
 def test_killed_at_random_steps_it_ends_at_the_bits_of_the_run_that_was_not(
-        tmp_path, text_file, more):
+        tmp_path, text_file, more, kills):
     argv = tiny(text_file, "max_steps=24", "attention.every=12", *more)
     finished(tmp_path, *argv, "run_dir=whole")
-    killed_and_resumed(tmp_path, argv, random.Random(0).sample(range(24), 10))
+    killed_and_resumed(tmp_path, argv, random.Random(0).sample(range(24), kills))
     assert_same_run(tmp_path / "whole", tmp_path / "run", 24)
 
 
@@ -92,9 +93,10 @@ SAVING = [("os", "fsync"), ("os", "mkdir"), ("os", "rename"), ("os", "replace"),
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_checkpoint_loads(
-        tmp_path, text_file):
-    """The first save is let through, the second killed at its n-th call, for every n."""
+        tmp_path, text_file, every):
+    """The first save is let through, the second killed at its n-th call, for every n, or a few."""
     import importlib
 
     def killed_at_call(n):
@@ -128,7 +130,7 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
 
     argv = tiny(text_file, "max_steps=2", "checkpoint.every=1", "eval.every=0", "attention.every=0",
                 "log.every=0")
-    for n in range(1, 100):
+    for n in range(1, 100, every):
         run = f"run{n}"
         process = Process(tmp_path, *argv, f"run_dir={run}", fault=killed_at_call(n))
         if process.wait() == 0:
@@ -138,7 +140,7 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
                     if (p / "manifest.json").exists()]
         folder, state = find_checkpoint(tmp_path / run, "last", pytest.fail)
         assert folder == max(complete)
-        if n % 4 == 0:
+        if n % 4 == 0 or every > 1:
             said = finished(tmp_path, *argv, f"run_dir={run}", "resume=true")
             assert f"going on after {state['step']} steps" in said
             assert not list((tmp_path / run).rglob(".*.part"))
@@ -146,8 +148,9 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "step_00000006.npz",
-                                  "step_00000006.png", "best"])
+@pytest.mark.parametrize("name", [
+    "config.yaml", "metrics.jsonl", "best",
+    *(pytest.param(f"step_00000006.{kind}", marks=pytest.mark.soak) for kind in ("npz", "png"))])
 def test_killed_before_a_file_has_its_name_the_run_goes_on(tmp_path, text_file, whole, name):
     argv = tiny(text_file, "resume=auto")
     fault = at_call(Path, "replace", 1, kill_me, when=lambda part, to: Path(to).name == name)

@@ -22,6 +22,7 @@ def made(**optim):
     return model, build_optimizers(model, config.optim), tokens[:, :-1], tokens[:, 1:], config
 
 
+@pytest.mark.slow
 def test_the_loss_and_the_norm_are_the_same_in_every_order_and_however_the_batch_is_split():
     results = []
     for order in permutations(range(4)):

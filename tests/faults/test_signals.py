@@ -85,8 +85,8 @@ MOMENTS = {
 def test_sigterm_at_any_moment_saves_within_seconds_and_the_run_goes_on_exactly(
         tmp_path, text_file, whole, moment):
     fault, step = MOMENTS[moment]
-    began = time.monotonic()
     process = Process(tmp_path, *tiny(text_file), fault=fault)
+    began = time.monotonic()
     assert process.wait() == 143, process.said()
     assert time.monotonic() - began < 10
     assert "resume=true" in process.said() and "Traceback" not in process.said()
@@ -133,7 +133,9 @@ WARNED = {
 }
 
 
-@pytest.mark.parametrize("moment", WARNED)
+@pytest.mark.parametrize("moment", [
+    moment if moment == "in a step" else pytest.param(moment, marks=pytest.mark.soak)
+    for moment in WARNED])
 def test_sigusr1_saves_and_the_run_goes_on(tmp_path, text_file, whole, moment):
     owner, name, call, step = WARNED[moment]
     fault = at_call(owner, name, call, signals(signal.SIGUSR1))

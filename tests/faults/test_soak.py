@@ -109,8 +109,7 @@ models = st.builds(GPTConfig, vocab_size=st.none(), block_size=st.integers(1, 24
                    tie_embeddings=st.booleans(), norm_embedding=st.booleans())
 
 
-@settings(deadline=None, max_examples=25,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(model=models, optim=st.builds(OptimConfig, name=st.sampled_from(["adamw", "muon"]),
                                      grad_clip=st.sampled_from([0.0, 1.0])),
        batch_size=st.integers(1, 4), accumulate=st.integers(1, 3))

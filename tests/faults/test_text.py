@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from models import few
 from processes import finished, rows, tiny
 
 import data.corpus
@@ -31,7 +32,8 @@ def mine(text_file, tmp_path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", [CHAR, TokenizerConfig("bpe", 300)], ids=["char", "bpe"])
+@pytest.mark.parametrize("tokenizer", [
+    CHAR, pytest.param(TokenizerConfig("bpe", 300), marks=pytest.mark.soak)], ids=["char", "bpe"])
 def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints_unless_told_to_go_on(
         tmp_path, mine, tokenizer):
     argv = tiny(mine, f"tokenizer={tokenizer.name}",
@@ -67,10 +69,10 @@ def test_changed_text_with_characters_that_the_run_does_not_know_is_one_sentence
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [["tokenizer=bpe"], ["tokenizer=bpe", "tokenizer.vocab_size=300"]])
-def test_another_tokenizer_is_refused_with_both(tmp_path, mine, argv):
-    finished(tmp_path, *tiny(mine), "max_steps=4")
+def test_another_tokenizer_is_refused_with_both(tmp_path, text_file, whole, argv):
+    run = f"run_dir={whole}"  # refused, it is not changed
     assert "tokenizer.name: char in the run, bpe asked for" in finished(
-        tmp_path, *tiny(mine, "resume=true", *argv), status=1)
+        tmp_path, *tiny(text_file, run, "resume=true", *argv), status=1)
 
 
 @pytest.mark.slow
@@ -176,7 +178,7 @@ def test_a_vocabulary_above_65535_is_taken(tmp_path):
     assert tokens.tokenizer.vocab_size > 65_535 and tokens.train.dtype == "uint32"
 
 
-@settings(deadline=None, max_examples=60)
+@few
 @given(content=st.binary(max_size=300) | st.text(max_size=200).map(str.encode),
        tokenizer=st.sampled_from([CHAR, TokenizerConfig(vocab_size=270)]))
 def test_any_bytes_are_a_text_or_a_sentence(content, tokenizer, tmp_path_factory):
@@ -222,8 +224,9 @@ print(max(int(own[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize("name, tokenizer", [("a.jsonl", "bpe"), *(
+    pytest.param(*case, marks=pytest.mark.soak)
+    for case in (("a.jsonl", "char"), ("a.txt", "bpe"), ("a.txt", "char")))])
 def test_a_document_of_forty_megabytes_is_prepared_in_bounded_memory(
         tmp_path, monkeypatch, name, tokenizer):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))

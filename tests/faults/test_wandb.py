@@ -66,19 +66,19 @@ def serving(manner: str):
         server.shutdown()
 
 
-def trained(tmp_path, text_file, monkeypatch, server, *more, fault=lambda: None):
-    """Train with this server, waiting for W&B for seconds; its output, and how long it took."""
+def trained(tmp_path, text_file, monkeypatch, port, patience=4, fault=lambda: None):
+    """Train with a server, waiting for W&B for seconds; its output, and how long it took."""
     for name, value in (("WANDB_API_KEY", "0" * 40),
-                        ("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}"),
-                        ("no_proxy", "127.0.0.1")):
+                        ("WANDB_BASE_URL", f"http://127.0.0.1:{port}"), ("no_proxy", "127.0.0.1")):
         monkeypatch.setenv(name, value)
 
     def impatient():
-        training.wandb_record.START = training.wandb_record.FINISH = 4
+        training.wandb_record.START = training.wandb_record.FINISH = patience
         fault()
 
+    process = Process(tmp_path, *tiny(text_file, "wandb.mode=online", "attention.every=0"),
+                      fault=impatient)
     began = time.monotonic()
-    process = Process(tmp_path, *tiny(text_file, "wandb.mode=online", *more), fault=impatient)
     assert process.wait(120) == 0, process.said()
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(13))
     return process.said(), time.monotonic() - began
@@ -88,7 +88,7 @@ def trained(tmp_path, text_file, monkeypatch, server, *more, fault=lambda: None)
 def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(tmp_path, text_file,
                                                                     monkeypatch, manner):
     with serving(manner) as server:
-        said, seconds = trained(tmp_path, text_file, monkeypatch, server)
+        said, seconds = trained(tmp_path, text_file, monkeypatch, server.server_port, patience=2)
         assert server.asked and seconds < 45
     assert "did not start online" in said and "Traceback" not in said
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
@@ -111,8 +111,14 @@ def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(tmp_pa
             server.manner = manner
 
         threading.Thread(target=watch, daemon=True).start()
-        said, seconds = trained(tmp_path, text_file, monkeypatch, server,
+        said, seconds = trained(tmp_path, text_file, monkeypatch, server.server_port,
                                 fault=at_call(training.optim, "seed_micro_step", 5, die))
         assert seconds < 45, said
     assert "did not start online" not in said and "Traceback" not in said
     assert rows(tmp_path / "run")[-1]["train_seconds"] < 4
+
+
+def test_without_a_network_the_record_is_kept_offline(tmp_path, text_file, monkeypatch):
+    said, _ = trained(tmp_path, text_file, monkeypatch, port=9, patience=2)
+    assert "did not start online" in said and "Traceback" not in said
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))

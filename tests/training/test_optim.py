@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from config import Config, GPTConfig, OptimConfig
@@ -18,7 +18,6 @@ from training.optim import (
 )
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
 def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_singular_values(
         batch, rows, columns, seed):

@@ -174,17 +174,6 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         assert (configuration[section] if section else configuration)[key] == value
 
 
-@pytest.mark.slow
-def test_online_without_a_network_the_record_is_kept_offline(command, tmp_path, text_file):
-    began = time.monotonic()
-    env = {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": None, "WANDB_BASE_URL": "http://127.0.0.1:9"}
-    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=2",
-                   "run_dir=run", env=env)
-    assert done.returncode == 0, done.stderr
-    assert "did not start online" in done.stdout and time.monotonic() - began < 90
-    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
-
-
 def test_a_run_out_of_proportion_to_its_text_is_told_so():
     assert proportions(parameters=1_000_000, tokens=1_000_000, epochs=3.0) == []
     assert "seen 50 times" in proportions(1000, 1000, 50.0)[0]

@@ -26,10 +26,15 @@ def stop_at(monkeypatch, owner, name: str, call: int):
     monkeypatch.setattr(owner, name, dying)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("where", ["in an evaluation", "in the last evaluation", "in a capture",
-                                   "in a step"])
+pytestmark = pytest.mark.slow
+
+
+WHERE = ["in an evaluation", "in the last evaluation", "in a capture", "in a step"]
+
+
+@pytest.mark.parametrize("where, optimizer", [
+    *((where, "muon") for where in WHERE), ("in a step", "adamw"),
+    *(pytest.param(where, "adamw", marks=pytest.mark.soak) for where in WHERE[:-1])])
 def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, train_here, tmp_path,
                                                               monkeypatch, where, optimizer):
     tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
@@ -50,7 +55,6 @@ def test_a_run_stopped_anywhere_and_resumed_has_the_same_bits(tiny: Config, trai
     assert_same_run(whole.run_dir, tiny.run_dir)
 
 
-@pytest.mark.slow
 def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_path):
     tiny.model.dropout = 0.2
     train_here(tiny)
@@ -66,7 +70,6 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
                               for run in (tiny.run_dir, other.run_dir)))
 
 
-@pytest.mark.slow
 def test_accumulation_changes_the_loss_by_rounding_only(tiny: Config, train_here, tmp_path):
     train_here(tiny)
     other = replace(tiny, run_dir=str(tmp_path / "four"), accumulate=4)
@@ -134,7 +137,6 @@ def test_a_changed_text_is_refused_on_resume(tiny: Config, train_here, text_file
         train_here(tiny, resume=True)
 
 
-@pytest.mark.slow
 def test_a_run_learns(tiny: Config, train_here):
     tiny.max_steps, tiny.optim.name, tiny.optim.lr, tiny.eval.every = 120, "muon", 1e-2, 120
     best = train_here(tiny)

@@ -1,0 +1,123 @@
+"""Every command of the README and docs/ is run as it stands there, but for its sizes."""
+
+import gzip
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from processes import finished, run
+
+pytestmark = pytest.mark.slow
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Of other programs, or run by tests of their own.
+ELSEWHERE = ("pip ", "torchrun ", "srun ", "export ", "head=", "#", "hf ", "wandb ", "vllm ",
+             "transformers ", "ollama ", "python -m pytest", "python -m benchmarks.", "lm_eval ",
+             "llama-")
+FROM_THE_HUB = ("data=tinystories", "data=hf", "init_from=openai-community/", "init_from=Qwen/")
+LAUNCHERS = ("hydra/launcher=",)  # packages of others
+SMALL = ["max_steps=2", "batch_size=4", "model.n_layer=1", "model.n_head=4", "model.n_kv_head=1",
+         "model.n_embd=32", "model.block_size=32", "compile=false", "precision=fp32",
+         "eval.every=0", "attention.every=0", "log.every=1"]
+CHOOSES_TOKENS = ("tokenizer", "tokenizer.vocab_size", "init_from", "experiment", "sweep")
+VOCABULARY = ["tokenizer.vocab_size=300"]  # of bytes: any prompt can be encoded
+
+
+def commands() -> list[str]:
+    """The lines of the shell blocks, those that a backslash continues put together."""
+    found = {}
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = line.split("  #")[0].strip()
+                if command and not command.startswith(ELSEWHERE):
+                    found.setdefault(command)
+    return list(found)
+
+
+@pytest.fixture(scope="module")
+def place(shared, text_file) -> Path:
+    """A folder with all that the pages' commands name."""
+    return shared("place", lambda folder: furnish(folder, text_file))
+
+
+def furnish(folder: Path, text_file: Path) -> None:
+    text = text_file.read_text(encoding="utf-8")
+    for name in ("notes", "poems"):
+        (folder / name).mkdir()
+        (folder / name / "a.md").write_text(text, encoding="utf-8")
+    for name in ("poem.txt", "notes.txt"):
+        (folder / name).write_text(text[:4000], encoding="utf-8")
+    with gzip.open(folder / "posts.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps({"body": line}) + "\n" for line in text.splitlines())
+    (folder / "many.jsonl").write_text('{"prompt": "the"}\n{"prompt": "glass"}\n')
+    (folder / "mine" / "experiment").mkdir(parents=True)
+    (folder / "mine" / "experiment" / "big.yaml").write_text(
+        "# @package _global_\nmodel:\n  n_layer: 1\n")
+    own = ["data=text", "data.path=notes"]
+    finished(folder, *small(["run_dir=runs/mine", *own]))
+    finished(folder, *small(["run_dir=runs/llama", "model=llama_small", *own]))
+    finished(folder, "run_dir=runs/llama", "to=FOLDER", script="interop/__main__.py")
+    shutil.copytree(folder / "FOLDER", folder / "exported")
+    finished(folder, *small(["-m", "seed=1,2", "hydra.sweep.dir=runs/rates", *own]))
+
+
+def small(argv: list[str]) -> list[str]:
+    """The arguments of a training, with small sizes and a small text."""
+    typed = {argument.partition("=")[0] for argument in argv}
+    if {"resume=true", "eval_only=true"} & {*argv} or "dry_run" in typed:
+        return argv
+    sizes = {size.partition("=")[0]: size for size in SMALL}
+    if {"init_from", "sweep"} & typed:  # these say what the model is
+        sizes = {key: size for key, size in sizes.items()
+                 if not key.startswith("model.") or key in typed}
+    swept = {key for key in typed if any("," in a for a in argv if a.startswith(f"{key}="))}
+    kept = [a for a in argv if a.partition("=")[0] not in sizes or a.partition("=")[0] in swept]
+    text = [] if {"data", "init_from"} & typed else ["data=text", "data.path=notes"]
+    names = [] if {*typed} & {*CHOOSES_TOKENS} else VOCABULARY
+    return [*kept, *(size for key, size in sizes.items() if key not in swept), *text, *names]
+
+
+def make_room(folder: Path, argv: list[str]) -> None:
+    """Remove what the command is to make."""
+    if not {"resume=true", "resume=auto", "eval_only=true"} & {*argv}:
+        for key in ("hydra.sweep.dir", "to", *(["run_dir"] if "max_steps=2" in argv else [])):
+            for argument in argv:
+                if argument.startswith(f"{key}="):
+                    shutil.rmtree(folder / argument.partition("=")[2], ignore_errors=True)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
+    command, *_ = line.partition(" > ")
+    program, first, *argv = shlex.split(command)
+    assert program in ("python", "ls"), f"{line}: who runs this?"
+    if any(word.startswith((*FROM_THE_HUB, *LAUNCHERS)) for word in argv):
+        pytest.skip("needs a network, or packages that are not required")
+    folder = tmp_path / "place"
+    shutil.copytree(place, folder)
+    if first == "-m":
+        module, *argv = argv
+        script = next(path for path in (f"{module.replace('.', '/')}.py",
+                                        f"{module.replace('.', '/')}/__main__.py")
+                      if (ROOT / path).exists())
+    else:
+        script = first
+    if script in ("train.py", "data/prepare.py") and not {"--help", "--cfg"} & {*argv}:
+        argv = small(argv)
+    argv = [argument.replace("FILE", str(test_data / "data" / "tinyshakespeare.txt"))
+            for argument in argv]
+    if "data=shakespeare" in argv:
+        argv.append(f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}")
+    if "run_dir=RUN" in argv:
+        argv[argv.index("run_dir=RUN")] = "run_dir=runs/llama"
+    make_room(folder, argv)
+    if "data.path=." in argv:
+        folder = folder / "notes"
+    done = run(folder, script, *argv,
+               env={"TIKTOKEN_CACHE_DIR": str(test_data / "tiktoken_cache")})
+    assert done.returncode == 0, done.stderr
