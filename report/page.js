@@ -104,7 +104,7 @@ function setUpSamples(samples, longest = 4000) {
 
 const probe = () => data.probes[state.probe];
 const newest = () => state.step === steps.length - 1;
-let drawGrid = null, tokens = [], drawMap = null, drawRows = null, current = null, rows = null;
+let drawGrid = null, tokens = [], drawMap = null, drawRows = null, drawNear = null, current = null, rows = null;
 let explained = null; // what is known of the predictions, of the same probe and step
 const shownView = () => state.needs && explained ? explained : current;
 
@@ -252,13 +252,31 @@ function drawAttention() {
       if (period) drawStripes(period)(...where);
       else drawBorder(view.n, ...where);
     } : null,
-    enter: i => { if (view.block === 1) { light(i); reveal(i); } }, leave: () => light(null),
+    enter: (i, j) => { if (view.block === 1) { light(i); reveal(i); drawZoom(i, j); } }, leave: () => light(null),
     pick: i => view.block > 1 ? openRows(i) : hold(i),
   }));
   if (view.signed) signedBar($("bar"), "nats", view.largest);
   else colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
   light(state.token);
+  drawZoom(state.held ?? 0, state.held ?? 0);
   drawBlockRows();
+}
+
+// Of a map whose tokens have no room for their names the part around a cell, with names.
+const ZOOM = 24; // cells along its side
+function drawZoom(i, j) {
+  const view = shownView(), room = Math.min($("map").clientWidth, mostWide());
+  $("zoom").hidden = view.block > 1 || !view.tokens || view.n <= ZOOM || (room - 92) / view.n >= 8.5;
+  if ($("zoom").hidden) return;
+  const [from, left] = [i, j].map(k => Math.min(view.n - ZOOM, Math.max(0, k - ZOOM / 2)));
+  const spec = mapOf(view, seen()), names = start => spec.rowNames.slice(start, start + ZOOM);
+  $("zoom-title").textContent = `Tokens ${from} to ${from + ZOOM - 1} on tokens ${left} to ${left + ZOOM - 1}`;
+  drawNear({
+    ...spec, rows: ZOOM, cols: ZOOM, most: 620, least: 0, rowNames: names(from), colNames: names(left),
+    start: [i - from, j - left], level: (a, b) => spec.level(from + a, left + b),
+    tell: (a, b) => spec.tell(from + a, left + b), enter: a => { light(from + a); reveal(from + a); },
+    leave: () => light(null), pick: a => hold(from + a),
+  });
 }
 
 // Between the prompt and what the model made of it.
@@ -569,6 +587,7 @@ async function start() {
   if (data.kind === "run") { setUpTraining(); drawTraining(); }
   if (data.probes.length) {
     drawMap = cells($("map"), "attention map; arrow keys read its cells");
+    drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
     drawRows = cells($("rows-map"), "rows of single tokens; arrow keys read their cells");
     $("looking").querySelector(".stage").classList.toggle("many", H > 14);
   }

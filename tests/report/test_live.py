@@ -8,7 +8,16 @@ import sys
 
 import numpy as np
 import pytest
-from pages import HOSTILE, aside, expect_text, make_run, read_back, snapshot
+from pages import (
+    HOSTILE,
+    aside,
+    exactly,
+    expect_text,
+    make_run,
+    read_back,
+    read_tip,
+    snapshot,
+)
 
 import report.__main__ as command
 from config import UserError
@@ -166,6 +175,11 @@ def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     lit, text = (tab.locator(part).bounding_box() for part in ("#text .token.lit", "#text"))
     assert text["y"] <= lit["y"] and lit["y"] + lit["height"] <= text["y"] + text["height"]
     assert tab.evaluate("scrollY") == down and tab.locator("#text").evaluate("t => t.scrollTop") > 0
+    assert re.match(r"Tokens 2\d\d to 2\d\d on tokens \d+ to", tab.inner_text("#zoom-title"))
+    tab.focus("#zoom-map canvas")
+    tab.keyboard.press("ArrowDown")
+    query, key, value = read_tip(tab)
+    assert exactly(value) == snapshot(T=300)["text"][1, 2, query, key]
 
 
 @pytest.mark.slow
