@@ -19,9 +19,6 @@ from files import printable
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
-# What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
-# two cores, for GPT-2 at 200 tokens.
-EXPLAINED = 5e12
 # From so many bits on, a token that is scored has this colour; below the first it has none.
 LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"),
           (10, "#ffffff on #d70000"))
@@ -94,7 +91,8 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
     seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
     if config.attention is not None:
         tokens = (texts[0].prompt_tokens + texts[0].tokens)[-model.config.block_size:]
-        write_attention(model, tokenizer, tokens, Path(config.attention).expanduser())
+        write_attention(model, tokenizer, tokens, prompts[0], len(texts[0].tokens),
+                        Path(config.attention).expanduser())
     return (f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
             f"KV cache {cache.nbytes:,} bytes: {rows} at once, {cache.capacity} tokens, "
             f"{model.config.kv_heads} key/value heads for {model.config.n_head} query heads")
@@ -152,27 +150,18 @@ def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
             note(f"error: {e}")
 
 
-def write_attention(model, tokenizer, ids: list[int], path: Path) -> None:
-    """Write the page that shows every head's attention over the tokens, or raise `UserError`."""
-    import numpy as np
-
-    from attention_maps.capture import maps
-    from attention_maps.card import explain
-    from attention_maps.probe import words
+def write_attention(model, tokenizer, ids: list[int], prompt: str, generated: int,
+                    path: Path) -> None:
+    """Write the page that shows every head's attention over the tokens, the last `generated` of
+    which the model made, or raise `UserError`."""
+    from attention_maps.prompt import look
     from report.page import attention_page
 
-    tokens = np.array([ids])
-    weights, norms, _ = maps(model, tokens)
-    text = {"text": weights[:, 0].astype(np.float16), "text_value_norms": norms[:, 0],
-            "text_tokens": np.array(words(tokenizer, tokens[0]))}
-    if len(ids) ** 2 * model.num_parameters() <= EXPLAINED:
-        text |= explain(model, tokens[0], tokenizer)
-    else:
-        note(f"attention: to measure what each of {len(ids)} predictions needed would take too "
-             "long with this model, so the page lacks it; fewer tokens have it")
+    found, scores = look(model, tokenizer, ids, note)
+    title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
     try:
-        attention_page(text, f"Attention over {len(ids)} tokens", path, model.config.kv_heads,
-                       model.config.tie_embeddings)
+        attention_page(found, title, path, model.config.kv_heads, model.config.tie_embeddings,
+                       scores, len(ids) - generated)
     except OSError as e:
         raise UserError(f"attention={path} cannot be written: {e.strerror or e}") from None
     note(f"attention {path}")

@@ -1,23 +1,70 @@
 """    python -m report             the runs in runs/, newest first; runs/index.html compares them
     python -m report FOLDER      those of another folder
+    python -m report A B to=compare.html
+                                 two runs side by side, or two checkpoints of runs, such as
+                                 RUN/checkpoints/step_00000400
+    python -m report run_dir=RUN prompt="…" prompt="…" to=compare.html
+                                 one model on two prompts
 """
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import cli
 from config import UserError
+from report.compare import compare_folders, compare_prompts
 from report.runs import read_runs, table, write_index
 from report.sweep import shell_quoted
 
 MOST_SHOWN = 40  # runs in the terminal
+KEYS = ("to", "run_dir", "prompt")
 
 
 def main() -> None:
-    if len(sys.argv) > 2 or any(argument.startswith("-") for argument in sys.argv[1:]):
-        raise UserError("give one folder that holds runs, or none for runs/: "
-                        "python -m report FOLDER")
-    folder = Path(sys.argv[1] if sys.argv[1:] else "runs").expanduser()
+    folders, given = arguments(sys.argv[1:])
+    prompts, to = given["prompt"], Path(*given["to"][-1:] or ["compare.html"]).expanduser()
+    if len(prompts) == 2 and len(given["run_dir"]) == 1 and not folders:
+        path = compare_prompts(prompts, *look_at(Path(given["run_dir"][0]), prompts), to)
+    elif len(folders) == 2 and not prompts and not given["run_dir"]:
+        path = compare_folders(folders, to)
+    elif len(folders) < 2 and not any(given.values()):
+        list_runs(*folders or [Path("runs")])
+        return
+    else:
+        raise UserError("give no folder or one to list runs, two to compare them, or run_dir=RUN "
+                        "and two prompts: python -m report --help shows how")
+    cli.printer(cli.Terminal())(f"open {path}")
+
+
+def arguments(typed: list[str]) -> tuple[list[Path], dict[str, list[str]]]:
+    """What is typed: folders, and what is given under a key."""
+    folders, given = [], defaultdict(list)
+    for argument in typed:
+        key, is_given, value = argument.partition("=")
+        if argument.startswith("-"):
+            raise UserError(f"{argument} is no option here: python -m report --help shows all")
+        if is_given and key in KEYS:
+            given[key].append(value)
+        else:
+            folders.append(Path(argument).expanduser())
+    return folders, given
+
+
+def look_at(folder: Path, prompts: list[str]) -> tuple[list[tuple[dict, dict]], int]:
+    """What the model of a run, or of a folder of Hugging Face's, makes of each prompt, and its
+    number of key/value heads."""
+    from attention_maps.prompt import look
+    from data.tokenizer import prompt_ids
+    from interop import load_model
+
+    say = cli.printer(cli.Terminal())
+    model, tokenizer = load_model(folder.expanduser(), say=say)
+    texts = [prompt_ids(tokenizer, prompt)[-model.config.block_size:] for prompt in prompts]
+    return [look(model.eval(), tokenizer, ids, say) for ids in texts], model.config.kv_heads
+
+
+def list_runs(folder: Path) -> None:
     runs, troubles = read_runs(folder)
     console = cli.Terminal()
     say = cli.printer(console)

@@ -242,6 +242,7 @@ function cells(host, label) {
     const left = room, bottom = fits && spec.colNames ? (spec.upright ? 18 : room) : 0;
     const cell = (width - left) / spec.cols, high = spec.high ?? cell;
     box = { left, cell, high };
+    host.style.clipPath = `inset(0 ${host.clientWidth - width}px 0 0)`;
     const height = spec.rows * high + bottom;
     Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
     Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });

@@ -127,11 +127,14 @@ function headGrid(host, [L, H], groups, choose, [layer, head]) {
   }
   grid.forEach((button, k) => { button.onclick = () => choose(Math.floor(k / H), k % H); });
   roving(host, grid, H, k => choose(Math.floor(k / H), k % H), layer * H + head);
+  let painted = {}; // another head that is looked at changes no small map
   return (view, seen) => {
-    const most = largest(view, seen.weighted), colours = palette();
+    const most = largest(view, seen.weighted), now = { view, weighted: seen.weighted, dark: isDark() };
+    const colours = Object.keys(now).some(key => now[key] !== painted[key]) && palette();
+    painted = now;
     grid.forEach((button, k) => {
-      const l = Math.floor(k / H), h = k % H;
-      paint(button.firstChild, view.n, reader(view, { layer: l, head: h, weighted: seen.weighted }), most, colours);
+      const l = Math.floor(k / H), h = k % H, read = reader(view, { layer: l, head: h, weighted: seen.weighted });
+      if (colours) paint(button.firstChild, view.n, read, most, colours);
       button.classList.toggle("fine", view.n > 96);
       button.setAttribute("aria-checked", l === seen.layer && (seen.head === null || h === seen.head));
     });

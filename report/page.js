@@ -104,7 +104,7 @@ function setUpSamples(samples, longest = 4000) {
 
 const probe = () => data.probes[state.probe];
 const newest = () => state.step === steps.length - 1;
-let drawGrid = null, tokens = [], drawMap = null, drawRows = null, current = null, rows = null;
+let drawGrid = null, tokens = [], drawMap = null, drawRows = null, drawNear = null, current = null, rows = null;
 let explained = null; // what is known of the predictions, of the same probe and step
 const shownView = () => state.needs && explained ? explained : current;
 
@@ -137,6 +137,9 @@ function setUpText() {
   });
   tokens.of = state.probe;
   host.replaceChildren(...tokens);
+  if (data.prompted && tokens[data.prompted]) {
+    tokens[data.prompted].before(el("span", { className: "border" }, "▏generated from here on▕"));
+  }
   host.onpointerleave = () => light(null);
   roving(host, tokens, 1, () => {}, Math.max(0, tokens.length - 1));
   const walk = host.onkeydown;
@@ -173,6 +176,14 @@ function light(i) {
     list(view, "had in its way, nats", "hindered", at, under), list(view, "was needed by, nats", "from", at, from)]
     : [list(view, "attends to", "to", at, to), list(view, "is attended to by", "from", at, from)]);
   drawPrediction();
+}
+
+// Scroll the text, and it alone, so far that token i is seen.
+function reveal(i) {
+  if (!tokens[i]) return;
+  const host = $("text"), inside = host.getBoundingClientRect(), at = tokens[i].getBoundingClientRect();
+  if (at.top < inside.top) host.scrollTop -= inside.top - at.top + 20;
+  else if (at.bottom > inside.bottom) host.scrollTop += at.bottom - inside.bottom + 20;
 }
 
 // What is expected after the lit token; and the card of the one that is held.
@@ -229,22 +240,63 @@ async function show() {
 
 function draw() {
   if (current) drawAttention();
-  if (data.kind === "run" && data.scores) drawHeads();
+  if (data.scores) drawHeads();
+  keepAddress();
 }
 
 function drawAttention() {
   const view = shownView(), by = state.weighted && view.norms, { period } = probe();
   drawGrid(current, seen());
+  sayWhatIsSeen(view, by); // first: its title decides where the map begins
   drawMap(mapOf(view, seen(), {
-    over: period && view.block === 1 ? drawStripes(period) : null,
-    enter: i => { if (view.block === 1) light(i); }, leave: () => light(null),
+    most: mostWide(),
+    over: view.block === 1 ? (...where) => {
+      if (period) drawStripes(period)(...where);
+      else drawBorder(view.n, ...where);
+    } : null,
+    enter: (i, j) => { if (view.block === 1) { light(i); reveal(i); drawZoom(i, j); } }, leave: () => light(null),
     pick: i => view.block > 1 ? openRows(i) : hold(i),
   }));
   if (view.signed) signedBar($("bar"), "nats", view.largest);
   else colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
-  sayWhatIsSeen(view, by);
   light(state.token);
+  drawZoom(state.held ?? 0, state.held ?? 0);
   drawBlockRows();
+}
+
+// Of a map whose tokens have no room for their names the part around a cell, with names.
+const ZOOM = 24; // cells along its side
+function drawZoom(i, j) {
+  const view = shownView(), room = Math.min($("map").clientWidth, mostWide());
+  $("zoom").hidden = view.block > 1 || !view.tokens || view.n <= ZOOM || (room - 92) / view.n >= 8.5;
+  if ($("zoom").hidden) return;
+  const [from, left] = [i, j].map(k => Math.min(view.n - ZOOM, Math.max(0, k - ZOOM / 2)));
+  const spec = mapOf(view, seen()), names = start => spec.rowNames.slice(start, start + ZOOM);
+  $("zoom-title").textContent = `Tokens ${from} to ${from + ZOOM - 1} on tokens ${left} to ${left + ZOOM - 1}`;
+  drawNear({
+    ...spec, rows: ZOOM, cols: ZOOM, most: 620, least: 0, rowNames: names(from), colNames: names(left),
+    start: [i - from, j - left], level: (a, b) => spec.level(from + a, left + b),
+    tell: (a, b) => spec.tell(from + a, left + b), enter: a => { light(from + a); reveal(from + a); },
+    leave: () => light(null), pick: a => hold(from + a),
+  });
+}
+
+// Between the prompt and what the model made of it.
+function drawBorder(n, context, { left, cell, high }) {
+  if (!(data.prompted > 0 && data.prompted < n)) return;
+  context.strokeStyle = resolved("var(--accent)");
+  context.lineWidth = 1.5;
+  context.beginPath();
+  context.moveTo(left, data.prompted * high);
+  context.lineTo(left + data.prompted * cell, data.prompted * high);
+  context.lineTo(left + data.prompted * cell, n * high);
+  context.stroke();
+}
+
+// So wide that the whole map is on the first screen, as far as its labels stay legible.
+function mostWide() {
+  const top = $("map").getBoundingClientRect().top + scrollY;
+  return innerWidth < 1000 ? 900 : Math.min(900, Math.max(520, innerHeight - top - 14));
 }
 
 function sayWhatIsSeen(view, by) {
@@ -284,6 +336,7 @@ function hold(i) {
   state.held = state.held === i ? null : i;
   state.target = 0;
   light(i);
+  keepAddress();
 }
 
 function openRows(block) {
@@ -309,7 +362,7 @@ function drawBlockRows() {
     start: [0, 0],
     level: (i, j) => j > from + i ? -1 : level(read(from + i, j) / most),
     tell: (i, j) => reading(rows, seen(), from + i, j),
-    enter: i => light(from + i), leave: () => light(null), pick: i => hold(from + i),
+    enter: i => { light(from + i); reveal(from + i); }, leave: () => light(null), pick: i => hold(from + i),
   });
 }
 
@@ -324,6 +377,7 @@ const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name
   ...(data.births ?? []).map(b => b.score)])];
 const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
 const scoreMaps = {};
+let scoresDrawn = ""; // under what circumstances: another head changes none of it
 
 // A score's row for the slider's step: that step's, or the last before it.
 function scoreRow(name) {
@@ -344,8 +398,10 @@ function drawHeads() {
   $("births").hidden = !data.births.length;
   $("wiring").hidden = !data.wiring.values.some(wires => wires.length);
   $("wiring").parentElement.hidden = $("births").hidden && $("wiring").hidden;
-  $("scored-at").textContent = `at step ${count(steps[state.step] ?? 0)}`;
-  scoreNames.forEach(drawScore);
+  $("scored-at").textContent = data.kind === "run" ? `at step ${count(steps[state.step] ?? 0)}`
+    : "on random tokens that come twice, or on the prompt";
+  const drawn = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
+  if (drawn !== scoresDrawn) scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => data.scores[name].steps.length > 1 && !UNBOUNDED.includes(name));
   const story = name => data.scores[name].values.map(row => ofHead(row, state.layer, state.head));
   const series = shares.map(name => ({
@@ -356,7 +412,8 @@ function drawHeads() {
     title: `${headName(state.layer, state.head)} over the steps, ± one standard error`,
     height: 240, at: steps[state.step], zero: 1, series,
   });
-  drawBirths();
+  if (drawn !== scoresDrawn) drawBirths();
+  scoresDrawn = drawn;
   const k = data.wiring.steps.findLastIndex(step => step <= steps[state.step]);
   if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], data.wiring.values[k] ?? [], "Who feeds whom "
     + `at step ${count(steps[state.step])}`, [state.layer, state.head], choose);
@@ -373,7 +430,7 @@ function drawScore(name) {
   const of = (l, h) => asScore(table.get(l * H + h)), value = (l, h) => of(l, h).value;
   // one scale for all steps
   const most = UNBOUNDED.includes(name) ? values.flat().reduce((top, v) => Math.max(top, v[2]), 1e-9) : 1;
-  const unit = name === "distance" ? " tokens" : "", when = at.length === 1 ? `, at step ${count(at[0])}` : "";
+  const unit = name === "distance" ? " tokens" : "", when = at.length === 1 && data.kind === "run" ? `, at step ${count(at[0])}` : "";
   const both = SIGNED.includes(name);
   scoreMaps[name].caption.textContent = `${both ? "−1" : "0"} to ${Number(most.toPrecision(2))}${unit}${when}`;
   scoreMaps[name]({
@@ -474,7 +531,43 @@ function setUpProbe() {
   if (tokens.of !== state.probe) setUpText();
 }
 
-function start() {
+// ---- the address of what is looked at
+
+function keepAddress() {
+  const { layer, head, held, needs, weighted, average } = state, last = newest() && data.maxSteps > data.step;
+  writeAddress({
+    head: L ? headName(layer, head) : null,
+    step: steps.length > 1 && !last ? steps[state.step] : null, // the newest of a run that goes on is followed
+    token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null,
+    on: state.probe ? probe().name : null,
+  });
+}
+
+// Look at what the address asks for, as far as the page has it.
+function takeAddress() {
+  const asked = readAddress(), [layer, head] = asked.head ?? [L, H];
+  const step = asked.step === null ? -1 : steps.findLastIndex(step => step <= asked.step);
+  if (layer < L && head < H) Object.assign(state, { layer, head });
+  state.step = step < 0 ? Math.max(0, steps.length - 1) : step;
+  state.probe = Math.max(0, data.probes.findIndex(p => p.name === asked.on));
+  $(asked.view === "needs" ? "needs" : "looks").checked = true;
+  $(asked.weights === "value" ? "weighted" : "raw").checked = true;
+  $("average").checked = asked.heads === "average";
+  Object.assign(state, { needs: $("needs").checked, weighted: $("weighted").checked, average: $("average").checked });
+  if (!data.probes.length) return;
+  $("probe").value = state.probe;
+  setUpProbe();
+  if (asked.token < tokens.length && asked.token !== null) state.held = asked.token;
+}
+
+// [layer, head] that tells most: of induction, where there is any, else of the token before.
+function firstHead() {
+  const best = name => data.scores?.[name]?.values.at(-1)?.reduce((best, v) => v[2] > best[2] ? v : best, [0, 0, 0]);
+  const found = best("induction"), [layer, head] = found?.[2] >= 0.15 ? found : best("previous_token") ?? found ?? [0, 0];
+  return [layer, head];
+}
+
+async function start() {
   document.title = `${visible(data.title).replaceAll("·", " ")} · GlassGPT`;
   $("title").textContent = visible(data.title).replaceAll("·", " ");
   const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
@@ -491,19 +584,27 @@ function start() {
   }
   $("nothing").hidden = data.probes.length > 0;
   $("looking").hidden = !data.probes.length;
-  const found = data.scores?.induction?.values.at(-1)?.reduce((best, v) => v[2] > best[2] ? v : best, [0, 0, 0]);
-  if (found) Object.assign(state, { layer: found[0], head: found[1] });
+  [state.layer, state.head] = firstHead();
   setUpTheme(() => { if (data.kind === "run") drawTraining(); draw(); });
   setUpControls();
   if (data.kind === "run") { setUpTraining(); drawTraining(); }
   if (data.probes.length) {
     drawMap = cells($("map"), "attention map; arrow keys read its cells");
+    drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
     drawRows = cells($("rows-map"), "rows of single tokens; arrow keys read their cells");
-    drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);
     $("looking").querySelector(".stage").classList.toggle("many", H > 14);
-    setUpProbe();
   }
-  show();
+  takeAddress();
+  if (data.probes.length) drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);
+  onhashchange = () => {
+    takeAddress();
+    choose(state.layer, state.head);
+    show();
+  };
+  const seconds = Object.values(data.seconds ?? {}).reduce((sum, s) => sum + s, 0);
+  if (data.kind === "run") follow($("alive"), { ...data, seconds }, () => $("play").textContent !== "▶");
+  await show();
+  scrollAsBefore();
 }
 
 start();

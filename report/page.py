@@ -31,7 +31,8 @@ BUDGET = 24_500_000  # bytes of the whole file, at most
 SAMPLES_BUDGET = 3_000_000  # of it, for samples
 MOST_POINTS = 1500  # of a curve
 MOST_SCORED = 200  # steps for which every head's scores are kept
-LONGEST_VALUE, LONGEST_TOKEN = 2000, 100  # characters shown of a setting and of a token
+# Characters shown of a setting, of a token and of a title.
+LONGEST_VALUE, LONGEST_TOKEN, LONGEST_TITLE = 2000, 100, 200
 CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/grad_norm",
           "train/tokens_per_second", "probe/repeat_gain")
 OF_REPEATS = ("repeat", "control")  # what begins the names of a snapshot that are not of the text
@@ -64,15 +65,20 @@ def write_page(run_dir: Path) -> Path:
 
 
 def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None,
-                   tied: bool = False) -> Path:
+                   tied: bool = False, scores: dict[str, float] | None = None,
+                   prompted: int | None = None) -> Path:
     """Write a page of one prompt's attention: `snapshot` holds text, text_tokens, text_value_norms
     and perhaps step and what `attention_maps.card.explain` gives, as an .npz does.
 
     `groups`: how many key/value heads the query heads share; None: each has its own. `tied`:
-    whether the output layer is the token embedding.
+    whether the output layer is the token embedding. `scores`: of the heads, as in metrics.jsonl.
+    `prompted`: of how many tokens the prompt is; the model made the others.
     """
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(text_probe(snapshot)))
-    content = {"kind": "prompt", "title": title, "groups": groups, "tied": tied}
+    rows = [{"step": shot.step, **scores}] if scores else []
+    content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "groups": groups,
+               "tied": tied, "prompted": prompted, "births": [], "wiring": wires(rows),
+               "scores": head_scores(rows)}
     return write(Path(path), content, [shot])
 
 

@@ -82,8 +82,8 @@ function setUpSides(held, about, first) {
     const of = held[side.run], step = of.steps[snapshot(side)], asked = looking.steps[looking.step], what = seen(side);
     const name = looking.average ? `Layer ${side.layer}, the average of its ${view.H} heads,`
       : `Head ${headName(side.layer, side.head)}`;
-    side.title.textContent = `${name} after ${count(step)} steps`;
-    side.note.textContent = step === asked ? "" : step < asked ? `its last snapshot before step ${count(asked)}`
+    side.title.textContent = about(side.run).prompt ? name : `${name} after ${count(step)} steps`;
+    side.note.textContent = step === asked || about(side.run).prompt ? "" : step < asked ? `its last snapshot before step ${count(asked)}`
       : "its first snapshot";
     side.drawGrid(view, what);
     const beside = (i, j) => el("div", {}, el("small", {},

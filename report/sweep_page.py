@@ -34,22 +34,31 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
     folder, settings = Path(folder), ranked(runs)
     shown = [run for setting in settings for run in setting.runs]
     content = compared(folder, runs, settings) | {"maps": [None] * len(shown)}
-    blobs: list[str] = []
-    room = page.room_for_maps("sweep.html", content)
     shots = [[page.open_shot(folder, path, load_text) for path in snapshots(run.path)]
              for run in shown]
-    most, plan = fitting(shots, room)
     # One run of each setting, then the others.
     turns = [n for setting in settings for n in range(len(setting.runs))]
-    for k in sorted(range(len(shown)), key=turns.__getitem__):
+    order = sorted(range(len(shown)), key=turns.__getitem__)
+    content["maps"], blobs = side_by_side(shots, page.room_for_maps("sweep.html", content), order)
+    return page.put_together(folder / PAGE, "sweep.html", content, blobs)
+
+
+def side_by_side(shots: list[list[Shot]], room: int,
+                 order: list[int]) -> tuple[list[dict | None], list[str]]:
+    """What the page keeps of the text's maps of each run, None where they do not fit; the runs are
+    taken in this order, all of them in one way. And the maps themselves, in base64."""
+    held: list[dict | None] = [None] * len(shots)
+    blobs: list[str] = []
+    most, plan = fitting(shots, room)
+    for k in order:
         before = len(blobs)
         maps = page.attention(embed(thin(shots[k], most), room, [plan]), blobs)
         if maps["steps"]:
-            content["maps"][k] = {"steps": maps["steps"], "of": len(shots[k]),
-                                  "shape": maps["shape"], **maps["probes"][0]}
+            held[k] = {"steps": maps["steps"], "of": len(shots[k]), "shape": maps["shape"],
+                       **maps["probes"][0]}
         tokens = sum(probe["T"] for probe in maps["probes"])
         room -= sum(len(blob) + 80 for blob in blobs[before:]) + 20 * tokens
-    return page.put_together(folder / PAGE, "sweep.html", content, blobs)
+    return held, blobs
 
 
 def compared(folder: Path, runs: list[Run], settings: list[Setting]) -> dict:
@@ -170,7 +179,8 @@ def about(folder: Path, run: Run, metric: str, most: int) -> dict:
         "name": clip(name), "page": link, "status": run.status, "reason": clip(run.reason),
         "seed": clip(run.settings.get("seed", str(config.seed) if config else "")),
         "maxSteps": config.max_steps if config else None,
-        "groups": config.model.kv_heads if config else None, "head": first_head(run),
+        "groups": config.model.kv_heads if config else None,
+        "head": first_head(run.rows[-1] if run.rows else {}),
         "figures": {key: number(found.get(key)) for key in SHOWN},
         "metric": number(found.get(metric)),
         "curves": {"val": curve(run.rows, metric, most),
@@ -181,9 +191,8 @@ def about(folder: Path, run: Run, metric: str, most: int) -> dict:
     }
 
 
-def first_head(run: Run) -> list[int]:
-    """[layer, head] to look at first: at the end the strongest by induction."""
-    last = head_metrics(run.rows[-1]) if run.rows else []
-    inducing = [(value, [layer, head]) for kind, score, layer, head, value in last
+def first_head(row: dict) -> list[int]:
+    """[layer, head] to look at first: in this row the strongest by induction."""
+    inducing = [(value, [layer, head]) for kind, score, layer, head, value in head_metrics(row)
                 if (kind, score) == ("heads", "induction") and number(value) is not None]
     return max(inducing)[1] if inducing else [0, 0]

@@ -110,7 +110,7 @@ class MetricLogger:
         self._files = {name: open_rows(run_dir / name, rows)
                        for name, rows in self._written.items()}
         self._failed = False  # whether something could not be written
-        self._wandb = WandbRecord(config, run_dir, experiment, self.say)
+        self._wandb = WandbRecord(config, run_dir, experiment, self.say, self.rows)
         self._latest: dict[str, str] = {}
         self._bar = None
 

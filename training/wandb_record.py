@@ -13,46 +13,76 @@ import numpy as np
 
 from cli import first_line
 from config import Config
-from files import ASIDE, atomic_write, ordinary
+from files import ASIDE, atomic_write, is_scored, ordinary
 
-MOST_HEAD_METRICS = 200  # names of heads; a larger model's are summed up by layer
+LINES, POINTS = 32, 10_000  # heads in a chart, and rows of the table behind it, at most
+MAPPED = 64  # heads of a model whose table shows the map of each
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most
 
 
 class WandbRecord:
     """The record of a run. Whatever W&B raises is printed once; training goes on without it."""
 
-    def __init__(self, config: Config, run_dir: Path, experiment: str, say: Callable[[str], None]):
-        self.config, self.run_dir, self.say = config, run_dir, say
+    def __init__(self, config: Config, run_dir: Path, experiment: str, say: Callable[[str], None],
+                 rows: list[dict]):
+        """rows: the run's metrics, of the row that is logged too."""
+        self.config, self.run_dir, self.say, self.rows = config, run_dir, say, rows
         self._run = start(config, run_dir, experiment, say)
-        self._pages = 0
+        self._half = bool(rows) and self._half_way(rows[-1])  # whether the page of the middle is in
 
     def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
-        """Record a step's metrics, and images under their keys."""
-        row = few_heads(without_aside(row))
+        """Record a step's metrics, and images under their keys; with images, each head's scores: in
+        a chart for each score, and in a table."""
         self._do(lambda run: run.log(
-            row | {key: _image(key, image, row["step"]) for key, image in images.items()}))
+            without_heads(row) | {key: _image(key, image, row["step"])
+                                  for key, image in images.items()}
+            | (self._of_heads(row) if images else {})))
+
+    def _of_heads(self, row: dict) -> dict:
+        import wandb
+
+        found = {f"heads/{score}/lines": wandb.plot.line_series(
+            steps, list(lines.values()), list(lines), score.replace("_", " "), "step")
+            for score, (steps, lines) in stories(self.rows).items()}
+        columns, data = head_table(row)
+        maps = self._maps(row["step"]) if data else {}
+        if maps:
+            columns = ["head", "map", *columns[1:]]
+            data = [[head, maps.get(head), *values] for head, *values in data]
+        return found | ({"heads/table": wandb.Table(columns=columns, data=data)} if data else {})
+
+    def _maps(self, step: int) -> dict:
+        """Of a small model each head's map of the text, as an image."""
+        import wandb
+
+        path = self.run_dir / "attention" / f"step_{step:08d}.npz"
+        maps = np.load(path)["text"] if path.exists() else np.empty((0, 0))
+        L, H = maps.shape[:2]
+        if L * H > MAPPED:
+            return {}
+        grey = (255 * np.sqrt(np.nan_to_num(maps).astype(np.float32))).astype(np.uint8)
+        return {f"L{layer}H{head}": wandb.Image(grey[layer, head])
+                for layer in range(L) for head in range(H)}
+
+    def _half_way(self, row: dict) -> bool:
+        return 2 * row["step"] >= self.config.max_steps
 
     def page(self, path: Path, row: dict, last: bool) -> None:
-        """Record the run's page: the first, second, fourth … and last, as each holds all before."""
-        self._pages += 1
-        if last or self._pages & (self._pages - 1) == 0:
+        """Record the run's page: the first, the one of the middle and the last, as each holds all
+        before."""
+        middle = self._half_way(row) and not self._half
+        self._half |= middle
+        if last or middle or row["step"] == 0:
             self._do(lambda run: run.log({"step": row["step"], "attention/explorer": _html(path)}))
 
     def conclude(self, row: dict, best_step: int) -> None:
-        """Record what is known at the end: births, a table of the heads' scores, artifacts."""
+        """Record what is known at the end: births, artifacts."""
         self._do(lambda run: self._conclude(run, without_aside(row), best_step))
 
     def _conclude(self, run, row: dict, best_step: int) -> None:
         import wandb
 
         run.summary.update({key: value for key, value in row.items() if key.startswith("births/")})
-        heads = head_table(row)
-        if heads:
-            scores = sorted({score for table in heads.values() for score in table})
-            data = [[head, *map(table.get, scores)] for head, table in heads.items()]
-            run.log({"step": row["step"],
-                     "heads/table": wandb.Table(columns=["head", *scores], data=data)})
         if self.config.wandb.log_artifacts:
             model = wandb.Artifact(f"{run.id}-model", type="model")
             model.add_dir(str(self.run_dir / "checkpoints" / f"step_{best_step:08d}"))
@@ -80,28 +110,47 @@ def without_aside(row: dict) -> dict:
             if not any(part.endswith(ASIDE) for part in key.split("/"))}
 
 
-def head_table(row: dict) -> dict[str, dict[str, float]]:
-    """A row's scores by head: L0H0 → {score: value}."""
-    heads = defaultdict(dict)
+def without_heads(row: dict) -> dict:
+    """The row with the greatest score of the heads, `heads/<score>/max`, in place of each."""
+    row, most = without_aside(row), {}
     for key, value in row.items():
         if key.startswith("heads/"):
-            _, score, head = key.split("/")
-            heads[head][score] = value
-    return dict(heads)
+            name = f"{key.rpartition('/')[0]}/max"
+            most[name] = max(value, most.get(name, value))
+    return {key: value for key, value in row.items()
+            if not key.startswith(("heads/", "births/"))} | most
 
 
-def few_heads(row: dict) -> dict:
-    """The row; where it has too many heads, each layer's largest and mean score in their place."""
-    heads = {key: value for key, value in row.items() if key.startswith("heads/")}
-    if len(heads) <= MOST_HEAD_METRICS:
-        return row
-    layers = defaultdict(list)
-    for key, value in heads.items():
-        layers[key.rpartition("H")[0]].append(value)
-    few = {key: value for key, value in row.items() if not key.startswith(("heads/", "births/"))}
-    for key, values in layers.items():
-        few |= {f"{key}/max": max(values), f"{key}/mean": sum(values) / len(values)}
-    return few
+def stories(rows: list[dict]) -> dict[str, tuple[list[int], dict[str, list]]]:
+    """Of each score that was measured more than once the steps, and head → its values there, of the
+    LINES heads whose last are greatest."""
+    found = {}
+    scored = [row for row in map(without_aside, rows) if is_scored(row)]
+    for key in [key for key in scored[-1] if key.startswith("heads/")] if scored else []:
+        _, score, head = key.split("/")
+        found.setdefault(score, {})[head] = key
+    told = {}
+    for score, keys in found.items():
+        some = sorted(keys, key=lambda head: -scored[-1][keys[head]])[:LINES]
+        shown = [row for row in scored if keys[some[0]] in row]
+        stride = -(len(shown) * len(some) // -POINTS)
+        shown = shown[::-stride][::-1]  # with the last
+        if len(shown) > 1:
+            told[score] = ([row["step"] for row in shown],
+                           {head: [row.get(keys[head]) for row in shown] for head in some})
+    return told
+
+
+def head_table(row: dict) -> tuple[list[str], list[list]]:
+    """Columns and a row for each head: its births, and its scores with their errors."""
+    found = defaultdict(dict)
+    for key, value in row.items():
+        kind, _, rest = key.partition("/")
+        if kind in ("heads", "births"):
+            name, _, head = rest.partition("/")
+            found[head][f"born: {name}" if kind == "births" else name] = value
+    columns = sorted({name for of in found.values() for name in of})
+    return ["head", *columns], [[head, *map(of.get, columns)] for head, of in found.items()]
 
 
 def _image(key: str, image: Path | np.ndarray, step: int):

@@ -350,11 +350,11 @@ def test_the_keyboard_reaches_everything(see, tmp_path):
                 + " " + e.tagName)(document.activeElement)"""))
         outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or found[-1].endswith(" BODY")
-    order = ["theme BUTTON", "chart-loss svg", "sample-before BUTTON", "sample-step SELECT",
-             "config SUMMARY", "play BUTTON", "step INPUT",
+    order = ["theme BUTTON", "play BUTTON", "step INPUT",
              "probe SELECT", "raw INPUT", "average INPUT", "heads-grid BUTTON", "map CANVAS",
              "text BDI", "scores CANVAS",
-             "trajectory svg", "births svg", "births g"]
+             "trajectory svg", "births svg", "births g", "chart-loss svg", "sample-before BUTTON",
+             "sample-step SELECT", "config SUMMARY"]
     places = [found.index(name) for name in order]
     assert places == sorted(places)
 

@@ -14,11 +14,13 @@ from training.evaluate import Validation
 from training.record import RunFolder, Stopwatch, new_run_dir, open_rows
 from training.summary import print_summary, proportions
 from training.wandb_record import (
-    MOST_HEAD_METRICS,
-    few_heads,
+    LINES,
+    POINTS,
     head_table,
+    stories,
     wandb_mode,
     without_aside,
+    without_heads,
 )
 
 
@@ -64,18 +66,46 @@ def test_a_file_of_rows_is_started_again_with_what_is_to_be_kept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_heads_become_layers_where_there_would_be_too_many_names():
-    def row(layers, heads):
-        return {"step": 5, "val/loss": 1.0} | {f"heads/{score}/L{layer}H{head}": layer + head / 100
-                                               for score in ("induction", "sink")
-                                               for layer in range(layers) for head in range(heads)}
+def test_heads_are_a_chart_for_each_score_a_table_and_their_maxima():
+    def row(step, layers, heads):
+        return {"step": step, "val/loss": 1.0, "births/sink/L0H1": 3} | {
+            f"heads/{score}/L{layer}H{head}": step + layer + head / 100
+            for score in ("induction", "induction_se", "sink")
+            for layer in range(layers) for head in range(heads)}
 
-    assert few_heads(row(2, 4)) == row(2, 4)
-    few = few_heads(row(12, 12))
-    assert len(few) <= MOST_HEAD_METRICS and few["val/loss"] == 1.0
-    assert few["heads/induction/L3/max"] == 3.11
-    assert few["heads/sink/L3/mean"] == pytest.approx(3.055)
-    assert head_table(row(2, 2))["L1H1"] == {"induction": 1.01, "sink": 1.01}
+    assert without_heads(row(5, 12, 12)) == {"step": 5, "val/loss": 1.0,
+                                             "heads/induction/max": 16.11, "heads/sink/max": 16.11}
+    steps, lines = stories([row(0, 2, 2), {"step": 1}, row(5, 2, 2)])["sink"]
+    assert steps == [0, 5] and lines["L1H0"] == [1, 6] and next(iter(lines)) == "L1H1"
+    assert stories([{"step": 0}, row(5, 2, 2)]) == {}
+    many = stories([row(step, 12, 12) for step in range(2000)])
+    assert all(len(steps) * len(lines) <= POINTS and steps[-1] == 1999 and len(lines) == LINES
+               for steps, lines in many.values())
+    columns, data = head_table(row(5, 2, 2))
+    assert columns == ["head", "born: sink", "induction", "induction_se", "sink"]
+    assert ["L0H1", 3, 5.01, 5.01, 5.01] in data and len(data) == 4
+
+
+def test_a_layout_is_built_without_a_network():
+    pytest.importorskip("wandb_workspaces", reason="wandb-workspaces is not installed")
+    from training.wandb_layout import SCORES, layout
+
+    found = layout("me", "glassgpt")
+    names = [section.name for section in found.sections]
+    assert names[0] == "Learning" and len(found.sections[2].panels) == len(SCORES)
+    built = json.dumps(found._to_model().model_dump(mode="json", by_alias=True))
+    for key in ("val/loss", "probe/repeat_gain", "attention/map", "heads/induction/lines_table"):
+        assert key in built
+
+
+def test_a_layout_needs_a_key(monkeypatch, tmp_path):
+    from training import wandb_layout
+
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setattr(sys, "argv", ["wandb_layout"])
+    with pytest.raises(UserError, match="wandb login"):
+        wandb_layout.main()
 
 
 def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
@@ -153,7 +183,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
     assert list(history) == list(range(7))
     for item, row in zip(history.values(), rows):
         assert not any("_se/" in key or "_without_first/" in key for key in item)
-        for key, value in without_aside(row).items():
+        for key, value in without_heads(row).items():
             assert item[key] == pytest.approx(value, rel=1e-12)
     assert any("_se/" in key for key in rows[-1])
     for step in (0, 3, 6):
@@ -168,13 +198,23 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         page = path.read_text(encoding="utf-8")
         assert page.startswith("<!doctype html>") and "https://" not in page
         assert "http://" not in page.replace("http://www.w3.org", "")
+        table = json.loads((record / "files" / history[step]["heads/table.path"]).read_text())
+        assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
+        assert {"map", "induction", "induction_se"} <= set(table["columns"])
     assert path.read_text() == (tmp_path / "run" / "report.html").read_text()
-    table = json.loads((record / "files" / history[6]["heads/table.path"]).read_text())
-    assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
-    assert "importance" in table["columns"]
+    assert {"importance", "importance_se"} <= set(table["columns"])
+    lines = json.loads((record / "files" / history[6]["heads/induction/lines_table.path"])
+                       .read_text())
+    told = {(step, head): value for step, head, value in lines["data"]}
+    assert len(told) == 3 * 4
+    assert told[3, "L1H0"] == pytest.approx(rows[3]["heads/induction/L1H0"])
     artifacts = [entry["artifact"] for entry in back if "artifact" in entry]
     kept = {artifact["type"]: [file["path"] for file in artifact["manifest"]["contents"]]
             for artifact in artifacts}
+    tables = [artifact["manifest"]["contents"] for artifact in artifacts
+              if artifact["type"] == "run_table"]
+    # The heads' maps are in their table.
+    assert max(sum(file["path"].endswith(".png") for file in of) for of in tables) == 4
     assert "model.safetensors" in kept["model"] and kept["report"] == ["report.html"]
     configuration = next(entry["run"]["config"]["update"] for entry in back
                          if entry["type"] == "run")

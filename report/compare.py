@@ -1,0 +1,69 @@
+"""Two runs, two checkpoints, or one model on two prompts → one page, side by side over one slider.
+Does not import torch."""
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+from config import UserError
+from report import page
+from report.encode import Shot
+from report.page import curve, snapshots, step_of
+from report.runs import read_run
+from report.sweep_page import MOST_POINTS, first_head, load_text, side_by_side
+
+CHECKPOINT = re.compile(r"step_(\d+)")
+
+
+def compare_folders(folders: list[Path], path: Path) -> Path:
+    """Write the page of two runs, or of two checkpoints of runs.
+
+    Raises:
+        UserError: one is neither, or has no snapshot of its attention; or the page cannot be
+            written.
+    """
+    found = [read_side(folder) for folder in folders]
+    return write([about for about, _ in found], [shots for _, shots in found], path)
+
+
+def read_side(folder: Path) -> tuple[dict, list[Shot]]:
+    """What the page tells of a run, or of the checkpoint of one, and its snapshots."""
+    step = CHECKPOINT.fullmatch(folder.resolve().name)
+    run = folder.resolve().parents[1] if step else folder
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{folder} is not the folder of a run: give the folders of two runs, or of "
+                        "two checkpoints, RUN/checkpoints/step_XXXXXXXX")
+    files, of = snapshots(run), read_run(run)
+    if step:  # what was seen of it, or last before it
+        files = [file for file in files if step_of(file) <= int(step[1])][-1:]
+    if not files:
+        raise UserError(f"{folder} has no snapshot of its attention to compare")
+    name = run.resolve().name
+    about = {"name": f"{name}, step {int(step[1]):,}" if step else name,
+             "groups": of.config.model.kv_heads, "prompt": False,
+             "head": first_head(of.rows[-1] if of.rows else {}),
+             "curves": {kind: curve(of.rows, f"{kind}/loss", MOST_POINTS)
+                        for kind in ("val", "train")}}
+    return about, [page.open_shot(run, file, load_text) for file in files]
+
+
+def compare_prompts(prompts: list[str], looks: list[tuple[dict, dict]], groups: int,
+                    path: Path) -> Path:
+    """Write the page of one model on two prompts. looks: of each what `attention_maps.prompt.look`
+    gives."""
+    runs = [{"name": prompt, "groups": groups, "head": first_head(scores), "prompt": True,
+             "curves": None} for prompt, (_, scores) in zip(prompts, looks)]
+    return write(runs, [[Shot(0, lambda found=found: nullcontext(found))] for found, _ in looks],
+                 path)
+
+
+def write(runs: list[dict], shots: list[list[Shot]], path: Path) -> Path:
+    names = [page.clipped(run["name"], page.LONGEST_TITLE) for run in runs]
+    content = {"title": " beside ".join(names), "points": MOST_POINTS,
+               "runs": [run | {"name": name} for run, name in zip(runs, names)]}
+    room = page.room_for_maps("compare.html", content)
+    content["maps"], blobs = side_by_side(shots, room, list(range(len(runs))))
+    try:
+        return page.put_together(path, "compare.html", content, blobs)
+    except OSError as e:
+        raise UserError(f"to={path} cannot be written: {e.strerror or e}") from None

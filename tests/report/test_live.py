@@ -1,0 +1,221 @@
+"""A page that follows its run, has an address for what is looked at, and shows the maps first; two
+runs or two prompts compared. In Chromium, from files."""
+
+import json
+import os
+import re
+import sys
+
+import numpy as np
+import pytest
+from pages import (
+    HOSTILE,
+    aside,
+    exactly,
+    expect_text,
+    make_run,
+    read_back,
+    read_tip,
+    snapshot,
+)
+
+import report.__main__ as command
+from config import UserError
+from report import page
+from report.compare import compare_folders, compare_prompts
+
+HEAD = "[role=radio][aria-label='layer 1, head 2']"
+
+
+def going_on(folder, steps=(0, 10), of=20):
+    """A run that has come so far."""
+    run = make_run(folder, steps=steps)
+    config = json.loads((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(json.dumps(config | {"max_steps": of}))
+    return run
+
+
+@pytest.mark.slow
+def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_path):
+    run = going_on(tmp_path / "run")
+    tab = see(page.write_page(run))
+    expect_text(tab, "#alive", "live")
+    tab.click(HEAD)
+    tab.click("#text .token >> nth=5")
+    tab.click("#theme")
+    theme = tab.evaluate("document.documentElement.dataset.theme")
+    aside(tab)
+    tab.evaluate("scrollTo(0, 300)")
+    assert tab.inner_text("#step-now") == "step 10"
+    going_on(tmp_path / "run", steps=(0, 10, 16))
+    page.write_page(run)
+    expect_text(tab, "#step-now", "step 16", timeout=20_000)  # the newest was looked at, and is
+    assert "L1H2 after 16 steps" in tab.inner_text("#map-title")
+    assert tab.locator("#text .token.lit").get_attribute("aria-label") == "token 5"
+    assert tab.evaluate("document.documentElement.dataset.theme") == theme
+    assert tab.evaluate("scrollY") == 300
+
+    tab.focus("#step")
+    tab.keyboard.press("Home")
+    expect_text(tab, "#step-now", "step 0")
+    going_on(tmp_path / "run", steps=(0, 10, 16, 20))
+    page.write_page(run)
+    expect_text(tab, "#alive", "ended", timeout=20_000)
+    assert tab.inner_text("#step-now") == "step 0"  # an older one stays
+    tab.evaluate("window.same = true")
+    tab.wait_for_timeout(5000)
+    assert tab.evaluate("window.same")  # a run that has ended is not looked after
+
+
+@pytest.mark.slow
+def test_a_page_in_use_stays_and_one_that_was_left_is_ended(see, tmp_path):
+    run = going_on(tmp_path / "run")
+    tab = see(page.write_page(run))
+    tab.evaluate("window.same = true")
+    for k in range(24):
+        tab.mouse.move(5 + k % 2, 5)
+        tab.wait_for_timeout(250)
+    assert tab.evaluate("window.same")
+    path = page.write_page(run)
+    os.utime(path, (1e9, 1e9))
+    tab = see(path)
+    assert tab.inner_text("#alive") == "ended"
+    assert "No newer page" in tab.get_attribute("#alive", "title")
+
+
+@pytest.mark.slow
+def test_every_view_has_an_address(see, tmp_path):
+    path = page.write_page(make_run(tmp_path / "run"))
+    tab = see(path)
+    tab.click(HEAD)
+    tab.focus("#step")
+    tab.keyboard.press("ArrowLeft")
+    tab.click("#text .token >> nth=7")
+    tab.check("#weighted")
+    tab.select_option("#probe", label="repeats (period 8)")
+    tab.click("#text .token >> nth=4")
+    tab.wait_for_timeout(400)
+    address = tab.evaluate("location.hash")
+    assert address == "#head=L1H2&step=10&token=4&weights=value&on=repeat"
+    other = see(path)
+    other.goto(path.as_uri() + address)
+    other.reload()
+    expect_text(other, "#step-now", "step 10")
+    assert other.inner_text("#map-title") == tab.inner_text("#map-title")
+    assert other.inner_text("#seen") == tab.inner_text("#seen")
+    assert other.locator("#text .token.lit").get_attribute("aria-label") == "token 4"
+    assert other.is_checked("#weighted")
+    other.evaluate("location.hash = '#head=L0H3&step=0&heads=average'")
+    expect_text(other, "#map-title", "Layer 0, the average of its 4 heads, after 0 steps")
+    assert other.get_attribute("[role=radio][tabindex='0']", "aria-label") == "layer 0, head 3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", [
+    "#head=L9H9&step=-1&token=1e9&view=x&on=y&weights=z", "#head=<img src=x onerror=alert(1)>",
+    "#head=L0H0%00&token=__proto__", "#" + "head=" * 20_000, "#head=L99999999H1&token=99999999999",
+    "#%E0%A4%A&step=%"])
+def test_a_hostile_address_is_left_alone(see, tmp_path, address):
+    path = page.write_page(make_run(tmp_path / "run"))
+    tab = see(path)
+    usual = tab.inner_text("#map-title")
+    tab.goto(path.as_uri() + address)
+    tab.reload()
+    expect_text(tab, "#map-title", usual)
+    assert tab.locator("#text .token.lit").count() == 1 and tab.locator("img").count() == 0
+
+
+@pytest.mark.slow
+def test_the_maps_are_on_the_first_screen(see, tmp_path):
+    tab = see(page.write_page(make_run(tmp_path / "run", L=3, T=48)), width=1400)
+    tab.set_viewport_size({"width": 1400, "height": 1000})
+    tab.wait_for_timeout(300)
+    for part in ("#map canvas", "#heads-grid"):
+        box = tab.locator(part).bounding_box()
+        assert box["y"] + box["height"] <= 1000 and box["height"] > 400
+
+
+@pytest.mark.slow
+def test_another_head_paints_its_own_map_and_no_other(see, tmp_path):
+    tab = see(page.write_page(make_run(tmp_path / "run", L=4, H=6, groups=None)))
+    tab.evaluate("""() => {
+        window.painted = [];
+        const put = CanvasRenderingContext2D.prototype.putImageData;
+        CanvasRenderingContext2D.prototype.putImageData = function (...how) {
+            window.painted.push(this.canvas.width);
+            return put.apply(this, how);
+        };
+    }""")
+    tab.click("[role=radio][aria-label='layer 3, head 1']")
+    assert tab.evaluate("window.painted.length") <= 2  # the map, and nothing of 24 heads and scores
+    tab.check("#weighted")
+    assert tab.evaluate("window.painted.length") > 24
+
+
+@pytest.mark.slow
+def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
+    rng = np.random.default_rng(0)
+    scores = {f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9 for layer in range(2)
+              for head in range(4) for name in ("previous_token", "induction")}
+    scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
+    words = [f" a long word {i}" for i in range(300)]
+    path = page.attention_page(snapshot(T=300, words=words), "“say</title>\n”",
+                               tmp_path / "p.html", scores=scores, prompted=200)
+    tab = see(path)
+    assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
+    assert "L1H2" in tab.inner_text("#map-title")  # the head that tells most
+    assert "induction 0.70 ± 0.03" in tab.inner_text("#seen")
+    assert tab.locator("#scores h3").all_inner_texts() == ["previous token", "induction"]
+    border = tab.locator("#text .border")
+    assert "generated" in border.inner_text()
+    assert border.evaluate("b => b.nextElementSibling.getAttribute('aria-label')") == "token 200"
+    box = tab.locator("#map canvas").bounding_box()
+    down = tab.evaluate("scrollY")
+    tab.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.9)
+    lit, text = (tab.locator(part).bounding_box() for part in ("#text .token.lit", "#text"))
+    assert text["y"] <= lit["y"] and lit["y"] + lit["height"] <= text["y"] + text["height"]
+    assert tab.evaluate("scrollY") == down and tab.locator("#text").evaluate("t => t.scrollTop") > 0
+    assert re.match(r"Tokens 2\d\d to 2\d\d on tokens \d+ to", tab.inner_text("#zoom-title"))
+    tab.focus("#zoom-map canvas")
+    tab.keyboard.press("ArrowDown")
+    query, key, value = read_tip(tab)
+    assert exactly(value) == snapshot(T=300)["text"][1, 2, query, key]
+
+
+@pytest.mark.slow
+def test_two_runs_stand_side_by_side(see, tmp_path):
+    runs = [make_run(tmp_path / name, steps=steps) for name, steps in
+            (("one<script>", (0, 10, 20)), ("two", (0, 20, 40)))]
+    tab = see(compare_folders(runs, tmp_path / "compare.html"))
+    assert tab.title().startswith("one<script> beside two")
+    titles = tab.locator(".side h3")
+    assert [text[-14:] for text in titles.all_inner_texts()] == ["after 20 steps", "after 40 steps"]
+    tab.focus("#step")
+    tab.keyboard.press("Home")
+    expect_text(tab, ".side:last-child h3", "after 0 steps")
+    assert tab.locator("#chart-val svg").count() == 1
+    assert tab.evaluate("window.hacked") is None
+
+    content, _ = read_back(compare_folders(
+        [runs[0] / "checkpoints" / "step_00000015", runs[1]], tmp_path / "compare.html"))
+    assert content["maps"][0]["steps"] == [10] and "step 15" in content["runs"][0]["name"]
+
+
+@pytest.mark.slow
+def test_two_prompts_stand_side_by_side(see, tmp_path):
+    looks = [(page.text_probe(snapshot(T=len(HOSTILE), words=HOSTILE, seed=seed)),
+              {"heads/induction/L1H1": 0.5}) for seed in (1, 2)]
+    tab = see(compare_prompts(["<b>a", "b" * 3000], looks, 4, tmp_path / "compare.html"), width=420)
+    assert tab.locator(".side h3").all_inner_texts() == ["Head L1H1"] * 2
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 420
+    assert tab.evaluate("window.hacked") is None and tab.locator("main b img").count() == 0
+
+
+@pytest.mark.parametrize("typed", [["a", "b", "c"], ["a", "prompt=x"], ["--no"], ["to=x"],
+                                   ["run_dir=a", "prompt=x"], ["nowhere", "nowhere"]])
+def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, monkeypatch, typed):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["report", *typed])
+    with pytest.raises(UserError, match=re.compile("give|is no option|is not the folder")):
+        command.main()
+    assert not list(tmp_path.iterdir())
