@@ -334,7 +334,8 @@ class SampleConfig:
     stop: list[str] = knob(list, "end before this string, \\n: a line end; may be given again")
     num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
     json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
-    attention: str | None = knob(None, "PATH.html: a page of the attention over the first text")
+    attention: str | None = knob(None, "PATH.html: a page of the attention over the first text; "
+                                 "PATH.npz: the numbers, over its prompt alone")
     seed: int = knob(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster",
@@ -352,8 +353,9 @@ class SampleConfig:
         if self.attention is not None:
             page = f"attention={self.attention} is"
             folder = Path(self.attention).expanduser().parent
-            if not self.attention.endswith(".html"):
-                raise UserError(f"{page} a page and needs a name that ends in .html")
+            if not self.attention.endswith((".html", ".npz")):
+                raise UserError(f"{page} a page, or numbers, and needs a name that ends in .html "
+                                "or .npz")
             if not folder.is_dir():
                 raise UserError(f"{page} in a folder that does not exist: make it first")
             if not os.access(folder, os.W_OK):

@@ -152,16 +152,20 @@ def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
 
 def write_attention(model, tokenizer, ids: list[int], prompt: str, generated: int,
                     path: Path) -> None:
-    """Write the page that shows every head's attention over the tokens, the last `generated` of
-    which the model made, or raise `UserError`."""
+    """Write the page, or the numbers, of every head's attention over the tokens, the last
+    `generated` of which the model made, or raise `UserError`."""
     from attention_maps.prompt import look
-    from report.page import attention_page
+    from report.page import attention_page, save_look
 
-    found, scores = look(model, tokenizer, ids, note)
+    alone = path.suffix == ".npz"  # the prompt's
+    found, scores = look(model, tokenizer, ids[:len(ids) - generated] if alone else ids, note)
     title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
     try:
-        attention_page(found, title, path, model.config.kv_heads, model.config.tie_embeddings,
-                       scores, len(ids) - generated)
+        if alone:
+            save_look(found, scores, model.config.kv_heads, path)
+        else:
+            attention_page(found, title, path, model.config.kv_heads, model.config.tie_embeddings,
+                           scores, len(ids) - generated)
     except OSError as e:
         raise UserError(f"attention={path} cannot be written: {e.strerror or e}") from None
     note(f"attention {path}")

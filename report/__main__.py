@@ -7,17 +7,21 @@
                                  one model on two prompts
 """
 
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 import cli
 from config import UserError
 from report.compare import compare_folders, compare_prompts
+from report.page import read_look
 from report.runs import read_runs, table, write_index
 from report.sweep import shell_quoted
 
 MOST_SHOWN = 40  # runs in the terminal
+ROOT = Path(__file__).parents[1]
 KEYS = ("to", "run_dir", "prompt")
 
 
@@ -25,7 +29,7 @@ def main() -> None:
     folders, given = arguments(sys.argv[1:])
     prompts, to = given["prompt"], Path(*given["to"][-1:] or ["compare.html"]).expanduser()
     if len(prompts) == 2 and len(given["run_dir"]) == 1 and not folders:
-        path = compare_prompts(prompts, *look_at(Path(given["run_dir"][0]), prompts), to)
+        path = compare_prompts(prompts, look_at(given["run_dir"][0], prompts), to)
     elif len(folders) == 2 and not prompts and not given["run_dir"]:
         path = compare_folders(folders, to)
     elif len(folders) < 2 and not any(given.values()):
@@ -51,17 +55,21 @@ def arguments(typed: list[str]) -> tuple[list[Path], dict[str, list[str]]]:
     return folders, given
 
 
-def look_at(folder: Path, prompts: list[str]) -> tuple[list[tuple[dict, dict]], int]:
-    """What the model of a run, or of a folder of Hugging Face's, makes of each prompt, and its
-    number of key/value heads."""
-    from attention_maps.prompt import look
-    from data.tokenizer import prompt_ids
-    from interop import load_model
-
-    say = cli.printer(cli.Terminal())
-    model, tokenizer = load_model(folder.expanduser(), say=say)
-    texts = [prompt_ids(tokenizer, prompt)[-model.config.block_size:] for prompt in prompts]
-    return [look(model.eval(), tokenizer, ids, say) for ids in texts], model.config.kv_heads
+def look_at(run_dir: str, prompts: list[str]) -> list[tuple[dict, dict, int]]:
+    """What the model of a run, or of a folder of Hugging Face's, makes of each prompt, by
+    sample.py, which says what is wrong with them."""
+    looks = []
+    with tempfile.TemporaryDirectory() as folder:
+        for prompt in prompts:
+            path = Path(folder, "look.npz")
+            done = subprocess.run([sys.executable, ROOT / "sample.py", f"run_dir={run_dir}",
+                                   f"prompt={prompt}", "max_new_tokens=1", f"attention={path}"],
+                                  capture_output=True, text=True)
+            if done.returncode:
+                print(done.stderr, end="", file=sys.stderr)
+                sys.exit(done.returncode)
+            looks.append(read_look(path))
+    return looks
 
 
 def list_runs(folder: Path) -> None:

@@ -47,13 +47,12 @@ def read_side(folder: Path) -> tuple[dict, list[Shot]]:
     return about, [page.open_shot(run, file, load_text) for file in files]
 
 
-def compare_prompts(prompts: list[str], looks: list[tuple[dict, dict]], groups: int,
-                    path: Path) -> Path:
-    """Write the page of one model on two prompts. looks: of each what `attention_maps.prompt.look`
+def compare_prompts(prompts: list[str], looks: list[tuple[dict, dict, int]], path: Path) -> Path:
+    """Write the page of one model on two prompts. looks: of each what `report.page.read_look`
     gives."""
     runs = [{"name": prompt, "groups": groups, "head": first_head(scores), "prompt": True,
-             "curves": None} for prompt, (_, scores) in zip(prompts, looks)]
-    return write(runs, [[Shot(0, lambda found=found: nullcontext(found))] for found, _ in looks],
+             "curves": None} for prompt, (_, scores, groups) in zip(prompts, looks)]
+    return write(runs, [[Shot(0, lambda found=found: nullcontext(found))] for found, *_ in looks],
                  path)
 
 

@@ -82,6 +82,20 @@ def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = 
     return write(Path(path), content, [shot])
 
 
+def save_look(found: dict, scores: dict[str, float], groups: int, path: Path) -> None:
+    """Write what a page of a prompt shows as numbers, for `read_look`."""
+    with atomic_write(path) as part, part.open("wb") as file:
+        np.savez_compressed(file, **found, groups=groups, scores=np.array([*scores.values()]),
+                            score_names=np.array([*scores]))
+
+
+def read_look(path: Path) -> tuple[dict, dict[str, float], int]:
+    """What `save_look` wrote."""
+    with np.load(path) as held:
+        scores = dict(zip(held["score_names"].tolist(), held["scores"].tolist()))
+        return dict(held), scores, int(held["groups"])
+
+
 def text_probe(snapshot) -> dict:
     """Of a snapshot the maps of the text alone."""
     return {key: snapshot[key] for key in snapshot if not key.startswith(OF_REPEATS)}

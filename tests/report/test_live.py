@@ -204,8 +204,11 @@ def test_two_runs_stand_side_by_side(see, tmp_path):
 @pytest.mark.slow
 def test_two_prompts_stand_side_by_side(see, tmp_path):
     looks = [(page.text_probe(snapshot(T=len(HOSTILE), words=HOSTILE, seed=seed)),
-              {"heads/induction/L1H1": 0.5}) for seed in (1, 2)]
-    tab = see(compare_prompts(["<b>a", "b" * 3000], looks, 4, tmp_path / "compare.html"), width=420)
+              {"heads/induction/L1H1": 0.5}, 4) for seed in (1, 2)]
+    for k, look in enumerate(looks):
+        page.save_look(*look, tmp_path / f"{k}.npz")
+    looks = [page.read_look(tmp_path / f"{k}.npz") for k in range(2)]
+    tab = see(compare_prompts(["<b>a", "b" * 3000], looks, tmp_path / "compare.html"), width=420)
     assert tab.locator(".side h3").all_inner_texts() == ["Head L1H1"] * 2
     assert tab.evaluate("document.documentElement.scrollWidth") <= 420
     assert tab.evaluate("window.hacked") is None and tab.locator("main b img").count() == 0
