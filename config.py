@@ -271,7 +271,7 @@ class Config:
     distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; "
                             "none: by this process alone", choices=("auto", "none"))
     shard: int | str = knob("auto", "processes over which the model is divided; auto: as few as "
-                            "hold it")
+                            "hold it", ge=1)
     max_steps: int = knob(1000, "optimizer steps", ge=1)
     batch_size: int = knob(32, "sequences per step, over all processes and micro-steps", ge=1)
     accumulate: int = knob(1, "micro-steps of each process in a step, to save memory", ge=1)
@@ -297,7 +297,7 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
                             f"{self.batch_size}: every micro-step takes as many sequences")
-        if self.shard != "auto" and (isinstance(self.shard, str) or self.shard < 1):
+        if isinstance(self.shard, str) and self.shard != "auto":
             raise UserError(f"shard={self.shard} is neither auto nor a number of processes")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
@@ -381,7 +381,7 @@ def check_fields(node, prefix: str = "") -> None:
             raise UserError(f"{name}={value} is not a finite number")
         for key, (breaks, words) in BOUNDS.items():
             limit = f.metadata.get(key)
-            if limit is not None and breaks(value, limit):
+            if limit is not None and not isinstance(value, str) and breaks(value, limit):
                 raise UserError(f"{name}={value} must be {words} {limit}")
 
 

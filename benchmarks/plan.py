@@ -184,7 +184,7 @@ def network_lines(config: Config, machine: Machine, parameters: int,
         sending = received / machine.link
         computing = operations / (machine.rate * machine.processes * UTILISATION)
         lines.append(("", f"{sending:.3g} s at {machine.link / 1e9:,.0f} GB/s, beside "
-                          f"{computing:.3g} s of compute, in part at the same time"))
+                          f"{computing:.3g} s of compute"))
         lines.append(("binds", "the network: more tokens a step" if sending > computing
                       else "compute"))
     return lines

@@ -49,8 +49,8 @@ def to_config(cfg, overrides: list[str],
     keys, notes = [o.partition("=")[0] for o in overrides], []
     if asked.init_from is not None:
         asked = adopt(asked, overrides, starting_config)
-    elif "model.n_kv_head" not in keys:
-        asked, notes = fit_kv_heads(asked)
+    else:
+        asked, notes = fit_to_typed(asked, keys)
     config, run = asked, kept_config(asked)
     if run:
         config, notes = continued(run, absolute_paths(asked), keys)
@@ -113,6 +113,20 @@ def with_value(config: Config, key: str, value) -> Config:
     if section:
         return replace(config, **{section: replace(getattr(config, section), **{name: value})})
     return replace(config, **{name: value})
+
+
+def fit_to_typed(config: Config, keys: list[str]) -> tuple[Config, list[str]]:
+    """The configuration in which a preset's sizes follow the size of the model that is typed, and
+    notes for the user."""
+    notes = []
+    if "model.n_kv_head" not in keys:
+        config, notes = fit_kv_heads(config)
+    if ("model.n_embd" in keys and "model.mlp_hidden" not in keys
+            and config.model.mlp_hidden is not None):
+        config = with_value(config, "model.mlp_hidden", None)
+        notes.append(f"model.mlp_hidden is {config.model.hidden_dim}, by the model.n_embd that is "
+                     "typed and not by the preset's")
+    return config, notes
 
 
 def fit_kv_heads(config: Config) -> tuple[Config, list[str]]:

@@ -31,7 +31,7 @@ from processes import run as command_line
 from rich.console import Console
 
 import cli
-import data.tokens
+import data.prepare
 import sweeps
 from config import Config, GPTConfig, TokenizerConfig, UserError, config_yaml
 from model import GPT, KVCache
@@ -343,7 +343,7 @@ def test_a_sweep_whose_output_is_full_trains_and_ends_with_a_sentence(tmp_path, 
 def test_a_stop_signal_before_a_job_trains_ends_the_sweep_too(tmp_path, text_file):
     process = Process(tmp_path, "-m", "model.n_kv_head=2,1", *of(text_file),
                       "hydra.sweep.dir=sweep",
-                      fault=at_call(data.tokens, "prepare", 1,
+                      fault=at_call(data.prepare, "prepare", 1,
                                     lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert process.wait() == 143 and "to go on: the same command" in process.said()
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["not begun", "unfinished"]

@@ -50,8 +50,9 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
     assert last["tokens"] == 10 * 4 * 32
-    # Six scores and at the end the importance, with errors; three without the first token too.
-    assert sum(key.startswith("heads/") for key in last) == (7 + 7 + 3) * 2 * 2
+    # Six scores and copying, at the end the importance and two costs, with errors; three without
+    # the first token too.
+    assert sum(key.startswith("heads/") for key in last) == (10 + 10 + 3) * 2 * 2
     assert {"seconds/evaluate", "seconds/attention", "seconds/save"} <= last.keys()
     assert sorted(p.name for p in (run / "attention").iterdir()) == sorted(
         f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png"))
@@ -209,7 +210,7 @@ def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, tmp_path, 
     command("train.py", *on(text_file), "max_steps=2", "run_dir=run")
     kept = {name: value for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml"))}
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
-    assert differ <= {"device", "model.vocab_size"}
+    assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}
 
 
 def test_the_default_run_starts_on_this_pythons_library(new_command, command):

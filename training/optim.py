@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -306,11 +306,16 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
     sharded, the rows that are here.
 
     Raises:
-        UserError: a tensor is missing, not one of theirs, or of another shape.
+        UserError: the file cannot be read; a tensor is missing, not one of theirs, or of another
+            shape.
     """
     names = {p: name for name, p in model.named_parameters()}
     fields = {Muon: ("momentum",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
-    with safe_open(path, framework="pt") as file:
+    try:
+        file = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as e:
+        raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+    with file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  not a dict
         states = {f"{names[p]}/{field}": (optimizer.state[p], field, p) for optimizer in optimizers
                   for group in optimizer.param_groups for p in group["params"] if slices

@@ -14,7 +14,8 @@ def snapshot(L: int, H: int, T: int, words=None) -> Snapshot:
     words = words or [f"t{i}" for i in range(T)]
     ids = np.arange(T)
     probes = Probes(ids, words, ids[None], [words], ids[None], np.array([2]))
-    return Snapshot(5, probes, A, np.ones((L, H, T)), A[:, None], np.ones((L, 1, H, T)), A[:, None])
+    return Snapshot(5, probes, A, np.ones((L, H, T)), A[:, None], np.ones((L, 1, H, T)), A[:, None],
+                    np.zeros((1, T)))
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(mo
     assert by_name["queries"] == pytest.approx(0, abs=0.05)
     assert by_name["values"] == pytest.approx(0, abs=0.02)  # it moves ids, not what was noted
     assert np.abs(share[:, 0, 1]).max() < 0.05  # the head that writes noise feeds nobody
-    assert (error[:, 0, 0] < 0.04).all()
+    assert (error[:, 0, 0] < 0.05).all()
 
     row = named({("induction", 1, 1): (share, error)})
     assert row["wiring/induction/L1H1/keys/L0H0"] == pytest.approx(1, abs=0.02)
