@@ -7,6 +7,7 @@ from benchmarks.preparing import main
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.soak
 def test_sizes_are_prepared_and_told(tmp_path, capsys):
     small, large = main(["megabytes=1,3", "vocab_size=300", f"json={tmp_path / 'out.json'}"])
     assert 0.9e6 < small["bytes"] < 2e6 and 2.9e6 < large["bytes"] < 4e6

@@ -7,6 +7,7 @@ from benchmarks import sampling
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.soak
 def test_the_sampling_benchmark_compares_both_at_its_smallest_size_and_writes_json_and_a_plot(
         tmp_path, capsys):
     pytest.importorskip("transformers")

@@ -135,7 +135,7 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
     assert [result[6] for result in results] == [True] + [False] * (size - 1)
 
 
-@slow
+@pytest.mark.soak  # with -n 0: what a worker has from other tests counts with it
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(),
                     reason="only Linux forgets the most memory that a process had")
 @pytest.mark.parametrize("optim, accumulate, meshes", [("adamw", 1, [(2, 1), (2, 2), (4, 4)]),
