@@ -31,9 +31,12 @@ def gain(scored: list[dict]) -> str | None:
     value, error = row.get(key), row.get(f"{key}_se")
     if not is_known(value, error) or value < 2 * error:
         return None
-    below = max((r["step"] for r in scored if r.get(key, 0) < value / 2), default=-1)
-    since = next(r["step"] for r in scored if r["step"] > below)
-    half = f"; half of that was there by step {since:,}" if since else ""
+    measured = [r for r in scored if key in r]
+    below = max((r["step"] for r in measured if r[key] < value / 2), default=None)
+    half = ""
+    if below is not None:
+        since = next(r["step"] for r in measured if r["step"] > below)
+        half = f"; half of that was there by step {since:,}"
     return f"A token that comes again costs {as_known(value, error)} nats less than the first " \
            f"time{half}."
 
