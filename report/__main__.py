@@ -62,9 +62,9 @@ def look_at(run_dir: str, prompts: list[str]) -> list[tuple[dict, dict, int]]:
     with tempfile.TemporaryDirectory() as folder:
         for prompt in prompts:
             path = Path(folder, "look.npz")
-            done = subprocess.run([sys.executable, ROOT / "sample.py", f"run_dir={run_dir}",
-                                   f"prompt={prompt}", "max_new_tokens=1", f"attention={path}"],
-                                  capture_output=True, text=True)
+            command = [sys.executable, str(ROOT / "sample.py"), f"run_dir={run_dir}",
+                       f"prompt={prompt}", "max_new_tokens=1", f"attention={path}"]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 print(done.stderr, end="", file=sys.stderr)
                 sys.exit(done.returncode)

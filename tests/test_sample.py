@@ -341,7 +341,7 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
-    def until(self, *endings: str, timeout: float = 600) -> str:
+    def until(self, *endings: str, timeout: float = 60) -> str:
         """What it has shown since the last call, once that ends as expected, or the program has."""
         shown, end = b"", time.monotonic() + timeout
         while not (endings and shown.decode(errors="replace").endswith(endings)):
