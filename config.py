@@ -10,6 +10,7 @@ import math
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from operator import ge, gt, le, lt
@@ -69,7 +70,7 @@ class GPTConfig:
     rope_factor: float = knob(
         1.0, "stretches the rotary wavelengths, for more tokens than they were trained on", ge=1)
     rope_trained: int | None = knob(
-        None, "context they were trained on: stretched as in Llama 3; null: all alike", ge=1)
+        None, "context length before they were stretched, as Llama 3 does; null: all alike", ge=1)
     qk_norm: bool | str = knob(
         False, "RMS-normalise queries and keys before their product; gains: and scale them by "
         "trained gains, as Qwen 3 does", choices=(True, False, "gains"))
@@ -134,7 +135,7 @@ class DataConfig:
     field: str = knob("text", "of a line of .jsonl or a row of data=hf, the field with the "
                               "document; with dots inside objects, as messages.content")
     val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=2)
-    val_windows: str = knob("spread", "of more: windows spread evenly over the split, or its first",
+    val_windows: str = knob("spread", "if there are more: windows spread evenly, or the first",
                             choices=("spread", "first"))
 
     def check(self) -> None:
@@ -230,7 +231,7 @@ class AttentionConfig:
         0, "steps between pictures, samples, new pages; 0: at the first, the last, each doubling",
         ge=0)
     tokens: int = knob(
-        48, "length of the texts looked at, at most block_size; of repeats at most 64", ge=8)
+        48, "tokens of the text looked at, at most block_size; of repeats at most 64", ge=8)
 
     def check(self) -> None:
         """Raise `UserError` for pictures of no snapshot."""
@@ -262,12 +263,14 @@ class Config:
                                       "end; or for other machines: H100, 8xA100, …")
     accept_changed_data: bool = knob(
         False, "resume though the text has changed, with the vocabulary that the run began with")
-    seed: int = knob(1337, "of the weights, the order of data, the dropout", ge=0, le=LARGEST_SEED)
+    seed: int = knob(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster",
                           choices=("auto", "fp32", "bf16"))
     compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run this long",
                                choices=(True, False, "auto"))
+    eager_steps: int | str = knob("auto", "steps taken while another process compiles the model; "
+                                  "auto: on a CPU those of half a minute, with compile=auto", ge=0)
     distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; "
                             "none: by this process alone", choices=("auto", "none"))
     shard: int | str = knob("auto", "processes over which the model is divided; auto: as few as "
@@ -297,8 +300,10 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
                             f"{self.batch_size}: every micro-step takes as many sequences")
-        if isinstance(self.shard, str) and self.shard != "auto":
-            raise UserError(f"shard={self.shard} is neither auto nor a number of processes")
+        for name, what in (("shard", "processes"), ("eager_steps", "steps")):
+            value = getattr(self, name)
+            if isinstance(value, str) and value != "auto":
+                raise UserError(f"{name}={value} is neither auto nor a number of {what}")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
             raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "
@@ -321,8 +326,9 @@ class SampleConfig:
     checkpoint: str = knob("best", "best, last, or a step's number")
     prompt: str | None = knob(None, "text to continue; - is stdin; null: the start of a text")
     prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} a line')
-    interactive: bool = knob(False, "ask for prompts; Ctrl-C ends a text, Ctrl-D the program")
-    score: str | None = knob(None, "FILE: its loss, its text coloured by surprise; - is stdin")
+    interactive: bool = knob(False, "ask for prompts; Ctrl-C stops a text, Ctrl-D leaves")
+    score: str | None = knob(None, "FILE: its loss, and its text coloured by how unexpected each "
+                             "token was; - is stdin")
     max_new_tokens: int = knob(500, "tokens to generate", ge=1)
     temperature: float = knob(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
     top_k: int | None = knob(None, "keep the k likeliest tokens", ge=1)
@@ -330,20 +336,26 @@ class SampleConfig:
     min_p: float | None = knob(
         None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
     repetition_penalty: float = knob(
-        1.0, "above 1 makes tokens that the text has less likely (CTRL)", ge=0.01, le=100)
+        1.0, "above 1: tokens already in the text become less likely, as in the CTRL paper",
+        ge=0.01, le=100)
     stop: list[str] = knob(list, "end before this string, \\n: a line end; may be given again")
     num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
     json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
-    attention: str | None = knob(None, "PATH.html: a page of the attention over the first text; "
-                                 "PATH.npz: the numbers, over its prompt alone")
+    attention: str | None = knob(None, "PATH.html: a page of the first text's attention; "
+                                 "PATH.npz: the weights of its prompt, as numbers")
     seed: int = knob(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster",
                           choices=("auto", "fp32", "bf16"))
+    quantize: str = knob("none", "int8: matrices of a byte a weight, for faster text of a large "
+                                 "model", choices=("none", "int8"))
 
     def check(self) -> None:
         """Raise `UserError` for a value out of bounds or settings that contradict each other."""
         check_fields(self)
+        if self.quantize == "int8" and self.precision == "fp32":
+            raise UserError("precision=fp32 and quantize=int8, which multiplies in bf16, are both "
+                            "given: leave one out")
         for rivals in (("run_dir", "init_from"), ("prompt", "prompts", "interactive", "score")):
             given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
             if len(given) > 1:
@@ -394,7 +406,7 @@ def did_you_mean(word: str, known) -> str:
     """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
     last = [name for name in known if name.rpartition(".")[2] == word]  # optim.lr for lr
     near = last or difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}" if near else ""
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def shown(value) -> str:
@@ -507,6 +519,14 @@ def _note(line: str) -> None:
 def config_yaml(config: Config) -> str:
     """The configuration as `read_config` reads it, from any folder."""
     return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
+
+
+def read_experiment(path: Path) -> str:
+    """The experiment that a run's config.yaml names in its first line; empty where it does not."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        key, _, name = file.readline(1000).partition("=")
+        return name.strip() if key == "# experiment" else ""
+    return ""
 
 
 def _escaped_tree(node):

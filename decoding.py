@@ -168,7 +168,7 @@ def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: in
     if temperature < torch.finfo(torch.float32).tiny:
         return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
     # Less the maximum, a tiny temperature cannot overflow upwards.
-    logits = (logits - logits.max(dim=-1, keepdim=True).values) / temperature
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
         kept = logits.topk(top_k, dim=-1)
         logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)

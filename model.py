@@ -7,7 +7,7 @@ G key/value heads, d_k the size of a query or key, d_v the size of a value, V th
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -119,7 +119,7 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i+d/2}) of x (B, heads, T, d_k) by their positions' angles."""
+    """Turn the pairs (x_i, x_{i+d/2}) of x (…, d_k) by their positions' angles, (2, …, d_k)."""
     cos, sin = rotary.to(x.dtype)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
@@ -134,9 +134,9 @@ class KVCache:
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None):
         """Room for `length` tokens (block_size when None); `GPT.make_cache` knows the rest."""
         shape = (config.n_layer, batch_size, config.kv_heads, length or config.block_size)
-        # (L, B, G, T, d_k) and (L, B, G, T, d_v)
-        self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
-        self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
+        # (L, B, G, T, d_k) and (L, B, G, T, d_v); zeros, since a mask leaves what is not a number.
+        self.keys = torch.zeros(*shape, config.key_dim, device=device, dtype=dtype)
+        self.values = torch.zeros(*shape, config.value_dim, device=device, dtype=dtype)
         self.length = 0  # tokens that every layer holds
 
     @property
@@ -158,13 +158,48 @@ class KVCache:
         return keys.narrow(2, 0, self.length + count), values.narrow(2, 0, self.length + count)
 
 
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm of queries or keys, as coarse as they are: autocast would make them finer by the
-    gains, and attention slower."""
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean x² + ε), times the gains (Zhang and Sennrich 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        gains = self.weight if self.weight is None else self.weight.to(x.dtype)
-        return F.rms_norm(x, self.normalized_shape, gains, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, gains: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """x / √(mean x² + ε) over the last dimension, times the gains: `F.rms_norm`, on a CPU in less
+    time (LOG.md)."""
+    if x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling():
+        x = UnitRMS.apply(x, torch.finfo(x.dtype).eps if eps is None else eps)
+    else:
+        x = F.rms_norm(x, x.shape[-1:], eps=eps)
+    return x if gains is None else x * gains
+
+
+class UnitRMS(torch.autograd.Function):
+    """x / √(mean x² + ε) in few calls: torch's on a CPU is a dozen, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = (norm.square() / x.shape[-1] + eps).rsqrt()  # (…, 1)
+        y = x * scale
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        y, scale = ctx.saved_tensors
+        along = (grad * y).mean(dim=-1, keepdim=True)
+        return torch.addcmul(grad, y, along, value=-1).mul_(scale), None
+
+
+def side_by_side(x: Tensor, *layers: nn.Module) -> Tensor:
+    """What linear layers make of x (…, C), one beside the other: a product for all of them."""
+    first = layers[0]
+    if not isinstance(first, nn.Linear):  # quantized
+        return torch.cat([layer(x) for layer in layers], dim=-1)
+    bias = None if first.bias is None else torch.cat([layer.bias for layer in layers])
+    return F.linear(x, torch.cat([layer.weight for layer in layers]), bias)
 
 
 class SelfAttention(nn.Module):
@@ -185,22 +220,36 @@ class SelfAttention(nn.Module):
         if config.qk_norm:
             gains = config.qk_norm == "gains"
             self.norm_q, self.norm_k = (
-                HeadNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
+                RMSNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
                 for _ in range(2))
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v) of x (B, T, C)."""
-        c, (B, T, _) = self.config, x.shape
-        q = self.W_Q(x).view(B, T, c.n_head, c.key_dim).transpose(1, 2)  # (B, H, T, d_k)
-        k = self.W_K(x).view(B, T, c.kv_heads, c.key_dim).transpose(1, 2)  # (B, G, T, d_k)
-        v = self.W_V(x).view(B, T, c.kv_heads, c.value_dim).transpose(1, 2)  # (B, G, T, d_v)
+        c, T = self.config, x.shape[1]
+        H, G, d_k, d_v = c.n_head, c.kv_heads, c.key_dim, c.value_dim
+        qk, v = side_by_side(x, self.W_Q, self.W_K, self.W_V).split(((H + G) * d_k, G * d_v), -1)
+        qk, v = qk.unflatten(-1, (H + G, d_k)), v.unflatten(-1, (G, d_v))
+        dtype = qk.dtype
+        if c.qk_norm or c.position == "rope":  # in float32, which a CPU does faster than bf16
+            qk = qk.to(torch.promote_types(dtype, torch.float32))
         if c.qk_norm:
-            q, k = self.norm_q(q), self.norm_k(k)
+            qk = rms_norm(qk, self.gains(), self.norm_q.eps)
         if c.position == "rope":
             if rotary is None:  # used on its own, outside a GPT
                 rotary = rotary_table(T, c).to(x.device)
-            q, k = rotate(q, rotary), rotate(k, rotary)
-        return q, k, v
+            qk = rotate(qk, rotary[:, :, None])
+        q, k = (part.transpose(1, 2) for part in qk.split((H, G), dim=2))
+        if q.dtype != dtype:
+            q, k = (part.to(dtype, memory_format=torch.contiguous_format) for part in (q, k))
+        return q, k, v.transpose(1, 2)
+
+    def gains(self) -> Tensor | None:
+        """What each head's queries and keys are multiplied by, (H + G, d_k)."""
+        c = self.config
+        if c.qk_norm != "gains":
+            return None
+        return torch.cat((self.norm_q.weight.expand(c.n_head, -1),
+                          self.norm_k.weight.expand(c.kv_heads, -1)))
 
     def forward(self, x: Tensor, rotary: Tensor | None = None,
                 cache: KVCache | None = None, layer: int = 0) -> Tensor:
@@ -276,7 +325,7 @@ class MLP(nn.Module):
 
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        return RMSNorm(config.n_embd, eps=config.norm_eps)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.biased("norm"))
 
 
@@ -300,25 +349,24 @@ class Decoder:
     """A model's next-token logits with a cache, as `GPT.forward` gives them, in fewer calls.
 
     The calls, not the arithmetic, take the time of a small model's step. So W_Q, W_K and W_V are
-    joined and functions stand for modules: twice the speed at 0.8 M parameters (LOG.md).
+    joined and functions stand for modules: twice the speed at 0.8 M parameters (LOG.md). On a GPU
+    a step is recorded as a CUDA graph, and launched as one.
     """
 
     @torch.inference_mode()
     def __init__(self, model: "GPT", cache: KVCache):
         """Reads the model's weights as they are now; fills and moves on the cache."""
-        self.model, self.cache, self.device = model, cache, model.head.weight.device
-        c = model.config
+        c, weight = model.config, model.token_embedding.weight
+        self.model, self.cache, self.device = model, cache, weight.device
+        self.graphs = {}  # by the length of the cache that each sees
         self.block_size, self.vocab_size = c.block_size, c.vocab_size
-        self.rotary = None if model.rotary is None else model.rotary.to(model.head.weight.dtype)
+        self.rotary = None if model.rotary is None else model.rotary.to(weight.dtype)
         self.norm, self.head, self.layers = as_function(model.norm), as_function(model.head), []
         for block, keys, values in zip(model.blocks, cache.keys, cache.values):
-            a, mlp, gated, gains = block.attention, block.mlp, c.mlp == "swiglu", None
-            if c.qk_norm == "gains":
-                gains = torch.cat((a.norm_q.weight.expand(c.n_head, -1),
-                                   a.norm_k.weight.expand(c.kv_heads, -1)))  # (H + G, d_k)
+            a, mlp, gated = block.attention, block.mlp, c.mlp == "swiglu"
             self.layers.append((
-                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), gains, keys, values,
-                as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
+                as_function(block.norm_1), as_function(a.W_Q, a.W_K, a.W_V), a.gains(), keys,
+                values, as_function(a.W_O), as_function(block.norm_2), as_function(mlp.W_in),
                 as_function(mlp.W_gate) if gated else None, as_function(mlp.W_out)))
 
     def forget(self) -> None:
@@ -334,7 +382,38 @@ class Decoder:
 
     def step(self, token: Tensor) -> Tensor:
         """Logits (B, V) after one token (B,) more."""
-        c, n, B = self.model.config, self.cache.length, len(token)
+        n = self.cache.length
+        self.cache.length = n + 1
+        if self.device.type == "cuda":
+            return self.replay(token, n)
+        return self.compute(token, n)
+
+    def replay(self, token: Tensor, n: int) -> Tensor:
+        """`compute` as a CUDA graph, of which there is one for lengths up to each power of two."""
+        seen = min(self.cache.capacity, max(64, 1 << n.bit_length()))
+        if seen not in self.graphs:
+            self.graphs[seen] = self.record(token.clone(), torch.full_like(token[:1], n), seen)
+        graph, its_token, its_position, logits = self.graphs[seen]
+        its_token.copy_(token)
+        its_position.fill_(n)
+        graph.replay()
+        return logits.clone()
+
+    def record(self, token: Tensor, n: Tensor, seen: int):
+        """A CUDA graph of `compute` with its inputs token (B,) and n (1,), and its logits."""
+        graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # once for real, in which the libraries set themselves up
+            self.compute(token, n, seen)
+        torch.cuda.current_stream().wait_stream(aside)
+        with torch.cuda.graph(graph):
+            logits = self.compute(token, n, seen)
+        return graph, token, n, logits
+
+    def compute(self, token: Tensor, n: int | Tensor, seen: int | None = None) -> Tensor:
+        """Logits (B, V) after a token (B,) at position n. Where n is a tensor (1,), attention is to
+        the first `seen` tokens of the cache, the later ones masked: all shapes stay the same."""
+        c, B = self.model.config, len(token)
         H, G, d_k, d_v = c.n_head, c.kv_heads, c.key_dim, c.value_dim
         x = self.model.token_embedding.weight[token]  # (B, C)
         if self.model.position_embedding is not None:
@@ -342,6 +421,7 @@ class Decoder:
         if c.norm_embedding:
             x = F.rms_norm(x, (c.n_embd,))
         eps = c.norm_eps if c.qk_norm == "gains" else None
+        mask = None if seen is None else torch.arange(seen, device=n.device)[None] <= n  # (1, seen)
         for norm_1, qkv, gains, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
             qk, v = qkv(norm_1(x)).split(((H + G) * d_k, G * d_v), dim=-1)
             qk = qk.view(B, H + G, d_k)
@@ -352,20 +432,24 @@ class Decoder:
             if self.rotary is not None:
                 qk = rotate(qk, self.rotary[:, n])
             q, k = qk.split((H, G), dim=1)  # (B, H, d_k), (B, G, d_k)
-            keys.select(2, n).copy_(k)
-            values.select(2, n).copy_(v.view(B, G, d_v))
+            v = v.view(B, G, d_v)
+            if mask is None:
+                keys.select(2, n).copy_(k)
+                values.select(2, n).copy_(v)
+            else:
+                keys.index_copy_(2, n, k[:, :, None].to(keys.dtype))
+                values.index_copy_(2, n, v[:, :, None].to(values.dtype))
             # Query heads that share keys are as many queries to them, each of which may see all.
             q = q.reshape(B, G, H // G, d_k).to(keys.dtype)
-            k, v = keys.narrow(2, 0, n + 1), values.narrow(2, 0, n + 1)
-            y = F.scaled_dot_product_attention(q, k, v)
+            k, v = (kept.narrow(2, 0, seen or n + 1) for kept in (keys, values))
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             x = x + W_O(y.reshape(B, H * d_v).to(x.dtype))
             h = norm_2(x)
             x = x + W_out(activate(c.mlp, W_in(h), None if W_gate is None else W_gate(h)))
-        self.cache.length = n + 1
         return self.head(self.norm(x))
 
 
-def as_function(*modules: nn.Module) -> partial:
+def as_function(*modules: nn.Module) -> Callable:
     """A norm, a linear map, or several linear maps side by side, as a function with its weights."""
     m = modules[0]
     if isinstance(m, nn.RMSNorm):
@@ -374,9 +458,20 @@ def as_function(*modules: nn.Module) -> partial:
         return partial(F.layer_norm, normalized_shape=m.normalized_shape, weight=m.weight,
                        bias=m.bias, eps=m.eps)
     if len(modules) == 1:
-        return partial(F.linear, weight=m.weight, bias=m.bias)
-    bias = None if m.bias is None else torch.cat([each.bias for each in modules])
-    return partial(F.linear, weight=torch.cat([each.weight for each in modules]), bias=bias)
+        return partial(linear, weight=m.weight, bias=m.bias) if isinstance(m, nn.Linear) else m
+    if not isinstance(m, nn.Linear):  # quantized
+        return m.beside(*modules[1:])
+    return partial(linear, weight=torch.cat([each.weight for each in modules]),
+                   bias=None if m.bias is None else torch.cat([each.bias for each in modules]))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of x (B, in); of one row by a matrix–vector product, which reads bf16 weights
+    faster on a CPU (LOG.md)."""
+    if len(x) > 1:
+        return F.linear(x, weight, bias)
+    y = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])  # (out)
+    return y[None]
 
 
 class GPT(nn.Module):
@@ -430,7 +525,7 @@ class GPT(nn.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         if self.config.norm_embedding:
-            x = F.rms_norm(x, (self.config.n_embd,))
+            x = rms_norm(x)
         rotary = self.rotary[:, start:end] if self.rotary is not None else None
         return F.dropout(x, self.config.dropout, self.training), rotary
 
@@ -501,7 +596,7 @@ class GPT(nn.Module):
     def make_cache(self, batch_size: int, length: int | None = None) -> KVCache:
         """An empty cache for `length` tokens (block_size when None, and at most), where the weights
         are and as fine; on a CPU float32 at least, in which it attends far faster (LOG.md)."""
-        weight, block = self.head.weight, self.config.block_size
+        weight, block = self.token_embedding.weight, self.config.block_size
         finest = torch.float32 if weight.device.type == "cpu" else weight.dtype
         return KVCache(self.config, batch_size, min(block, length or block), weight.device,
                        torch.promote_types(weight.dtype, finest))

@@ -37,6 +37,10 @@ def sample(config: SampleConfig) -> None:
     prompts = read_prompts(config)
     folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
 
+    if config.run_dir and not folder.exists():
+        raise UserError(f"run_dir={config.run_dir} does not exist: python -m report lists your "
+                        "runs")
+
     # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import fetched, load_model
     from training.runtime import for_sampling, pick_device
@@ -44,7 +48,7 @@ def sample(config: SampleConfig) -> None:
     if config.init_from:
         folder = Path(fetched(str(folder)))
     model, tokenizer = load_model(folder, config.checkpoint, say=note)
-    for_sampling(model, pick_device(config.device), config.precision)
+    for_sampling(model, pick_device(config.device), config.precision, config.quantize)
     if config.score is not None:
         show_score(model, tokenizer, prompts[0], config.json)
     elif config.interactive:
@@ -73,6 +77,9 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
         except UserError as e:
             which = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
             raise UserError(f"{which}{e}") from None
+        if len(ids) > (seen := model.config.block_size):
+            note(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of "
+                 "them")
         texts += [Text(tokenizer, ids, seed + n, config.stop) for n in range(config.num_samples)]
     choice = {name: getattr(config, name) for name in
               ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
@@ -94,8 +101,9 @@ def write_texts(config: SampleConfig, model, tokenizer, prompts: list[str], seed
         write_attention(model, tokenizer, tokens, prompts[0], len(texts[0].tokens),
                         Path(config.attention).expanduser())
     return (f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
-            f"KV cache {cache.nbytes:,} bytes: {rows} at once, {cache.capacity} tokens, "
-            f"{model.config.kv_heads} key/value heads for {model.config.n_head} query heads")
+            f"KV cache {cache.nbytes:,} bytes: {rows} text{'s' * (rows > 1)} of "
+            f"{cache.capacity} tokens, {model.config.kv_heads} key/value and "
+            f"{model.config.n_head} query heads")
 
 
 def show(prompt: str, text, steps: Iterator, as_json: bool) -> None:
@@ -125,11 +133,12 @@ def put(new: str, stream=None) -> None:
 
 
 def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
-    """Ask for a prompt, continue it, ask again: Ctrl-C ends a text, Ctrl-D the program. Each text
-    has the seed after the last one's."""
+    """Ask for a prompt, continue it, ask again: Ctrl-C stops a text, Ctrl-D leaves. Each text has
+    the seed after the last one's."""
     with suppress(ImportError):
         import readline  # noqa: F401  the arrow keys and a history, where the platform has them
-    note(f"{folder}: type the beginning of a text; Ctrl-C ends a text, Ctrl-D the program")
+    note(f"{folder}: type the beginning of a text. Each prompt is new. Ctrl-C stops a text, "
+         "Ctrl-D leaves.")
     person, seed = sys.stdin.isatty(), config.seed
     while True:
         try:

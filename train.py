@@ -44,6 +44,10 @@ def train_composed(cfg, job) -> float:
         if config.prepare_only:
             prepare_only(config)
             return float("nan")
+        if config.data.path and config.dry_run is False:
+            from data.corpus import require_path
+
+            require_path(config.data.path)  # before torch, which takes seconds to load
     loaded = "torch" in sys.modules  # by an earlier job of a sweep
     with cli.waiting(cli.Terminal(quiet=from_first or loaded), "loading PyTorch"):
         from train import train
@@ -175,7 +179,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
             f"{bits:.4f} bits per byte")
         return loss
     if world.rank == 0:
-        trainer.write_config()
+        trainer.write_config(experiment)
     trainer.clock.switch(None)  # W&B takes its time to start
     logger = nullcontext() if world.rank else MetricLogger(
         run_dir, config, experiment, console, state.step, manifest.get("best"))
@@ -188,14 +192,17 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
         trainer.state = TrainState(**world.tell(asdict(state)))
         gc.freeze()  # what the imports made is not searched again at every collection
         try:
-            take_steps(trainer, log, snapshots)
+            with trainer.compiling_beside(say):
+                take_steps(trainer, log, snapshots)
         except runtime.Stopped as stopped:
             trainer.save(last_chance=True)
             say(f"stopped after {trainer.state.step:,} steps; to go on: "
                 f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
     if log:
-        print_summary(say, run_dir, log.rows, conclude(log.rows), trainer.clock.seconds,
+        for sentence in ["", *conclude(log.rows), ""]:
+            cli.printer(console, wrap=True)(sentence)
+        print_summary(say, run_dir, log.rows, snapshots.thresholds, trainer.clock.seconds,
                       trainer.validation)
     return loss_of(trainer.state.best)
 
@@ -246,8 +253,7 @@ def take_steps(trainer: Trainer, log: MetricLogger | None, snapshots: Snapshots 
         clock.switch("train")
         x, y = (torch.from_numpy(part)  # (batch_size / processes, T) each
                 for part in trainer.batches.batch(state.step, world.rank, world.size))
-        if trainer.forward is None:
-            trainer.compile(x, y, log.say)
+        trainer.compile_when_due(x, y, log)
         loss, grad_norm, finite = update(trainer.forward, trainer.model, trainer.optimizers, x, y,
                                          config, state.step, world)
         state.step += 1
@@ -283,6 +289,8 @@ def observe(trainer: Trainer, log: MetricLogger | None, snapshots: Snapshots | N
         trainer.save()  # first, so that nothing that only looks at the run can cost it the step
     if trainer.is_due(config.eval.every):
         trainer.clock.switch("evaluate")
+        if log:
+            log.doing("evaluating")
         loss, bits = trainer.validation.evaluate(trainer.model, world.check)
         row |= {"val/loss": loss, "val/bits_per_byte": bits}
         improved = loss < (state.best["val/loss"] if state.best else inf)
@@ -306,7 +314,9 @@ def record(trainer: Trainer, log: MetricLogger, row: dict, snapshots: Snapshots 
         Stopped: a signal came meanwhile.
     """
     config, state, clock, images = trainer.config, trainer.state, trainer.clock, {}
+    last = state.step == config.max_steps
     if snapshots:
+        log.doing("measuring what each head is worth" if last else "looking at attention")
         metrics, images, text = snapshots.take(model, state.step, log.rows,
                                                trainer.world.stop.check)
         row |= metrics
@@ -319,7 +329,9 @@ def record(trainer: Trainer, log: MetricLogger, row: dict, snapshots: Snapshots 
         clock.switch("attention")
         with log.tolerate_io_errors():
             if not (trainer.run_dir / "report.html").exists():
-                log.say(f"page     {trainer.run_dir / 'report.html'}, drawn anew with each picture")
-            log.page(write_page(trainer.run_dir), last=state.step == config.max_steps)
+                log.say(f"page     {trainer.run_dir / 'report.html'} (open it in a browser; it "
+                        "updates itself)")
+            log.doing("drawing the page")
+            log.page(write_page(trainer.run_dir), last=last)
     if trainer.checkpoints.saved == state.step:
         checkpoint.prune(trainer.run_dir, config.checkpoint.keep, state.kept)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attention_maps.ablation import LOGITS, knockout, need, next_tokens, streams
+from attention_maps.ablation import LOGITS, knockout, nats, need, next_tokens, streams
 from attention_maps.probe import word
 from attention_maps.scores import mean_and_error
 from data.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def card(model: GPT, tokens: Tensor) -> dict[str, np.ndarray]:
         ids = extreme(logits, PREDICTED)  # (T, 5)
         probabilities = logits.float().softmax(dim=-1).gather(1, ids)
         follows = torch.where(next_tokens(tokens) < 0, ids[:, 0], next_tokens(tokens))
-        lens = torch.stack([nats_of(model.head(model.norm(x))[0], follows) for x in E])
+        lens = torch.stack([nats(model, x[0], follows) for x in E])
         lens[:, -1] = torch.nan
         parts, rest = [E[0][0]], 0
         for block, x, after in zip(model.blocks, E, E[1:]):
@@ -94,11 +94,6 @@ def array(value: Tensor) -> np.ndarray:
     return (value.float() if value.is_floating_point() else value.int()).cpu().numpy()
 
 
-def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """-ln p of ids (T,) under logits (T, V)."""
-    return -logits.float().log_softmax(dim=-1).gather(1, ids[:, None])[:, 0]
-
-
 def gathered(attention: SelfAttention, x: Tensor, rotary: Tensor | None) -> Tensor:
     """What each head reads together, its weights times the values, (B, T, H, d_v)."""
     c = attention.config
@@ -124,12 +119,13 @@ def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copying(model: GPT, tokens: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def copying(model: GPT, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How a head tells of a token that it looks at, (L, H), and its standard error over tokens
     (B, T): the share of tokens j that v_j W_O puts among the ten likeliest, through the last norm
     and the output layer, less the share that it puts among the ten least likely.
     """
-    c, found = model.config, []
+    model, c, found = in_float32(model), model.config, []
+    tokens = torch.from_numpy(ids).to(model.head.weight.device)
     with model.evaluating():
         for attention, x, rotary in model.attention_inputs(tokens):
             v = attention.project(x, rotary)[2].repeat_interleave(c.n_head // c.kv_heads, dim=1)

@@ -9,7 +9,7 @@ import torch
 
 from attention_maps import scores
 from attention_maps.capture import capture
-from attention_maps.card import copying, explain, in_float32
+from attention_maps.card import copying, explain
 from attention_maps.probe import LONGEST, make_probes, words
 from data.tokenizer import Tokenizer
 from model import GPT
@@ -36,12 +36,9 @@ def look(model: GPT, tokenizer: Tokenizer, ids: list[int],
     else:
         note(f"attention: to measure what each of {len(ids)} predictions needed would take too "
              "long with this model, so the page lacks it; fewer tokens have it")
-    readings = scores.readings(seen.text, seen.repeat, seen.control, probes.periods)
-    tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
-    random = torch.from_numpy(probes.control[:1]).to(model.head.weight.device)
-    tables["copying"] = copying(in_float32(model), random)
-    row = scores.named({name: mean for name, (mean, _) in tables.items()})
-    return found, row | scores.named({f"{name}_se": error for name, (_, error) in tables.items()})
+    tables = scores.tables(seen.text, seen.repeat, seen.control, probes.periods)
+    tables["copying"] = copying(model, probes.control[:1])
+    return found, scores.as_metrics(tables)
 
 
 @torch.no_grad()

@@ -6,6 +6,10 @@ its standard error is that of this mean.
 
 import numpy as np
 
+from files import ASIDE
+
+Tables = dict[str, tuple[np.ndarray, np.ndarray]]  # name → values and standard errors, (L, H) each
+
 
 def previous_token(A: np.ndarray) -> np.ndarray:
     """A[i, i-1] of each i ≥ 1; A (…, T, T) gives (…, T - 1)."""
@@ -85,6 +89,13 @@ def without_first(A: np.ndarray) -> np.ndarray:
         return A / A.sum(axis=-1, keepdims=True)
 
 
+def tables(text: np.ndarray, repeat: np.ndarray, control: np.ndarray,
+           periods: np.ndarray) -> Tables:
+    """Every score of the maps that `readings` takes, and its standard error."""
+    found = readings(text, repeat, control, periods)
+    return {name: mean_and_error(values) for name, values in found.items()}
+
+
 def readings(text: np.ndarray, repeat: np.ndarray, control: np.ndarray,
              periods: np.ndarray) -> dict[str, np.ndarray]:
     """Every score's readings, name → (L, H, n).
@@ -108,6 +119,17 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean = np.nansum(values, axis=-1, dtype=np.float64) / n
         square = np.nansum((values - mean[..., None]) ** 2, axis=-1, dtype=np.float64)
         return mean, np.sqrt(square / (n - 1) / n)
+
+
+def own(tables: Tables) -> Tables:
+    """The scores themselves, without what is recorded beside them."""
+    return {name: table for name, table in tables.items() if not name.endswith(ASIDE)}
+
+
+def as_metrics(tables: Tables) -> dict[str, float]:
+    """All values, and the errors of the scores themselves, as metrics."""
+    means = {name: mean for name, (mean, _) in tables.items()}
+    return named(means | {f"{name}_se": error for name, (_, error) in own(tables).items()})
 
 
 def named(tables: dict[str, np.ndarray]) -> dict[str, float]:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attention_maps import ablation, capture, picture, scores, wiring
@@ -17,7 +16,7 @@ from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
 from decoding import Text, write
-from files import ASIDE, is_scored
+from files import is_scored
 from model import GPT, Decoder
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
@@ -27,7 +26,6 @@ EXPLAINED = 0.02
 SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 
 Images = dict[str, Path | np.ndarray]
-Tables = dict[str, tuple[np.ndarray, np.ndarray]]  # name → values and standard errors, (L, H) each
 
 
 class Snapshots:
@@ -49,6 +47,11 @@ class Snapshots:
         self.affordable = passes <= EXPLAINED * between * c.block_size
         self.folder.mkdir(exist_ok=True)
 
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """From what score on, less its error, a head is one of its kind."""
+        return {kind: scores.threshold(kind, len(self.probes.text)) for kind in scores.SHARES}
+
     def take(self, model: GPT, step: int, rows: list[dict],
              between: Callable[[], None] = lambda: None
              ) -> tuple[dict[str, float], Images, str | None]:
@@ -65,9 +68,8 @@ class Snapshots:
         snapshot, more = capture.capture(model, self.probes, step), {}
         between()
         maps, periods = (snapshot.text, snapshot.repeat, snapshot.control), self.probes.periods
-        readings = scores.readings(*maps, periods)
-        tables = {name: scores.mean_and_error(values) for name, values in readings.items()}
-        tables["copying"] = copying(model, on_device(model, self.probes.control[:1]))
+        tables = scores.tables(*maps, periods)
+        tables["copying"] = copying(model, self.probes.control[:1])
         due = self.picture_due(step)
         if due or self.affordable:
             more |= explain(model, self.probes.text, self.tokenizer, "", between)
@@ -84,8 +86,7 @@ class Snapshots:
                  for name in wiring.SCORES}
         metrics = scores.repeat_gain(snapshot.repeat_loss, periods)
         metrics |= wiring.named(wiring.wiring(model, self.probes, heads, between))
-        metrics |= scores.named({name: mean for name, (mean, _) in tables.items()})
-        metrics |= scores.named({f"{name}_se": error for name, (_, error) in own(tables).items()})
+        metrics |= scores.as_metrics(tables)
         before = next((row for row in reversed(rows) if is_scored(row)), {})
         metrics |= scores.births(before, metrics, len(self.probes.text))
         path = self.folder / f"step_{step:08d}.npz"
@@ -107,10 +108,10 @@ class Snapshots:
         number = step // every
         return step % picture_every == 0 if picture_every else number & (number - 1) == 0
 
-    def draw(self, snapshot: capture.Snapshot, tables: Tables, path: Path) -> Images:
+    def draw(self, snapshot: capture.Snapshot, tables: scores.Tables, path: Path) -> Images:
         """Draw the maps beside `path`, and each score's table; without what cannot be written."""
         images: Images = {f"heads/{name}": picture.table_image(mean)
-                          for name, (mean, _) in own(tables).items()}
+                          for name, (mean, _) in scores.own(tables).items()}
         title, groups = f"Attention after {snapshot.step:,} steps", self.config.model.kv_heads
         with self.may_fail():
             picture.draw(snapshot, path.with_suffix(".png"), groups, title)
@@ -126,10 +127,6 @@ def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tup
     return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])[:wiring.MOST]
 
 
-def on_device(model: GPT, ids: np.ndarray) -> Tensor:
-    return torch.from_numpy(ids).to(model.head.weight.device)
-
-
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,
                 between: Callable[[], None] = lambda: None) -> str:
     """A text as the model begins one, always the same for the same weights and seed.
@@ -141,8 +138,3 @@ def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int
     for _ in write(decoder, [text], max_new_tokens, temperature=0.8):
         between()
     return text.text
-
-
-def own(tables: Tables) -> Tables:
-    """The scores themselves, without what is recorded beside them."""
-    return {name: table for name, table in tables.items() if not name.endswith(ASIDE)}

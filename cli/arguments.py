@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from importlib.metadata import distributions
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import yaml
@@ -31,6 +32,7 @@ NOT_IN_A_SWEEP = {
     "resume=true": "resume=true is for one run: with resume=auto a sweep runs the jobs that are "
                    "missing or not finished"}
 TEXTS = ("<class 'str'>", "str | None")  # the types of settings that are taken as they are typed
+FREE = ("str | None", "list[str]")  # those of texts and paths, in which spaces are usual
 # nanoGPT's settings that are called otherwise here.
 NANOGPT = {
     "out_dir": "run_dir=PATH",
@@ -69,6 +71,7 @@ def check_arguments(argv: list[str]) -> list[str]:
     """
     given = hydra_options(argv)
     types = {name: str(f.type) for name, f, _ in knobs(Config())}
+    check_quotes(given.overrides, types)
     presets = groups(given.config_dir)
     checked = [check_argument(arg, types, presets, given.multirun) for arg in given.overrides]
     if given.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -132,6 +135,17 @@ def check_argument(arg: str, types: dict[str, str], presets: dict, sweep: bool) 
     return readable(arg)
 
 
+def check_quotes(args: list[str], types: dict[str, str]) -> None:
+    """Raise `UserError` for words that stand alone after a text: its quotes were forgotten."""
+    for n, (before, arg) in enumerate(pairwise(args), 1):
+        key, _, value = before.partition("=")
+        if types.get(key) in FREE and not re.match(r"-|$|.*=", arg) and arg not in types:
+            check_habit(Path(arg).name)
+            whole = " ".join([value, *takewhile(lambda word: "=" not in word, args[n:])])
+            raise UserError(f"{arg} stands alone: put a value with spaces in quotes: "
+                            f'{key}="{whole}"')
+
+
 def check_habit(arg: str) -> None:
     """Raise `UserError` for what is typed for nanoGPT, with what to type here."""
     here = NANOGPT.get(arg) or NANOGPT.get(arg.partition("=")[0].rpartition(".")[2])
@@ -148,7 +162,7 @@ def no_setting(arg: str, known, command: str = "python train.py", hint: str = ""
         hint = ", without spaces" if arg in known else near or hint
         return UserError(f"{arg or 'an empty argument'} is not of the form key=value{hint}")
     of = "" if command == "python train.py" else f" of {command.split()[-1]}"
-    return UserError(f"{key} is not a setting{of}{near}; {command} --help lists them")
+    return UserError(f"{key} is not a setting{of}{near or ';'} {command} --help lists all")
 
 
 def check_hydra_argument(arg: str, key: str, value: str) -> str:

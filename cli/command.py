@@ -145,11 +145,13 @@ class Terminal(Console):
             super().on_broken_pipe()
 
 
-def printer(console: Console) -> Callable[[str], None]:
-    """What prints a line as it is: without markup, and unbroken, so that it can be copied."""
+def printer(console: Console, wrap: bool = False) -> Callable[[str], None]:
+    """What prints a line as it is: without markup, and unbroken, so that it can be copied; with
+    `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
     def say(line: str) -> None:
+        whole = not (wrap and console.is_terminal)
         try:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print(line, markup=False, highlight=False, soft_wrap=whole)
         except OSError:  # the disk of the log is full, or the terminal is gone
             console.on_broken_pipe()
 

@@ -124,8 +124,8 @@ def fit_to_typed(config: Config, keys: list[str]) -> tuple[Config, list[str]]:
     if ("model.n_embd" in keys and "model.mlp_hidden" not in keys
             and config.model.mlp_hidden is not None):
         config = with_value(config, "model.mlp_hidden", None)
-        notes.append(f"model.mlp_hidden is {config.model.hidden_dim}, by the model.n_embd that is "
-                     "typed and not by the preset's")
+        notes.append(f"model.mlp_hidden={config.model.hidden_dim} follows your model.n_embd, not "
+                     "the preset")
     return config, notes
 
 

@@ -5,9 +5,10 @@ import shutil
 import textwrap
 from dataclasses import fields, replace
 
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from cli.arguments import groups, no_setting
+from cli.arguments import CONFIGS, check_quotes, groups, no_setting
 from config import Config, SampleConfig, UserError, knobs, shown
 
 
@@ -23,6 +24,7 @@ def read_settings(argv: list[str], kind: type, command: str):
     """
     known = {f.name: str(f.type) for f in fields(kind)}
     values, texts = OmegaConf.structured(kind), {}
+    check_quotes(argv, known)
     for arg in argv:
         key, equals, value = arg.partition("=")
         if not equals or key not in known:
@@ -61,11 +63,11 @@ def train_help() -> str:
 
   python train.py                              Python's own library, 3 minutes
   python train.py data=text data.path=notes/   your text: file, folder or glob
-  python train.py data=shakespeare tokenizer=char
+  python train.py data=shakespeare tokenizer=char   by characters
   python train.py experiment=nanogpt_cpu       a preset for a whole run
-  python train.py model.n_layer=6 optim.lr=3e-4
+  python train.py model.n_layer=6 optim.lr=3e-4   single settings
   python train.py run_dir=runs/X resume=true   go on with a run that was stopped
-  python train.py run_dir=runs/X eval_only=true
+  python train.py run_dir=runs/X eval_only=true   its validation loss
   python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
   python train.py -m sweep=kv_heads            a sweep that is prepared
   python train.py --cfg job                    print the configuration and end
@@ -78,9 +80,15 @@ over presets; KEY=VALUE wins over all.
     for group, presets in groups().items():
         lines.append(textwrap.fill(", ".join(presets), 79, initial_indent=f"  {group:<12} ",
                                    subsequent_indent=" " * 15))
-    lines.append("\nSettings (KEY=VALUE), with their defaults before any preset:")
-    lines += knob_lines(Config())
+    lines.append("\nSettings (KEY=VALUE), with their values in a plain python train.py:")
+    lines += knob_lines(plain_config())
     return "\n".join(lines)
+
+
+def plain_config() -> Config:
+    """The configuration of a run for which nothing is typed."""
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return OmegaConf.to_object(compose("config"))
 
 
 def sample_help() -> str:
@@ -92,7 +100,7 @@ def sample_help() -> str:
   echo "import os" | python sample.py prompt=-
   python sample.py prompts=many.jsonl num_samples=4 json=true
   python sample.py interactive=true stop="\\n\\n"
-  python sample.py score=FILE                  how surprised the model is by it
+  python sample.py score=FILE                  how unexpected it is to the model
   python sample.py init_from=FOLDER            a model of Hugging Face's format""", SampleConfig)
 
 

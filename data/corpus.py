@@ -365,12 +365,20 @@ def _listing(left: dict[str, list[Path]], root: Path) -> str:
     return "; ".join(groups)
 
 
+def require_path(path: str) -> None:
+    """Raise `UserError` where a path is of nothing, as is known before any text is read."""
+    whole = os.path.expanduser(path)
+    if not os.path.exists(whole) and not glob.has_magic(whole):
+        raise UserError(f"data.path={path} does not exist: give the path of a text file, of a "
+                        "folder, or a glob")
+
+
 def _given(path: str, say, encoding: str = "utf-8") -> Path:
     """The one file that a path names."""
     file = Path(os.path.expanduser(path))
+    require_path(path)
     if not file.is_file():
-        what = ("is a folder" if file.is_dir() else "is a pipe, a socket or a device"
-                if file.exists() else "does not exist")
+        what = "is a folder" if file.is_dir() else "is a pipe, a socket or a device"
         raise UserError(f"data.path={path} {what}: give the path of a text file")
     try:
         with unpacked(file) as f:

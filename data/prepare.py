@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     TextColumn,
     TimeElapsedColumn,
@@ -34,15 +34,22 @@ from data.tokens import Tokens, prepare
 def prepare_text(config: Config, console: Console, say: Callable[[str], None],
                  tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
     """The tokens of a configuration's text; takes and raises what `prepare` does."""
-    bar = Progress(TextColumn("{task.description:<12}"), TimeElapsedColumn(), BarColumn(),
-                   DownloadColumn(), TimeRemainingColumn(), console=console, transient=True)
+    bar = stages(console)
     with bar if console.is_terminal else nullcontext():
         return prepare(config.data, config.tokenizer, say, tokenizer, partial(show, bar), whole)
+
+
+def stages(console: Console) -> Progress:
+    """The bar that `show` fills."""
+    return Progress(TextColumn("{task.description:<12}"), TimeElapsedColumn(), BarColumn(),
+                    TextColumn("{task.fields[size]}"), TimeRemainingColumn(), console=console,
+                    transient=True)
 
 
 def show(bar: Progress, stage: str, done: int, total: int | None) -> None:
     """Show how many bytes of a stage are done, in a line of its own."""
     task = next((task.id for task in bar.tasks if task.description == stage), None)
     if task is None:
-        task = bar.add_task(stage, total=total)
-    bar.update(task, completed=done)
+        task = bar.add_task(stage, total=total, size="")
+    size = f"{decimal(done)} of {decimal(total)}" if total else decimal(done) if done else ""
+    bar.update(task, completed=done, total=total, size=size)

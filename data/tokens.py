@@ -67,12 +67,12 @@ class Tokens:
         """What was read and what it became, in lines of at most 80 columns."""
         tokens = len(self.train) + len(self.val)
         plural = "" if self.documents == 1 else "s"
-        split = (f"{self.val_documents:,} of them, one drawn from every ten,"
+        split = (f"{self.val_documents:,} of them, one in ten,"
                  if self.val_documents is not None else "the last tenth of the characters")
         lines = [f"text     {self.name}",
                  f"         {self.documents:,} document{plural}, {self.characters:,} characters",
-                 f"         {split} to validate",
-                 f"tokens   {len(self.train):,} to train on and {len(self.val):,} to validate",
+                 f"         {split} for validation",
+                 f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
                  f"         vocabulary {self.tokenizer.vocab_size:,}, "
                  f"{self.bytes / tokens:.2f} bytes per token"]
         if self.crlf:

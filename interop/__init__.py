@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
 from data.tokenizer import Tokenizer, hf_files
 from interop.hub import fetched, folder_of
 from interop.settings import CONFIG, family_of, hf_settings, model_config
-from model import GPT, parameter_shapes, rotary_table
+from model import GPT, parameter_shapes, rms_norm, rotary_table
 from training.checkpoint import (
     MODEL,
     check_model,
@@ -35,6 +35,7 @@ from training.checkpoint import (
     saved_tokenizer,
 )
 from training.runtime import memory_here
+from training.tensors import opened
 
 WEIGHTS, CARD, PICTURE = "model.safetensors", "README.md", "attention.png"
 INDEX = "model.safetensors.index.json"
@@ -200,11 +201,8 @@ class Checkpoint:
 
     def _read(self, name: str) -> Tensor:
         path, stored = self._files[name]
-        try:
-            with safe_open(path, framework="pt") as file:
-                return file.get_tensor(stored)
-        except (SafetensorError, OSError) as e:
-            raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+        with opened(path) as file:
+            return file.get_tensor(stored)
 
 
 def layout(shapes: dict[str, list[int]], family: str
@@ -255,29 +253,24 @@ def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str,
     prefix = LAYERS[family].split(".")[0] + "."
     for name in files:
         path = folder / name
-        try:
-            if not path.is_file():
-                raise OSError("there is no such file")
-            with safe_open(path, framework="pt") as file:
-                for stored in file.keys():  # noqa: SIM118  it is no dict
-                    # GPT-2's own files lack the prefix.
-                    prefixed = stored.startswith((prefix, "lm_head."))
-                    tensor = stored if prefixed else prefix + stored
-                    if DERIVED.search(tensor):
-                        continue
-                    if not re.fullmatch(r"[\w.]+", stored):
-                        raise UserError(f"{path} holds a tensor named {stored[:60]!r}, "
-                                        "which is none of a model's")
-                    if tensor in shapes:
-                        raise UserError(f"{folder} holds the tensor {stored} twice")
-                    kept = file.get_slice(stored)
-                    if kept.get_dtype() not in DTYPES:
-                        raise UserError(
-                            f"{path} holds {stored} in {kept.get_dtype()}, and what is read is "
-                            f"{', '.join(DTYPES)}: convert quantised weights first")
-                    shapes[tensor], places[tensor] = list(kept.get_shape()), (path, stored)
-        except (SafetensorError, OSError) as e:
-            raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+        with opened(path) as file:
+            for stored in file.keys():  # noqa: SIM118  it is no dict
+                # GPT-2's own files lack the prefix.
+                prefixed = stored.startswith((prefix, "lm_head."))
+                tensor = stored if prefixed else prefix + stored
+                if DERIVED.search(tensor):
+                    continue
+                if not re.fullmatch(r"[\w.]+", stored):
+                    raise UserError(f"{path} holds a tensor named {stored[:60]!r}, "
+                                    "which is none of a model's")
+                if tensor in shapes:
+                    raise UserError(f"{folder} holds the tensor {stored} twice")
+                kept = file.get_slice(stored)
+                if kept.get_dtype() not in DTYPES:
+                    raise UserError(
+                        f"{path} holds {stored} in {kept.get_dtype()}, and what is read is "
+                        f"{', '.join(DTYPES)}: convert quantised weights first")
+                shapes[tensor], places[tensor] = list(kept.get_shape()), (path, stored)
     return shapes, places
 
 
@@ -345,6 +338,11 @@ def hf_tensors(model: GPT) -> Iterator[tuple[str, Tensor, bool]]:
     else:
         # transformers' GPT-2 always has biases, zeros where ours has none; its Qwen 3 gains.
         more = {"gpt2": {"bias": True}, "qwen3": {"qk_norm": "gains"}}.get(kind, {})
+        if model.config.norm_embedding:  # the table of theirs is normalised, its head is not
+            more |= {"tie_embeddings": False}
+            table = params["token_embedding.weight"]
+            params = {"head.weight": table} | params
+            params["token_embedding.weight"] = rms_norm(table)
         shapes = parameter_shapes(replace(model.config, **more))
         for name in shapes:
             if kind == "qwen3" and model.config.qk_norm is True and re.search("W_[QK]", name):

@@ -17,8 +17,11 @@ def fetched(init_from: str) -> str:
         UserError: there is neither such a folder nor such a model, or it cannot be fetched.
     """
     name = re.fullmatch(r"(\w[\w.-]*/[\w.-]+?)(@[0-9a-f]{40})?", init_from)
-    if not name or Path(init_from).exists():
+    if Path(init_from).exists():
         return init_from
+    if not name:
+        raise UserError(f"init_from={init_from} does not exist: give the folder of a run or of "
+                        "Hugging Face weights, or a name on their hub")
     from httpx import HTTPError
     from huggingface_hub import errors, snapshot_download  # it takes a while, and is seldom needed
 

@@ -20,7 +20,7 @@ NEUTRAL = GPTConfig(vocab_size=None)
 FREE = {"vocab_size", "block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "head_dim",
         "value_head_dim", "mlp_hidden", "norm_eps", "dropout", "tie_embeddings", "position",
         "rope_theta", "rope_factor", "rope_trained"}
-LLAMA = {"norm": ("rmsnorm",), "mlp": ("swiglu",)}
+LLAMA = {"norm": ("rmsnorm",), "mlp": ("swiglu",), "norm_embedding": (False, True)}
 WANTED = {"gpt2": {"bias": (False, True)},
           "llama": LLAMA | {"bias": (False, True, "attention")},
           "qwen2": LLAMA | {"bias": ("qkv",)},
@@ -181,7 +181,7 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
         ends = {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
     settings = {"architectures": [ARCHITECTURES[kind]], "model_type": kind, **ends,
                 "vocab_size": c.vocab_size,
-                "tie_word_embeddings": c.tie_embeddings and kind != "nanochat"}
+                "tie_word_embeddings": c.tie_embeddings and not c.norm_embedding}
     if kind == "gpt2":
         return settings | {
             "n_positions": c.block_size, "n_embd": c.n_embd, "n_layer": c.n_layer,

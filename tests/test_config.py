@@ -303,7 +303,7 @@ def test_config_and_cli_do_not_import_torch():
 
 
 def test_a_near_miss_is_proposed_and_a_far_one_is_not():
-    assert did_you_mean("max_step", ["max_steps", "seed"]) == "; did you mean max_steps"
+    assert did_you_mean("max_step", ["max_steps", "seed"]) == "; did you mean max_steps?"
     assert did_you_mean("zzz", ["max_steps", "seed"]) == ""
 
 

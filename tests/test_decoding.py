@@ -262,6 +262,23 @@ def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows
     assert decoder.cache.length == 16
 
 
+@few
+@given(config=configs, rows=st.integers(1, 3), filled=st.integers(1, 12), seed=seeds)
+def test_a_step_of_fixed_shapes_as_a_gpu_records_it_is_that_of_the_decoder(config, rows, filled,
+                                                                           seed):
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(rows, 16, seed=seed)
+    free, fixed = (Decoder(model, model.make_cache(rows)) for _ in range(2))
+    with torch.inference_mode():
+        for decoder in (free, fixed):
+            decoder.fill(tokens[:, :filled])
+        for t in range(filled, 16):
+            expected = free.step(tokens[:, t])
+            seen = 16 if t % 2 else t + 1  # with tokens to come, masked, and without
+            assert torch.allclose(fixed.compute(tokens[:, t], torch.tensor([t]), seen), expected,
+                                  atol=1e-9)
+    assert torch.allclose(fixed.cache.keys, free.cache.keys, atol=1e-9)
+
+
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float32_within_rounding(
         n_kv_head):

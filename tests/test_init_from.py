@@ -57,7 +57,7 @@ def test_what_does_not_fit_the_trained_model_is_refused_in_a_sentence(command, t
                             "model.n_layer=3 does not go with init_from=base"),
                            (["init_from=base", "tokenizer=bpe"],
                             "tokenizer=bpe does not go with init_from=base"),
-                           (["init_from=nowhere"], "nowhere/config.yaml cannot be read"),
+                           (["init_from=nowhere"], "init_from=nowhere does not exist: give"),
                            (["init_from=base", "data=text", f"data.path={texts / 'other.txt'}",
                              *QUIET], "is not among the")):
         done = command("train.py", *arguments, "run_dir=new")

@@ -274,6 +274,7 @@ LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
 
 @pytest.mark.parametrize("changes", [
     {"mlp": "swiglu"}, {"mlp": "swiglu", "bias": "attention"},
+    {"norm_embedding": True}, {"norm_embedding": True, "tie_embeddings": False},
     {"mlp": "relu2", "norm_embedding": True},
     {"mlp": "relu2", "norm_embedding": True, "tie_embeddings": False, "head_dim": 8}],
     ids=str)
@@ -284,7 +285,7 @@ def test_qk_norm_without_gains_gives_the_same_logits_there(changes, tmp_path):
                                 | LLAMA | changes)))
     save_hf(ours, tmp_path / "hf")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    assert type(model).__name__ == ("NanoChatForCausalLM" if changes["mlp"] == "relu2"
+    assert type(model).__name__ == ("NanoChatForCausalLM" if ours.config.mlp == "relu2"
                                     else "Qwen3ForCausalLM")
     assert difference(model, ours, random_tokens(2, 16)) < 1e-5
 
@@ -297,7 +298,7 @@ def test_qk_norm_without_gains_gives_the_same_logits_there(changes, tmp_path):
     (LLAMA | {"mlp": "relu2"}, "model.norm_embedding=false, model.qk_norm=false"),
     (LLAMA | {"qk_norm": "gains", "bias": "qkv"}, "model.bias=qkv"),
     (LLAMA | {"value_head_dim": 3}, "model.value_head_dim=3"),
-    (LLAMA | {"norm_embedding": True}, "model.norm_embedding=true"),
+    ({"norm_embedding": True}, "model.norm_embedding=true"),
     (LLAMA | {"n_embd": 18, "head_dim": 4}, "model.n_embd=18"),
     ({"mlp": "swiglu"}, "model.mlp=swiglu")])
 def test_what_has_no_counterpart_is_refused_with_the_settings_named(changes, named, tmp_path):

@@ -23,6 +23,7 @@ from model import (
     attention,
     causal_mask,
     make_norm,
+    rms_norm,
     rotary_table,
     rotate,
     short_attention,
@@ -836,6 +837,21 @@ def test_short_attention_drops_weights_and_keeps_the_mean():
     dropped = torch.stack([short_attention(q, k, v, dropout=0.25) for _ in range(2000)])
     assert dropped.std() > 0.1
     assert torch.allclose(dropped.mean(0), torch.ones(1, 2, 8, 3), atol=0.05)
+
+
+@few
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 40), st.booleans(),
+       st.sampled_from([None, 1e-5, 0.1]), seeds)
+def test_the_rms_norm_of_a_cpu_is_torchs_with_its_gradients(leading, width, with_gains, eps, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(*leading, width, dtype=torch.float64, requires_grad=True)
+    gains = torch.randn(width, dtype=torch.float64, requires_grad=True) if with_gains else None
+    ours, torchs = rms_norm(x, gains, eps), F.rms_norm(x, (width,), gains, eps)
+    assert torch.allclose(ours, torchs)
+    grad, inputs = torch.randn_like(x), [t for t in (x, gains) if t is not None]
+    for a, b in zip(torch.autograd.grad(ours, inputs, grad),
+                    torch.autograd.grad(torchs, inputs, grad)):
+        assert torch.allclose(a, b)
 
 
 def test_a_single_new_token_of_a_model_in_training_drops_attention_too():

@@ -109,7 +109,7 @@ def test_a_run_that_fails_before_it_begins_removes_what_it_made_and_nothing_else
         *(arg for arg in short("data.path=missing.txt") if not arg.startswith("run_dir=")),
         status=1,
     )
-    assert not list((text / "runs").iterdir())
+    assert not (text / "runs").exists()
 
 
 def test_a_sweep_that_cannot_write_names_its_own_setting(tmp_path, text):

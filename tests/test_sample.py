@@ -63,6 +63,14 @@ def test_several_samples_and_prompts_longer_than_the_context_work(command, run):
     assert "text 3 of 3" in done.stderr
 
 
+def test_a_prompt_longer_than_the_context_is_said_to_be_cut(command, run):
+    for n, told in ((32, False), (33, True)):
+        done = command("sample.py", f"run_dir={run / 'char'}", f"prompt={'t' * n}",
+                       "max_new_tokens=5")
+        note = f"note: the prompt has {n} tokens; the model sees the last 32 of them\n"
+        assert done.returncode == 0 and (note in done.stderr) == told
+
+
 @pytest.mark.parametrize("prompt", ["", "Hello, world", "it's [a] {b} (1) ~/x = é", "${HOME}",
                                     "<|endoftext|>", "日本"])
 def test_a_bpe_model_takes_any_prompt(command, run, prompt):
@@ -86,7 +94,7 @@ def test_half_a_character_is_never_written(command, run):
     (["prompts=none.txt"], "cannot be read"),
     (["max_new_tokens=many"], "max_new_tokens"),
     (["device=tpu"], "device=tpu"),
-    (["run_dir=nowhere"], "does not exist"),
+    (["run_dir=nowhere"], "run_dir=nowhere does not exist: python -m report lists your runs"),
     (["prompts=-"], "prompts=- is not UTF-8 text: byte 0xff at offset 0"),
     (["prompt=a", "interactive=true"], "prompt= and interactive= are both given"),
     (["score=none.txt"], "score=none.txt cannot be read"),
@@ -326,6 +334,23 @@ def test_a_score_is_a_line_in_a_pipe_and_json_lines_on_request(command, run, tmp
                            f"token, {total['bits_per_byte']:.4f} bits per byte\n")
 
 
+def test_with_a_byte_a_weight_texts_together_are_those_alone_and_a_score_changes_little(
+        command, run, tmp_path):
+    """The command line, with a trained model: greedy text, prompts together as alone, a score."""
+    which = (f"run_dir={run / 'char'}", "device=cpu")
+    prompts = write_prompts(tmp_path / "p.jsonl", ["the glass", "m", "every token before it"])
+    for precision in ("precision=bf16", "quantize=int8"):
+        greedy = (*which, precision, "temperature=0", "max_new_tokens=30", "json=true")
+        together = objects(command("sample.py", *greedy, f"prompts={prompts}").stdout)
+        assert together == [objects(command("sample.py", *greedy, f"prompt={t['prompt']}").stdout)[
+            0] for t in together]
+    (tmp_path / "text.txt").write_text("the glass model\n" * 9)
+    plain, bytes_ = (objects(command("sample.py", *which, precision, "score=text.txt",
+                                     "json=true").stdout)[-1]["bits_per_byte"]
+                     for precision in ("precision=fp32", "quantize=int8"))
+    assert 0 < abs(bytes_ - plain) < 0.01 * plain
+
+
 # --- a conversation, in a terminal ----------------------------------------------------------------
 
 
@@ -341,11 +366,19 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
-    def until(self, *endings: str, timeout: float = 60) -> str:
-        """What it has shown since the last call, once that ends as expected, or the program has."""
-        shown, end = b"", time.monotonic() + timeout
+    def until(self, *endings: str, timeout: float = 60, keys: str = "") -> str:
+        """What it has shown since the last call, once that ends as expected, or the program has.
+
+        `keys` are typed at once, and again every five seconds: a signal that comes just before
+        readline waits for a key is seen at the next key only.
+        """
+        shown, start, typed = b"", time.monotonic(), 0.0
         while not (endings and shown.decode(errors="replace").endswith(endings)):
-            assert time.monotonic() < end, shown
+            now = time.monotonic()
+            assert now < start + timeout, shown
+            if keys and now > typed + 5:
+                self.type(keys)
+                typed = now
             if select.select([self.fd], [], [], 0.1)[0]:
                 try:
                     read = os.read(self.fd, 65536)
@@ -372,8 +405,7 @@ def test_a_conversation_asks_for_prompts_until_ctrl_d(run):
     second = terminal.until("\n> ")
     # the seed after the last
     assert second.rpartition("the glass")[2] != first.rpartition("the glass")[2]
-    terminal.type("\x03")
-    terminal.until("\n> ")
+    terminal.until("\n> ", keys="\x03")
     terminal.type("\x04")
     terminal.until()
     assert terminal.status() == 0

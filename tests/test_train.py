@@ -15,7 +15,7 @@ from conftest import ROOT, TINY
 from omegaconf import OmegaConf
 from processes import Process
 
-from config import knobs, read_config
+from config import knobs, read_config, read_experiment
 from files import read_rows
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,8 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_default", run.name)
     assert f"python sample.py run_dir=runs/{run.name}" in done.stdout
     assert "best validation loss" in done.stdout
-    assert re.search(r"most induction +-?\d\.\d+( ± \d\.\d+)?, by head L\dH\d", done.stdout)
+    assert re.search(r"\ninduction +strongest L\dH\d, -?\d\.\d+( ± \d\.\d+)?: none yet \(counts "
+                     r"from 0.2\)\n", done.stdout)
     assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "attention",
             "checkpoints"} <= {p.name for p in run.iterdir()}
     assert [sample["step"] for sample in read_rows(run / "samples.jsonl")] == [0, 5, 10]
@@ -78,6 +79,7 @@ def test_resume_auto_starts_and_continues_with_the_same_command(command, tmp_pat
         done = command("train.py", *on(text_file), "run_dir=run", "resume=auto",
                        f"max_steps={steps}")
         assert done.returncode == 0, done.stderr
+        assert read_experiment(tmp_path / "run" / "config.yaml") == "default"
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(7))
 
 
@@ -210,7 +212,7 @@ def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, tmp_path, 
     command("train.py", *on(text_file), "max_steps=2", "run_dir=run")
     kept = {name: value for name, _, value in knobs(read_config(tmp_path / "run" / "config.yaml"))}
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
-    assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}
+    assert differ <= {"device", "shard", "eager_steps", "model.vocab_size", "model.mlp_hidden"}
 
 
 def test_the_default_run_starts_on_this_pythons_library(new_command, command):

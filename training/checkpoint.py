@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from config import Config, GPTConfig, UserError, config_yaml, knobs, read_config
@@ -23,7 +21,7 @@ from model import GPT, parameter_shapes
 from training.distributed import World
 from training.optim import optimizer_tensors
 from training.runtime import numerics_id
-from training.sharding import copy_rows, whole
+from training.tensors import copy_rows, opened, whole, write_tensors
 
 FORMAT = 2  # 1 had no hash of the manifest in the manifest
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
@@ -110,16 +108,21 @@ class Checkpoints:
         if self.saved == state.step or (self._tried == state.step and not last_chance):
             return self.saved == state.step
         self._tried = state.step
-        tensors, problem = self.gather(), ""
+        # Tied weights once, as safetensors wants.
+        files = {MODEL: dict(self.model.named_parameters()),
+                 OPTIMIZER: optimizer_tensors(self.optimizers, self.model)}
+        values = (whole(tensor.detach()) for tensors in files.values()
+                  for _, tensor in sorted(tensors.items()))
+        problem = ""
         if self.world.rank == 0:
             machine = numerics_id(self.config, self.world.size)
             kept = {**asdict(state), "best": state.best or {}, "machine": machine}
             try:
-                save_checkpoint(self.run_dir, tensors, self.tokenizer, config_yaml(self.config),
-                                kept)
+                save_checkpoint(self.run_dir, files, values, self.tokenizer,
+                                config_yaml(self.config), kept)
             except NotSaved as e:
                 problem = str(e)
-        for _ in tensors:  # what is not read yet: all ranks gather all
+        for _ in values:  # what is not written: all ranks put together all
             pass
         problem = self.world.tell(problem)
         if not problem:
@@ -130,38 +133,29 @@ class Checkpoints:
             self.say(f"{problem}; training goes on")
         return self.saved == state.step
 
-    def gather(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield each file of tensors by name, whole on rank 0, in the host's memory where there
-        are several ranks. One file at a time, put together tensor by tensor by all ranks."""
-        weights = dict(self.model.named_parameters())  # tied weights once, as safetensors wants
-        for name, tensors in ((MODEL, weights),
-                              (OPTIMIZER, optimizer_tensors(self.optimizers, self.model))):
-            found = {}
-            for key in sorted(tensors):
-                tensor = whole(tensors[key].detach())
-                if self.world.rank == 0:
-                    found[key] = (tensor.cpu() if self.world.size > 1 else tensor).contiguous()
-            yield name, found
 
-
-def save_checkpoint(run_dir: Path, tensors: Iterator[tuple[str, dict[str, Tensor]]],
+def save_checkpoint(run_dir: Path, tensors: dict[str, dict[str, Tensor]], values: Iterator[Tensor],
                     tokenizer: Tokenizer, config_yaml: str, state: dict) -> None:
-    """Write checkpoints/step_XXXXXXXX and make `last` name it. `state` is JSON for the manifest.
+    """Write checkpoints/step_XXXXXXXX and make `last` name it.
 
     It gets its name when every byte of it is on disk, so what has the name is whole.
+
+    Args:
+        tensors: those of each file by name, which may be sharded.
+        values: all of them whole, by file, then by name.
+        state: JSON for the manifest.
 
     Raises:
         NotSaved: it could not be written, for want of space or otherwise.
     """
-    step, needed = state["step"], 0
+    step = state["step"]
     folder = step_folder(run_dir, step)
     part = folder.with_name(f".{folder.name}.part")
     try:
         _remove(part)
         part.mkdir(parents=True)
-        for name, found in tensors:
-            needed += sum(tensor.nbytes for tensor in found.values())
-            save_file(found, part / name)
+        for name, found in tensors.items():
+            write_tensors(part / name, found, values)
         save_tokenizer(tokenizer, part / TOKENIZER)
         (part / CONFIG).write_text(config_yaml, encoding="utf-8")
         files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
@@ -175,10 +169,11 @@ def save_checkpoint(run_dir: Path, tensors: Iterator[tuple[str, dict[str, Tensor
         part.rename(folder)
         sync(folder.parent)
         write_pointer(run_dir, "last", step)
-    except (OSError, SafetensorError) as e:
+    except OSError as e:
         shutil.rmtree(part, ignore_errors=True)  # what is free counts without it
-        needed += sum(tensor.nbytes for _, found in tensors for tensor in found.values())
-        why = getattr(e, "strerror", None) or re.sub(r"^.*error: | \(os error \d+\)$", "", str(e))
+        needed = sum(tensor.numel() * tensor.element_size() for found in tensors.values()
+                     for tensor in found.values())
+        why = e.strerror or e
         raise NotSaved(f"the checkpoint of step {step} could not be written ({why}): it needs "
                        f"{needed:,} bytes, and {_free(run_dir)} are free where {run_dir} is; "
                        "earlier checkpoints are as they were") from None
@@ -386,12 +381,9 @@ def check_weights(path: Path, config: GPTConfig) -> None:
 
     Reads no weights and makes no model: sizes that lie cost no memory.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
-    except (SafetensorError, OSError) as e:
-        raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+    with opened(path) as file:
+        names = file.keys()
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
     if config.n_layer > len(shapes):
         raise UserError(f"{path} has {len(shapes)} tensors, too few for the {config.n_layer} "
                         "layers of its model")
@@ -415,7 +407,7 @@ def load_weights(model: GPT, path: Path) -> None:
         UserError: as `check_weights`.
     """
     check_weights(path, model.config)
-    with safe_open(path, framework="pt") as file:
+    with opened(path) as file:
         for name, p in model.named_parameters():
             copy_rows(file, name, p)
 

@@ -85,7 +85,9 @@ class Validation:
 
     def extent(self) -> str:
         """How much of the split is predicted, in words."""
-        return f"{int((self.targets >= 0).sum()):,} of {self.of:,} validation tokens"
+        used = int((self.targets >= 0).sum())  # all but the first, which nothing predicts
+        which = "all" if used == self.of else f"{used:,} of the"
+        return f"{which} {self.of + 1:,} validation tokens"
 
     def xz(self) -> float:
         """Bits per byte that `xz -9` needs for the text that is predicted.

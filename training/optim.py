@@ -8,25 +8,26 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from config import Config, OptimConfig, UserError
 from model import autocast
 from training.distributed import World
-from training.runtime import seed_micro_step
-from training.sharding import copy_rows, local
+from training.runtime import same_bits, seed_micro_step
+from training.tensors import copy_rows, local, opened
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small
 # singular values grow quickly, at the price of ending near 1 rather than at 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+ROW_MEAN = 0.9  # of the mean square of a row's updates, what stays at a step
+SMALLEST_SQUARE = 1e-10  # taken of it: a row without a gradient stays where it is
 MOST_SKIPPED = 10  # steps in a row that are not finite, after which on_nonfinite=skip gives up
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Move the singular values of each matrix (…, rows, columns) near 1 (within 0.7 … 1.2).
+    """Move the singular values of each matrix (n, rows, columns) near 1 (within 0.7 … 1.2).
 
     Newton–Schulz: matrix products only, computed in `dtype`, for all matrices at once.
     """
@@ -38,16 +39,19 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # all singular values at most 1
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
 class Muon(Optimizer):
-    """Momentum whose update is orthogonalised (Jordan et al. 2024), with decoupled weight decay.
+    """Momentum whose update is orthogonalised (Jordan et al. 2024), its rows brought to one length
+    (NorMuon, Li et al. 2025), with decoupled weight decay.
 
-    A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal. Matrices of one shape
-    are orthogonalised in one batch, in `dtype`. As with torch's fused AdamW, a step changes nothing
-    where the tensor `found_inf` is set and not 0: the device decides, and nobody waits for it.
+    A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal, where each row is
+    divided by the root of its running mean square over the mean square that all rows of an
+    orthogonal matrix have together. Matrices of one shape are orthogonalised in one batch, in
+    `dtype`. As with torch's fused AdamW, a step changes nothing where the tensor `found_inf` is set
+    and not 0: the device decides, and nobody waits for it.
     """
 
     def __init__(self, params, lr: float, momentum: float, weight_decay: float,
@@ -68,10 +72,14 @@ class Muon(Optimizer):
     def _step(self, params: list[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         """Update matrices of one shape (rows, columns), of which each may be sharded by rows."""
         first = params[0]
+        usual = 1 / max(first.shape)  # the mean square of an orthogonal matrix's numbers
         for p in params:
-            if not self.state[p]:
+            if "momentum" not in self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
+            if "row_squares" not in self.state[p]:  # nor has it in checkpoints of older versions
+                self.state[p]["row_squares"] = torch.full_like(p[:, :1], usual)
         momenta = [local(self.state[p]["momentum"]) for p in params]
+        squares = [local(self.state[p]["row_squares"]) for p in params]  # (rows here, 1) each
         grads, taken = [local(p.grad) for p in params], 1.0  # 0 where the step is left out
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:  # a gradient equal to the momentum leaves that as it is
@@ -80,7 +88,11 @@ class Muon(Optimizer):
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch._foreach_lerp(grads, momenta, momentum)
         nesterov = torch.stack(nesterov)  # (matrices, rows here, columns)
-        updates = orthogonalize_sharded(nesterov, first, self.dtype) * taken
+        updates = orthogonalize_sharded(nesterov, first, self.dtype)
+        now = updates.square().mean(dim=-1, keepdim=True)  # (matrices, rows here, 1)
+        means = torch.lerp(torch.stack(squares), now, taken * (1 - ROW_MEAN))
+        torch._foreach_copy_(squares, list(means.unbind()))
+        updates = updates * (taken * (usual / means.clamp(min=SMALLEST_SQUARE)).sqrt())
         weights = [local(p) for p in params]
         torch._foreach_mul_(weights, 1 - lr * weight_decay * taken)
         torch._foreach_add_(weights, list(updates.unbind()),
@@ -183,7 +195,8 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
     world = world or World()
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["lr"] = group["peak_lr"] * lr_factor(step, config.optim, config.max_steps)
-    loss = accumulate_gradients(forward, model, x, y, config, step, world)
+    with same_bits(config.device):
+        loss = accumulate_gradients(forward, model, x, y, config, step, world)
     with torch.no_grad():
         grads = [local(p.grad) for p in model.parameters()]
         norms = torch.stack(torch._foreach_norm(grads))  # (parameters,)
@@ -310,13 +323,11 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
             shape.
     """
     names = {p: name for name, p in model.named_parameters()}
-    fields = {Muon: ("momentum",), AdamW: ("step", "exp_avg", "exp_avg_sq")}
-    try:
-        file = safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as e:
-        raise UserError(f"{path} cannot be read as safetensors: {e}") from None
-    with file:
+    fields = {Muon: ["momentum", "row_squares"], AdamW: ["step", "exp_avg", "exp_avg_sq"]}
+    with opened(path) as file:
         slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  not a dict
+        if not any(key.endswith("/row_squares") for key in slices):  # of an older version
+            fields[Muon].remove("row_squares")
         states = {f"{names[p]}/{field}": (optimizer.state[p], field, p) for optimizer in optimizers
                   for group in optimizer.param_groups for p in group["params"] if slices
                   for field in fields[type(optimizer)]}  # none after no step
@@ -325,7 +336,7 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
             if key in slices:
                 there = f"{slices[key].get_shape()} of {slices[key].get_dtype()}"
             if key in states:
-                here = f"{[] if key.endswith('/step') else list(states[key][2].shape)} of F32"
+                here = f"{state_shape(*states[key][1:])} of F32"
             if there != here:
                 raise UserError("the optimizer's state in the checkpoint is not this run's: "
                                 f"{ascii(key)[1:-1][:100]} is {there} there, {here} here; "
@@ -334,5 +345,10 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
             if field == "step":  # works on the CPU and beside the parameter, where it counts on
                 state[field] = file.get_tensor(key).to(p.device)
             else:
-                state[field] = torch.empty_like(p)
+                state[field] = torch.empty_like(p[:, :1] if field == "row_squares" else p)
                 copy_rows(file, key, state[field])
+
+
+def state_shape(field: str, p: Tensor) -> list[int]:
+    """The shape of a field of the state of a parameter."""
+    return {"step": [], "row_squares": [len(p), 1]}.get(field, list(p.shape))

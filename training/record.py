@@ -53,7 +53,7 @@ class RunFolder:
                 raise UserError(f"run_dir={path} is not empty: choose another folder, "
                                 "or continue the run in it with resume=true")
             self._lock = FileLock(path / ".lock")
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=0.2)  # who only looks whether it is held is soon gone
         except Timeout:
             raise UserError(f"run_dir={path} is in use by another process: "
                             "wait for it, or choose another folder") from None
@@ -112,7 +112,7 @@ class MetricLogger:
         self._failed = False  # whether something could not be written
         self._wandb = WandbRecord(config, run_dir, experiment, self.say, self.rows)
         self._latest: dict[str, str] = {}
-        self._bar = None
+        self._figures, self._bar = "", None
 
     def __enter__(self):
         if self.console.is_terminal:
@@ -154,7 +154,12 @@ class MetricLogger:
     def advance(self, step: int) -> None:
         """Move the progress bar."""
         if self._bar:
-            self._bar.update(self._task, completed=step)
+            self._bar.update(self._task, completed=step, latest=self._figures)
+
+    def doing(self, what: str) -> None:
+        """Name in the progress bar, until it moves, what goes on between two steps."""
+        if self._bar:
+            self._bar.update(self._task, latest=f"{what} …")
 
     def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step: its row, with step, tokens and train_seconds; its images for W&B."""
@@ -199,9 +204,9 @@ class MetricLogger:
         self._latest.update(shown)
         if self._bar:
             # Without bits per byte, to fit 80 columns.
-            latest = " ".join(f"{name} {self._latest[name]}" for name in SHOWN
-                              if name in self._latest and name != "bits/byte")
-            self._bar.update(self._task, completed=row["step"], latest=latest)
+            self._figures = " ".join(f"{name} {self._latest[name]}" for name in SHOWN
+                                     if name in self._latest and name != "bits/byte")
+            self.advance(row["step"])
         if shown and (not self._bar or "val" in shown):
             values = "  ".join(f"{name} {value}" for name, value in shown.items())
             self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  {values}")

@@ -1,26 +1,35 @@
 """Device, precision, compilation and memory; the random state of a micro-step; stop signals."""
 
+import ctypes
 import os
 import platform
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cli import first_line, is_memory_error
 from config import Config, UserError
-from model import GPT, autocast
+from model import GPT
+from training.int8 import quantize
 
 # Floating-point operations of a whole run from which compiling pays, and what it costs and saves.
 # Measured on CPUs (LOG.md), a guess for GPUs.
-COMPILE_PAYS = {"cpu": (2e13, "10 to 30 s once, then 1.3 to 2 times the speed"),
+COMPILE_PAYS = {"cpu": (2e13, "a minute or two once, then 1.3 to 2 times the speed"),
                 "cuda": (1e16, "perhaps a minute once, then faster steps")}
+# Operations of the steps that a CPU takes uncompiled meanwhile. More would show more of a run that
+# is compiled for the first time, and slow down all later ones.
+MEANWHILE = 1e12
+# How cuBLAS adds up in one order, read before its first product: needed for the same bits on a GPU.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Options of glibc's malloc, by their numbers there: bytes from which memory is asked of the system
+# for each tensor, and free bytes from which it is given back.
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = (-3, 32 << 20), (-1, 1 << 30)
 # Width of a model from which a CPU that multiplies bf16 fast decodes faster in it.
 BF16_DECODES_FROM = 384
 
@@ -70,8 +79,8 @@ def resolve_device(config: Config, processes: int = 1) -> Config:
 
 
 def resolve_size(config: Config, processes: int, steps_done: int) -> tuple[Config, int, str]:
-    """The configuration with what `shard=auto` and `compile=auto` become for a model of this size;
-    its parameters; why it is compiled or not.
+    """The configuration with what `shard`, `compile` and `eager_steps` become for a model of this
+    size where they are "auto"; its parameters; why it is compiled or not.
 
     Raises:
         UserError: the weights, and in training their gradients, exceed the memory here. A system
@@ -88,12 +97,17 @@ def resolve_size(config: Config, processes: int, steps_done: int) -> tuple[Confi
     if there and needed > there:
         raise too_little_memory(config, f"{there / 1e9:,.1f} GB, and the weights and their "
                                         f"gradients alone need {needed / 1e9:,.1f}")
-    why = ""
+    why, eagerly = "", config.eager_steps
     if config.compile == "auto":
-        tokens = config.batch_size * config.model.block_size * (config.max_steps - steps_done)
-        pays, why = compile_pays(config.device, flops * tokens / processes)
+        step_flops = flops * config.batch_size * config.model.block_size / processes
+        pays, why = compile_pays(config.device, step_flops * (config.max_steps - steps_done))
         config = replace(config, compile=pays)
-    return replace(config, compile=config.compile and not config.eval_only), parameters, why
+        if eagerly == "auto" and pays:
+            eagerly = eager_steps(step_flops)
+    compiled = config.compile and not config.eval_only
+    beside = compiled and config.device == "cpu" and processes == 1  # where Builder compiles for
+    eagerly = eagerly if beside and eagerly != "auto" else 0
+    return replace(config, compile=compiled, eager_steps=eagerly), parameters, why
 
 
 def model_size(config: Config) -> tuple[int, int]:
@@ -135,12 +149,23 @@ def bf16_is_fast(device: str) -> bool:
     return device == "cpu" and bool({"avx512_bf16", "amx_bf16"} & processor_flags())
 
 
-def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
+def for_sampling(model: GPT, device: str, precision: str = "auto",
+                 quantized: str = "none") -> GPT:
     """The model moved to the device, its weights in the precision that decodes fastest there.
 
     Decoding is bound by reading the weights, and bf16 halves them; on a CPU each product in bf16
     costs some ten microseconds more, so that narrow models are faster in float32 (LOG.md).
+    `quantized` "int8" halves the matrices once more, and all else is bf16.
+
+    Raises:
+        UserError: the device has no product with int8 weights.
     """
+    if quantized == "int8":
+        if device.partition(":")[0] not in ("cpu", "cuda"):
+            raise UserError(f"quantize=int8 is for device=cpu and cuda, and this is {device}: "
+                            "leave quantize out, or use device=cpu")
+        quantize(model)  # from the finest weights
+        precision = "bf16"
     if precision == "auto":
         wide = not device.startswith("cpu") or model.config.n_embd >= BF16_DECODES_FROM
         precision = "bf16" if wide and bf16_is_fast(device) else "fp32"
@@ -169,36 +194,38 @@ def compile_pays(device: str, flops: float) -> tuple[bool, str]:
     return True, f" (compiling costs {costs})"
 
 
+def eager_steps(step_flops: float) -> int:
+    """Steps that are taken while the model is compiled, of so many operations each: a number that
+    does not depend on how long that takes, so that a run has the same bits each time."""
+    return round(MEANWHILE / step_flops)
+
+
 def has_compiler() -> bool:
     """Whether torch.compile finds a C++ compiler, which it needs for GPUs too."""
     names = (os.environ.get("CXX"), "g++", "clang++", "cl")  # that torch looks for
     return any(shutil.which(name) for name in names if name)
 
 
-def compile_model(model: GPT, x: Tensor, y: Tensor, precision: str,
-                  say: Callable[[str], None]) -> tuple[Callable, bool]:
-    """The model compiled, tried on a micro-batch x, y (sequences, T) on its device, and True.
-
-    Where that fails: a note, the model itself and False.
-    """
-    compile_to_same_bits(x.device.type)
-    forward = torch.compile(model)
-    try:
-        with autocast(x.device.type, precision):
-            forward(x, y)[1].backward()
-        worked = True
-    except Exception as e:  # the compilers' errors have no common base; the run can go on without
-        say(f"torch.compile failed here ({type(e).__name__}), so the run is eager")
-        forward, worked = model, False
-    model.zero_grad(set_to_none=True)
-    return forward, worked
+def graphs_are_safe(config: Config) -> bool:
+    """Whether a compiled step may be replayed as CUDA graphs. A second micro-step would overwrite
+    the first one's gradients, which graphs keep in memory of their own."""
+    return config.device.startswith("cuda") and config.accumulate == 1
 
 
-def compile_to_same_bits(device: str) -> None:
-    """On a CPU threads of compiled code would add up an embedding's gradient in any order."""
-    if device == "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+@contextmanager
+def same_bits(device: str) -> Iterator[None]:
+    """On a GPU, sums in one order for a while: else flash attention's gradients and an embedding's
+    differ from run to run. torch refuses what it has no such kernel for."""
+    strict = device.startswith("cuda")
+    before = torch.are_deterministic_algorithms_enabled()
+    if strict:
+        torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        if strict:
+            torch.use_deterministic_algorithms(before)
 
 
 def memory_here(device: str) -> float | None:
@@ -230,6 +257,18 @@ def too_little_memory(config: Config, why: str) -> UserError:
         f"or model.block_size={model.block_size}")
 
 
+def keep_freed_memory() -> None:
+    """Have steps on a CPU use the memory that the ones before freed.
+
+    glibc gives larger tensors back to the system, which clears each page before it comes again:
+    a seventh of the time of a small model's step (LOG.md). Other C libraries have no such setting.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            mallopt(*option)
+
+
 def synchronize(device: str) -> None:
     """Wait for the device, so that a clock read next counts what it has done."""
     if device.startswith("cuda"):
@@ -244,7 +283,10 @@ def seed_micro_step(seed: int, step: int, micro_step: int, rank: int = 0) -> Non
     So no state has to be saved, and what observes the run between two micro-steps cannot shift it.
     """
     state = np.random.SeedSequence((seed, step, micro_step, rank)).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(state >> 1))
+    if torch.accelerator.is_available():
+        torch.manual_seed(int(state >> 1))
+    else:  # which takes a fraction of the time
+        torch.default_generator.manual_seed(int(state >> 1))
 
 
 def describe(device: str) -> str:

@@ -1,19 +1,22 @@
-"""A model divided among ranks by FSDP2, and its tensors, as rows and put together.
+"""A model divided among ranks by FSDP2, and put together.
 
 The mesh is (processes / shard, shard): with shard = 1 each rank has the whole model (data
 parallel), with all of them its part alone, between them each group of so many holds a copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 
 import torch
-from torch import Tensor
 
 from config import Config
 from model import GPT, Block, autocast
+from training.compiling import compile_to_same_bits
 from training.distributed import World
-from training.runtime import compile_to_same_bits
+from training.runtime import same_bits
+from training.tensors import whole
+
+GROUP = 4 << 20  # bytes of parameters that travel together at least: less costs more calls
 
 
 def compile_parts(model: GPT, config: Config, rows: int, world: World,
@@ -29,7 +32,7 @@ def compile_parts(model: GPT, config: Config, rows: int, world: World,
         compile_block(block)
         x = torch.zeros(rows, config.model.block_size, config.model.n_embd, device=config.device)
         rotary = None if model.rotary is None else model.rotary.to(config.device)
-        with autocast(config.device, config.precision):
+        with same_bits(config.device), autocast(config.device, config.precision):
             block(x, rotary).sum().backward()
     except Exception:  # the compilers' errors have no common base; the run can go on without
         worked = False
@@ -61,39 +64,25 @@ def shard_model(model: GPT, config: Config, size: int) -> None:
     mesh = init_device_mesh(config.device, shape, mesh_dim_names=names)
     bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     policy = bf16 if config.precision == "bf16" else MixedPrecisionPolicy()
-    for block in model.blocks:
+    for blocks in groups(model.blocks):
         # The norms stay in float32, with the rest of the model.
-        fully_shard([block.attention, block.mlp], mesh=mesh, mp_policy=policy,
-                    reshard_after_forward=config.shard > 1)
+        fully_shard([part for block in blocks for part in (block.attention, block.mlp)], mesh=mesh,
+                    mp_policy=policy, reshard_after_forward=config.shard > 1)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The rows of a sharded tensor that are here; any other tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def rows_here(tensor: Tensor) -> slice:
-    """Which rows of a tensor are here, all of one that is not sharded."""
-    if not hasattr(tensor, "to_local"):
-        return slice(0, len(tensor))
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements)
-    return slice(offset[0], offset[0] + shape[0])
-
-
-def copy_rows(file, name: str, tensor: Tensor) -> None:
-    """Copy from an open safetensors file into a tensor, of a sharded one the rows that are here."""
-    here = local(tensor)
-    if here.numel():
-        here.copy_(file.get_slice(name)[rows_here(tensor)])
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, by all ranks at once; any other tensor itself."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:
+    """Blocks in a row whose parameters travel together: each by itself where it is large, else as
+    many as make GROUP bytes."""
+    group, size = [], 0
+    for block in blocks:
+        group.append(block)
+        size += sum(p.nbytes for p in block.parameters())
+        if size >= GROUP:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 @torch.no_grad()

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from config import Config
 from data.tokens import Tokens
-from files import as_known, best_row, born_when, snapshot_steps
+from files import as_known, best_row
 from training.evaluate import Validation
 from training.runtime import describe
 
 MANY_EPOCHS, MANY_PARAMETERS = 20, 10  # beyond these a run is out of proportion to its text
-STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 
 def print_run(say: Callable[[str], None], config: Config, parameters: int, tokens: Tokens,
@@ -22,8 +21,8 @@ def print_run(say: Callable[[str], None], config: Config, parameters: int, token
     many = f"{processes} processes, each " if processes > 1 else ""
     how = "compiled" if config.compile else "eager"
     say(f"model    {parameters:,} parameters")
-    say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:.1f} epochs")
-    say(f"val/loss is over {validation.extent()}")
+    say(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:,.2f} epochs")
+    say(f"val/loss uses {validation.extent()}")
     for line in proportions(parameters, len(tokens.train), epochs):
         say(line)
     say(f"machine  {many}{describe(config.device)}, {config.precision}, {how}{why}")
@@ -42,18 +41,17 @@ def proportions(parameters: int, tokens: int, epochs: float) -> list[str]:
 
 
 def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
-                  conclusion: list[str], seconds: dict[str, float], validation: Validation) -> None:
-    """Print the conclusion in sentences; where it is, its best loss, its strongest heads,
-    its time, and what is next."""
-    for sentence in ["", *conclusion]:
-        say(sentence)
-    lines, best = [("", ""), ("run", run_dir)], best_row(rows)
+                  thresholds: dict[str, float], seconds: dict[str, float],
+                  validation: Validation) -> None:
+    """Print where a run is, its best loss, its strongest heads, its time, and what is next.
+    thresholds: from what score on, less its error, a head counts as one of its kind."""
+    lines, best = [("run", run_dir)], best_row(rows)
     if best is not None:
         lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
                                            f"{best['val/bits_per_byte']:.4f} bits per byte"),
-                  ("", f"after {best['step']:,} steps, over {validation.extent()}"),
-                  ("", f"xz -9 needs {validation.xz():.4f} bits per byte")]
-    lines += head_lines(rows)
+                  ("", f"after {best['step']:,} steps"),
+                  ("", f"for comparison, xz -9: {validation.xz():.4f} bits per byte")]
+    lines += strongest_heads(rows[-1], thresholds)
     maps = sorted((run_dir / "attention").glob("*.png"))
     lines += [("attention", maps[-1])] if maps else []
     lines += [("numbers", run_dir / "metrics.jsonl"),
@@ -64,22 +62,18 @@ def print_summary(say: Callable[[str], None], run_dir: Path, rows: list[dict],
         say(f"{name:<21}{value}".rstrip())
 
 
-def head_lines(rows: list[dict]) -> list[tuple[str, str]]:
-    """The strongest head of each kind, and the first births."""
-    lines, last = [], rows[-1]
-    for score in STRONGEST:
-        prefix = f"heads/{score}/"
-        heads = {key.removeprefix(prefix): value for key, value in last.items()
+def strongest_heads(row: dict, thresholds: dict[str, float]) -> list[tuple[str, str]]:
+    """The strongest head of each kind, and where it is not strong enough to be one."""
+    lines = []
+    for kind, least in thresholds.items():
+        prefix = f"heads/{kind}/"
+        heads = {key.removeprefix(prefix): value for key, value in row.items()
                  if key.startswith(prefix)}
         if heads:
             head = max(heads, key=heads.get)
-            error = last.get(f"heads/{score}_se/{head}")
-            lines.append((f"most {score.replace('_', ' ')}",
-                          f"{as_known(heads[head], error)}, by head {head}"))
-    births = sorted((step, *key.split("/")[1:]) for key, step in last.items()
-                    if key.startswith("births/"))
-    looked = snapshot_steps(rows)
-    names = ["births", "", "", ""]
-    return lines + [
-        (name, f"{head} as {score.replace('_', ' ')} head {born_when(step, looked)}")
-        for name, (step, score, head) in zip(names, births)]
+            error = row.get(f"heads/{kind}_se/{head}")
+            none = f": none yet (counts from {least:.2g})"
+            lines.append((kind.replace("_", " "), f"strongest {head}, "
+                          f"{as_known(heads[head], error)}"
+                          f"{none if heads[head] - (error or 0) < least else ''}"))
+    return lines

@@ -2,25 +2,29 @@
 and state; of a new run, or of one that goes on from a checkpoint."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the first optimizer would: a second that is loading, not training
 from torch import Tensor
 
-from config import Config, UserError, config_yaml, read_config
+import cli
+from config import Config, UserError, config_yaml, read_config, read_experiment
 from data.batches import Batches
 from data.tokens import Tokens
-from files import atomic_write
+from files import atomic_write, printable
 from model import GPT
 from training import checkpoint, runtime
 from training.checkpoint import Checkpoints, TrainState
+from training.compiling import Builder, compile_model
 from training.distributed import World
 from training.evaluate import Validation
 from training.optim import Watch, build_optimizers, load_optimizer_tensors, rate_rises_again
-from training.record import Stopwatch
+from training.record import MetricLogger, Stopwatch
 from training.sharding import compile_parts, shard_model
 from training.summary import print_run
 
@@ -34,13 +38,14 @@ class Trainer:
     world: World
     batches: Batches
     model: GPT
-    forward: Callable | None  # the model, or the model compiled; None until it is
+    forward: Callable  # the model, or, from `eager_steps` on, the model compiled
     optimizers: list[torch.optim.Optimizer]
     validation: Validation
     state: TrainState
     clock: Stopwatch
     watch: Watch
     checkpoints: Checkpoints
+    builder: Builder | None = None  # compiles beside the first steps
 
     @property
     def step_tokens(self) -> int:
@@ -55,22 +60,51 @@ class Trainer:
         step = self.state.step
         return step == self.config.max_steps or (every > 0 and step % every == 0)
 
-    def write_config(self) -> None:
-        """Write config.yaml in the run's folder: what has one can be resumed."""
-        with atomic_write(self.run_dir / "config.yaml") as part:
-            part.write_text(config_yaml(self.config), encoding="utf-8")
+    def write_config(self, experiment: str = "") -> None:
+        """Write config.yaml in the run's folder: what has one can be resumed. Its first line names
+        the experiment that the run began with, and stays."""
+        path = self.run_dir / "config.yaml"
+        name = read_experiment(path) if path.exists() else experiment
+        first = f"# experiment={printable(name, one_line=True)}\n" if name else ""
+        with atomic_write(path) as part:
+            part.write_text(first + config_yaml(self.config), encoding="utf-8")
 
-    def compile(self, x: Tensor, y: Tensor, say: Callable[[str], None]) -> None:
-        """Compile the model for batches like x, y (sequences, T); where that fails it stays eager.
+    @property
+    def rows(self) -> int:
+        """Sequences of a micro-step of this process."""
+        return self.config.batch_size // self.config.accumulate // self.world.size
 
-        At the first step, and not before: the first losses are seen by then.
+    @contextmanager
+    def compiling_beside(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Within this, another process compiles the model, where the next steps are eager ones."""
+        steps = self.config.eager_steps
+        if not self.config.compile or self.state.step >= steps:
+            yield
+            return
+        say(f"compiling beside the first {steps:,} steps, which are slower")
+        with Builder(self.run_dir, self.rows) as self.builder:
+            yield
+
+    def compile_when_due(self, x: Tensor, y: Tensor, log: MetricLogger | None) -> None:
+        """From `eager_steps` on, have the model compiled for batches like x, y (sequences, T).
+
+        Where that fails it stays eager.
+
+        Raises:
+            Stopped: a signal came while the other process was waited for.
         """
-        say("compiling; what was compiled before on this machine takes a few seconds …")
-        began, rows = time.perf_counter(), len(x) // self.config.accumulate
-        x, y = (part[:rows].to(self.config.device) for part in (x, y))
-        self.forward, worked = runtime.compile_model(self.model, x, y, self.config.precision, say)
+        due = self.config.compile and self.state.step >= self.config.eager_steps
+        if not due or self.forward is not self.model or self.world.size > 1:
+            return
+        began, (x, y) = time.perf_counter(), (
+            part[:self.rows].to(self.config.device) for part in (x, y))
+        with cli.waiting(log.console, "compiling"):
+            if self.builder:
+                self.builder.wait(self.world.check)
+            self.forward, worked = compile_model(self.model, x, y, self.config.precision, log.say,
+                                                 runtime.graphs_are_safe(self.config))
         if worked:
-            say(f"compiled in {time.perf_counter() - began:.0f} s")
+            log.say(f"compiled; {time.perf_counter() - began:.0f} s waited for it")
         else:
             self.config = self.checkpoints.config = replace(self.config, compile=False)
             self.write_config()
@@ -105,11 +139,11 @@ def set_up(config: Config, run_dir: Path, world: World, tokens: Tokens,
         print_run(say, config, parameters, tokens, validation, world.size, why)
     clock = Stopwatch(partial(runtime.synchronize, config.device), state.seconds)
     clock.switch("train")
+    runtime.keep_freed_memory()
     torch.manual_seed(config.seed)
     model = GPT(config.model)
     if load_initial_weights:
         load_initial_weights(model)
-    forward = None if config.compile and world.size == 1 else model
     if world.size == 1:
         model.to(config.device)
     else:
@@ -126,7 +160,7 @@ def set_up(config: Config, run_dir: Path, world: World, tokens: Tokens,
             checkpoints.saved = state.step
             going_on(config, run_dir, world, manifest, say)
     watch = Watch(model, config.on_nonfinite, *state.skipped)
-    return Trainer(config, run_dir, world, batches, model, forward, optimizers, validation, state,
+    return Trainer(config, run_dir, world, batches, model, model, optimizers, validation, state,
                    clock, watch, checkpoints)
 
 
@@ -140,10 +174,10 @@ def fit_to_text(config: Config, tokens: Tokens) -> Config:
     for split, ids in (("training", tokens.train), ("validation", tokens.val)):
         if len(ids) <= model.block_size:
             by_characters = config.tokenizer.name == "char" or config.init_from
-            raise UserError(
-                f"the {split} split has {len(ids)} tokens, too few for "
-                f"model.block_size={model.block_size}: give more text, lower model.block_size"
-                f"{'' if by_characters else ', or take tokenizer=char'}")
+            ways = ("more text or a lower model.block_size" if by_characters else
+                    "more text, a lower model.block_size, or tokenizer=char")
+            raise UserError(f"the {split} split has {len(ids)} tokens, too few for "
+                            f"model.block_size={model.block_size}: give {ways}")
     # A model of others may have more ids than its tokenizer.
     spare = bool(config.init_from) and (model.vocab_size or 0) > vocab_size
     if model.vocab_size not in (None, vocab_size) and not spare:
@@ -158,10 +192,10 @@ def going_on(config: Config, run_dir: Path, world: World, manifest: dict,
     step, before = manifest["step"], manifest["machine"]
     if world.rank == 0:
         checkpoint.discard_after(run_dir, step)
-    say(f"going on after {step:,} steps")
+    say(f"resuming at step {step:,}")
     kept = read_config(checkpoint.step_folder(run_dir, step) / checkpoint.CONFIG)
     for line in rate_rises_again(step, kept, config):
         say(line)
     if before not in ("", now := runtime.numerics_id(config, world.size)):
-        say("note: the last bits may differ from those of a run that was not stopped: it was saved "
-            f"on {before}, and this is {now}")
+        say(f"note: the run was saved on {before}, and this is {now}, so the last bits may differ "
+            "from those of a run that never stopped")

@@ -64,13 +64,13 @@ def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
             block.attention.W_V.weight.copy_(torch.eye(32).repeat(2, 1))
             block.attention.W_O.weight.copy_(torch.cat((torch.eye(32), -torch.eye(32)), dim=1))
             block.mlp.W_out.weight.zero_()
-    mean, error = copying(model, random_tokens(3, 16))
+    mean, error = copying(model, random_tokens(3, 16).numpy())
     assert mean == pytest.approx(np.array([[1, -1], [1, -1]])) and not error.any()
     with torch.no_grad():  # nothing of the token is in what they write
         for block in model.blocks:
             block.attention.W_V.weight.normal_(std=0.1)
             block.attention.W_O.weight.normal_(std=0.1)
-    mean, error = copying(model, torch.arange(16)[None])
+    mean, error = copying(model, np.arange(16)[None])
     assert (np.abs(mean) < 4 * error + 0.35).all() and (error > 0.05).all()
 
 

@@ -45,8 +45,7 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
             continue
         held = np.load(path)
         maps = (held[name].astype(np.float32) for name in ("text", "repeat", "control"))
-        tables = {name: scores.mean_and_error(values)
-                  for name, values in scores.readings(*maps, held["repeat_periods"]).items()}
+        tables = scores.tables(*maps, held["repeat_periods"])
         assert len(held["repeat"][0]) == len(held["control"][0]) >= 16
         if row["step"] == 12:
             tables["importance"] = ablation.importance(held["loss"], held["loss_without"])

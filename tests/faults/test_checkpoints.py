@@ -36,7 +36,7 @@ def test_a_damaged_checkpoint_is_said_in_a_line_and_the_run_goes_on_from_the_one
     path.write_bytes(data if damage == "flip" else data[:-7])
     said = finished(tmp_path, *tiny(text_file, "resume=true")).splitlines()
     assert sum("is damaged" in line and "step_00000008" in line for line in said) == 1
-    assert "going on after 4 steps" in said
+    assert "resuming at step 4" in said
     assert_same_run(whole, run)
 
 
@@ -116,7 +116,7 @@ def test_a_run_of_the_first_format_goes_on(tmp_path):
     assert "the text, or how it is prepared, has changed" in (tmp_path / "err.txt").read_text()
     said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=8",
                     "accept_changed_data=true")
-    assert "going on after 6 steps" in said and saved_steps(tmp_path / "run") == [6, 8]
+    assert "resuming at step 6" in said and saved_steps(tmp_path / "run") == [6, 8]
 
 
 def test_a_checkpoint_of_a_later_format_is_said_to_be_that(tmp_path):

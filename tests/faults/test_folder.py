@@ -39,9 +39,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_text_is_prepared(
         tmp_path, text_file, locked, where, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
-    began = time.monotonic()
     finished(tmp_path, *tiny(text_file, f"run_dir={where}"), status=1, fault=without_rights)
-    assert time.monotonic() - began < 5
+    assert not (tmp_path / "cache").exists()
     sentence, = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith(f"error: run_dir={where} cannot be written (")
     assert "choose another folder" in sentence

@@ -48,7 +48,7 @@ def test_a_save_that_finds_the_disk_full_says_what_it_needs_and_the_run_goes_on(
     assert process.wait() == 0, process.said()
     said, = (line for line in process.said().splitlines() if "could not be written" in line)
     assert said.startswith("the checkpoint of step 8 could not be written (No space left on "
-                           "device): it needs 196,264 bytes")
+                           "device): it needs 198,696 bytes")
     assert said.endswith("training goes on")
     assert_same_run(whole, disk)
 

@@ -21,7 +21,8 @@ from training.checkpoint import MANIFEST, _sealed, find_checkpoint, load_run
 
 FORBIDDEN_NAMES = {"eval", "exec", "compile", "__import__", "input"}
 # What starts another process: this Python.
-COMMANDS = {"data/learn.py": "subprocess.Popen", "report/__main__.py": "subprocess.run"}
+COMMANDS = {"data/learn.py": "subprocess.Popen", "report/__main__.py": "subprocess.run",
+            "training/compiling.py": "subprocess.Popen"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "subprocess"}
 FORBIDDEN_CALLS = {"torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "os.system",
                    "os.popen", "np.load", "hydra.utils.instantiate"}

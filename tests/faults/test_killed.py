@@ -40,10 +40,11 @@ def test_killed_at_random_steps_it_ends_at_the_bits_of_the_run_that_was_not(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("eager_steps", [0, 8])
 def test_killed_twice_with_accumulation_and_compilation_it_ends_at_the_same_bits(
-        tmp_path, text_file, monkeypatch):
+        tmp_path, text_file, monkeypatch, eager_steps):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    argv = tiny(text_file, "accumulate=2", "compile=true")
+    argv = tiny(text_file, "accumulate=2", "compile=true", f"eager_steps={eager_steps}")
     said = finished(tmp_path, *argv, "run_dir=whole")
     assert "compiled" in said
     killed_and_resumed(tmp_path, argv, [6, 10])
@@ -87,7 +88,7 @@ def test_over_the_end_of_an_epoch_no_batch_comes_twice_and_none_is_missed(tmp_pa
 
 
 SAVING = [("os", "fsync"), ("os", "mkdir"), ("os", "rename"), ("os", "replace"), ("os", "unlink"),
-          ("training.checkpoint", "save_file"),
+          ("training.checkpoint", "write_tensors"),
           ("training.checkpoint", "save_tokenizer"), ("training.checkpoint", "sha256_of"),
           ("pathlib.Path", "write_text"), ("shutil", "rmtree")]
 
@@ -142,7 +143,7 @@ def test_killed_at_every_write_sync_and_rename_of_a_save_the_newest_complete_che
         assert folder == max(complete)
         if n % 4 == 0 or every > 1:
             said = finished(tmp_path, *argv, f"run_dir={run}", "resume=true")
-            assert f"going on after {state['step']} steps" in said
+            assert f"resuming at step {state['step']}" in said
             assert not list((tmp_path / run).rglob(".*.part"))
     assert n > 20, "every write, sync and rename was tried"
 

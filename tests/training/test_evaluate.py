@@ -29,7 +29,7 @@ def test_bits_per_byte_are_those_computed_by_hand_and_xz_reads_the_same_text():
     assert loss == pytest.approx(math.log(3), abs=1e-6)
     assert bits == pytest.approx(len(text[1:]) * math.log2(3) / len(predicted), abs=1e-6)
     assert validation.xz() == 8 * len(lzma.compress(predicted, preset=9)) / len(predicted)
-    assert validation.extent() == "120 of 120 validation tokens"
+    assert validation.extent() == "all 121 validation tokens"
 
 
 LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
@@ -46,7 +46,7 @@ def test_windows_cover_the_first_the_middle_and_the_last_documents():
     predicted = seen.targets[seen.targets >= 0].numpy()
     documents = set(predicted // 10)
     assert {0, 29} <= documents and documents & {14, 15} and len(predicted) <= 50
-    assert seen.extent() == f"{len(predicted)} of 299 validation tokens"
+    assert seen.extent() == f"{len(predicted)} of the 300 validation tokens"
     again = windows(300, 10, val_max_tokens=50)
     assert torch.equal(seen.inputs, again.inputs) and torch.equal(seen.targets, again.targets)
     kept = windows(300, 10, val_max_tokens=50, val_windows="first")  # as runs begun before have it
@@ -85,7 +85,7 @@ def test_a_run_begun_before_keeps_its_windows_on_resume(command, tmp_path, text_
     kept = tmp_path / "run" / "config.yaml"
     kept.write_text(kept.read_text().replace("  val_windows: first\n", ""))
     done = command("train.py", *argv, "max_steps=6", "resume=auto")
-    assert done.returncode == 0 and "val/loss is over 199 of 1,109" in done.stdout, done.stderr
+    assert done.returncode == 0 and "val/loss uses 199 of the 1,110" in done.stdout, done.stderr
     again = command("train.py", "run_dir=run", "eval_only=true", "data.val_windows=spread")
     loss = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["val/loss"]
     assert f"{loss:.4f}" in command("train.py", "run_dir=run", "eval_only=true").stdout

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
 from training.optim import (
+    ROW_MEAN,
     Muon,
     build_optimizers,
     load_optimizer_tensors,
@@ -44,16 +45,42 @@ def test_orthogonalize_takes_a_batch_as_it_takes_each_matrix():
 def test_muon_moves_a_matrix_by_the_written_out_rule():
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.randn(6, 4))
-    start, momentum = p.detach().clone(), torch.zeros(6, 4)
+    expected, momentum, squares = p.detach().clone(), torch.zeros(6, 4), torch.full((6, 1), 1 / 6)
     optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.01)
-    expected = start
     for _ in range(3):
         p.grad = torch.randn(6, 4)
         momentum = 0.9 * momentum + 0.1 * p.grad
-        update = orthogonalize(0.1 * p.grad + 0.9 * momentum)
+        update = orthogonalize((0.1 * p.grad + 0.9 * momentum)[None])[0]
+        squares = ROW_MEAN * squares + (1 - ROW_MEAN) * (update ** 2).mean(dim=1, keepdim=True)
+        update = update / (squares * 6).sqrt()
         expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
         optimizer.step()
     assert torch.allclose(p, expected, atol=1e-6)
+
+
+def test_all_rows_of_a_matrix_move_as_far_by_muon():
+    """Where one row has most of the gradient, it has most of the orthogonal update too."""
+    torch.manual_seed(0)
+    p, scale = torch.nn.Parameter(torch.zeros(8, 3)), torch.tensor([3.0] + [1] * 7)[:, None]
+    optimizer, moved, orthogonal = Muon([p], lr=1, momentum=0, weight_decay=0), 0, 0
+    for step in range(300):
+        before, p.grad = p.detach().clone(), torch.randn(8, 3) * scale
+        orthogonal = orthogonal + orthogonalize(p.grad[None])[0].square().mean(dim=1)
+        optimizer.step()
+        moved = moved + (p.detach() - before).square().mean(dim=1) * (step >= 50)
+    assert orthogonal.max() > 1.8 * orthogonal.min() and moved.max() < 1.25 * moved.min()
+
+
+def test_a_row_without_a_gradient_stays_where_it_is():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(4, 3))
+    start, optimizer = p.detach().clone(), Muon([p], lr=0.01, momentum=0.9, weight_decay=0)
+    for _ in range(1200):  # until its mean square is as good as 0
+        p.grad = torch.randn(4, 3)
+        p.grad[1] = 0
+        optimizer.step()
+    assert optimizer.state[p]["row_squares"][1] < 1e-30
+    assert torch.equal(p[1], start[1]) and p.isfinite().all() and not torch.equal(p, start)
 
 
 def model_and_optimizers(name: str):
@@ -102,6 +129,18 @@ def test_saved_and_loaded_state_continues_to_the_same_bits(name, tmp_path):
     steps(model, optimizers, 3, seed=2)
     steps(again, others, 3, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def test_a_muon_state_of_before_its_rows_had_a_mean_square_goes_on(tmp_path):
+    model, optimizers = model_and_optimizers("muon")
+    steps(model, optimizers, 3, seed=1)
+    state = optimizer_tensors(optimizers, model)
+    old = {key: t for key, t in state.items() if not key.endswith("/row_squares")}
+    assert 0 < len(old) < len(state)
+    save_file(old, tmp_path / "state.safetensors")
+    load_optimizer_tensors(optimizers, model, tmp_path / "state.safetensors")
+    steps(model, optimizers, 1, seed=2)
+    assert optimizer_tensors(optimizers, model).keys() == state.keys()
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

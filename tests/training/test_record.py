@@ -1,3 +1,4 @@
+import io
 import json
 import subprocess
 import sys
@@ -6,12 +7,15 @@ import time
 import numpy as np
 import pytest
 from conftest import TINY
+from rich.text import Text
 
+from cli import Terminal
 from config import UserError, knobs, read_config
+from data.prepare import show, stages
 from data.tokenizer import CharTokenizer
 from files import as_known, born_when, read_rows
 from training.evaluate import Validation
-from training.record import RunFolder, Stopwatch, new_run_dir, open_rows
+from training.record import MetricLogger, RunFolder, Stopwatch, new_run_dir, open_rows
 from training.summary import print_summary, proportions
 from training.wandb_record import (
     LINES,
@@ -117,18 +121,44 @@ def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are
     assert as_known(0.1234, None) == "0.12" and as_known(0.5, 0.0996) == "0.5 ± 0.1"
 
 
-def test_the_summary_says_between_which_snapshots_a_head_was_born(tmp_path):
+def test_the_summary_says_which_kinds_of_heads_there_are_not_yet(tmp_path):
     rows = [{"step": step, "val/loss": 2.0, "val/bits_per_byte": 1.0, "heads/sink/L0H1": 0.4567,
-             "heads/sink_se/L0H1": 0.03} for step in (0, 100, 200)]
-    rows[-1] |= {"births/sink/L0H1": 100, "births/previous_token/L1H0": 200}
+             "heads/sink_se/L0H1": 0.03, "heads/sink/L0H0": 0.1, "heads/induction/L1H1": 0.21,
+             "heads/induction_se/L1H1": 0.02} for step in (0, 100, 200)]
     lines: list[str] = []
     validation = Validation(np.arange(200) % 7, CharTokenizer("abcdefg"), 32, "cpu", "fp32")
-    print_summary(lines.append, tmp_path, rows, ["It learned."], {"train": 1.0}, validation)
-    assert "births               L0H1 as sink head between steps 0 and 100" in lines
-    assert "                     L1H0 as previous token head between steps 100 and 200" in lines
-    assert "It learned." in lines
-    assert "most sink            0.46 ± 0.03, by head L0H1" in lines
-    assert "                     after 100 steps, over 199 of 199 validation tokens" in lines
+    print_summary(lines.append, tmp_path, rows, {"sink": 0.31, "induction": 0.2}, {"train": 1.0},
+                  validation)
+    assert "sink                 strongest L0H1, 0.46 ± 0.03" in lines
+    assert ("induction            strongest L1H1, 0.21 ± 0.02: none yet (counts from 0.2)"
+            in lines)
+    assert "                     after 100 steps" in lines
+
+
+def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path):
+    console = Terminal(file=io.StringIO(), force_terminal=True, width=80)
+    with MetricLogger(tmp_path, tiny, "default", console) as log:
+        def shown() -> str:
+            with console.capture() as drawn:
+                console.print(log._bar.get_renderable())
+            return drawn.get()
+
+        log.write({"step": 12, "tokens": 1, "train_seconds": 1.0, "train/loss": 2.5}, {})
+        assert "loss 2.500" in shown()
+        log.doing("measuring what each head is worth")
+        assert "12/12" in shown() and "measuring what each head is worth …" in shown()
+        assert max(map(len, Text.from_ansi(shown()).plain.splitlines())) <= 80
+        log.advance(12)
+        assert "loss 2.500" in shown() and "measuring" not in shown()
+
+
+def test_a_stage_of_unknown_size_shows_none():
+    bar = stages(Terminal(file=io.StringIO(), force_terminal=True, width=80))
+    for stage, done, total in (("vocabulary", 0, None), ("tokens", 500_000, 2_000_000)):
+        show(bar, stage, done, total)
+    with bar.console.capture() as drawn:
+        bar.console.print(bar.get_renderable())
+    assert "500.0 kB of 2.0 MB" in drawn.get() and "?" not in drawn.get()
 
 
 def test_the_stopwatch_books_time_by_kind():

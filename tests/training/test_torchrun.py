@@ -95,7 +95,7 @@ if rank == 1 and not attempt:
     assert torchrun.wait() == 0, torchrun.said()
     assert torchrun.said().count("error: process 1 of 2 has ended") == 1
     assert "Traceback" not in torchrun.said()
-    assert torchrun.said().count("going on after 5 steps") == 1
+    assert torchrun.said().count("resuming at step 5") == 1
     finished(tmp_path, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
@@ -153,6 +153,6 @@ at_call(training.optim, "seed_micro_step", 15, lambda: time.sleep(0 if attempt e
         again = Torchrun(tmp_path, 2, *argv, options=options, env=env, name="again")
         assert again.wait() == 0, one.said() + again.said()
     assert one.wait() == 0, one.said()
-    assert "going on after 10 steps" in one.said() + (again.said() if nodes == "2" else "")
+    assert "resuming at step 10" in one.said() + (again.said() if nodes == "2" else "")
     finished(tmp_path, *argv, "resume=false", "run_dir=whole")
     assert_same_steps(tmp_path / "whole", tmp_path / "run")
