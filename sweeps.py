@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import OmegaConf
@@ -101,7 +101,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best, reason = float("nan"), ""
-    title = " ".join([f"job {job.job.num + 1}", *(f"{key}={typed[key]}" for key in swept)])
+    of = f" of {len(plan)}" if (plan := sweep.read_plan(folder)) else ""
+    title = " ".join([f"job {job.job.num + 1}{of}:", *(f"{key}={typed[key]}" for key in swept)])
     cli.printer(cli.Terminal())(f"\n{printable(title, one_line=True)}")
     try:
         begin_job(path, typed, swept)
@@ -220,11 +221,11 @@ def stoppable(folder: Path):
     until those have saved. A job in this process sees to itself (`runtime.StopSignal`).
     """
     def stop(number, frame):
-        running = [lock for lock in folder.glob("*/.lock") if _held(lock)]
+        running = [lock for lock in folder.glob("*/.lock") if sweep.is_held(lock)]
         processes = multiprocessing.active_children()
         for process in processes:
             process.terminate()
-        while any(map(_held, running)) and any(process.is_alive() for process in processes):
+        while any(map(sweep.is_held, running)) and any(process.is_alive() for process in processes):
             time.sleep(0.05)
         raise SystemExit(128 + number)
 
@@ -234,17 +235,6 @@ def stoppable(folder: Path):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _held(lock: Path) -> bool:
-    """Whether a process has this lock."""
-    if lock.is_symlink():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
 
 
 def job_name(settings: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ import cli
 from config import UserError
 from report.compare import compare_folders, compare_prompts
 from report.page import read_look
-from report.runs import read_runs, table, write_index
+from report.runs import read_runs, run_of, state, table, write_index
 from report.sweep import shell_quoted
 
 MOST_SHOWN = 40  # runs in the terminal
@@ -73,6 +73,17 @@ def look_at(run_dir: str, prompts: list[str]) -> list[tuple[dict, dict, int]]:
 
 
 def list_runs(folder: Path) -> None:
+    """Print the runs of a folder and write the page that compares them; of a folder that is one
+    run, name that run's page."""
+    run = run_of(folder)
+    if (run / "config.yaml").exists():
+        page = run / "report.html"
+        if not page.exists():
+            raise UserError(f"{run} is one run, and has no page yet")
+        cli.printer(cli.Terminal())(f"{run} is one run: open {page}")
+        return
+    if folder.is_file():
+        raise UserError(f"{folder} is a file: open it in a browser, or give a folder of runs")
     runs, troubles = read_runs(folder)
     console = cli.Terminal()
     say = cli.printer(console)
@@ -84,7 +95,7 @@ def list_runs(folder: Path) -> None:
         say(f"… and {len(runs) - MOST_SHOWN} more, in the page")
     say(f"\ncompare them   open {write_index(folder, runs)}")
     say(f"one run        open {folder}/RUN/report.html")
-    unfinished = next((run.path for run in runs if run.status == "unfinished"), None)
+    unfinished = next((run.path for run in runs if state(run) == "unfinished"), None)
     if unfinished:
         say(f"go on          python train.py run_dir={shell_quoted(str(unfinished))} resume=true")
 

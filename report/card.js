@@ -22,8 +22,8 @@ function expected(known, words, i, target, pick) {
   const hit = next === null ? -1 : likeliest.findIndex(one => one.text === next.slice(0, 40));
   const rows = likeliest.map(({ k, text, chance }) => chip(k, text, chance, k === hit + 1 && hit >= 0));
   if (next !== null && hit < 0) rows.push(chip(0, next, Math.exp(-loss), true));
-  return { rows, says: next === null ? ["The text ends here."] : ["What follows, ", bdi(short(next), "token"),
-    `, costs ${figure(loss)} nats.`] };
+  return { rows, says: next === null ? ["The text ends here."] : ["The next token, ", bdi(short(next), "token"),
+    `, has a loss of ${figure(loss)} nats.`] };
 }
 
 // Lines with bars to either side of zero. lines: [{name, value, more, pick}]
@@ -55,12 +55,12 @@ function drawCard(host, known, i, how) {
   const ids = known.writes(layer, head, i), box = (title, ...rest) => el("div", {}, el("h4", {}, ...title), ...rest);
   const grid = el("div", { className: "cells" });
   host.replaceChildren(
-    box(["Logit lens"], el("p", { className: "quiet" }, "The loss of what follows, in nats, were the model to end there."),
-      bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "The output layer is the token embedding: right "
-        + "after the embedding the model expects the token itself again.")] : []),
+    box(["Logit lens"], el("p", { className: "quiet" }, "The loss of the next token, in nats, if the model ended there."),
+      bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "Input and output share one matrix, so "
+        + "at the embedding the model predicts the token itself.")] : []),
     box(["Direct contributions to the logit of ", bdi(short(text), "token")],
-      el("p", { className: "quiet" }, `They sum to the logit, ${signed(whole)}. Direct: through the last norm alone, not `
-        + "through later layers. Behind a head: the nats that are lost without it, all its effects counted."),
+      el("p", { className: "quiet" }, `They sum to the logit, ${signed(whole)}. Direct: not through later layers. `
+        + "The grey number: how much the loss rises without the head, all its effects counted."),
       bars(lines)),
     box([`What ${headName(layer, head)} writes here`], el("p", {}, "up ", ...spaced(ids.slice(0, 3))),
       el("p", {}, "down ", ...spaced(ids.slice(3))),

@@ -93,8 +93,8 @@ function chart(host, { title, series, height = 150, at = null, zero = false, und
   xName = "", tip = null, near }) {
   series = series.filter(s => s.xs.length);
   const xs = [...new Set([...series.flatMap(s => s.xs), ...domain])].sort((a, b) => a - b);
-  host.hidden = !xs.length;
-  if (!xs.length) return;
+  host.hidden = xs.length < 2; // a point is no curve
+  if (host.hidden) return;
   const values = series.flatMap(s => s.ys).filter(y => y !== null), bottom = height - UNDER;
   let low = values.reduce((a, b) => Math.min(a, b), Infinity),
     high = Math.min(cap, values.reduce((a, b) => Math.max(a, b), -Infinity));

@@ -9,6 +9,7 @@ KINDS = {"previous_token": "looks at the token just before",
          "induction": "looks at what followed last time"}
 COPIES = 0.5  # a score of copying beyond this, either way, is told
 TOLD, FED = 2, 0.2  # heads of a kind that are told of, at most; shares of wiring, at least
+NAMED = 6  # other heads that were born, at most
 
 
 def conclude(rows: list[dict]) -> list[str]:
@@ -16,17 +17,19 @@ def conclude(rows: list[dict]) -> list[str]:
     scored = [row for row in rows if is_scored(row)]
     if not scored:
         return []
-    found = [gain(scored)]
+    found, told = [gain(scored)], set()
     for kind in KINDS:
         heads = [key.rpartition("/")[2] for key in scored[-1] if key.startswith(f"births/{kind}/")]
         heads = [head for head in heads if known(scored[-1], f"heads/{kind}", head)]
         heads.sort(key=lambda head: -scored[-1][f"heads/{kind}/{head}"])
         found += [of_head(rows, scored[-1], kind, head) for head in heads[:TOLD]]
-    return [sentence for sentence in [*found, most_important(scored[-1])] if sentence]
+        told |= {f"births/{kind}/{head}" for head in heads[:TOLD]}
+    found += [others(scored[-1], told), most_important(scored[-1])]
+    return [sentence for sentence in found if sentence]
 
 
 def gain(scored: list[dict]) -> str | None:
-    """How much cheaper what comes again is, and since when."""
+    """By how much the loss of what comes again is lower, and since when."""
     key, row = "probe/repeat_gain", scored[-1]
     value, error = row.get(key), row.get(f"{key}_se")
     if not is_known(value, error) or value < 2 * error:
@@ -36,37 +39,47 @@ def gain(scored: list[dict]) -> str | None:
     half = ""
     if below is not None:
         since = next(r["step"] for r in measured if r["step"] > below)
-        half = f"; half of that was there by step {since:,}"
-    return f"A token that comes again costs {as_known(value, error)} nats less than the first " \
-           f"time{half}."
+        half = f"; half of that was there by step {since:,}" if since < row["step"] else ""
+    return (f"In random tokens that repeat, a token's loss is {as_known(value, error)} nats lower "
+            f"the second time{half}.")
 
 
 def of_head(rows: list[dict], row: dict, kind: str, head: str) -> str:
     """What a head does, since when, who feeds it, and what is lost without it."""
     does, copies = KINDS[kind], row.get(f"heads/copying/{head}", 0)
+    facts = [f"score {known(row, f'heads/{kind}', head)}"]
     if kind == "induction" and known(row, "heads/copying", head) and abs(copies) >= COPIES:
-        does = "copies what followed last time" if copies > 0 else (
-            f"pushes down what followed last time (copying {known(row, 'heads/copying', head)})")
-    born = born_when(row[f"births/{kind}/{head}"], snapshot_steps(rows))
-    facts = [f"{known(row, f'heads/{kind}', head)}", f"born {born}", fed(row, kind, head)]
-    sentence = f"{head} {does} ({', '.join(fact for fact in facts if fact)})"
+        does = f"{'copies' if copies > 0 else 'pushes down'} what followed last time"
+        facts += [f"copying {known(row, 'heads/copying', head)}"] if copies < 0 else []
+    facts.append(f"born {born_when(row[f'births/{kind}/{head}'], snapshot_steps(rows))}")
+    sentence = f"{head} {does} ({', '.join(facts)}{fed(row, kind, head)})."
     pair, new = (known(row, f"heads/{cost}", head) for cost in ("pair_cost", "new_cost"))
     if pair and new:
-        sentence += f": without it a pair that repeats costs {pair} nats more, a token not seen " \
-                    f"before {new}"
-    return f"{sentence}."
+        sentence += (f" Without it the loss rises by {pair} nats at pairs that repeat, by {new} at "
+                     "tokens not seen before.")
+    return sentence
 
 
-def fed(row: dict, kind: str, head: str) -> str | None:
-    """The head below that feeds this one most, and through what."""
+def others(row: dict, told: set[str]) -> str | None:
+    """The heads that were born and are not told of."""
+    born = [key.split("/")[1:] for key in row if key.startswith("births/") and key not in told]
+    named = [f"{head} ({kind.replace('_', ' ')})" for kind, head in born[:NAMED]]
+    named += [f"{len(born) - NAMED} more"] if len(born) > NAMED else []
+    return f"Born too: {', '.join(named)}." if born else None
+
+
+def fed(row: dict, kind: str, head: str) -> str:
+    """What is lost without the head below that feeds this one most; empty where none does."""
     prefix, best = f"wiring/{kind}/{head}/", None
     for key, share in row.items():
         if key.startswith(prefix) and share >= max(FED, best[0] if best else 0):
             best = share, *key.removeprefix(prefix).split("/")
     error = best and row.get(f"wiring/{kind}_se/{head}/{best[1]}/{best[2]}")
     if best is None or not is_known(best[0], error):
-        return None
-    return f"fed by {best[2]} through its {best[1]}, {as_known(100 * best[0], 100 * error)}%"
+        return ""
+    lost = "what it writes" if best[1] == "values" else "the score"
+    return (f"; {as_known(100 * best[0], 100 * error)}% of {lost} is lost when {best[2]} is cut "
+            f"from its {best[1]}")
 
 
 def most_important(row: dict) -> str | None:
@@ -78,8 +91,8 @@ def most_important(row: dict) -> str | None:
     error = row.get(f"heads/importance_se/{head}")
     if not head or not is_known(heads[head], error) or heads[head] < 2 * error:
         return None
-    return f"Without {head} the validation loss is {known(row, prefix[:-1], head)} nats higher, " \
-           "the most of any head."
+    return (f"{head} matters most: without it the validation loss is "
+            f"{known(row, prefix[:-1], head)} nats higher.")
 
 
 def known(row: dict, score: str, head: str) -> str | None:

@@ -12,7 +12,7 @@ function follow(dot, { step, maxSteps, seconds }, playing) {
   // A page comes at each doubling of the steps at the latest: one that is far older was left by a run that stopped.
   const live = !ended && location.protocol === "file:" && age < 1000 * (600 + 3 * seconds);
   dot.hidden = !ended && !live && location.protocol !== "file:";
-  dot.textContent = live ? "live" : "ended";
+  dot.textContent = live ? "running" : ended ? "finished" : "unfinished";
   dot.title = live ? "The run goes on; a newer page is taken over by itself." : ended ? "The run has ended."
     : `No newer page has come since ${document.lastModified}.`;
   dot.classList.toggle("on", live);

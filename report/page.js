@@ -195,11 +195,11 @@ function drawPrediction() {
     const pick = k => { state.target = k; light(state.token); };
     const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
     const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= 0.05)
-      .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(([x, j]) => [" ", bdi(short(known[j]), "token"), ` ${signed(x)}`]);
+      .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(([x, j], k) => [k ? ", " : " ", bdi(short(known[j]), "token"), ` ${signed(x)}`]);
     const when = explained.step === steps[state.step] ? "" : ` (at step ${count(explained.step)})`;
     $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects", when),
       el("div", { className: "chances" }, ...chances),
-      el("p", {}, ...says, ...needed.length ? [" It needed", ...needed, "."] : []));
+      el("p", {}, ...says, ...needed.length ? [" Hidden, these raise it:", ...needed, "."] : []));
   }
   if ($("card-part").hidden || i !== state.held) return;
   $("card-title").replaceChildren("The card of ", ...place(explained, i));
@@ -258,7 +258,7 @@ function drawAttention() {
     pick: i => view.block > 1 ? openRows(i) : hold(i),
   }));
   if (view.signed) signedBar($("bar"), "nats", view.largest);
-  else colourBar($("bar"), by ? "weight × ‖v W‖" : "weight", largest(view, state.weighted));
+  else colourBar($("bar"), by ? "weight × ‖v W_O‖" : "weight", largest(view, state.weighted));
   light(state.token);
   drawZoom(state.held ?? 0, state.held ?? 0);
   drawBlockRows();
@@ -303,15 +303,16 @@ function sayWhatIsSeen(view, by) {
   const { layer, head, average } = state, { name, period, says } = probe(), step = steps[state.step];
   const kind = view.signed ? [["needed", "what it needed"], ["hindered", "what was in its way"], ["from", "what needed it"]]
     : [["to", "what it attends to"], ["from", "what attends to it"]];
+  $("map-note").hidden = !view.signed;
   $("text-keys").replaceChildren(...kind.flatMap(([key, text]) => [el("span", { className: `key ${key}` }, text), " "]));
   const key = ([score, colour]) => el("span", { className: "key", style: `--c: var(--${colour})` }, score);
-  const stripe = period && view.block === 1 ? [" Framed is what the scores read: ", ...stripes(period).map(key)] : [];
+  const stripe = period && view.block === 1 ? [" The scores read the framed cells: ", ...stripes(period).map(key)] : [];
   if (view.signed) {
     const after = data.kind === "run" ? ` after ${count(view.step)} steps` : "";
     $("map-title").textContent = `What each prediction needed${after}`;
     $("seen").replaceChildren("Row: the token after which the next one is predicted; column: a token that is hidden from all "
-      + "later ones, in every head. Red: without it what follows costs so many nats more; blue: so many less. All of it "
-      + "is measured by running the model again.", ...stripe);
+      + "later ones, in every head. Red: hidden, it raises the next token's loss by so many nats; blue: it lowers the "
+      + "loss. All of it is measured by running the model again.", ...stripe);
     $("precision").textContent = "";
     return;
   }
@@ -319,8 +320,8 @@ function sayWhatIsSeen(view, by) {
     : `Head ${headName(layer, head)}`)
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
   const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
-    : `random tokens, the first ${period} of which come twice`;
-  const cell = by ? `the weight times the length of what it moves, ‖v W‖${average ? ", averaged" : ""}`
+    : `${period} random tokens, then the same ${period} again`;
+  const cell = by ? `weight × ‖v W_O‖, the length of the vector that it adds${average ? ", averaged" : ""}`
     : "an attention weight; a row sums to 1";
   const scores = average ? [] : scoreNames.filter(score => data.scores[score].steps.includes(step))
     .map(score => [score, scoreAt(score, layer, head)]).filter(([, { value }]) => value !== null)
@@ -370,6 +371,14 @@ function drawBlockRows() {
 
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
 const SIGNED = ["copying"]; // from -1 to 1
+const MEANING = {
+  previous_token: "the weight on the token just before", sink: "the weight on the first token",
+  duplicate_token: "at a token's second occurrence, the weight on its first",
+  induction: "at a token's second occurrence, the weight on what followed the first",
+  entropy: "0: all on one token; 1: even over itself and all before", distance: "how far back it looks, in tokens",
+  copying: "how often it makes the token that it looks at likely, less how often unlikely",
+  importance: "how much the validation loss rises without it, in nats",
+};
 const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
 // What the loss of repeats gains without a head is told in the conclusion.
 const scoreNames = Object.keys(data.scores ?? {}).filter(name => !name.endsWith("_cost"));
@@ -446,7 +455,8 @@ function drawScore(name) {
 // What is said of a head's score: its value as far as it is known, and without the first token.
 function aboutScore(name, l, h, { value, error, without }) {
   const of = [el("div", {}, `${headName(l, h)} ${plain(name)}`),
-    el("div", { className: "value" }, el("b", {}, known(value, error)))];
+    el("div", { className: "value" }, el("b", {}, known(value, error))),
+    ...MEANING[name] ? [el("div", { className: "quiet" }, MEANING[name])] : []];
   const rest = "with attention to the first token left out";
   return without === null ? of : [...of, el("div", {}, `${without.toFixed(2)} ${rest}`)];
 }
@@ -573,7 +583,7 @@ async function start() {
   const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
   const shared = groups < H ? ` over ${some(groups, "key/value head")}` : "";
   const facts = L ? [some(L, "layer"), some(H, "head") + shared] : [];
-  if (data.probes.length) facts.push(some(data.probes[0].T, "token"));
+  if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${data.kind === "run" ? " of text shown" : ""}`);
   if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");
   $("conclusion").hidden = !data.conclusion?.length;

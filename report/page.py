@@ -190,7 +190,7 @@ def describe(maps: Embedded, name: str, blobs: list[str]) -> dict:
     probe, (kind, b), rows = maps.probes[name], maps.kinds[name], maps.rows.get(name)
     return {
         "name": name, "period": probe.period,
-        "label": "text" if name == "text" else f"repeats (period {probe.period})",
+        "label": "text" if name == "text" else f"random tokens, repeated after {probe.period}",
         "tokens": None if probe.tokens is None else [clipped(t, LONGEST_TOKEN)
                                                      for t in probe.tokens],
         "T": probe.shape[2], "kind": kind, "block": b,

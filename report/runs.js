@@ -4,12 +4,12 @@ const data = JSON.parse($("data").textContent), COLOURS = 6, DASHES = ["none", "
 const MEASURES = [["val/loss", "validation loss"], ["val/bits_per_byte", "bits per byte"]];
 const COLUMNS = [ // heading, what is sorted by, what is shown, whether it is text
   ["run", run => run.name, run => run.page ? el("a", { href: run.page }, bdi(run.name)) : bdi(run.name), true],
+  ["val/loss", run => run["val/loss"], run => figure(run["val/loss"])],
   ["experiment", run => run.experiment, run => run.experiment === "sweep" && run.sweep
     ? el("a", { href: run.sweep }, "sweep") : bdi(run.experiment || "–"), true],
   ["steps", run => run.step, run => run.status === "finished" ? count(run.step)
     : `${count(run.step)} of ${count(run.maxSteps)}`],
   ["state", run => run.status, run => run.status, true],
-  ["val/loss", run => run["val/loss"], run => figure(run["val/loss"])],
   ["bits/byte", run => run["val/bits_per_byte"], run => figure(run["val/bits_per_byte"])],
   ["parameters", run => run.parameters, run => run.parameters === null ? "–" : count(run.parameters)],
   ["time", run => run.train_seconds, run => run.train_seconds === null ? "–" : duration(run.train_seconds)],

@@ -2,6 +2,7 @@
 filtered and compared. Does not import torch.
 """
 
+import os
 import re
 from datetime import datetime
 from pathlib import Path
@@ -11,17 +12,22 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from config import UserError
-from files import METRICS, printable, read_rows
+from config import UserError, read_experiment
+from files import METRICS, printable
 from report import page
 from report.page import curve, number
-from report.sweep import JOB, Run, config_of, is_sweep
+from report.sweep import JOB, Run, is_held, is_sweep, read_run, step_saved
 
 INDEX = "index.html"
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
 # The folder of a run that was given no name.
 DATED = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_(.+?)(?:_\d+)?")
 FIGURES = ("val/loss", "val/bits_per_byte", "parameters", "train_seconds")
+
+
+def run_of(folder: Path) -> Path:
+    """The run that a folder is of: itself, or the one that a checkpoint belongs to."""
+    return folder if step_saved(folder) is None else Path(os.path.normpath(folder / "../.."))
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
@@ -32,7 +38,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
         UserError: there is no run.
     """
     found = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml")
-             for path in folder.glob(pattern)]
+             for path in folder.glob(pattern) if step_saved(path.parent) is None]
     runs, troubles = [], []
     for path in found:
         try:
@@ -45,12 +51,6 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     return sorted(runs, key=written, reverse=True), troubles
 
 
-def read_run(path: Path) -> Run:
-    config, rows = config_of(path), read_rows(path / METRICS)
-    done = bool(rows) and rows[-1]["step"] >= config.max_steps
-    return Run(path, {}, {}, config, rows, "finished" if done else "unfinished", "")
-
-
 def written(run: Run) -> float:
     """When the run last recorded something, in seconds since 1970."""
     record = run.path / METRICS
@@ -58,15 +58,24 @@ def written(run: Run) -> float:
 
 
 def experiment(run: Run) -> str:
-    """The experiment that a run's folder, or its sweep's, is named by; empty where it has a name
-    of its own."""
+    """The experiment of a run, or that it is of a sweep; empty where an older run with a name of
+    its own does not tell."""
     named = DATED.fullmatch(run.path.name)
-    return named[1] if named else "sweep" if (run.path / JOB).exists() else ""
+    return ("sweep" if (run.path / JOB).exists() else read_experiment(run.path / "config.yaml")
+            or (named[1] if named else ""))
+
+
+def state(run: Run) -> str:
+    """Its status, or that it is running: its process holds the folder's lock."""
+    running = run.status == "unfinished" and is_held(run.path / ".lock")
+    return "running" if running else run.status
 
 
 def steps(run: Run) -> str:
-    taken, asked = run.measures.get("step", 0), run.config.max_steps
-    return f"{taken:,}" if run.status == "finished" else f"{taken:,} of {asked:,}"
+    taken, asked, now = run.measures.get("step", 0), run.config.max_steps, state(run)
+    if now == "finished":
+        return f"{taken:,}"
+    return f"{taken:,} of {asked:,}{', running' if now == 'running' else ''}"
 
 
 def table(folder: Path, runs: list[Run]) -> Table:
@@ -77,7 +86,8 @@ def table(folder: Path, runs: list[Run]) -> Table:
         drawn.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         figures = (run.measures.get(key) for key in ("val/loss", "val/bits_per_byte"))
-        name = printable(run.path.relative_to(folder).as_posix(), one_line=True)
+        name, of = run.path.relative_to(folder).as_posix(), experiment(run)
+        name = printable(name if of in name else f"{name} ({of})", one_line=True)
         drawn.add_row(Text(name), steps(run), *("–" if x is None else f"{x:.4f}" for x in figures),
                       f"{datetime.fromtimestamp(written(run)):%d %b %H:%M}")
     return drawn
@@ -99,7 +109,7 @@ def about(folder: Path, run: Run, most: int) -> dict:
         "name": page.clipped(name, page.LONGEST_TOKEN), "experiment": experiment(run),
         "page": quote(f"{name}/report.html") if report.exists() else None,
         "sweep": quote(f"{run.path.parent.name}/sweep.html") if is_sweep(run.path.parent) else None,
-        "status": run.status, "step": run.measures.get("step", 0), "maxSteps": run.config.max_steps,
+        "status": state(run), "step": run.measures.get("step", 0), "maxSteps": run.config.max_steps,
         "written": int(written(run)), **{key: number(run.measures.get(key)) for key in FIGURES},
         "curves": {key: curve(run.rows, key, most) for key in ("val/loss", "val/bits_per_byte")},
     }

@@ -45,10 +45,13 @@ function setUpSides(held, about, first) {
     [side.layer, side.head] = head;
     side.swatch.style.setProperty("--c", `var(--${colour})`);
     side.drawGrid = headGrid(side.grid, [L, H], groups && H % groups === 0 ? groups : H, (layer, head) => {
-      Object.assign(side, { layer, head });
-      side.grid.querySelectorAll("[role=radio]").forEach((button, k) => {
-        button.tabIndex = k === layer * H + head ? 0 : -1;
-      });
+      // Of one model on two prompts the same head is looked at on both sides.
+      for (const one of about(side.run).prompt ? sides : [side]) {
+        Object.assign(one, { layer, head });
+        one.grid.querySelectorAll("[role=radio]").forEach((button, k) => {
+          button.tabIndex = k === layer * H + head ? 0 : -1;
+        });
+      }
       draw();
     }, head);
   }
@@ -92,7 +95,7 @@ function setUpSides(held, about, first) {
       most: 760, tell: (i, j) => [...reading(view, what, i, j), ...other ? [beside(i, j)] : []],
       enter: (i, j) => other?.draw.mark(i, j), leave: () => other?.draw.mark(-1, -1),
     }));
-    colourBar(side.bar, what.weighted && view.norms ? "weight × ‖v W‖" : "weight", largest(view, what.weighted));
+    colourBar(side.bar, what.weighted && view.norms ? "weight × ‖v W_O‖" : "weight", largest(view, what.weighted));
     side.kept.textContent = of.says + (of.steps.length < of.of
       ? ` ${of.steps.length} of the run's ${of.of} snapshots are in this page.` : "");
   }

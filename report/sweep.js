@@ -145,6 +145,8 @@ function showBest() {
     one(within(f.metric, f.error),
       `validation loss, ${metric}${f.n > 1 ? `; mean ± standard error of ${f.n} seeds` : ""}`),
     ...costs.map(name => one(written(name, f[name]), `${COSTS[name].name} ${COSTS[name].more}`)));
+  $("as-good").hidden = !data.asGood;
+  $("as-good").replaceChildren("But ", bdi(data.asGood ?? ""), " is within the error: it may be as good.");
   $("best-command").textContent = data.command;
   $("changes").hidden = !data.changes.length;
   if (data.changes.length) {

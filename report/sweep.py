@@ -13,6 +13,7 @@ from math import isfinite, nan, prod, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
@@ -22,6 +23,7 @@ from report.page import flat, head_metrics
 PLAN = "sweep.json"  # in the sweep's folder: the jobs of its last command
 CSV, PAGE = "sweep.csv", "sweep.html"
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
+ALONE = {"overrides": {}, "swept": [], "failed": "", "until": []}  # as of a run of no sweep
 INCIDENTAL = ("run_dir", "resume", "wandb.")  # settings that do not change a run's results
 
 
@@ -94,7 +96,12 @@ def read_sweep(folder: Path) -> list[Run]:
 
 
 def read_run(path: Path) -> Run:
-    job = read_job(path)
+    """A run as its folder has it, with what a sweep noted of it.
+
+    Raises:
+        UserError: a file in it does not fit this version.
+    """
+    job = read_job(path) if (path / JOB).exists() else ALONE
     config = config_of(path)
     try:
         rows = read_rows(path / METRICS)
@@ -173,10 +180,29 @@ def settings_of(config: Config | None) -> dict[str, str]:
     return dict(flat(asdict(config))) if config else {}
 
 
-def steps_saved(path: Path) -> int:
-    """The step of a run's newest checkpoint, 0 where there is none."""
-    found = (re.fullmatch(r"step_(\d{1,18})", p.name) for p in path.glob("checkpoints/step_*"))
-    return max((int(match[1]) for match in found if match), default=0)
+def step_saved(folder: Path) -> int | None:
+    """The step of a checkpoint's folder; None where it is none."""
+    found = re.fullmatch(r"checkpoints/step_(\d{1,18})", "/".join(folder.resolve().parts[-2:]))
+    return int(found[1]) if found else None
+
+
+def steps_saved(path: Path) -> list[int]:
+    """The steps of a run's checkpoints, in their order."""
+    found = map(step_saved, path.glob("checkpoints/step_*"))
+    return sorted(step for step in found if step is not None)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process has this lock, as one that trains has that of its folder."""
+    if lock.is_symlink() or not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder of someone else's
+        return False
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
@@ -194,7 +220,7 @@ def changes(until: list[dict], now: dict[str, str]) -> tuple[tuple[int, dict[str
 
 def until_now(path: Path, until: list[dict]) -> list[dict]:
     """The settings that a run had until each step, as its note has them, with those of now."""
-    now, step = settings_of(config_of(path)), steps_saved(path)
+    now, step = settings_of(config_of(path)), max(steps_saved(path), default=0)
     if until and not changed(until[-1]["config"], now):
         until = until[:-1]
     # What was trained under other settings from the same step on was discarded.
@@ -229,6 +255,12 @@ class Setting:
 
     settings: dict[str, str]  # without the seed
     runs: list[Run]
+
+    @property
+    def name(self) -> str:
+        """What was swept but for the seed: n_kv_head=2 lr=0.01."""
+        pairs = (f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items())
+        return " ".join(pairs)
 
     @property
     def finished(self) -> list[Run]:
@@ -272,6 +304,16 @@ def ranked(runs: list[Run]) -> list[Setting]:
         return not setting.finished, not isfinite(mean), mean if isfinite(mean) else 0
 
     return sorted(groups.values(), key=order)
+
+
+def no_better(settings: list[Setting], metric: str) -> Setting | None:
+    """The setting that comes second, where it is worse than the first by no more than the standard
+    error of their difference; None where it is not, or where that is not known."""
+    first, second = [*settings, None, None][:2]
+    if not second:
+        return None
+    error = sqrt(first.error(metric) ** 2 + second.error(metric) ** 2)
+    return second if second.mean(metric) - first.mean(metric) <= error else None
 
 
 def best_run(runs: list[Run]) -> Run | None:

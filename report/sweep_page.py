@@ -14,7 +14,17 @@ import numpy as np
 from report import page
 from report.encode import Shot, embed, estimate
 from report.page import curve, head_metrics, number, snapshots, thin
-from report.sweep import PAGE, Run, Setting, best_run, command, compared_by, in_words, ranked
+from report.sweep import (
+    PAGE,
+    Run,
+    Setting,
+    best_run,
+    command,
+    compared_by,
+    in_words,
+    no_better,
+    ranked,
+)
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
@@ -69,6 +79,7 @@ def compared(folder: Path, runs: list[Run], settings: list[Setting]) -> dict:
     return {
         "title": folder.resolve().name, "metric": metric, "points": most,
         "command": command(best) if best else None,
+        "asGood": second.name if best and (second := no_better(settings, metric)) else None,
         "changes": in_words(best.changes) if best else [],
         "keys": [{"name": clip(key), "values": [clip(value) for value in values[key]],
                   **axis(values[key])} for key in keys],

@@ -12,7 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from files import atomic_write, printable
-from report.sweep import CSV, PAGE, Run, Setting, best_run, command, in_words, ranked
+from report.sweep import (
+    CSV,
+    PAGE,
+    Run,
+    Setting,
+    best_run,
+    command,
+    compared_by,
+    in_words,
+    no_better,
+    ranked,
+)
 
 MOST_NAMED = 10  # jobs that did not begin
 
@@ -103,7 +114,8 @@ def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     """
     lines, best = [], best_run(runs)
     if best:
-        lines += [("best", command(best)), *(("", words) for words in in_words(best.changes))]
+        lines += [("best", words)] if (words := in_short(runs)) else []
+        lines += [("best run", command(best)), *(("", words) for words in in_words(best.changes))]
     if best and best.changes:
         lines += [("", "so this command alone does not give that run again")]
     lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
@@ -118,6 +130,13 @@ def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines += [("to go on", f"the same command with {resume}")]
     return lines
+
+
+def in_short(runs: list[Run]) -> str:
+    """The best setting, and the next where it may be as good; empty where only seeds differ."""
+    settings = ranked(runs)
+    second = no_better(settings, compared_by(runs))
+    return settings[0].name + (f", but {second.name} is within the error" if second else "")
 
 
 def reached(run: Run) -> str:

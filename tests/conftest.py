@@ -214,6 +214,9 @@ def see(chromium):
                if not request.url.startswith(("file:", "data:")) else None)
         tab.goto(path.as_uri())
         expect(tab).not_to_have_title("GlassGPT")
+        tab.wait_for_function(  # the titles that come with the maps
+            "[...document.querySelectorAll('#map-title, .side h3')]"
+            ".every(title => title.textContent || !title.checkVisibility())")
         tab.wait_for_timeout(150)
         return tab
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from math import inf, nan, sqrt
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def test_it_says_at_the_end_what_failed_and_why_in_a_line_each(swept):
         "failed ")] == [f"failed      model.n_kv_head=3,seed={seed}: {why}" for seed in (1, 2)]
     assert not any("Error executing job" in line or "HYDRA" in line for line in lines)
     assert [line for line in lines if line.startswith("job ")] == [
-        f"job {n} model.n_kv_head={heads} seed={seed}" for n,
+        f"job {n} of 6: model.n_kv_head={heads} seed={seed}" for n,
         (heads, seed) in enumerate(((h, s) for h in (1, 3, 2) for s in (1, 2)), 1)]
 
 
@@ -134,8 +135,8 @@ def test_the_table_has_the_mean_and_the_standard_error_over_the_seeds(swept):
 def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_path):
     best = best_run(read_sweep(swept))
     line = next(line for line in (swept.parent / "said.txt").read_text().splitlines()
-                if line.startswith("best  "))
-    python, script, *argv = shlex.split(line.removeprefix("best"))
+                if line.startswith("best run  "))
+    python, script, *argv = shlex.split(line.removeprefix("best run"))
     assert [python, script, *argv] == shlex.split(command(best))
     assert (python, script) == ("python", "train.py")
     finished(tmp_path, *argv, "run_dir=again")
@@ -240,7 +241,7 @@ def test_a_job_refused_or_finished_keeps_the_settings_of_its_run(copy, tmp_path,
     assert said.count("cannot continue with other settings") == 2 * 4
     now = [run for run in read_sweep(copy) if run.status == "finished"]
     assert [(run.overrides, run.changes) for run in now] == [(run.overrides, ()) for run in before]
-    assert f"best        {command(best_run(before))}\n" in said
+    assert f"best run    {command(best_run(before))}\n" in said
 
 
 @pytest.mark.slow
@@ -253,7 +254,7 @@ def test_of_a_run_that_was_extended_no_command_is_said_to_give_it_again(copy, tm
         assert run.overrides == before[run.path.name].overrides
         assert run.changes == ((4, {"max_steps": "6", "optim.lr": "0.002"}),)
     lines = [line.strip() for line in said.splitlines()]
-    shown = lines.index(f"best        {command(best_run(runs))}")
+    shown = lines.index(f"best run    {command(best_run(runs))}")
     assert lines[shown + 1:shown + 3] == [
         "after 4 steps it went on with max_steps=6 optim.lr=0.002",
         "so this command alone does not give that run again"]
@@ -461,6 +462,16 @@ def test_the_best_mean_comes_first_and_what_has_no_result_last():
     assert best_run([run_of({"a": "1"}, None)]) is None and best_run([]) is None
 
 
+@pytest.mark.parametrize(("losses", "said"), [
+    ((2.0, 2.2, 2.1, 2.3), "best        x=1, but x=2 is within the error"),
+    ((2.0, 2.1, 2.5, 2.6), "best        x=1"),
+    ((2.0, None, 2.01, None), "best        x=1")])  # of one seed each no error is known
+def test_the_next_best_is_named_where_it_is_within_the_error(losses, said, tmp_path):
+    runs = [run_of({"a.x": x, "seed": seed}, loss) for loss, (x, seed) in
+            zip(losses, product("12", "12")) if loss is not None]
+    assert said in printed(runs, 80, tmp_path)
+
+
 def test_vocabularies_are_compared_by_bits_per_byte():
     one, other = run_of({"v": "1"}, 2.0), run_of({"v": "2"}, 1.0, vocabulary=66)
     assert compared_by([one]) == "val/loss" and compared_by([one, other]) == "val/bits_per_byte"
@@ -522,8 +533,8 @@ def test_control_characters_reach_no_terminal(tmp_path, copy):
     done = command_line(tmp_path, "sweeps", "sweep")
     assert done.returncode == 0, done.stderr
     assert "␛[31m" in done.stdout and done.stdout.replace("\n", "").isprintable()
-    line = next(line for line in done.stdout.splitlines() if line.startswith("best  "))
-    shell = subprocess.run(["bash", "-c", f"printf '%s ' {line.removeprefix('best')}"],
+    line = next(line for line in done.stdout.splitlines() if line.startswith("best run"))
+    shell = subprocess.run(["bash", "-c", f"printf '%s ' {line.removeprefix('best run')}"],
                            capture_output=True)
     # The shell gets what was typed.
     assert "\x1b[31m\x9b\x07\n\u202e" in shell.stdout.decode(errors="replace")

@@ -25,12 +25,12 @@ def rows() -> list[dict]:
     return found
 
 
-SAID = ["A token that comes again costs 2.50 ± 0.05 nats less than the first time; half of that "
-        "was there by step 1,000.",
-        "L3H2 copies what followed last time (0.50 ± 0.01, born between steps 900 and 1,000, fed "
-        "by L1H3 through its keys, 94 ± 2%): without it a pair that repeats costs 1.77 ± 0.05 nats "
-        "more, a token not seen before 0.18 ± 0.02.",
-        "Without L3H2 the validation loss is 0.37 ± 0.04 nats higher, the most of any head."]
+SAID = ["In random tokens that repeat, a token's loss is 2.50 ± 0.05 nats lower the second time; "
+        "half of that was there by step 1,000.",
+        "L3H2 copies what followed last time (score 0.50 ± 0.01, born between steps 900 and 1,000; "
+        "94 ± 2% of the score is lost when L1H3 is cut from its keys). Without it the loss rises "
+        "by 1.77 ± 0.05 nats at pairs that repeat, by 0.18 ± 0.02 at tokens not seen before.",
+        "L3H2 matters most: without it the validation loss is 0.37 ± 0.04 nats higher."]
 
 
 def test_what_a_run_found_out_is_said():
@@ -49,7 +49,9 @@ def test_nothing_is_said_without_its_error(lost, sentence):
             changed[-1][lost] = error
         if error == 9.0 and sentence == 1:  # a birth was told with its error: it stays
             continue
-        assert conclude(changed) == [said for k, said in enumerate(SAID) if k != sentence]
+        expected = list(SAID)
+        expected[sentence:sentence + 1] = ["Born too: L3H2 (induction)."] * (sentence == 1)
+        assert conclude(changed) == expected
 
 
 def test_parts_of_a_sentence_that_are_not_known_are_left_out():
@@ -58,11 +60,29 @@ def test_parts_of_a_sentence_that_are_not_known_are_left_out():
                 "heads/copying_se/L3H2"):
         del changed[-1][key]
     said = conclude(changed)[1]
-    assert said == ("L3H2 looks at what followed last time (0.50 ± 0.01, born between steps 900 "
-                    "and 1,000).")
+    assert said == ("L3H2 looks at what followed last time (score 0.50 ± 0.01, born between steps "
+                    "900 and 1,000).")
     changed[-1] |= {"heads/copying/L3H2": -0.75, "heads/copying_se/L3H2": 0.06}
-    assert "L3H2 pushes down what followed last time (copying -0.75 ± 0.06) (0.50" in conclude(
-        changed)[1]
+    assert ("L3H2 pushes down what followed last time (score 0.50 ± 0.01, copying -0.75 ± 0.06, "
+            "born") in conclude(changed)[1]
+
+
+def test_half_of_a_gain_is_not_told_of_the_last_step():
+    assert conclude(rows()[:-1])[0] == (
+        "In random tokens that repeat, a token's loss is 1.90 ± 0.05 nats lower the second time.")
+
+
+def test_every_birth_is_told_once():
+    changed = rows()
+    more = {f"births/previous_token/L0H{head}": 900 for head in range(3)}
+    more |= {f"births/sink/L{layer}H0": 1000 for layer in range(8)}
+    more |= {f"heads/previous_token/L0H{head}": 0.5 + head / 10 for head in range(3)}
+    more |= {f"heads/previous_token_se/L0H{head}": 0.01 for head in range(3)}
+    changed[-1] |= more
+    said = conclude(changed)
+    assert [sentence[:4] for sentence in said[1:4]] == ["L0H2", "L0H1", "L3H2"]
+    assert said[4] == ("Born too: L0H0 (previous token), L0H0 (sink), L1H0 (sink), L2H0 (sink), "
+                       "L3H0 (sink), L4H0 (sink), 3 more.")
 
 
 def test_a_value_has_the_digits_that_its_error_leaves():

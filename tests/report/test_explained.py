@@ -101,7 +101,7 @@ def test_the_page_has_the_wiring_with_its_errors_and_the_repeat_gain(tmp_path):
         ["induction", [1, 1], "queries", [0, 2], 0.01, 0.02]]
     gain = content["curves"]["probe/repeat_gain"]
     assert gain["values"][-1] == 2 and set(gain["errors"]) == {0.1}
-    assert content["conclusion"][0].startswith("A token that comes again costs 2.0 ± 0.1 nats less")
+    assert "a token's loss is 2.0 ± 0.1 nats lower the second time" in content["conclusion"][0]
 
 
 @pytest.mark.slow
@@ -110,6 +110,7 @@ def test_needs_are_shown_beside_attention(see, tmp_path):
     assert tab.is_checked("#looks") and "Head" in tab.inner_text("#map-title")
     tab.check("#needs")
     expect_text(tab, "#map-title", "What each prediction needed after 20 steps")
+    assert tab.locator("#map-note").is_visible()  # of no one head
     assert tab.locator("#weighting").is_hidden() and tab.locator("#average").is_hidden()
     for query, key in ((14, 3), (9, 8), (5, 0)):
         focus_map(tab, query, key, 16)
@@ -175,8 +176,8 @@ def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp
     assert chips[0].endswith(f"{held['predicted'][9, 0]:.3f}")
     assert tab.locator("#expected .real").all_inner_texts() == [chips[-1]]
     says = tab.inner_text("#expected p")
-    assert f"·w10, costs {np.float16(held['lens'][-1, 9]):.4g}"[:14] in says
-    assert f"It needed ·w{best} {signed(needs[best])}" in says
+    assert f"·w10, has a loss of {np.float16(held['lens'][-1, 9]):.4g}"[:24] in says
+    assert f"Hidden, these raise it: ·w{best} {signed(needs[best])}" in says
     tab.locator("#text .token").nth(15).hover()
     assert "The text ends here" in tab.inner_text("#expected")
 
@@ -217,9 +218,9 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
 @pytest.mark.slow
 def test_the_stripe_that_a_score_reads_is_framed_on_the_repeats(see, tmp_path):
     tab = see(page.write_page(make_explained(tmp_path / "run")))
-    assert "Framed" not in tab.inner_text("#seen")
+    assert "framed" not in tab.inner_text("#seen")
     tab.select_option("#probe", index=1)
-    expect_text(tab, "#seen", "Framed is what the scores read: duplicate token")
+    expect_text(tab, "#seen", "The scores read the framed cells: duplicate token")
     focus_map(tab, 10, 3, 16)  # the marks know where the cells begin
     left = tab.eval_on_selector("#map .mark.row", "mark => parseFloat(mark.style.left)")
     drawn = base64.b64decode(pixels(tab, "#map canvas").partition(",")[2])

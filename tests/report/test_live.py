@@ -18,6 +18,7 @@ from pages import (
     read_tip,
     snapshot,
 )
+from playwright.sync_api import expect
 
 import report.__main__ as command
 from config import UserError
@@ -39,7 +40,7 @@ def going_on(folder, steps=(0, 10), of=20):
 def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_path):
     run = going_on(tmp_path / "run")
     tab = see(page.write_page(run))
-    expect_text(tab, "#alive", "live")
+    expect_text(tab, "#alive", "running")
     tab.click(HEAD)
     tab.click("#text .token >> nth=5")
     tab.click("#theme")
@@ -50,17 +51,17 @@ def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_pa
     going_on(tmp_path / "run", steps=(0, 10, 16))
     page.write_page(run)
     expect_text(tab, "#step-now", "step 16", timeout=20_000)  # the newest was looked at, and is
-    assert "L1H2 after 16 steps" in tab.inner_text("#map-title")
+    expect_text(tab, "#map-title", "L1H2 after 16 steps")
     assert tab.locator("#text .token.lit").get_attribute("aria-label") == "token 5"
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
-    assert tab.evaluate("scrollY") == 300
+    tab.wait_for_function("scrollY === 300")
 
     tab.focus("#step")
     tab.keyboard.press("Home")
     expect_text(tab, "#step-now", "step 0")
     going_on(tmp_path / "run", steps=(0, 10, 16, 20))
     page.write_page(run)
-    expect_text(tab, "#alive", "ended", timeout=20_000)
+    expect_text(tab, "#alive", "finished", timeout=20_000)
     assert tab.inner_text("#step-now") == "step 0"  # an older one stays
     tab.evaluate("window.same = true")
     tab.wait_for_timeout(5000)
@@ -79,7 +80,7 @@ def test_a_page_in_use_stays_and_one_that_was_left_is_ended(see, tmp_path):
     path = page.write_page(run)
     os.utime(path, (1e9, 1e9))
     tab = see(path)
-    assert tab.inner_text("#alive") == "ended"
+    assert tab.inner_text("#alive") == "unfinished"
     assert "No newer page" in tab.get_attribute("#alive", "title")
 
 
@@ -92,7 +93,7 @@ def test_every_view_has_an_address(see, tmp_path):
     tab.keyboard.press("ArrowLeft")
     tab.click("#text .token >> nth=7")
     tab.check("#weighted")
-    tab.select_option("#probe", label="repeats (period 8)")
+    tab.select_option("#probe", label="random tokens, repeated after 8")
     tab.click("#text .token >> nth=4")
     tab.wait_for_timeout(400)
     address = tab.evaluate("location.hash")
@@ -100,8 +101,8 @@ def test_every_view_has_an_address(see, tmp_path):
     other = see(path)
     other.goto(path.as_uri() + address)
     other.reload()
-    expect_text(other, "#step-now", "step 10")
-    assert other.inner_text("#map-title") == tab.inner_text("#map-title")
+    expect_text(other, "#map-title", tab.inner_text("#map-title"))  # comes with the maps
+    assert other.inner_text("#step-now") == "step 10"
     assert other.inner_text("#seen") == tab.inner_text("#seen")
     assert other.locator("#text .token.lit").get_attribute("aria-label") == "token 4"
     assert other.is_checked("#weighted")
@@ -196,20 +197,35 @@ def test_two_runs_stand_side_by_side(see, tmp_path):
     assert tab.locator("#chart-val svg").count() == 1
     assert tab.evaluate("window.hacked") is None
 
-    content, _ = read_back(compare_folders(
-        [runs[0] / "checkpoints" / "step_00000015", runs[1]], tmp_path / "compare.html"))
+    saved = runs[0] / "checkpoints"
+    (saved / "step_00000015").mkdir(parents=True)
+    content, _ = read_back(compare_folders([saved / "step_00000015", runs[1]],
+                                           tmp_path / "compare.html"))
     assert content["maps"][0]["steps"] == [10] and "step 15" in content["runs"][0]["name"]
+
+
+def test_a_step_that_a_run_does_not_have_is_refused_with_those_it_has(tmp_path):
+    run = make_run(tmp_path / "one")
+    (run / "checkpoints" / "step_00000015").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"one has no checkpoint and no snapshot of step 400: "
+                                        r"there are 0, 10, 15, 20"):
+        compare_folders([run / "checkpoints" / "step_00000400", run], tmp_path / "compare.html")
+    assert not (tmp_path / "compare.html").exists()
 
 
 @pytest.mark.slow
 def test_two_prompts_stand_side_by_side(see, tmp_path):
     looks = [(page.text_probe(snapshot(T=len(HOSTILE), words=HOSTILE, seed=seed)),
-              {"heads/induction/L1H1": 0.5}, 4) for seed in (1, 2)]
+              {f"heads/induction/L1H{seed}": 0.5}, 4) for seed in (1, 2)]
     for k, look in enumerate(looks):
         page.save_look(*look, tmp_path / f"{k}.npz")
     looks = [page.read_look(tmp_path / f"{k}.npz") for k in range(2)]
     tab = see(compare_prompts(["<b>a", "b" * 3000], looks, tmp_path / "compare.html"), width=420)
-    assert tab.locator(".side h3").all_inner_texts() == ["Head L1H1"] * 2
+    titles = tab.locator(".side h3")
+    expect(titles).to_have_text(["Head L1H1"] * 2)  # the same on both sides
+    tab.locator(".side:last-child [role=radio]").nth(2).click()
+    expect(titles).to_have_text(["Head L0H2"] * 2)
+    assert tab.locator("[role=radio][aria-checked=true]").count() == 2
     assert tab.evaluate("document.documentElement.scrollWidth") <= 420
     assert tab.evaluate("window.hacked") is None and tab.locator("main b img").count() == 0
 

@@ -1,6 +1,7 @@
 """The page: what is embedded, decoded here; what a person sees of it, in Chromium."""
 
 import base64
+import json
 import os
 import re
 import zlib
@@ -242,6 +243,19 @@ def test_the_map_shows_the_captured_numbers(see, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_chart_of_one_point_is_left_out(see, tmp_path):
+    run = make_run(tmp_path / "run")
+    rows = read_rows(run / "metrics.jsonl")
+    for first, seen in ((len(rows) - 1, False), (len(rows) - 2, True)):
+        lines = [json.dumps(row | {"probe/repeat_gain": 1.0} if n >= first else row)
+                 for n, row in enumerate(rows)]
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        tab = see(page.write_page(run))
+        assert tab.locator("#chart-gain").is_visible() == seen
+        assert tab.locator("#chart-loss").is_visible()
+
+
+@pytest.mark.slow
 def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
     tab = see(page.write_page(make_run(tmp_path / "run")))
     first = {step: snapshot(step=step) for step in (0, 10, 20)}
@@ -277,7 +291,7 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
     weight, norm = float(first[20]["text"][0, 1, 15, 3]), float(
         first[20]["text_value_norms"][0, 1, 3])
     assert f"{weight * norm:.4g}"[:5] in value() and "exact" not in value(
-        ) and "‖v W‖" in tab.inner_text("#bar")
+        ) and "‖v W_O‖" in tab.inner_text("#bar")
     scale = tab.inner_text("#bar")
     for key in ("Home", "End"):
         tab.focus("#step")
@@ -291,7 +305,7 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
         ) and "average of its 4 heads" in tab.inner_text("#map-title")
     tab.uncheck("#average")
 
-    tab.select_option("#probe", label="repeats (period 8)")
+    tab.select_option("#probe", label="random tokens, repeated after 8")
     expect_text(tab, "#seen", "random tokens")
     assert exactly(value()) == first[20]["repeat"][0, 1, 1, 15, 3]
     assert "r7" in tab.inner_text("#tip")

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from filelock import FileLock
 from playwright.sync_api import expect
 from processes import run as command
 
@@ -66,6 +67,41 @@ def test_the_table_fits_80_columns(folder):
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_a_checkpoint_is_no_run_and_a_run_is_no_folder_of_runs(tmp_path):
+    one = add(tmp_path / "runs", "mine", [5.0, 2.5])
+    add(one / "checkpoints", "step_00000010", [])
+    for path in (one, one / "checkpoints", one / "checkpoints" / "step_00000010"):
+        before = sorted(path.iterdir())
+        refused = command(tmp_path, "report/__main__.py", str(path))
+        assert refused.returncode == 1 and sorted(path.iterdir()) == before
+        assert "has no page yet" in refused.stderr or "there is no run in" in refused.stderr
+    (one / "report.html").write_text("a page")
+    for path in ("runs/mine", "runs/mine/checkpoints/step_00000010"):
+        done = command(tmp_path, "report/__main__.py", path)
+        assert done.returncode == 0
+        assert done.stdout == "runs/mine is one run: open runs/mine/report.html\n"
+    file = command(tmp_path, "report/__main__.py", "runs/mine/report.html")
+    assert file.returncode == 1 and "is a file: open it in a browser" in file.stderr
+
+
+def test_a_run_whose_lock_is_held_is_running(folder):
+    with FileLock(folder / "mine" / ".lock"):
+        done = command(folder.parent, "report/__main__.py")
+        assert "10 of 20, running" in done.stdout
+        assert "run_dir=runs/new resume=true" in done.stdout
+        index = (folder / "index.html").read_text()
+        assert index.count('"status":"running"') == 1
+    assert "run_dir=runs/mine resume=true" in command(folder.parent, "report/__main__.py").stdout
+
+
+def test_a_run_with_a_name_of_its_own_tells_its_experiment(folder):
+    path = folder / "mine" / "config.yaml"
+    path.write_text(f"# experiment=induction\n{path.read_text()}")
+    runs, _ = read_runs(folder)
+    assert [experiment(run) for run in runs] == ["induction", "induction", "", ""]
+    assert "mine (induction)" in command(folder.parent, "report/__main__.py").stdout
+
+
 @pytest.mark.slow
 def test_the_command_lists_a_real_run_and_says_what_to_do_next(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "runs" / "mine")
@@ -79,6 +115,14 @@ def test_the_command_lists_a_real_run_and_says_what_to_do_next(whole, tmp_path):
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: there is no run in nowhere")
     assert command(tmp_path, "report/__main__.py", "a", "b").returncode == 1
+
+
+@pytest.mark.slow
+def test_the_loss_is_in_sight_on_a_narrow_screen(folder, see):
+    tab = see(write_index(folder, read_runs(folder)[0]), width=500)
+    loss = tab.get_by_role("button", name="val/loss", exact=True).bounding_box()
+    assert loss["x"] + loss["width"] <= 500
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 500
 
 
 @pytest.mark.slow

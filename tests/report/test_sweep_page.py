@@ -249,7 +249,14 @@ def test_the_best_setting_is_shown_with_its_command(see, grouped):
     expect_text(tab, "#copy", "copied")
     assert tab.evaluate(
         "navigator.clipboard.readText()") == "python train.py max_steps=20 model.n_kv_head=4 seed=1"
-    assert tab.locator("#troubles").is_hidden()
+    assert tab.locator("#troubles").is_hidden() and tab.locator("#as-good").is_hidden()
+
+
+@pytest.mark.slow
+def test_a_setting_within_the_error_of_the_best_is_named(see, grouped):
+    job(grouped, {"model.n_kv_head": "2", "seed": "4"}, 1.9)
+    tab = see(write(grouped))
+    expect_text(tab, "#as-good", "But n_kv_head=4 is within the error: it may be as good.")
 
 
 @pytest.mark.slow
