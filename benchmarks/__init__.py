@@ -64,19 +64,20 @@ def _with_memory(function: Callable[..., dict], *args) -> dict:
     return {**result, "memory": peak * (1 if sys.platform == "darwin" else 1024)}
 
 
-def seconds_per(step: Callable[[], None], seconds: float,
-                wait: Callable[[], None] = lambda: None) -> float:
+def seconds_per(step: Callable[[], None], seconds: float, wait: Callable[[], None] = lambda: None,
+                together: int = 1) -> float:
     """The median time of a step, of at least 3 and of as many as fit into the seconds, after two
-    that are not counted."""
+    that are not counted; of so many `together` where a device should never wait for the host."""
     for _ in range(2):
         step()
     times, end = [], time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < end:
         wait()
         began = time.perf_counter()
-        step()
+        for _ in range(together):
+            step()
         wait()
-        times.append(time.perf_counter() - began)
+        times.append((time.perf_counter() - began) / together)
     return sorted(times)[len(times) // 2]
 
 

@@ -35,6 +35,7 @@ from training.runtime import (
     smallest_shard,
     synchronize,
 )
+from training.sharding import groups
 
 # Dense bf16 operations per second with float32 sums, bytes of memory, and bytes per second each way
 # to the other GPUs of a machine, by NVLink or PCIe (NVIDIA's data sheets).
@@ -145,17 +146,19 @@ def memory_lines(config: Config, machine: Machine, memory: Memory,
     """Memory by kind, of a process and beside it, with a note where that is more than there is."""
     c, probe = config.model, min(config.attention.tokens, config.model.block_size)
     several = machine.processes > 1
-    gathered = ("  gathered", f"{size(memory.gathered)}  of other processes' parts")
+    gathered = ("  gathered", f"{size(memory.gathered)}  "
+                + ("of other processes' parts" if config.shard > 1 else "a copy of the weights"))
     there = f", of {size(machine.memory).strip()}" if machine.memory else ""
     lines = [
-        ("memory", f"of each process, the model over {config.shard}:" if several else ""),
+        ("memory", f"of each process (shard={config.shard}):" if several else ""),
         ("  weights", size(memory.weights)),
         ("  gradients", size(memory.gradients)),
         ("  optimizer", f"{size(memory.optimizer)}  {config.optim.name}'s state"),
         *([gathered] if several else []),
         ("  activations", f"{size(memory.activations)}  kept for the backward pass"),
         ("  logits", f"{size(memory.logits)}  with loss and gradients"),
-        ("  update", f"{size(memory.update)}  while the optimizer works"),
+        *([("  update", f"{size(memory.update)}  while the optimizer works")]
+          if memory.update else []),
         ("  at once", f"{size(memory.at_once)}  at most{there}; torch's own not counted"),
         ("beside it", "in the host's memory, and on disk:"),
         ("  snapshot", f"{size(4 * c.n_layer * c.n_head * probe ** 2 * (1 + 2 * PERIODS))}"
@@ -185,7 +188,7 @@ def network_lines(config: Config, machine: Machine, parameters: int,
         computing = operations / (machine.rate * machine.processes * UTILISATION)
         lines.append(("", f"{sending:.3g} s at {machine.link / 1e9:,.0f} GB/s, beside "
                           f"{computing:.3g} s of compute"))
-        lines.append(("binds", "the network: more tokens a step" if sending > computing
+        lines.append(("limit", "the network: more tokens a step" if sending > computing
                       else "compute"))
     return lines
 
@@ -285,13 +288,13 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
 
 def gathered_bytes(model: GPT, config: Config) -> int:
     """Bytes that a process has whole at once of a sharded model: what is outside the blocks, all
-    through a step, with its gradient; two blocks, of which one is used and one is coming, or with
-    shard=1 a copy of all; and the gradient of one."""
-    block = sum(p.numel() for part in (model.blocks[0].attention, model.blocks[0].mlp)
-                for p in part.parameters())
-    outside = model.num_parameters() - len(model.blocks) * block
-    blocks = 2 if config.shard > 1 else len(model.blocks)
-    return 8 * outside + (2 if config.precision == "bf16" else 4) * (blocks + 1) * block
+    through a step, with its gradient; two groups of blocks, of which one is used and one is coming,
+    or with shard = 1 all of them, and the gradient of one."""
+    sizes = [sum(p.numel() for block in group for part in (block.attention, block.mlp)
+                 for p in part.parameters()) for group in groups(model.blocks)]
+    outside = model.num_parameters() - sum(sizes)
+    whole = sum(sorted(sizes)[-2:] if config.shard > 1 else sizes) + max(sizes)
+    return 8 * outside + (2 if config.precision == "bf16" else 4) * whole
 
 
 def communication(config: Config, parameters: int, processes: int) -> float:
@@ -373,8 +376,10 @@ def attention_of(device: str) -> Iterator[None]:
         architecture.SHORT = short
 
 
-def matmul_rate(device: str, precision: str, size: int = 2048, seconds: float = 0.5) -> float:
-    """Operations per second of a size × size matrix product here: the median over some seconds."""
+def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:
+    """Operations per second of a matrix product here, of 2048³ or, as a GPU does that in less time
+    than its launch takes, 8192³: the median over some seconds."""
+    size = 8192 if device.startswith("cuda") else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     times, end = [], time.perf_counter() + seconds

@@ -7,8 +7,9 @@ weights' shapes.
 Both sample at temperature 1 after a prompt of 8 tokens, in turns, each time in a process of its
 own; what counts is the fastest of `rounds` whole calls. The bound is what memory allows: the bytes
 of the weights, as they are kept here for sampling, over the rate at which a matrix–vector product
-reads 8192² of them here, times the sequences in the batch. The second table decodes at a long
-context with fewer and fewer key/value heads, the reason for grouping them.
+reads 8192² of them here, times the sequences in the batch. "int8" decodes with
+`quantize=int8`, in turns with what is decoded as ever. The second table decodes at a long context
+with fewer and fewer key/value heads, the reason for grouping them.
 """
 
 import sys
@@ -39,7 +40,8 @@ def fastest(generate, tokens: int, rounds: int) -> float:
     return min(times)
 
 
-def ours(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict:
+def ours(size: str, batch: int, tokens: int, rounds: int, device: str,
+         quantized: str = "none") -> dict:
     import torch
 
     from model import GPT, GPTConfig
@@ -48,7 +50,8 @@ def ours(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict:
     n_layer, n_head, n_embd, block_size, vocab_size = SIZES[size]
     torch.manual_seed(0)
     model = for_sampling(GPT(GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer,
-                                       n_head=n_head, n_embd=n_embd, bias=True)), device)
+                                       n_head=n_head, n_embd=n_embd, bias=True)), device,
+                         quantized=quantized)
     prompt = torch.zeros(batch, PROMPT, dtype=torch.long, device=device)
 
     def generate(tokens: int) -> None:
@@ -113,15 +116,14 @@ def read_rate(device: str) -> dict:
     """Bytes per second at which a matrix–vector product reads its matrix, larger than any cache:
     the better of two precisions."""
     import torch
-    import torch.nn.functional as F
 
     from training.runtime import synchronize
 
     rates = []
     for dtype in (torch.float32, torch.bfloat16):
         weights = torch.randn(8192, 8192, device=device).to(dtype)
-        x = torch.randn(1, 8192, device=device).to(dtype)
-        rates.append(weights.nbytes / seconds_per(lambda x=x, w=weights: F.linear(x, w), 1.0,
+        x = torch.randn(8192, device=device).to(dtype)
+        rates.append(weights.nbytes / seconds_per(lambda x=x, w=weights: torch.mv(w, x), 1.0,
                                                   lambda: synchronize(device)))
     return {"bytes_per_second": max(rates)}
 
@@ -136,7 +138,7 @@ def main(argv: list[str]) -> dict:
     heads = [2 ** n for n in range(LONG["n_head"].bit_length() - 1, -1, -1)]
     console, result = Console(), {"machine": describe(device), "decoding": [], "grouped": []}
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("memory", total=1 + 2 * len(sizes) * len(batches) + len(heads))
+        task = progress.add_task("memory", total=1 + 3 * len(sizes) * len(batches) + len(heads))
 
         def measure(what: str, function, *args) -> dict:
             progress.update(task, description=what)
@@ -150,11 +152,13 @@ def main(argv: list[str]) -> dict:
                 args = (size, batch, given["tokens"], given["rounds"], device)
                 peer, mine = measure(f"{size}, batch {batch}: transformers", theirs,
                                      *args), measure(f"{size}, batch {batch}", ours, *args)
+                small = measure(f"{size}, batch {batch}: int8", ours, *args, "int8")
                 made = batch * given["tokens"]
                 result["decoding"].append({
                     "size": size, "batch": batch, "dtype": mine["dtype"],
                     "transformers": made / peer["seconds"], "glassgpt": made / mine["seconds"],
                     "ratio": peer["seconds"] / mine["seconds"],
+                    "int8": made / small["seconds"],
                     "bound": batch * rate / mine["bytes"]})
         for n in heads:
             result["grouped"].append({"n_kv_head": n, **measure(
@@ -170,12 +174,13 @@ def show(console: Console, result: dict, context: int) -> None:
     table = Table(title=f"Decoding, tokens per second; {result['machine']}, reading "
                         f"{result['bytes_per_second'] / 1e9:.1f} GB/s")
     for column in ("model", "batch", "transformers", "GlassGPT", "ratio", "of memory's bound",
-                   "weights"):
+                   "weights", "int8", "to GlassGPT"):
         table.add_column(column, justify="right")
     for row in result["decoding"]:
         table.add_row(row["size"], str(row["batch"]), f"{row['transformers']:,.0f}",
                       f"{row['glassgpt']:,.0f}", f"{row['ratio']:.1f}x",
-                      f"{row['glassgpt'] / row['bound']:.0%}", row["dtype"])
+                      f"{row['glassgpt'] / row['bound']:.0%}", row["dtype"], f"{row['int8']:,.0f}",
+                      f"{row['int8'] / row['glassgpt']:.1f}x")
     console.print(table)
     table = Table(title=f"{LONG['n_layer']} layers of {LONG['n_embd']}, {LONG['n_head']} query "
                         f"heads, {context:,} tokens in the cache")

@@ -7,8 +7,8 @@
 Every row is one start of torchrun's processes on this machine. GlassGPT takes whole steps with the
 model whole in each process (shard=1) and divided among all (shard=all); DDP takes the same steps
 with the bare model, the same optimizers, and clipping. In turns; of each start the median step
-counts, of the rounds the median, and the most memory of a process since before it made the model
-(Linux).
+counts, of the rounds the median, of their ratios the mean and its error, and the most memory of a
+process since before it made the model (Linux).
 """
 
 import ctypes
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 
 from rich.console import Console
 from rich.table import Table
@@ -163,12 +163,15 @@ def main(argv: list[str]) -> dict:
                           for _ in range(given["rounds"])]
                 for kind in kinds:
                     seconds = median(of[kind]["seconds"] for of in rounds)
-                    ratio = median(of["DDP"]["seconds"] / of[kind]["seconds"] for of in rounds)
+                    ratios = [of["DDP"]["seconds"] / of[kind]["seconds"] for of in rounds]
+                    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
                     memory = max(of[kind]["memory"] for of in rounds)
                     result[f"{size} {optim} {processes} {kind}"] = {
-                        "seconds": seconds, "of_ddp": ratio, "memory": memory}
+                        "seconds": seconds, "of_ddp": mean(ratios), "error": error,
+                        "memory": memory}
                     table.add_row(str(processes), kind if processes > 1 else NAMES[kind],
-                                  f"{batch_size * block_size / seconds:,.0f}", f"{ratio:.2f}x",
+                                  f"{batch_size * block_size / seconds:,.0f}",
+                                  f"{mean(ratios):.2f} ± {error:.2f}",
                                   f"{memory / 2**20:,.0f} MB")
             console.print(table)
     write_json(given["json"], result)

@@ -1,12 +1,13 @@
 """Time to a loss on tiny Shakespeare by characters: nanoGPT's setting against ours.
 
     python -m benchmarks.speedrun [runs=speedrun,shakespeare_cpu,shakespeare_cpu_long]
-                                  [baseline=nanogpt_cpu] [pairs=1] [json=FILE]
-                                  [data.path=FILE] [max_steps=N …]
+                                  [baseline=nanogpt_cpu] [pairs=1] [targets=1.5,1.4697]
+                                  [json=FILE] [data.path=FILE] [max_steps=N …]
 
 In turns, `pairs` times, each with a seed of its own, and with everything that is not training
 switched off. Seconds are `train_seconds`: building batches, compiling, forward, backward, update.
-More settings go to all runs. On a GPU: runs=shakespeare_gpu baseline=nanogpt_gpu.
+`targets` are losses: with eval.every=N the first evaluation that reaches one says in how many
+seconds. More settings go to all runs. On a GPU: runs=shakespeare_gpu baseline=nanogpt_gpu.
 """
 
 import json
@@ -28,31 +29,46 @@ QUIET = ["eval.every=0", "attention.every=0", "checkpoint.every=0", "log.every=5
          "wandb.mode=disabled"]
 
 
-def measure(experiment: str, seed: int, settings: list[str]) -> dict:
-    """Train an experiment in a process of its own; its last row of metrics."""
+def measure(experiment: str, seed: int, settings: list[str]) -> list[dict]:
+    """Train an experiment in a process of its own; its rows of metrics."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, experiment)
         subprocess.run([sys.executable, str(ROOT / "train.py"), f"experiment={experiment}",
                         f"seed={seed}", f"run_dir={run}", *QUIET, *settings],
                        check=True)
-        return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+        return [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def seconds_to(loss: float, rows: list[dict]) -> float | None:
+    """Seconds of training up to the first evaluation of at most this loss."""
+    return next((row["train_seconds"] for row in rows if row.get("val/loss", loss + 1) <= loss),
+                None)
+
+
+def in_seconds(times) -> str:
+    """The times of several runs in words, None where one never came there."""
+    return ", ".join("never" if time is None else f"{time:.1f} s" for time in times)
 
 
 def main(argv: list[str]) -> dict:
     given = options(argv, __doc__, runs="speedrun,shakespeare_cpu,shakespeare_cpu_long",
-                    baseline="nanogpt_cpu", pairs=1)
-    names = [given["baseline"], *given["runs"].split(",")]
+                    baseline="nanogpt_cpu", pairs=1, targets="")
+    names = [given["baseline"], *filter(None, given["runs"].split(","))]
+    targets = list(filter(None, given["targets"].split(",")))
     result = {name: [] for name in names}
     for seed in range(1, given["pairs"] + 1):
         for name in names:
-            row = measure(name, seed, given["rest"])
-            result[name].append({"seed": seed, "loss": row["val/loss"],
-                                 "seconds": row["train_seconds"], "steps": row["step"]})
+            rows = measure(name, seed, given["rest"])
+            result[name].append({
+                "seed": seed, "loss": rows[-1]["val/loss"], "steps": rows[-1]["step"],
+                "seconds": rows[-1]["train_seconds"],
+                "seconds_to": {target: seconds_to(float(target), rows) for target in targets}})
 
     published = PUBLISHED.get(names[0])
     table = Table(title="tiny Shakespeare, characters" + (
         f" (nanoGPT, {names[0]}: {published})" if published else ""))
-    for column in ("experiment", "loss, mean", "worst", "seconds, mean", "against the baseline"):
+    for column in ("experiment", "loss, mean", "worst", "seconds, mean", "against the baseline",
+                   *(f"to {target}" for target in targets)):
         table.add_column(column, justify="right" if column != "experiment" else "left")
     base = mean(run["seconds"] for run in result[names[0]])
     for name, runs in result.items():
@@ -62,7 +78,9 @@ def main(argv: list[str]) -> dict:
             ratio = f"{base / seconds:.1f}x faster"
         table.add_row(name, f"{mean(run['loss'] for run in runs):.4f}",
                       f"{max(run['loss'] for run in runs):.4f}", f"{seconds:.1f}",
-                      ratio if name != names[0] else "")
+                      ratio if name != names[0] else "",
+                      *(in_seconds(run["seconds_to"][target] for run in runs)
+                        for target in targets))
     Console().print(table)
     write_json(given["json"], result)
     return result

@@ -1,15 +1,17 @@
-"""Training speed at equal architecture: GlassGPT against transformers' GPT2LMHeadModel with the
-same optimizer.
+"""Training speed at equal architecture: GlassGPT against transformers' GPT2LMHeadModel and
+nanoGPT's model with the same optimizer.
 
     python -m benchmarks.throughput [sizes=4x128,6x384,12x768] [seconds=20] [rounds=2]
-                                    [device=auto] [json=FILE]
+                                    [device=auto] [peers=eager] [json=FILE]
+    python -m benchmarks.throughput sizes=10M,124M,350M peers=compiled        # on a GPU
 
-Both take whole training steps (forward, backward, clipping, fused AdamW) on the same random tokens,
+All take whole training steps (forward, backward, clipping, fused AdamW) on the same random tokens,
 in turns, each time in a process of its own: transformers as it comes (eager, float32) and under
-bf16 autocast, GlassGPT eager in float32 and as `precision=auto compile=auto` become for a run of
-2,000 steps. For each the median step of `seconds` is taken, and the median of the rounds.
-Operations are counted from the structure, attention included; their share is of what a matrix
-product of 2048³ reaches here, in the precision used, and on a GPU also of its maker's figure.
+bf16 autocast, nanoGPT's model in plain torch, GlassGPT eager in float32 and as `precision=auto
+compile=auto` become for a run of 2,000 steps; or with peers=compiled all in bf16, compiled. For
+each the median step of `seconds` is taken, and the median of the rounds. Operations are counted
+from the structure, attention included; their share is of what a matrix product reaches here, in the
+precision used, and on a GPU also of its maker's figure.
 """
 
 import sys
@@ -25,6 +27,9 @@ from benchmarks import apart, chosen, options, seconds_per, write_json
 # Layers, heads, width, context, sequences a step, vocabulary.
 SIZES = {"4x128": (4, 4, 128, 64, 12, 65), "6x384": (6, 6, 384, 256, 16, 65),
          "12x768": (12, 12, 768, 1024, 1, 50257)}
+GPU_SIZES = {"10M": (6, 6, 384, 256, 64, 65), "124M": (12, 12, 768, 1024, 16, 50257),
+             "350M": (24, 16, 1024, 1024, 8, 50257)}
+ALL_SIZES = SIZES | GPU_SIZES
 STEPS = 2000  # of the run for which compile=auto decides
 OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
@@ -34,7 +39,7 @@ def make_config(size: str, precision: str, compile: bool | str, device: str):
     from config import Config, GPTConfig, OptimConfig
     from training.runtime import resolve_device
 
-    n_layer, n_head, n_embd, block_size, batch_size, vocab_size = SIZES[size]
+    n_layer, n_head, n_embd, block_size, batch_size, vocab_size = ALL_SIZES[size]
     config = Config(
         device=device, precision=precision, compile=compile, batch_size=batch_size, max_steps=STEPS,
         model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head,
@@ -58,9 +63,11 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
     import torch
 
     from model import GPT
+    from training.compiling import compile_model
     from training.optim import build_optimizers, update
-    from training.runtime import compile_model, compile_pays, synchronize
+    from training.runtime import compile_pays, graphs_are_safe, keep_freed_memory
 
+    keep_freed_memory()  # as each run does
     config = make_config(size, precision, compile, device)
     torch.manual_seed(0)
     model = GPT(config.model).to(config.device)
@@ -71,7 +78,8 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
         config.compile = compile_pays(config.device, flops * STEPS)[0]
     if config.compile:
         x, y = (torch.from_numpy(part).to(config.device) for part in batches.batch(0))
-        forward, _ = compile_model(model, x, y, config.precision, print)
+        forward, config.compile = compile_model(model, x, y, config.precision, print,
+                                                graphs_are_safe(config))
 
     def train() -> None:
         nonlocal step
@@ -79,49 +87,77 @@ def ours(size: str, precision: str, compile: bool | str, device: str, seconds: f
         update(forward, model, optimizers, x, y, config, step)
         step += 1
 
-    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device)),
-            "parameters": model.num_parameters(),
-            "flops": flops, "precision": config.precision, "compiled": config.compile}
+    return {**measured(train, seconds, model, config), "flops": flops}
+
+
+def measured(train, seconds: float, model, config) -> dict:
+    """What a step takes, on a GPU of ten that follow each other without a wait."""
+    from training.runtime import synchronize
+
+    together = 10 if config.device.startswith("cuda") else 1
+    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device), together),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "precision": config.precision, "compiled": bool(config.compile)}
 
 
 def theirs(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
-    import torch
     from transformers import GPT2Config, GPT2LMHeadModel, logging
-
-    from model import autocast
-    from training.runtime import synchronize
 
     logging.set_verbosity_error()
     config = make_config(size, precision, compile, device)
-    c, batches, step = config.model, random_batches(config), 0
+    c = config.model
+    shape = GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, n_embd=c.n_embd,
+                       n_layer=c.n_layer, n_head=c.n_head, resid_pdrop=0.0, embd_pdrop=0.0,
+                       attn_pdrop=0.0, use_cache=False)
+    return in_plain_torch(lambda: GPT2LMHeadModel(shape), lambda model, x, y:
+                          model(x, labels=x).loss, config, seconds)
+
+
+def nanogpts(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
+    from benchmarks.plain import PlainGPT
+
+    config = make_config(size, precision, compile, device)
+    return in_plain_torch(lambda: PlainGPT(config.model), lambda model, x, y: model(x, y), config,
+                          seconds)
+
+
+def in_plain_torch(make, loss_of, config, seconds: float) -> dict:
+    """Steps of `make()` with torch's fused AdamW, as a short loop has them."""
+    import torch
+
+    from model import autocast
+
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size,
-                                       n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head,
-                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-                                       use_cache=False)).to(config.device)
+    model, batches, step = make().to(config.device), random_batches(config), 0
+    forward = torch.compile(model) if config.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIM, fused=True)
 
     def train() -> None:
         nonlocal step
-        x = torch.from_numpy(batches.batch(step)[0]).to(config.device)
+        x, y = (torch.from_numpy(part) for part in batches.batch(step))
+        if config.device.startswith("cuda"):
+            x, y = x.pin_memory(), y.pin_memory()
+        x, y = (part.to(config.device, non_blocking=True) for part in (x, y))
         with autocast(config.device, config.precision):
-            loss = model(x, labels=x).loss
+            loss = loss_of(forward, x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         step += 1
 
-    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device)),
-            "parameters": model.num_parameters(),
-            "precision": config.precision, "compiled": False}
+    return measured(train, seconds, model, config)
 
 
 # Name → what is measured, in which precision, compiled or not. The others are compared with the
 # first.
 RUNNERS = {"transformers": (theirs, "fp32", False), "transformers, bf16": (theirs, "bf16", False),
+           "nanoGPT's model": (nanogpts, "fp32", False),
            "GlassGPT, eager float32": (ours, "fp32", False),
            "GlassGPT, auto": (ours, "auto", "auto")}
+COMPILED = {"nanoGPT's model": (nanogpts, "bf16", True), "transformers": (theirs, "bf16", True),
+            "GlassGPT": (ours, "bf16", True)}
+PEERS = {"eager": RUNNERS, "compiled": COMPILED}
 
 
 def rates(device: str) -> dict:
@@ -133,8 +169,10 @@ def rates(device: str) -> dict:
 
 
 def main(argv: list[str]) -> dict:
-    given = options(argv, __doc__, sizes=",".join(SIZES), seconds=20.0, rounds=2, device="auto")
-    sizes = chosen(given["sizes"], SIZES)
+    given = options(argv, __doc__, sizes=",".join(SIZES), seconds=20.0, rounds=2,
+                    device="auto", peers="eager")
+    runners, = chosen(given["peers"], PEERS).values()
+    sizes = chosen(given["sizes"], ALL_SIZES)
     from training.runtime import describe, pick_device
 
     device = pick_device(given["device"])
@@ -142,13 +180,13 @@ def main(argv: list[str]) -> dict:
     result = {"machine": describe(device), "sizes": {}}
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("matrix products",
-                                 total=len(sizes) * given["rounds"] * len(RUNNERS) + 1)
+                                 total=len(sizes) * given["rounds"] * len(runners) + 1)
         result["matmul"] = apart(rates, device)
         progress.advance(task)
         for size in sizes:
-            measured = {name: [] for name in RUNNERS}
+            measured = {name: [] for name in runners}
             for _ in range(given["rounds"]):
-                for name, (runner, precision, compile) in RUNNERS.items():
+                for name, (runner, precision, compile) in runners.items():
                     progress.update(task, description=f"{size}: {name}")
                     measured[name].append(apart(runner, size, precision, compile, device,
                                                 given["seconds"]))
@@ -165,11 +203,11 @@ def main(argv: list[str]) -> dict:
 
 def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
     """The rounds of each runner as one row of figures."""
-    tokens, rows = SIZES[size][3] * SIZES[size][4], {}
+    tokens, rows = ALL_SIZES[size][3] * SIZES[size][4], {}
     flops = next(m["flops"] for rounds in measured.values() for m in rounds if "flops" in m)
     for name, rounds in measured.items():
         seconds = median(m["seconds"] for m in rounds)
-        first = rows.get("transformers", {"seconds": seconds})
+        first = next(iter(rows.values()), {"seconds": seconds})
         rows[name] = {"seconds": seconds, "tokens_per_second": tokens / seconds,
                       "ratio": first["seconds"] / seconds,
                       "flops_per_second": flops / seconds,
@@ -181,8 +219,8 @@ def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
 
 
 def table(size: str, rows: dict, machine: str) -> Table:
-    n_layer, _, n_embd, block_size, batch_size, _ = SIZES[size]
-    parameters = rows["GlassGPT, auto"]["parameters"]
+    n_layer, _, n_embd, block_size, batch_size, _ = ALL_SIZES[size]
+    parameters = next(iter(rows.values()))["parameters"]
     table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, "
                         f"{batch_size} × {block_size} tokens a step")
     from benchmarks.plan import GPUS

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.slow
 
 def test_the_speedrun_benchmark_compares_the_runs_and_writes_json(test_data, tmp_path):
     settings = [f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}", "max_steps=2",
-                "runs=speedrun", f"json={tmp_path / 'out.json'}"]
+                "runs=speedrun", "targets=9.9,0.1", "eval.every=2",
+                "data.val_max_tokens=4000", f"json={tmp_path / 'out.json'}"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.speedrun", *settings], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -18,4 +19,6 @@ def test_the_speedrun_benchmark_compares_the_runs_and_writes_json(test_data, tmp
     assert list(result) == ["nanogpt_cpu", "speedrun"]
     assert all(run["steps"] == 2 and run["seconds"] > 0 and 2 < run["loss"] < 5
                for runs in result.values() for run in runs)
-    assert "nanogpt_cpu" in done.stdout
+    for run in (run for runs in result.values() for run in runs):
+        assert 0 <= run["seconds_to"]["9.9"] < run["seconds"] and run["seconds_to"]["0.1"] is None
+    assert "nanogpt_cpu" in done.stdout and "never" in done.stdout

@@ -7,6 +7,7 @@ from benchmarks import throughput
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.soak
 def test_the_throughput_benchmark_compares_all_at_its_smallest_size_and_writes_json(
         tmp_path, capsys):
     pytest.importorskip("transformers")
