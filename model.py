@@ -193,15 +193,6 @@ class UnitRMS(torch.autograd.Function):
         return torch.addcmul(grad, y, along, value=-1).mul_(scale), None
 
 
-def side_by_side(x: Tensor, *layers: nn.Module) -> Tensor:
-    """What linear layers make of x (…, C), one beside the other: a product for all of them."""
-    first = layers[0]
-    if not isinstance(first, nn.Linear):  # quantized
-        return torch.cat([layer(x) for layer in layers], dim=-1)
-    bias = None if first.bias is None else torch.cat([layer.bias for layer in layers])
-    return F.linear(x, torch.cat([layer.weight for layer in layers]), bias)
-
-
 class SelfAttention(nn.Module):
     """Causal attention of a sequence to itself: multi-head at G = H, multi-query at G = 1.
 
@@ -227,7 +218,8 @@ class SelfAttention(nn.Module):
         """Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v) of x (B, T, C)."""
         c, T = self.config, x.shape[1]
         H, G, d_k, d_v = c.n_head, c.kv_heads, c.key_dim, c.value_dim
-        qk, v = side_by_side(x, self.W_Q, self.W_K, self.W_V).split(((H + G) * d_k, G * d_v), -1)
+        joined = as_function(self.W_Q, self.W_K, self.W_V)(x)  # (B, T, (H + G) d_k + G d_v)
+        qk, v = joined.split(((H + G) * d_k, G * d_v), dim=-1)
         qk, v = qk.unflatten(-1, (H + G, d_k)), v.unflatten(-1, (G, d_v))
         dtype = qk.dtype
         if c.qk_norm or c.position == "rope":  # in float32, which a CPU does faster than bf16
@@ -419,16 +411,14 @@ class Decoder:
         if self.model.position_embedding is not None:
             x = x + self.model.position_embedding.weight[n]
         if c.norm_embedding:
-            x = F.rms_norm(x, (c.n_embd,))
+            x = rms_norm(x)
         eps = c.norm_eps if c.qk_norm == "gains" else None
         mask = None if seen is None else torch.arange(seen, device=n.device)[None] <= n  # (1, seen)
         for norm_1, qkv, gains, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
             qk, v = qkv(norm_1(x)).split(((H + G) * d_k, G * d_v), dim=-1)
             qk = qk.view(B, H + G, d_k)
             if c.qk_norm:
-                qk = F.rms_norm(qk, (d_k,), eps=eps)
-            if gains is not None:
-                qk = qk * gains
+                qk = rms_norm(qk, gains, eps)
             if self.rotary is not None:
                 qk = rotate(qk, self.rotary[:, n])
             q, k = qk.split((H, G), dim=1)  # (B, H, d_k), (B, G, d_k)
@@ -466,9 +456,9 @@ def as_function(*modules: nn.Module) -> Callable:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x (B, in); of one row by a matrix–vector product, which reads bf16 weights
-    faster on a CPU (LOG.md)."""
-    if len(x) > 1:
+    """`F.linear` of x (…, in); of one row (1, in) by a matrix–vector product, which reads bf16
+    weights faster on a CPU (LOG.md)."""
+    if x.dim() > 2 or len(x) > 1:
         return F.linear(x, weight, bias)
     y = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])  # (out)
     return y[None]

@@ -332,16 +332,17 @@ def hf_tensors(model: GPT) -> Iterator[tuple[str, Tensor, bool]]:
     have it, and whether the checkpoint has it transposed."""
     kind, dtype = family_of(model.config), model.head.weight.dtype
     params = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    table = params["token_embedding.weight"]
+    if model.config.norm_embedding:  # theirs then differs from the head
+        params = {"head.weight": table} | params
     if kind == "nanochat":
         params = as_nanochat(params, model.config)
         shapes = {name: list(t.shape) for name, t in params.items()}
     else:
         # transformers' GPT-2 always has biases, zeros where ours has none; its Qwen 3 gains.
         more = {"gpt2": {"bias": True}, "qwen3": {"qk_norm": "gains"}}.get(kind, {})
-        if model.config.norm_embedding:  # the table of theirs is normalised, its head is not
+        if model.config.norm_embedding:
             more |= {"tie_embeddings": False}
-            table = params["token_embedding.weight"]
-            params = {"head.weight": table} | params
             params["token_embedding.weight"] = rms_norm(table)
         shapes = parameter_shapes(replace(model.config, **more))
         for name in shapes:
@@ -358,7 +359,6 @@ def hf_tensors(model: GPT) -> Iterator[tuple[str, Tensor, bool]]:
 def as_nanochat(params: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """The parameters of a model without gains that computes the same and turns pairs the other way
     round: gains are in the matrices that follow, the halves of queries and keys change places."""
-    params = {"head.weight": params["token_embedding.weight"]} | params
     params["token_embedding.weight"] = params["token_embedding.weight"] * LARGER  # it is normalised
     params["head.weight"] = params["head.weight"] * params.pop("norm.weight")
     for layer in range(config.n_layer):

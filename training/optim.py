@@ -336,7 +336,8 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
             if key in slices:
                 there = f"{slices[key].get_shape()} of {slices[key].get_dtype()}"
             if key in states:
-                here = f"{state_shape(*states[key][1:])} of F32"
+                _, field, p = states[key]
+                here = f"{[] if field == 'step' else list(shaped_as(field, p).shape)} of F32"
             if there != here:
                 raise UserError("the optimizer's state in the checkpoint is not this run's: "
                                 f"{ascii(key)[1:-1][:100]} is {there} there, {here} here; "
@@ -345,10 +346,10 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
             if field == "step":  # works on the CPU and beside the parameter, where it counts on
                 state[field] = file.get_tensor(key).to(p.device)
             else:
-                state[field] = torch.empty_like(p[:, :1] if field == "row_squares" else p)
+                state[field] = torch.empty_like(shaped_as(field, p))
                 copy_rows(file, key, state[field])
 
 
-def state_shape(field: str, p: Tensor) -> list[int]:
-    """The shape of a field of the state of a parameter."""
-    return {"step": [], "row_squares": [len(p), 1]}.get(field, list(p.shape))
+def shaped_as(field: str, p: Tensor) -> Tensor:
+    """What a field of the state of a parameter has the shape of."""
+    return p[:, :1] if field == "row_squares" else p
