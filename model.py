@@ -72,6 +72,7 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
 # Llama 3 stretches wavelengths that make at most so many turns in rope_trained tokens whole, and
 # those that make at least so many not at all.
 ROPE_LOW, ROPE_HIGH = 1.0, 4.0
+LOGITS_AT_ONCE = 1 << 20  # that `CrossEntropy` has in float32
 SHORT = 512  # tokens up to which `short_attention` is the faster one
 
 
@@ -464,6 +465,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y[None]
 
 
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean of -ln p of targets (N,), but for -1, by logits (N, V): `F.cross_entropy`, of many
+    logits on a CPU in half the time, and in the memory of a part of them (LOG.md)."""
+    if (logits.device.type == "cpu" and logits.requires_grad and logits.numel() > LOGITS_AT_ONCE
+            and not torch.compiler.is_compiling()):
+        return CrossEntropy.apply(logits, targets)
+    return F.cross_entropy(logits.float(), targets, ignore_index=-1)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """`F.cross_entropy`, row by row with its gradient, while the rows are in the processor's cache.
+    A token that float32 gives no chance counts as 87 nats."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor) -> Tensor:
+        gradient, loss = torch.empty_like(logits), logits.new_zeros((), dtype=torch.float32)
+        counts = targets.ge(0)
+        shares = counts / counts.sum()  # (N,)
+        rows = max(1, LOGITS_AT_ONCE // logits.shape[1])
+        for z, target, share, out in zip(*(t.split(rows) for t in (
+                logits, targets.clamp(min=0)[:, None], shares[:, None], gradient))):
+            p = z.softmax(dim=-1, dtype=torch.float32)  # (rows, V)
+            chance = p.gather(1, target).clamp(min=torch.finfo(p.dtype).tiny)
+            loss -= (chance.log() * share).sum()
+            p.scatter_add_(1, target, -torch.ones_like(share))
+            torch.mul(p, share, out=out)
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0] * grad, None
+
+
 class GPT(nn.Module):
     """A decoder-only transformer.
 
@@ -550,7 +585,7 @@ class GPT(nn.Module):
         logits = self.head(self.norm(self.hidden(tokens, cache)))  # (B, T, V)
         loss = None
         if targets is not None:
-            loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+            loss = cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
 
     @contextmanager

@@ -8,6 +8,7 @@ within itself is not seen; docs/scaling.md has how far real steps were from the 
 import os
 import re
 import statistics
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -146,15 +147,14 @@ def memory_lines(config: Config, machine: Machine, memory: Memory,
     """Memory by kind, of a process and beside it, with a note where that is more than there is."""
     c, probe = config.model, min(config.attention.tokens, config.model.block_size)
     several = machine.processes > 1
-    gathered = ("  gathered", f"{size(memory.gathered)}  "
-                + ("of other processes' parts" if config.shard > 1 else "a copy of the weights"))
+    gathered = ("  gathered", f"{size(memory.gathered)}  of other processes' parts")
     there = f", of {size(machine.memory).strip()}" if machine.memory else ""
     lines = [
         ("memory", f"of each process (shard={config.shard}):" if several else ""),
         ("  weights", size(memory.weights)),
         ("  gradients", size(memory.gradients)),
         ("  optimizer", f"{size(memory.optimizer)}  {config.optim.name}'s state"),
-        *([gathered] if several else []),
+        *([gathered] if several and config.shard > 1 else []),
         ("  activations", f"{size(memory.activations)}  kept for the backward pass"),
         ("  logits", f"{size(memory.logits)}  with loss and gradients"),
         *([("  update", f"{size(memory.update)}  while the optimizer works")]
@@ -256,7 +256,7 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
     """
     c, shape = config.model, (rows, config.model.block_size)
     counter = Counter(logits=rows * c.block_size * c.vocab_size)
-    with FakeTensorMode(), attention_of(config.device):
+    with FakeTensorMode(), computed_as_on(config.device):
         model = GPT(c)
         tokens = torch.zeros(shape, dtype=torch.int64)
         with counter:
@@ -277,8 +277,11 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
         most = activations + logits_most + (parameters if config.accumulate > 1 else 0)
     shard, gathered = 1, 0
     if processes > 1:
-        shard, gathered = config.shard, gathered_bytes(model, config)
-        most = activations + logits_most + (parameters // shard if config.accumulate > 1 else 0)
+        shard = config.shard
+        gathered = gathered_bytes(model, config) if shard > 1 else 0
+        # Gradients that are averaged whole have their memory all the time.
+        there = shard == 1 or config.accumulate > 1
+        most = activations + logits_most + (parameters // shard if there else 0)
     weights, gradients = parameters // shard + buffers, parameters // shard
     state, update = state // shard, update // shard
     return Memory(weights, gradients, state, gathered, activations, logits_most, update,
@@ -289,11 +292,11 @@ def measure(config: Config, rows: int, processes: int = 1) -> Memory:
 def gathered_bytes(model: GPT, config: Config) -> int:
     """Bytes that a process has whole at once of a sharded model: what is outside the blocks, all
     through a step, with its gradient; two groups of blocks, of which one is used and one is coming,
-    or with shard = 1 all of them, and the gradient of one."""
+    and the gradient of one."""
     sizes = [sum(p.numel() for block in group for part in (block.attention, block.mlp)
                  for p in part.parameters()) for group in groups(model.blocks)]
     outside = model.num_parameters() - sum(sizes)
-    whole = sum(sorted(sizes)[-2:] if config.shard > 1 else sizes) + max(sizes)
+    whole = sum(sorted(sizes)[-2:]) + max(sizes)
     return 8 * outside + (2 if config.precision == "bf16" else 4) * whole
 
 
@@ -366,14 +369,15 @@ def storages(tree) -> list[torch.UntypedStorage]:
 
 
 @contextmanager
-def attention_of(device: str) -> Iterator[None]:
-    """Attention as the device computes it: only a CPU uses `short_attention`."""
-    short = architecture.SHORT
-    architecture.SHORT = short if device == "cpu" else 0
+def computed_as_on(device: str) -> Iterator[None]:
+    """Attention and loss as the device computes them: only a CPU has ways of its own."""
+    usual = architecture.SHORT, architecture.LOGITS_AT_ONCE
+    if device != "cpu":
+        architecture.SHORT, architecture.LOGITS_AT_ONCE = 0, sys.maxsize
     try:
         yield
     finally:
-        architecture.SHORT = short
+        architecture.SHORT, architecture.LOGITS_AT_ONCE = usual
 
 
 def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:

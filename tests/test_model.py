@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from models import configs, few, lively, random_tokens, seeds, small
 from omegaconf import OmegaConf
 from torch import nn
 
+import model
 from config import UserError
 from model import (
     GPT,
@@ -22,6 +24,7 @@ from model import (
     SelfAttention,
     attention,
     causal_mask,
+    cross_entropy,
     make_norm,
     rms_norm,
     rotary_table,
@@ -852,6 +855,32 @@ def test_the_rms_norm_of_a_cpu_is_torchs_with_its_gradients(leading, width, with
     for a, b in zip(torch.autograd.grad(ours, inputs, grad),
                     torch.autograd.grad(torchs, inputs, grad)):
         assert torch.allclose(a, b)
+
+
+@few
+@given(st.integers(1, 40), st.integers(2, 30), st.integers(0, 200), st.integers(0, 9),
+       st.sampled_from([torch.float32, torch.bfloat16]), seeds)
+def test_the_loss_of_many_logits_is_torchs_with_its_gradients(N, V, at_once, left_out, dtype, seed):
+    torch.manual_seed(seed)
+    logits = (4 * torch.randn(N, V)).to(dtype).requires_grad_()
+    targets = torch.randint(V, (N,)).where(torch.rand(N) > left_out / 10, -1)
+    targets[0] = 1
+    with patch.object(model, "LOGITS_AT_ONCE", at_once):
+        ours = cross_entropy(logits, targets)
+    torchs = F.cross_entropy(logits.float(), targets, ignore_index=-1)
+    close(ours, torchs)
+    grads = [torch.autograd.grad(loss, logits, torch.tensor(0.25))[0] for loss in (ours, torchs)]
+    assert grads[0].dtype == dtype
+    close(*grads, rtol=2 ** -6 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+def test_a_token_without_a_chance_and_a_logit_that_is_no_number(monkeypatch):
+    monkeypatch.setattr(model, "LOGITS_AT_ONCE", 0)
+    logits = torch.tensor([[0.0, 1e4], [0.0, 0.0]], requires_grad=True)
+    loss = cross_entropy(logits, torch.tensor([0, -1]))
+    loss.backward()
+    assert 87 < loss.item() < 88 and logits.grad.tolist() == [[-1, 1], [0, 0]]
+    assert cross_entropy(logits * math.nan, torch.tensor([0, 1])).isnan()
 
 
 def test_a_single_new_token_of_a_model_in_training_drops_attention_too():
