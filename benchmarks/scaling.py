@@ -54,12 +54,9 @@ def ours(config, world, x, y):
     from training.sharding import shard_model
 
     model = GPT(config.model)
-    if world.size > 1:
-        shard_model(model, config, world.size)
-    else:
-        model.to(config.device)
-    optimizers = build_optimizers(model, config.optim, config.precision)
-    return lambda: update(model, model, optimizers, x, y, config, 0, world)
+    forward, mesh = shard_model(model, config, world.size)
+    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
+    return lambda: update(forward, model, optimizers, x, y, config, 0, world)
 
 
 def ddp(config, world, x, y):

@@ -4,11 +4,13 @@ name; one optimizer step, and the watch for steps that are not finite."""
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
 from config import Config, OptimConfig, UserError
@@ -50,14 +52,14 @@ class Muon(Optimizer):
     A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal, where each row is
     divided by the root of its running mean square over the mean square that all rows of an
     orthogonal matrix have together. Matrices of one shape are orthogonalised in one batch, in
-    `dtype`. As with torch's fused AdamW, a step changes nothing where the tensor `found_inf` is set
-    and not 0: the device decides, and nobody waits for it.
+    `dtype`, divided among the ranks of `mesh`. As with torch's fused AdamW, a step changes nothing
+    where the tensor `found_inf` is set and not 0: the device decides, and nobody waits for it.
     """
 
     def __init__(self, params, lr: float, momentum: float, weight_decay: float,
-                 dtype: torch.dtype = torch.float32):
+                 dtype: torch.dtype = torch.float32, mesh: DeviceMesh | None = None):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.dtype = dtype
+        self.dtype, self.mesh = dtype, mesh
 
     @torch.no_grad()
     def step(self) -> None:
@@ -88,7 +90,8 @@ class Muon(Optimizer):
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch._foreach_lerp(grads, momenta, momentum)
         nesterov = torch.stack(nesterov)  # (matrices, rows here, columns)
-        updates = orthogonalize_sharded(nesterov, first, self.dtype)
+        updates = orthogonalize(nesterov, self.dtype) if self.mesh is None else \
+            orthogonalize_divided(nesterov, first, self.dtype, self.mesh)
         now = updates.square().mean(dim=-1, keepdim=True)  # (matrices, rows here, 1)
         means = torch.lerp(torch.stack(squares), now, taken * (1 - ROW_MEAN))
         torch._foreach_copy_(squares, list(means.unbind()))
@@ -99,18 +102,19 @@ class Muon(Optimizer):
                             alpha=-lr * math.sqrt(max(1, first.shape[0] / first.shape[1])))
 
 
-def orthogonalize_sharded(matrices: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """`orthogonalize` of matrices (…, rows here, columns) that are sharded by rows as `like` is.
+def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
+                          mesh: DeviceMesh) -> Tensor:
+    """`orthogonalize` of matrices (n, rows here, columns), which are whole on every rank of the
+    mesh, or sharded by rows as `like` is: each rank does its share of the n.
 
-    Two exchanges: of the rows of all matrices, after which each rank has its share of them whole;
-    and of what they become.
+    Exchanged are the rows of what is sharded, after which each rank has its share whole; and what
+    the matrices become.
     """
-    if not hasattr(like, "placements"):
-        return orthogonalize(matrices, dtype)
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    mesh, shape = like.device_mesh, (len(matrices), *like.shape)
-    by_rows = [Shard(1) if place.is_shard() else place for place in like.placements]
+    shape = (len(matrices), *like.shape)
+    placements = getattr(like, "placements", [Replicate()])
+    by_rows = [Shard(1) if place.is_shard() else place for place in placements]
     by_matrix = [Shard(0)] * mesh.ndim
 
     def sharded(tensor: Tensor, placements: list) -> DTensor:
@@ -122,12 +126,13 @@ def orthogonalize_sharded(matrices: Tensor, like: Tensor, dtype: torch.dtype) ->
     return done.to_local().to(matrices.dtype)  # (matrices, rows here, columns)
 
 
-def build_optimizers(model: nn.Module, optim: OptimConfig,
-                     precision: str = "fp32") -> list[Optimizer]:
+def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
+                     mesh: DeviceMesh | None = None) -> list[Optimizer]:
     """The optimizers of all parameters, each with the peak rate, which `update` scales.
 
     Weight decay is for matrices and embeddings. `optim.name=muon`: Muon for the blocks' matrices,
-    which it orthogonalises in the run's `precision`; AdamW for the rest.
+    which it orthogonalises in the run's `precision`, divided among the ranks of `mesh`; AdamW for
+    the rest.
     """
     muon = [p for name, p in model.named_parameters()
             if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
@@ -139,7 +144,8 @@ def build_optimizers(model: nn.Module, optim: OptimConfig,
                         betas=(optim.beta1, optim.beta2), fused=True)]
     if muon:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        optimizers.append(Muon(muon, optim.muon_lr, optim.momentum, optim.weight_decay, dtype))
+        optimizers.append(Muon(muon, optim.muon_lr, optim.momentum, optim.weight_decay, dtype,
+                               mesh))
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["peak_lr"] = group["lr"]
     return optimizers
@@ -182,7 +188,7 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
     """One optimizer step, after `step` others, on a batch x, y (batch_size / processes, T).
 
     Args:
-        forward: the model, or the model compiled.
+        forward: the model, the model compiled, or what `shard_model` returns.
         x, y: in host memory.
 
     Returns:
@@ -196,7 +202,7 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["lr"] = group["peak_lr"] * lr_factor(step, config.optim, config.max_steps)
     with same_bits(config.device):
-        loss = accumulate_gradients(forward, model, x, y, config, step, world)
+        loss = accumulate_gradients(forward, x, y, config, step, world)
     with torch.no_grad():
         grads = [local(p.grad) for p in model.parameters()]
         norms = torch.stack(torch._foreach_norm(grads))  # (parameters,)
@@ -217,8 +223,8 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
     return loss, grad_norm, finite
 
 
-def accumulate_gradients(forward: Callable, model: nn.Module, x: Tensor, y: Tensor, config: Config,
-                         step: int, world: World) -> Tensor:
+def accumulate_gradients(forward: Callable, x: Tensor, y: Tensor, config: Config, step: int,
+                         world: World) -> Tensor:
     """Add up the gradients of the micro-steps of this process's batch x, y (sequences, T), and
     average them over the processes.
 
@@ -230,12 +236,12 @@ def accumulate_gradients(forward: Callable, model: nn.Module, x: Tensor, y: Tens
     loss = torch.zeros((), device=config.device)
     for micro_step, batch in enumerate(zip(x.split(sequences), y.split(sequences))):
         seed_micro_step(config.seed, step, micro_step, world.rank)
-        if world.size > 1 and config.accumulate > 1 and config.shard == 1:
-            model.set_requires_gradient_sync(micro_step == config.accumulate - 1)
         inputs, targets = (part.to(config.device, non_blocking=True) for part in batch)
-        with autocast(config.device, config.precision):
-            micro_loss = forward(inputs, targets)[1]  # the logits are freed
-        (micro_loss / config.accumulate).backward()
+        later = world.size > 1 and config.shard == 1 and micro_step + 1 < config.accumulate
+        with forward.no_sync() if later else nullcontext():  # averaged at the last one
+            with autocast(config.device, config.precision):
+                micro_loss = forward(inputs, targets)[1]  # the logits are freed
+            (micro_loss / config.accumulate).backward()
         loss += micro_loss.detach() / (config.accumulate * world.size)
     return loss
 

@@ -1,13 +1,14 @@
-"""A model divided among ranks by FSDP2, and put together.
+"""A model given to several ranks, and put together.
 
-The mesh is (processes / shard, shard): with shard = 1 each rank has the whole model (data
-parallel), with all of them its part alone, between them each group of so many holds a copy.
+With shard = 1 each rank has the whole model, and DistributedDataParallel averages the gradients.
+Else FSDP2 divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 
 import torch
+from torch.distributed import DeviceMesh, init_device_mesh
 
 from config import Config
 from model import GPT, Block, autocast
@@ -50,14 +51,21 @@ def compile_block(block: Block) -> None:
         part.forward = torch.compile(part.forward)
 
 
-def shard_model(model: GPT, config: Config, size: int) -> None:
-    """Move the model to the device, sharded: blocks one by one, then what is left.
+def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, DeviceMesh | None]:
+    """Move the model to the device: whole with shard = 1, else sharded, blocks one by one, then
+    what is left. In bf16, matrices that are sharded travel in bf16; gradients in float32.
 
-    In bf16 the matrices travel in bf16, and their gradients are summed in float32.
+    Returns what takes the forward passes of training, and the mesh of several ranks.
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    if size == 1:
+        return model.to(config.device), None
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
 
+    if config.shard == 1:
+        forward = DistributedDataParallel(model.to(config.device), broadcast_buffers=False,
+                                          gradient_as_bucket_view=True)
+        return forward, init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
     shape, names = (config.shard,), ("shard",)
     if config.shard < size:
         shape, names = (size // config.shard, config.shard), ("replicate", "shard")
@@ -67,8 +75,9 @@ def shard_model(model: GPT, config: Config, size: int) -> None:
     for blocks in groups(model.blocks):
         # The norms stay in float32, with the rest of the model.
         fully_shard([part for block in blocks for part in (block.attention, block.mlp)], mesh=mesh,
-                    mp_policy=policy, reshard_after_forward=config.shard > 1)
+                    mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return model, mesh
 
 
 def groups(blocks: Iterable[Block]) -> Iterator[list[Block]]:

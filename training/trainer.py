@@ -38,7 +38,7 @@ class Trainer:
     world: World
     batches: Batches
     model: GPT
-    forward: Callable  # the model, or, from `eager_steps` on, the model compiled
+    forward: Callable  # the model; from `eager_steps` on, compiled; of several ranks, wrapped
     optimizers: list[torch.optim.Optimizer]
     validation: Validation
     state: TrainState
@@ -144,14 +144,11 @@ def set_up(config: Config, run_dir: Path, world: World, tokens: Tokens,
     model = GPT(config.model)
     if load_initial_weights:
         load_initial_weights(model)
-    if world.size == 1:
-        model.to(config.device)
-    else:
-        if config.compile:  # the parts, before they are sharded
-            rows = config.batch_size // config.accumulate // world.size
-            config = replace(config, compile=compile_parts(model, config, rows, world, say))
-        shard_model(model, config, world.size)
-    optimizers = build_optimizers(model, config.optim, config.precision)
+    if config.compile and world.size > 1:  # the parts, before they are sharded
+        rows = config.batch_size // config.accumulate // world.size
+        config = replace(config, compile=compile_parts(model, config, rows, world, say))
+    forward, mesh = shard_model(model, config, world.size)
+    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
     checkpoints = Checkpoints(config, run_dir, model, optimizers, tokens.tokenizer, world, say)
     if folder:
         checkpoint.load_weights(model, folder / checkpoint.MODEL)
@@ -160,7 +157,7 @@ def set_up(config: Config, run_dir: Path, world: World, tokens: Tokens,
             checkpoints.saved = state.step
             going_on(config, run_dir, world, manifest, say)
     watch = Watch(model, config.on_nonfinite, *state.skipped)
-    return Trainer(config, run_dir, world, batches, model, model, optimizers, validation, state,
+    return Trainer(config, run_dir, world, batches, model, forward, optimizers, validation, state,
                    clock, watch, checkpoints)
 
 

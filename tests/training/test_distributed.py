@@ -112,12 +112,12 @@ def sharded(world: World, shard: int, optim: str = "muon", **changes):
                                        "n_head": 2, "n_embd": 36, **changes}),
                     optim=OptimConfig(name=optim))
     gpt = GPT(config.model)
-    shard_model(gpt, config, world.size)
-    optimizers = build_optimizers(gpt, config.optim)
+    forward, mesh = shard_model(gpt, config, world.size)
+    optimizers = build_optimizers(gpt, config.optim, mesh=mesh)
     tokens = torch.randint(97, (8 // world.size, 17))
 
     def step(n=0):
-        return update(gpt, gpt, optimizers, tokens[:, :-1], tokens[:, 1:], config, n, world)
+        return update(forward, gpt, optimizers, tokens[:, :-1], tokens[:, 1:], config, n, world)
 
     return gpt, optimizers, step
 
@@ -168,11 +168,11 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
         gpt = GPT(big.model)
-        shard_model(gpt, big, world.size)
-        optimizers = build_optimizers(gpt, big.optim)
+        forward, mesh = shard_model(gpt, big, world.size)
+        optimizers = build_optimizers(gpt, big.optim, mesh=mesh)
         tokens = torch.randint(4000, (2 * accumulate, 128))
         for step in range(2):
-            update(gpt, gpt, optimizers, tokens, tokens, big, step, world)
+            update(forward, gpt, optimizers, tokens, tokens, big, step, world)
         return planned, memory("VmHWM") - before
 
     most = {}
@@ -201,6 +201,22 @@ def test_a_step_takes_two_collectives_a_group_and_pass_and_two_a_shape_of_muon(
     parts, shapes = groups + 1, 3  # blocks, and what is outside them, which stays for the backward
     assert counts == {"_allgather_base_": parts + groups, "_reduce_scatter_base_": parts,
                       "all_gather_into_tensor": 2 * shapes, "allreduce_": 1}
+
+
+@slow
+def test_whole_models_exchange_gradients_and_what_muon_made_of_their_matrices(tmp_path):
+    def work(world):
+        from torch.distributed.tensor.debug import CommDebugMode
+
+        _, _, step = sharded(world, 1)
+        step(0)
+        step(1)  # DDP has put the gradients in the order in which they come
+        with CommDebugMode() as counted:
+            step(2)
+        return {str(op).split(".")[-1]: n for op, n in counted.get_comm_counts().items()}
+
+    counts, _ = in_ranks(tmp_path, 2, work)
+    assert counts == {"all_gather_into_tensor": 3, "allreduce_": 2}  # shapes; gradients and norms
 
 
 def test_what_does_not_go_with_so_many_processes_is_refused(monkeypatch):
