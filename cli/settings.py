@@ -61,7 +61,7 @@ def train_help() -> str:
     """The text of `python train.py --help`."""
     lines = ["""Train a small GPT, and watch its attention form.
 
-  python train.py                              Python's own library, 3 minutes
+  python train.py                              Python's own library, 5 minutes
   python train.py data=text data.path=notes/   your text: file, folder or glob
   python train.py data=shakespeare tokenizer=char   by characters
   python train.py experiment=nanogpt_cpu       a preset for a whole run

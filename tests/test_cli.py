@@ -308,7 +308,7 @@ def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_win
     for group, presets in cli.groups().items():
         assert f" {group} {', '.join(presets)}" in text
     # As in the plain command, experiment=default, and not before any preset.
-    assert " max_steps=2800 " in text and " optim.name=muon " in text
+    assert " max_steps=2400 " in text and " optim.name=muon " in text
     assert " tokenizer.pattern=gpt2 " in text and "(true | false | auto)" in text
 
 

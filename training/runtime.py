@@ -20,7 +20,7 @@ from training.int8 import quantize
 
 # Floating-point operations of a whole run from which compiling pays, and what it costs and saves.
 # Measured on CPUs (LOG.md), a guess for GPUs.
-COMPILE_PAYS = {"cpu": (2e13, "a minute or two once, then 1.3 to 2 times the speed"),
+COMPILE_PAYS = {"cpu": (1e14, "a minute or two once, then 1.1 to 1.3 times the speed"),
                 "cuda": (1e16, "perhaps a minute once, then faster steps")}
 # Operations of the steps that a CPU takes uncompiled meanwhile. More would show more of a run that
 # is compiled for the first time, and slow down all later ones.

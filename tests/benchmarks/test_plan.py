@@ -187,12 +187,12 @@ def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
                    env={"GLASSGPT_CACHE": str(cache)})
     lines = planned(done)
     assert list(here.iterdir()) == [] and not cache.exists() and done.stderr == ""
-    shape = GPT(GPTConfig(2048, block_size=128, n_layer=3, n_head=4, n_kv_head=2, n_embd=128,
+    shape = GPT(GPTConfig(2048, block_size=256, n_layer=3, n_head=4, n_kv_head=2, n_embd=128,
                           norm="rmsnorm", position="rope",
                           mlp="swiglu", mlp_hidden=352, qk_norm="gains"))
     assert lines["model"].startswith(f"{shape.num_parameters():,} parameters")
     assert lines["operations"].startswith(f"{shape.flops_per_token():,} a token")
-    assert lines["run"].startswith(f"2,800 steps, {2800 * 16 * 128:,} tokens")
+    assert lines["run"].startswith(f"2,400 steps, {2400 * 8 * 256:,} tokens")
     assert "measured just now" in lines["time"]
 
 
