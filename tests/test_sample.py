@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import select
 import shutil
@@ -366,14 +367,15 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
-    def until(self, *endings: str, timeout: float = 60, keys: str = "") -> str:
-        """What it has shown since the last call, once that ends as expected, or the program has.
+    def until(self, pattern: str = "", timeout: float = 60, keys: str = "") -> str:
+        """What it has shown since the last call, once the pattern is found there, or the program
+        has ended.
 
         `keys` are typed at once, and again every five seconds: a signal that comes just before
         readline waits for a key is seen at the next key only.
         """
         shown, start, typed = b"", time.monotonic(), 0.0
-        while not (endings and shown.decode(errors="replace").endswith(endings)):
+        while not (pattern and re.search(pattern, shown.decode(errors="replace"), re.DOTALL)):
             now = time.monotonic()
             assert now < start + timeout, shown
             if keys and now > typed + 5:
@@ -395,17 +397,17 @@ class Terminal:
 
 def test_a_conversation_asks_for_prompts_until_ctrl_d(run):
     terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=20")
-    assert "Ctrl-D" in terminal.until("> ")
+    assert "Ctrl-D" in terminal.until(r"> \Z")
     terminal.type("the glass\n")
-    first = terminal.until("\n> ").removeprefix("the glass\n")  # as it was typed
+    first = terminal.until(r"\n> \Z").removeprefix("the glass\n")  # as it was typed
     assert first.startswith("the glass") and len(first) >= len("the glass") + 20
     terminal.type("the G\n")
-    assert "error: the character 'G' at position 4" in terminal.until("\n> ")
+    assert "error: the character 'G' at position 4" in terminal.until(r"\n> \Z")
     terminal.type("\x1b[A\x1b[A\n")  # up, up: the history
-    second = terminal.until("\n> ")
+    second = terminal.until(r"\n> \Z")
     # the seed after the last
     assert second.rpartition("the glass")[2] != first.rpartition("the glass")[2]
-    terminal.until("\n> ", keys="\x03")
+    terminal.until(r"\n> \Z", keys="\x03")
     terminal.type("\x04")
     terminal.until()
     assert terminal.status() == 0
@@ -413,11 +415,11 @@ def test_a_conversation_asks_for_prompts_until_ctrl_d(run):
 
 def test_ctrl_c_ends_a_text_which_stays_and_not_the_conversation(run):
     terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=1000000000")
-    terminal.until("> ")
+    terminal.until(r"> \Z")
     terminal.type("the glass\n")
-    time.sleep(1)
+    terminal.until("the glass.{50}")
     terminal.type("\x03")
-    assert len(terminal.until("\n> ")) > 50
+    terminal.until(r"\n> \Z")
     terminal.type("\x04")
     terminal.until()
     assert terminal.status() == 0
