@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +196,14 @@ def chromium():
         browser.close()
 
 
+def wait_until(tab, expression: str, seconds: float = 20) -> None:
+    """Wait until JavaScript is true in a page, whose policy forbids it to evaluate text itself."""
+    end = time.monotonic() + seconds
+    while not tab.evaluate(expression):
+        assert time.monotonic() < end, f"{expression} did not come true"
+        tab.wait_for_timeout(50)
+
+
 @pytest.fixture
 def see(chromium):
     """see(path, width=…, **context) → the page, opened from its file without a network; an error
@@ -214,9 +223,8 @@ def see(chromium):
                if not request.url.startswith(("file:", "data:")) else None)
         tab.goto(path.as_uri())
         expect(tab).not_to_have_title("GlassGPT")
-        tab.wait_for_function(  # the titles that come with the maps
-            "[...document.querySelectorAll('#map-title, .side h3')]"
-            ".every(title => title.textContent || !title.checkVisibility())")
+        wait_until(tab, "[...document.querySelectorAll('#map-title, .side h3')]"  # as maps come
+                        ".every(title => title.textContent || !title.checkVisibility())")
         tab.wait_for_timeout(150)
         return tab
 

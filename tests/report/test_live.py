@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import wait_until
 from pages import (
     HOSTILE,
     aside,
@@ -54,7 +55,7 @@ def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_pa
     expect_text(tab, "#map-title", "L1H2 after 16 steps")
     assert tab.locator("#text .token.lit").get_attribute("aria-label") == "token 5"
     assert tab.evaluate("document.documentElement.dataset.theme") == theme
-    tab.wait_for_function("scrollY === 300")
+    wait_until(tab, "scrollY === 300")
 
     tab.focus("#step")
     tab.keyboard.press("Home")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import (
@@ -587,7 +588,7 @@ def test_a_long_context_stays_small_and_quick(see, long_run):
     hovered = tab.evaluate(HOVERED)
     assert all(painted == 0 for _, painted in hovered)  # no map is drawn again
     tab.set_viewport_size({"width": 900, "height": 700})
-    tab.wait_for_function("window.painted > 0", timeout=60_000)  # so they are counted
+    wait_until(tab, "window.painted > 0", seconds=60)  # so they are counted
 
 
 @pytest.mark.soak
