@@ -169,11 +169,16 @@ class RMSNorm(nn.RMSNorm):
 def rms_norm(x: Tensor, gains: Tensor | None = None, eps: float | None = None) -> Tensor:
     """x / √(mean x² + ε) over the last dimension, times the gains: `F.rms_norm`, on a CPU in less
     time (LOG.md)."""
-    if x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling():
+    if is_eager_on_cpu(x):
         x = UnitRMS.apply(x, torch.finfo(x.dtype).eps if eps is None else eps)
     else:
         x = F.rms_norm(x, x.shape[-1:], eps=eps)
     return x if gains is None else x * gains
+
+
+def is_eager_on_cpu(x: Tensor) -> bool:
+    """Whether x is trained through on a CPU, uncompiled: where functions of our own are faster."""
+    return x.device.type == "cpu" and x.requires_grad and not torch.compiler.is_compiling()
 
 
 class UnitRMS(torch.autograd.Function):
@@ -468,8 +473,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean of -ln p of targets (N,), but for -1, by logits (N, V): `F.cross_entropy`, of many
     logits on a CPU in half the time, and in the memory of a part of them (LOG.md)."""
-    if (logits.device.type == "cpu" and logits.requires_grad and logits.numel() > LOGITS_AT_ONCE
-            and not torch.compiler.is_compiling()):
+    if is_eager_on_cpu(logits) and logits.numel() > LOGITS_AT_ONCE:
         return CrossEntropy.apply(logits, targets)
     return F.cross_entropy(logits.float(), targets, ignore_index=-1)
 
