@@ -290,6 +290,10 @@ class Config:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
+    def micro_batch(self, processes: int = 1) -> int:
+        """Sequences that each process takes at once."""
+        return self.batch_size // (self.accumulate * processes)
+
     def check(self) -> None:
         """Raise `UserError` for what can be known to be wrong before data or torch are touched."""
         check_fields(self)

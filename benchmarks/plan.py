@@ -110,7 +110,7 @@ def print_plan(config: Config, experiment: str) -> None:
         pays = (operations >= COMPILE_PAYS["cuda"][0] if elsewhere
                 else compile_pays(config.device, operations)[0])
         config = replace(config, compile=pays)
-    rows = config.batch_size // (config.accumulate * machine.processes)
+    rows = config.micro_batch(machine.processes)
     memory = measure(config, rows, machine.processes)
     lines = [
         *shape_lines(config, experiment, machine, parameters, source),
@@ -128,7 +128,7 @@ def shape_lines(config: Config, experiment: str, machine: Machine, parameters: i
     """What would be trained, on what, in which steps; `source` is that of the vocabulary."""
     c, T = config.model, config.model.block_size
     tokens = config.max_steps * config.batch_size * T
-    rows = config.batch_size // (config.accumulate * machine.processes)
+    rows = config.micro_batch(machine.processes)
     return [
         ("plan", f"{experiment} on {machine.name}, {config.precision}, "
                  f"{'compiled' if config.compile else 'eager'}"),

@@ -230,7 +230,7 @@ def accumulate_gradients(forward: Callable, x: Tensor, y: Tensor, config: Config
 
     Returns this process's part of the loss over the global batch, in nats per token.
     """
-    sequences = config.batch_size // config.accumulate // world.size
+    sequences = config.micro_batch(world.size)
     if config.device.startswith("cuda"):
         x, y = x.pin_memory(), y.pin_memory()  # copied while the GPU does the step before
     loss = torch.zeros((), device=config.device)

@@ -131,7 +131,7 @@ def smallest_shard(config: Config, parameters: int, memory: float | None, proces
     """Over how few processes the model must be sharded to fit `memory` bytes of each, with its
     gradients and the optimizer's state, beside the activations: those of a machine first."""
     c = config.model
-    tokens = config.batch_size // (config.accumulate * processes) * c.block_size
+    tokens = config.micro_batch(processes) * c.block_size
     # Bytes that a step keeps of each token and layer, and of its logits: docs/scaling.md.
     kept = tokens * (42 * c.n_layer * c.n_embd + 14 * c.vocab_size)
     whole = 8 * c.vocab_size * c.n_embd  # the embedding and its gradient, not resharded in a step

@@ -20,18 +20,18 @@ from training.tensors import whole
 GROUP = 4 << 20  # bytes of parameters that travel together at least: less costs more calls
 
 
-def compile_parts(model: GPT, config: Config, rows: int, world: World,
-                  say: Callable[[str], None]) -> bool:
+def compile_parts(model: GPT, config: Config, world: World, say: Callable[[str], None]) -> bool:
     """Compile attention and MLP of each block, which are to be sharded; whether that worked.
 
-    Tried on all ranks with a copy of the first block and `rows` sequences: one that fails amid a
+    Tried on all ranks with a copy of the first block and a micro-batch: one that fails amid a
     sharded pass would leave the others waiting.
     """
     compile_to_same_bits(config.device)
     block, worked = deepcopy(model.blocks[0]).to(config.device), True
     try:
         compile_block(block)
-        x = torch.zeros(rows, config.model.block_size, config.model.n_embd, device=config.device)
+        shape = config.micro_batch(world.size), config.model.block_size, config.model.n_embd
+        x = torch.zeros(shape, device=config.device)
         rotary = None if model.rotary is None else model.rotary.to(config.device)
         with same_bits(config.device), autocast(config.device, config.precision):
             block(x, rotary).sum().backward()

@@ -69,11 +69,6 @@ class Trainer:
         with atomic_write(path) as part:
             part.write_text(first + config_yaml(self.config), encoding="utf-8")
 
-    @property
-    def rows(self) -> int:
-        """Sequences of a micro-step of this process."""
-        return self.config.batch_size // self.config.accumulate // self.world.size
-
     @contextmanager
     def compiling_beside(self, say: Callable[[str], None]) -> Iterator[None]:
         """Within this, another process compiles the model, where the next steps are eager ones."""
@@ -82,7 +77,7 @@ class Trainer:
             yield
             return
         say(f"compiling beside the first {steps:,} steps, which are slower")
-        with Builder(self.run_dir, self.rows) as self.builder:
+        with Builder(self.run_dir, self.config.micro_batch()) as self.builder:
             yield
 
     def compile_when_due(self, x: Tensor, y: Tensor, log: MetricLogger | None) -> None:
@@ -97,7 +92,7 @@ class Trainer:
         if not due or self.forward is not self.model or self.world.size > 1:
             return
         began, (x, y) = time.perf_counter(), (
-            part[:self.rows].to(self.config.device) for part in (x, y))
+            part[:self.config.micro_batch()].to(self.config.device) for part in (x, y))
         with cli.waiting(log.console, "compiling"):
             if self.builder:
                 self.builder.wait(self.world.check)
@@ -145,8 +140,7 @@ def set_up(config: Config, run_dir: Path, world: World, tokens: Tokens,
     if load_initial_weights:
         load_initial_weights(model)
     if config.compile and world.size > 1:  # the parts, before they are sharded
-        rows = config.batch_size // config.accumulate // world.size
-        config = replace(config, compile=compile_parts(model, config, rows, world, say))
+        config = replace(config, compile=compile_parts(model, config, world, say))
     forward, mesh = shard_model(model, config, world.size)
     optimizers = build_optimizers(model, config.optim, config.precision, mesh)
     checkpoints = Checkpoints(config, run_dir, model, optimizers, tokens.tokenizer, world, say)

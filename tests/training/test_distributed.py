@@ -183,19 +183,25 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
     assert sorted(most.values(), reverse=True) == list(most.values())
 
 
+def collectives(world: World, shard: int) -> dict[str, int]:
+    """How many of each kind a step takes, once DDP has ordered the gradients as they come."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    _, _, step = sharded(world, shard)
+    step(0)
+    step(1)
+    with CommDebugMode() as counted:
+        step(2)
+    return {str(op).split(".")[-1]: n for op, n in counted.get_comm_counts().items()}
+
+
 @slow
 @pytest.mark.parametrize("least, groups", [(0, 3), (training.sharding.GROUP, 1)])
 def test_a_step_takes_two_collectives_a_group_and_pass_and_two_a_shape_of_muon(
         tmp_path, least, groups):
     def work(world):
-        from torch.distributed.tensor.debug import CommDebugMode
-
         training.sharding.GROUP = least
-        _, _, step = sharded(world, 2)
-        step(0)
-        with CommDebugMode() as counted:
-            step(1)
-        return {str(op).split(".")[-1]: n for op, n in counted.get_comm_counts().items()}
+        return collectives(world, 2)
 
     counts, _ = in_ranks(tmp_path, 2, work)
     parts, shapes = groups + 1, 3  # blocks, and what is outside them, which stays for the backward
@@ -205,17 +211,7 @@ def test_a_step_takes_two_collectives_a_group_and_pass_and_two_a_shape_of_muon(
 
 @slow
 def test_whole_models_exchange_gradients_and_what_muon_made_of_their_matrices(tmp_path):
-    def work(world):
-        from torch.distributed.tensor.debug import CommDebugMode
-
-        _, _, step = sharded(world, 1)
-        step(0)
-        step(1)  # DDP has put the gradients in the order in which they come
-        with CommDebugMode() as counted:
-            step(2)
-        return {str(op).split(".")[-1]: n for op, n in counted.get_comm_counts().items()}
-
-    counts, _ = in_ranks(tmp_path, 2, work)
+    counts, _ = in_ranks(tmp_path, 2, partial(collectives, shard=1))
     assert counts == {"all_gather_into_tensor": 3, "allreduce_": 2}  # shapes; gradients and norms
 
 
