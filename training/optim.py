@@ -219,7 +219,9 @@ def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: 
             optimizer.found_inf = (~finite.all()).float()
         if loss.is_cuda or finite.all():
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        # Gradients averaged whole stay in the buckets of DDP: without them, the micro-steps that
+        # are not communicated would make others beside these.
+        optimizer.zero_grad(set_to_none=world.size == 1 or config.shard > 1)
     return loss, grad_norm, finite
 
 

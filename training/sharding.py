@@ -4,6 +4,7 @@ With shard = 1 each rank has the whole model, and DistributedDataParallel averag
 Else FSDP2 divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 
@@ -63,8 +64,10 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
     from torch.nn.parallel import DistributedDataParallel
 
     if config.shard == 1:
-        forward = DistributedDataParallel(model.to(config.device), broadcast_buffers=False,
-                                          gradient_as_bucket_view=True)
+        with warnings.catch_warnings():  # torch 2.11 has no other name for the first argument
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+            forward = DistributedDataParallel(model.to(config.device), broadcast_buffers=False,
+                                              gradient_as_bucket_view=True)
         return forward, init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
     shape, names = (config.shard,), ("shard",)
     if config.shard < size:

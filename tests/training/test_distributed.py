@@ -149,7 +149,7 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(),
                     reason="only Linux forgets the most memory that a process had")
 @pytest.mark.parametrize("optim, accumulate, meshes", [("adamw", 1, [(2, 1), (2, 2), (4, 4)]),
-                                                       ("muon", 2, [(2, 2), (4, 2)])])
+                                                       ("muon", 2, [(2, 1), (4, 2), (2, 2)])])
 def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, meshes):
     def memory(key):
         return 1024 * int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
@@ -171,7 +171,7 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
         forward, mesh = shard_model(gpt, big, world.size)
         optimizers = build_optimizers(gpt, big.optim, mesh=mesh)
         tokens = torch.randint(4000, (2 * accumulate, 128))
-        for step in range(2):
+        for step in range(3):  # after the second one's forward pass, DDP's memory is all in use
             update(forward, gpt, optimizers, tokens, tokens, big, step, world)
         return planned, memory("VmHWM") - before
 
