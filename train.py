@@ -4,9 +4,14 @@
     python train.py --help                what can be set
 """
 
+import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 import cli
 from config import Config, GPTConfig, TokenizerConfig, UserError, config_from
+from training.wandb_record import wandb_mode
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -49,10 +55,35 @@ def train_composed(cfg, job) -> float:
 
             require_path(config.data.path)  # before torch, which takes seconds to load
     loaded = "torch" in sys.modules  # by an earlier job of a sweep
-    with cli.waiting(cli.Terminal(quiet=from_first or loaded), "loading PyTorch"):
-        from train import train
+    console = cli.Terminal(quiet=from_first or loaded)
+    try:
+        with cli.waiting(console, "loading PyTorch") as done:
+            if config and not loaded and begins_alone(config, resume):
+                Thread(target=load, args=(config, done)).start()
+                from data.prepare import prepare_text
+
+                prepare_text(config, console, cli.printer(console))  # which needs no torch
+            from train import train
+    except KeyboardInterrupt:
+        os._exit(130)  # the usual end would wait for the other thread
 
     return train(config, resume, job.runtime.choices.get("experiment") or "default")
+
+
+def begins_alone(config: Config, resume: bool) -> bool:
+    """Whether a run begins in a new folder, on a text of its own, in this process alone."""
+    return not (resume or config.init_from or config.dry_run is not False
+                or "TORCHELASTIC_RUN_ID" in os.environ
+                or (config.run_dir and os.path.exists(config.run_dir)))
+
+
+def load(config: Config, done: Callable[[], None]) -> None:
+    """Import what a run needs; call `done` when torch and the rest of this file are there."""
+    with suppress(Exception):  # the main thread's import says why
+        import_module("train")
+        done()
+        if wandb_mode(config.wandb.mode) != "disabled":
+            import_module("wandb")
 
 
 def prepare_only(config: Config) -> None:
@@ -93,7 +124,6 @@ if __name__ == "__main__":
 
 import gc
 import shlex
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from math import inf, isfinite, nan
@@ -315,6 +345,7 @@ def record(trainer: Trainer, log: MetricLogger, row: dict, snapshots: Snapshots 
     """
     config, state, clock, images = trainer.config, trainer.state, trainer.clock, {}
     last = state.step == config.max_steps
+    log.show({**trainer.totals, **row})  # what is below takes a while
     if snapshots:
         log.doing("measuring what each head is worth" if last else "looking at attention")
         metrics, images, text = snapshots.take(model, state.step, log.rows,

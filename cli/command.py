@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from hydra.errors import HydraException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -159,13 +160,14 @@ def printer(console: Console, wrap: bool = False) -> Callable[[str], None]:
 
 
 @contextmanager
-def waiting(console: Console, what: str) -> Iterator[None]:
-    """Name what is waited for: on a terminal with its seconds while it goes on, else in a line."""
+def waiting(console: Console, what: str) -> Iterator[Callable[[], None]]:
+    """Name what is waited for: on a terminal with its seconds while it goes on, else in a line.
+
+    Gives what ends that before the context does.
+    """
     if not console.is_terminal:
         printer(console)(f"{what} …")
-        yield
-        return
     with Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=console,
-                  transient=True) as bar:
-        bar.add_task("", total=None)
-        yield
+                  transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield partial(bar.update, task, visible=False)

@@ -1,6 +1,7 @@
 """train.py as a user runs it: commands, exit statuses, what is left on disk."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -134,6 +135,17 @@ def test_a_stop_signal_saves_and_the_run_goes_on(command, tmp_path, text_file, n
     done = command("train.py", "run_dir=run", "resume=true", f"max_steps={steps + 5}")
     assert done.returncode == 0, done.stderr
     assert [row["step"] for row in rows(run)] == list(range(1, steps + 6))
+
+
+def test_ctrl_c_while_torch_is_loaded_leaves_at_once(tmp_path, text_file):
+    process = subprocess.Popen([sys.executable, ROOT / "train.py", *on(text_file)], cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "GLASSGPT_CACHE": str(tmp_path / "cache")})
+    said = [process.stdout.readline() for _ in range(3)]
+    assert said[1].startswith("loading PyTorch") and said[2].startswith("preparing")  # meanwhile
+    process.send_signal(signal.SIGINT)
+    assert (process.wait(60), process.stderr.read()) == (130, "")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_stopped_before_its_first_step_goes_on_too(tiny, train_here, monkeypatch, capsys):

@@ -165,7 +165,6 @@ class MetricLogger:
         """Record a step: its row, with step, tokens and train_seconds; its images for W&B."""
         self._append(METRICS, row)
         self._wandb.log(row, images)
-        self._show(row)
 
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote after `step` steps."""
@@ -199,7 +198,8 @@ class MetricLogger:
         if last:
             self._wandb.conclude(self.rows[-1], (best_row(self.rows) or self.rows[-1])["step"])
 
-    def _show(self, row: dict) -> None:
+    def show(self, row: dict) -> None:
+        """Print what a row says of the losses and the speed."""
         shown = {name: form.format(row[key]) for name, (key, form) in SHOWN.items() if key in row}
         self._latest.update(shown)
         if self._bar:

@@ -143,7 +143,7 @@ def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path):
                 console.print(log._bar.get_renderable())
             return drawn.get()
 
-        log.write({"step": 12, "tokens": 1, "train_seconds": 1.0, "train/loss": 2.5}, {})
+        log.show({"step": 12, "tokens": 1, "train_seconds": 1.0, "train/loss": 2.5})
         assert "loss 2.500" in shown()
         log.doing("measuring what each head is worth")
         assert "12/12" in shown() and "measuring what each head is worth …" in shown()
