@@ -59,8 +59,10 @@ function sortBy(k) {
 function drawChart() {
   $("measure").replaceChildren(...MEASURES.map(([key, name]) => el("button", { type: "button",
     "aria-pressed": String(key === measure), onclick: () => { measure = key; draw(); } }, name)));
-  const series = [...ticked].map((run, k) => ({ name: run.name, label: run.name, group: k, colour: colour(run),
-    dash: DASHES[Math.floor(k / COLOURS) % DASHES.length], xs: run.curves[measure].steps, ys: run.curves[measure].values }));
+  const series = [...ticked].map((run, k) => ({ name: run.name,
+    label: run.name.replace(/^\d{4}-(?=\d\d-\d\d_)/, ""), // without the year, for want of room
+    group: k, colour: colour(run), dash: DASHES[Math.floor(k / COLOURS) % DASHES.length],
+    xs: run.curves[measure].steps, ys: run.curves[measure].values }));
   // The first loss of a run, before training, would flatten the rest.
   const cap = Math.max(...series.map(({ ys }) => ys[1] ?? ys[0] ?? -Infinity));
   const title = MEASURES.find(([key]) => key === measure)[1];
@@ -76,7 +78,7 @@ function draw() {
 document.title = `${data.title}: runs`;
 $("title").textContent = data.title;
 const done = data.runs.filter(run => run.status === "finished").length;
-$("summary").textContent = `${count(data.runs.length)} runs, ${count(done)} finished`;
+$("summary").textContent = `${count(data.runs.length)} run${data.runs.length === 1 ? "" : "s"}, ${count(done)} finished`;
 $("filter").oninput = drawTable;
 $("none").onclick = () => { ticked.clear(); draw(); };
 setUpTheme(draw);
