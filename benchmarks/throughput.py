@@ -182,6 +182,9 @@ def main(argv: list[str]) -> dict:
         task = progress.add_task("matrix products",
                                  total=len(sizes) * given["rounds"] * len(runners) + 1)
         result["matmul"] = apart(rates, device)
+        console.print(f"{result['machine']}; matrix products: "
+                      f"{result['matmul']['fp32'] / 1e9:,.0f} GFLOP/s in float32, "
+                      f"{result['matmul']['bf16'] / 1e9:,.0f} in bf16")
         progress.advance(task)
         for size in sizes:
             measured = {name: [] for name in runners}
@@ -191,19 +194,15 @@ def main(argv: list[str]) -> dict:
                     measured[name].append(apart(runner, size, precision, compile, device,
                                                 given["seconds"]))
                     progress.advance(task)
-            result["sizes"][size] = summed_up(size, measured, result["matmul"])
-    console.print(f"{result['machine']}; matrix products: "
-                  f"{result['matmul']['fp32'] / 1e9:,.0f} GFLOP/s in float32, "
-                  f"{result['matmul']['bf16'] / 1e9:,.0f} in bf16")
-    for size, rows in result["sizes"].items():
-        console.print(table(size, rows, result["machine"]))
+            rows = result["sizes"][size] = summed_up(size, measured, result["matmul"])
+            console.print(table(size, rows, result["machine"]))
     write_json(given["json"], result)
     return result
 
 
 def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
     """The rounds of each runner as one row of figures."""
-    tokens, rows = ALL_SIZES[size][3] * SIZES[size][4], {}
+    tokens, rows = ALL_SIZES[size][3] * ALL_SIZES[size][4], {}
     flops = next(m["flops"] for rounds in measured.values() for m in rounds if "flops" in m)
     for name, rounds in measured.items():
         seconds = median(m["seconds"] for m in rounds)
