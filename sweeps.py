@@ -4,6 +4,7 @@ Hydra starts the jobs. Their table, sweep.csv and sweep.html are read from the f
 the same whatever started the jobs and whichever of them are left to do. Does not import torch.
 """
 
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -115,6 +116,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
             if not foreseen:
                 traceback.print_exc()
             print(printable(f"error in {path}: {reason}", one_line=True), file=sys.stderr)
+    gc.collect()  # what is left of the job refers to itself, and may hold a model
     with suppress(UserError):  # the end of the sweep meets with it again
         end_job(path, reason)
         if summary_is_due(folder):

@@ -229,6 +229,8 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
             say(f"stopped after {trainer.state.step:,} steps; to go on: "
                 f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
+        finally:
+            gc.unfreeze()  # so that a sweep's next job does without this one's garbage
     if log:
         for sentence in ["", *conclude(log.rows), ""]:
             cli.printer(console, wrap=True)(sentence)
