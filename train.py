@@ -20,7 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 import cli
 from config import Config, GPTConfig, TokenizerConfig, UserError, config_from
-from training.wandb_record import wandb_mode
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -82,6 +81,8 @@ def load(config: Config, done: Callable[[], None]) -> None:
     with suppress(Exception):  # the main thread's import says why
         import_module("train")
         done()
+        from training.wandb_record import wandb_mode
+
         if wandb_mode(config.wandb.mode) != "disabled":
             import_module("wandb")
 
