@@ -123,10 +123,10 @@ class Process:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def wait_for(self, path: Path, timeout: float = 600) -> None:
-        """Wait until it has made a file."""
+    def wait_for(self, path: Path, lines: int = 0, timeout: float = 600) -> None:
+        """Wait until it has made a file of so many lines at least."""
         end = time.monotonic() + timeout
-        while not path.exists():
+        while not path.exists() or (lines and path.read_bytes().count(b"\n") < lines):
             assert not self.ended(), self.said()
             assert time.monotonic() < end, f"{path} does not come: {self.said()}"
             time.sleep(0.002)

@@ -670,7 +670,7 @@ def test_a_stop_signal_reaches_the_jobs_in_other_processes_which_save(tmp_path, 
                           "checkpoint.every=0"))
     folders = [tmp_path / "sweep" / f"model.n_kv_head={heads}" for heads in (1, 2)]
     for folder in folders:
-        process.wait_for(folder / "metrics.jsonl")
+        process.wait_for(folder / "metrics.jsonl", lines=1)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143
     assert all(list((folder / "checkpoints").glob("step_*")) for folder in folders), process.said()

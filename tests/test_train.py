@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,10 +123,7 @@ def test_a_stop_signal_saves_and_the_run_goes_on(command, tmp_path, text_file, n
     endless = ["run_dir=run", "max_steps=100000", "checkpoint.every=0", "eval.every=0",
                "attention.every=0"]
     process = Process(tmp_path, *on(text_file), *endless)
-    process.wait_for(run / "metrics.jsonl")
-    while len((run / "metrics.jsonl").read_text().splitlines()) <= 3:
-        assert not process.ended(), process.said()
-        time.sleep(0.05)
+    process.wait_for(run / "metrics.jsonl", lines=3)
     process.signal(number)
     assert process.wait() == status, process.said()
     assert "resume=true" in process.said() and "Traceback" not in process.said()
