@@ -54,19 +54,19 @@ def train_composed(cfg, job) -> float:
 
             require_path(config.data.path)  # before torch, which takes seconds to load
     loaded = "torch" in sys.modules  # by an earlier job of a sweep
-    console = cli.Terminal(quiet=from_first or loaded)
+    console, tokens = cli.Terminal(quiet=from_first or loaded), None
     try:
         with cli.waiting(console, "loading PyTorch") as done:
             if config and not loaded and begins_alone(config, resume):
                 Thread(target=load, args=(config, done)).start()
                 from data.prepare import prepare_text
 
-                prepare_text(config, console, cli.printer(console))  # which needs no torch
+                tokens = prepare_text(config, console, cli.printer(console))  # needs no torch
             from train import train
     except KeyboardInterrupt:
         os._exit(130)  # the usual end would wait for the other thread
 
-    return train(config, resume, job.runtime.choices.get("experiment") or "default")
+    return train(config, resume, job.runtime.choices.get("experiment") or "default", tokens)
 
 
 def begins_alone(config: Config, resume: bool) -> bool:
@@ -150,9 +150,10 @@ from training.summary import print_summary
 from training.trainer import Trainer, set_up
 
 
-def train(config: Config | None, resume: bool, experiment: str) -> float:
-    """Train as configured, or as rank 0 of several processes is; return the best validation loss
-    (nan where none was measured).
+def train(config: Config | None, resume: bool, experiment: str, tokens: Tokens | None = None
+          ) -> float:
+    """Train as configured, or as rank 0 of several processes is, on the text of the configuration
+    or its `tokens`; return the best validation loss (nan where none was measured).
 
     Raises:
         UserError: something that the user can mend; nothing was lost.
@@ -174,7 +175,7 @@ def train(config: Config | None, resume: bool, experiment: str) -> float:
         run_dir = Path(world.tell(str(path) if folder else None))
         try:
             with runtime.enough_memory(config):
-                return run(config, resume, experiment, run_dir, world)
+                return run(config, resume, experiment, run_dir, world, tokens)
         except NotFinite as e:
             raise UserError(f"{e}; {checkpoint.how_to_go_on(run_dir)} and a lower optim.lr"
                             f"{', or with on_nonfinite=skip' if e.at_once else ''}") from None
@@ -186,7 +187,8 @@ def train(config: Config | None, resume: bool, experiment: str) -> float:
                 folder.release()
 
 
-def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: World) -> float:
+def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: World,
+        tokens: Tokens | None) -> float:
     """Set up, take the steps, sum up; returns and raises as `train`."""
     console, manifest, rows = cli.Terminal(quiet=world.rank > 0), {}, []
     say = cli.printer(console)
@@ -201,7 +203,7 @@ def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: Wor
         say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
             "a larger max_steps extends it")
         return loss_of(best_row(rows))
-    tokens, load_initial_weights = read_text(config, run_dir, manifest, console)
+    tokens, load_initial_weights = read_text(config, run_dir, manifest, console, tokens)
     trainer = set_up(config, run_dir, world, tokens, load_initial_weights, manifest, say)
     config, state = trainer.config, trainer.state
     if manifest and config.eval_only:
@@ -244,17 +246,18 @@ def loss_of(row: dict | None) -> float:
     return row["val/loss"] if row else nan
 
 
-def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal
-              ) -> tuple[Tokens, Callable[[GPT], None] | None]:
-    """The text, for a run that goes on that with which it began; and what loads the weights of
-    `init_from` for one that begins."""
+def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal,
+              tokens: Tokens | None) -> tuple[Tokens, Callable[[GPT], None] | None]:
+    """The text, unless it is there as `tokens`, for a run that goes on that with which it began;
+    and what loads the weights of `init_from` for one that begins."""
     say, tokenizer, load_initial_weights = cli.printer(console), None, None
     folder = checkpoint.step_folder(run_dir, manifest["step"]) if manifest else None
     if folder and config.init_from:
         tokenizer = checkpoint.saved_tokenizer(folder)
     elif config.init_from:
         tokenizer, load_initial_weights = starting_point(Path(config.init_from), say)
-    tokens = prepare_text(config, console, say, tokenizer, whole=folder is not None)
+    if tokens is None:
+        tokens = prepare_text(config, console, say, tokenizer, whole=folder is not None)
     if folder:
         tokens = checkpoint.same_text(folder, manifest, tokens, config, say)
     for line in tokens.summary():
@@ -348,7 +351,8 @@ def record(trainer: Trainer, log: MetricLogger, row: dict, snapshots: Snapshots 
     """
     config, state, clock, images = trainer.config, trainer.state, trainer.clock, {}
     last = state.step == config.max_steps
-    log.show({**trainer.totals, **row})  # what is below takes a while
+    if row:
+        log.show({**trainer.totals, **row})  # what is below takes a while
     if snapshots:
         log.doing("measuring what each head is worth" if last else "looking at attention")
         metrics, images, text = snapshots.take(model, state.step, log.rows,

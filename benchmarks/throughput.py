@@ -202,7 +202,8 @@ def main(argv: list[str]) -> dict:
 
 def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
     """The rounds of each runner as one row of figures."""
-    tokens, rows = ALL_SIZES[size][3] * ALL_SIZES[size][4], {}
+    *_, block_size, batch_size, _ = ALL_SIZES[size]
+    tokens, rows = block_size * batch_size, {}
     flops = next(m["flops"] for rounds in measured.values() for m in rounds if "flops" in m)
     for name, rounds in measured.items():
         seconds = median(m["seconds"] for m in rounds)

@@ -123,7 +123,7 @@ def test_a_stop_signal_saves_and_the_run_goes_on(command, tmp_path, text_file, n
     endless = ["run_dir=run", "max_steps=100000", "checkpoint.every=0", "eval.every=0",
                "attention.every=0"]
     process = Process(tmp_path, *on(text_file), *endless)
-    process.wait_for(run / "metrics.jsonl", lines=3)
+    process.wait_for(run / "metrics.jsonl", lines=4)
     process.signal(number)
     assert process.wait() == status, process.said()
     assert "resume=true" in process.said() and "Traceback" not in process.said()
@@ -142,6 +142,15 @@ def test_ctrl_c_while_torch_is_loaded_leaves_at_once(tmp_path, text_file):
     process.send_signal(signal.SIGINT)
     assert (process.wait(60), process.stderr.read()) == (130, "")
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_was_left_out_of_a_text_is_said_once(new_command, tmp_path, text_file):
+    (tmp_path / "text").mkdir()
+    shutil.copy(text_file, tmp_path / "text" / "a.txt")
+    (tmp_path / "text" / "b.bin").write_bytes(bytes(1000))
+    done = new_command("train.py", *on("text"), "max_steps=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left out of text: b.bin (binary)") == 1
 
 
 def test_a_run_stopped_before_its_first_step_goes_on_too(tiny, train_here, monkeypatch, capsys):

@@ -575,6 +575,7 @@ def test_ctrl_c_ends_the_learning_of_a_vocabulary_soon(write, cache):
                                cwd=ROOT, text=True,
                                env={**os.environ, "GLASSGPT_CACHE": str(cache)},
                                stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline().startswith("preparing")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (learner := children.read_text().strip()):
         assert process.poll() is None
