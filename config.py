@@ -1,18 +1,17 @@
-"""Every knob of GlassGPT on one page, with its unit and its bounds. Does not import torch.
+"""Every setting of GlassGPT on one page, with its unit and its bounds. Does not import torch.
 
 The defaults are neutral: a plain GPT with every extra off. The presets in `configs/` are
 short diffs from them, and `python train.py --help` is printed from this page.
 """
 
+import dataclasses
 import difflib
 import glob
 import math
 import os
 import re
-import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from operator import ge, gt, le, lt
 from pathlib import Path
 
@@ -20,65 +19,55 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from files import ordinary
+
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 FETCHED = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
-# Settings of older versions, with the value that is now the only one.
-REMOVED = {"model.rope_low": 1.0, "model.rope_high": 4.0, "optim.decay_steps": None,
-           "attention.sample_tokens": 100, "attention.ablation_tokens": 4096,
-           "attention.svg": False, "wandb.entity": None, "wandb.name": None, "wandb.group": None}
 
 
 class UserError(Exception):
     """A mistake that the user can mend: one sentence with what was wrong, its value, what to do."""
 
 
-def knob(default, help, **limits):
-    """A configuration field: its default, one line of help, and the values that it takes.
+def field(default, help, **limits):
+    """A setting: its default (or what makes it), one line of help, and the values that it takes.
 
     `choices` are all of them; `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most,
-    below). None is always allowed where the type is optional. A default that can change is given
-    as what makes it.
+    below). None is always allowed where the type is optional.
     """
-    return field(**{"default_factory" if callable(default) else "default": default},
-                 metadata={"help": help, **limits})
+    kind = "default_factory" if callable(default) else "default"
+    return dataclasses.field(**{kind: default}, metadata={"help": help, **limits})
 
 
 @dataclass
 class GPTConfig:
-    """The shape of a model. `vocab_size` comes from the tokenizer when a run is configured."""
+    """Shape of a model; `vocab_size` comes from the tokenizer when a run is configured."""
 
-    vocab_size: int | None = field(
-        metadata={"help": "tokens in the vocabulary; null: the tokenizer's", "ge": 1})
-    block_size: int = knob(256, "context length T, in tokens", ge=2)
-    n_layer: int = knob(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
-    n_head: int = knob(4, "query heads H", ge=1)
-    n_kv_head: int | None = knob(
-        None, "key/value heads G, a divisor of n_head: 1 is multi-query; null: n_head", ge=1)
-    n_embd: int = knob(128, "width C of the residual stream", ge=1)
-    head_dim: int | None = knob(None, "d_k, size of a query or key; null: n_embd / n_head", ge=1)
-    value_head_dim: int | None = knob(None, "d_v, size of a value; null: head_dim", ge=1)
-    mlp: str = knob("gelu", "MLP of a block", choices=("gelu", "swiglu", "relu2"))
-    mlp_hidden: int | None = knob(
-        None, "hidden width of the MLP; null: 4 n_embd, of swiglu 8/3, to a multiple of 8", ge=1)
-    norm: str = knob("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
-    norm_eps: float = knob(1e-5, "added to the variance in the normalisation", gt=0)
-    norm_embedding: bool = knob(False, "RMS-normalise the embeddings before the first block")
-    position: str = knob("learned", "positions: an embedding, or rotary on queries and keys",
-                         choices=("learned", "rope"))
-    rope_theta: float = knob(10000.0, "base of the rotary wavelengths", gt=0)
-    rope_factor: float = knob(
-        1.0, "stretches the rotary wavelengths, for more tokens than they were trained on", ge=1)
-    rope_trained: int | None = knob(
+    vocab_size: int | None = field(MISSING, "tokens in the vocabulary; null: the tokenizer's", ge=1)
+    block_size: int = field(256, "context length T, in tokens", ge=2)
+    n_layer: int = field(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
+    n_head: int = field(4, "query heads H", ge=1)
+    n_kv_head: int | None = field(None, "key/value heads G, dividing n_head; null: n_head", ge=1)
+    n_embd: int = field(128, "width C of the residual stream", ge=1)
+    head_dim: int | None = field(None, "d_k, size of a query or key; null: n_embd / n_head", ge=1)
+    value_head_dim: int | None = field(None, "d_v, size of a value; null: head_dim", ge=1)
+    mlp: str = field("gelu", "MLP of a block", choices=("gelu", "swiglu", "relu2"))
+    mlp_hidden: int | None = field(None, "width of the MLP; null: 4 n_embd, of swiglu 8/3", ge=1)
+    norm: str = field("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
+    norm_eps: float = field(1e-5, "added to the variance in the normalisation", gt=0)
+    norm_embedding: bool = field(False, "RMS-normalise the embeddings before the first block")
+    position: str = field("learned", "an embedding, or rotary", choices=("learned", "rope"))
+    rope_theta: float = field(10000.0, "base of the rotary wavelengths", gt=0)
+    rope_factor: float = field(1.0, "stretches the wavelengths, for a longer context", ge=1)
+    rope_trained: int | None = field(
         None, "context length before they were stretched, as Llama 3 does; null: all alike", ge=1)
-    qk_norm: bool | str = knob(
-        False, "RMS-normalise queries and keys before their product; gains: and scale them by "
-        "trained gains, as Qwen 3 does", choices=(True, False, "gains"))
-    bias: bool | str = knob(
-        False, "biases: in linear layers and LayerNorms, in attention, or on queries, keys, values",
-        choices=(True, False, "attention", "qkv"))
-    dropout: float = knob(0.0, "share of activations and attention dropped in training", ge=0, lt=1)
-    tie_embeddings: bool = knob(True, "the output layer is the token embedding, transposed")
+    qk_norm: bool | str = field(False, "RMS-normalise queries and keys; gains: with trained gains",
+                                choices=(True, False, "gains"))
+    bias: bool | str = field(False, "biases: everywhere, in attention, or on queries, keys, values",
+                             choices=(True, False, "attention", "qkv"))
+    dropout: float = field(0.0, "share of activations and weights dropped in training", ge=0, lt=1)
+    tie_embeddings: bool = field(True, "the output layer is the token embedding, transposed")
 
     @property
     def kv_heads(self) -> int:
@@ -103,7 +92,7 @@ class GPTConfig:
         return self.bias is True or part in parts.get(self.bias, ())
 
     def check(self) -> None:
-        """Raise `UserError` for a value out of bounds or settings that contradict each other."""
+        """Refuse values out of bounds and settings that contradict each other."""
         check_fields(self, "model.")
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head="
@@ -113,65 +102,54 @@ class GPTConfig:
             raise UserError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head="
                             f"{self.n_head}: choose one of {', '.join(divisors)}")
         if self.position == "rope" and self.key_dim % 2:
-            raise UserError("model.position=rope turns pairs of numbers and needs an even head "
-                            f"size, not {self.key_dim}: change model.n_embd, model.n_head or "
-                            "model.head_dim")
+            raise UserError(f"model.position=rope needs an even head size, not {self.key_dim}: "
+                            "change model.n_embd, model.n_head or model.head_dim")
 
 
 @dataclass
 class DataConfig:
-    source: str = knob(
-        "stdlib", "Python's standard library, tiny Shakespeare, your files, the Hugging Face hub",
-        choices=("stdlib", "shakespeare", "text", "hf"))
-    path: str | None = knob(
-        None, "data=text: a file, a folder or a glob; data=shakespeare: a local copy")
-    exclude: str | None = knob(None, "for data=text what to leave out of a folder: globs with "
-                                     "commas between, of names or of paths below data.path")
-    name: str | None = knob(None, "for data=hf the dataset on the hub, or a folder of its files")
-    subset: str | None = knob(None, "for data=hf the configuration of a dataset that has several")
-    split: str = knob("train", "for data=hf the split to take, of which a part validates")
-    encoding: str = knob(
-        "utf-8", "of the files of data=text, by Python's names: utf-8, latin-1, cp1252, utf-16, …")
-    field: str = knob("text", "of a line of .jsonl or a row of data=hf, the field with the "
-                              "document; with dots inside objects, as messages.content")
-    val_max_tokens: int = knob(200_000, "validation tokens used, at most", ge=2)
-    val_windows: str = knob("spread", "if there are more: windows spread evenly, or the first",
-                            choices=("spread", "first"))
+    source: str = field("stdlib", "Python's library, tiny Shakespeare, your files, Hugging Face",
+                        choices=("stdlib", "shakespeare", "text", "hf"))
+    path: str | None = field(None, "data=text: a file, folder or glob; shakespeare: a local copy")
+    exclude: str | None = field(None, "for data=text files to leave out: globs, commas between")
+    name: str | None = field(None, "for data=hf the dataset on the hub, or a folder of its files")
+    subset: str | None = field(None, "for data=hf the configuration of a dataset that has several")
+    split: str = field("train", "for data=hf the split to take, of which a part validates")
+    encoding: str = field("utf-8", "for data=text: utf-8, latin-1, cp1252, utf-16, …")
+    val_max_tokens: int = field(200_000, "validation tokens used at most, spread evenly", ge=2)
+    # The last one: below it, `field` is this setting.
+    field: str = field("text", "of .jsonl and data=hf: field with the text, as messages.content")
 
     def check(self) -> None:
-        """Raise `UserError` for settings of another source, or of none."""
+        """Refuse settings of another source, or of none."""
         if self.source in ("stdlib", "hf") and self.path is not None:
             raise UserError(f"data.path={self.path} needs a source that takes a path: "
                             "add data=text")
         if self.source == "text" and not self.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if self.source == "hf" and not self.name:
-            raise UserError("data=hf needs data.name=DATASET: a name on the Hugging Face hub, "
-                            "such as roneneldan/TinyStories, or a folder of files")
+            raise UserError("data=hf needs data.name=DATASET, such as roneneldan/TinyStories")
         for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
             if (value := getattr(self, key)) and self.source != source:
-                raise UserError(f"data.{key}={value} is for data={source}: add that, or leave "
-                                "it out")
+                raise UserError(f"data.{key}={value} is for data={source}: add that")
         try:
             "a".encode(self.encoding)
         except (LookupError, ValueError):
-            raise UserError(f"data.encoding={self.encoding} is not an encoding of text that "
-                            "Python knows: utf-8, latin-1, cp1252, utf-16, …") from None
+            raise UserError(f"data.encoding={self.encoding} is not an encoding that Python knows: "
+                            "utf-8, latin-1, cp1252, utf-16, …") from None
 
 
 @dataclass
 class TokenizerConfig:
-    name: str = knob("bpe", "characters, byte-pair encoding trained on the training split, a "
-                     "vocabulary of tiktoken's, or what init_from brings "
-                     "(char | bpe | gpt2 | cl100k_base | … | hf)")
-    vocab_size: int | None = knob(
+    name: str = field("bpe", "characters, byte pairs learned from the text, one of tiktoken's, or "
+                      "what init_from brings (char | bpe | gpt2 | cl100k_base | … | hf)")
+    vocab_size: int | None = field(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
-    pattern: str = knob("code", "where bpe splits text before it merges: ours, which keeps "
-                        "snake_case and indentation whole, or GPT-2's, which llama.cpp knows",
-                        choices=("code", "gpt2"))
+    pattern: str = field("code", "where bpe splits text: ours keeps snake_case and indentation "
+                         "whole, GPT-2's is known to llama.cpp", choices=("code", "gpt2"))
 
     def check(self) -> None:
-        """Raise `UserError` for a vocabulary that is not known, or settings that it lacks."""
+        """Refuse a vocabulary that is not known, and settings that it lacks."""
         if self.name not in ("char", "bpe", "gpt2", "hf"):
             from tiktoken import list_encoding_names  # it takes a while, and is seldom needed
 
@@ -186,55 +164,51 @@ class TokenizerConfig:
 
 @dataclass
 class OptimConfig:
-    name: str = knob("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW",
-                     choices=("adamw", "muon"))
-    lr: float = knob(1e-3, "peak learning rate of AdamW", gt=0)
-    muon_lr: float = knob(0.02, "peak learning rate of Muon", gt=0)
-    schedule: str = knob("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
-                         choices=("cosine", "wsd", "constant"))
-    warmup_steps: int | None = knob(
-        None, "steps in which the rate rises; null: max_steps / 20", ge=0)
-    decay_share: float = knob(0.2, "wsd: share of the steps in which the rate falls", gt=0, le=1)
-    min_lr_ratio: float = knob(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
-    weight_decay: float = knob(0.1, "decoupled, on matrices and embeddings alone", ge=0)
-    beta1: float = knob(0.9, "AdamW's decay of the mean gradient", ge=0, lt=1)
-    beta2: float = knob(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
-    momentum: float = knob(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
-    grad_clip: float = knob(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
+    name: str = field("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW",
+                      choices=("adamw", "muon"))
+    lr: float = field(1e-3, "peak learning rate of AdamW", gt=0)
+    muon_lr: float = field(0.02, "peak learning rate of Muon", gt=0)
+    schedule: str = field("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
+                          choices=("cosine", "wsd", "constant"))
+    warmup_steps: int | None = field(None, "in which the rate rises; null: max_steps / 20", ge=0)
+    decay_share: float = field(0.2, "wsd: share of the steps in which the rate falls", gt=0, le=1)
+    min_lr_ratio: float = field(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
+    weight_decay: float = field(0.1, "decoupled, on matrices and embeddings alone", ge=0)
+    beta1: float = field(0.9, "AdamW's decay of the mean gradient", ge=0, lt=1)
+    beta2: float = field(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
+    momentum: float = field(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
+    grad_clip: float = field(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
 
     def warmup(self, max_steps: int) -> int:
-        """Steps of the warm-up, in a run of so many steps."""
+        """Steps of the warm-up in a run of so many steps."""
         return max_steps // 20 if self.warmup_steps is None else self.warmup_steps
 
 
 @dataclass
 class LogConfig:
-    every: int = knob(10, "steps between logged training losses; 0: only at the end", ge=0)
+    every: int = field(10, "steps between logged training losses; 0: only at the end", ge=0)
 
 
 @dataclass
 class EvalConfig:
-    every: int = knob(
-        100, "steps between evaluations on the validation split; 0: only at the end", ge=0)
+    every: int = field(100, "steps between evaluations; 0: only at the end", ge=0)
 
 
 @dataclass
 class CheckpointConfig:
-    every: int = knob(100, "steps between checkpoints; 0: at the end and at each new best", ge=0)
-    keep: int = knob(2, "newest checkpoints kept besides the best", ge=1)
+    every: int = field(100, "steps between checkpoints; 0: at the end and at each new best", ge=0)
+    keep: int = field(2, "newest checkpoints kept besides the best", ge=1)
 
 
 @dataclass
 class AttentionConfig:
-    every: int = knob(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
-    picture_every: int = knob(
-        0, "steps between pictures, samples, new pages; 0: at the first, the last, each doubling",
-        ge=0)
-    tokens: int = knob(
-        48, "tokens of the text looked at, at most block_size; of repeats at most 64", ge=8)
+    every: int = field(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
+    picture_every: int = field(
+        0, "steps between pictures, samples and pages; 0: at the ends and each doubling", ge=0)
+    tokens: int = field(48, "tokens of the text looked at; of repeats at most 64", ge=8)
 
     def check(self) -> None:
-        """Raise `UserError` for pictures of no snapshot."""
+        """Refuse pictures of no snapshot."""
         if self.picture_every and (self.every == 0 or self.picture_every % self.every):
             raise UserError(f"attention.picture_every={self.picture_every} is not a multiple of "
                             f"attention.every={self.every}: a picture is of a snapshot")
@@ -242,60 +216,51 @@ class AttentionConfig:
 
 @dataclass
 class WandbConfig:
-    mode: str = knob("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
-                     choices=("auto", "online", "offline", "disabled"))
-    project: str = knob("glassgpt", "project that the run is filed under")
-    log_artifacts: bool = knob(False, "at the end, upload the best checkpoint and the run's page")
+    mode: str = field("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
+                      choices=("auto", "online", "offline", "disabled"))
+    project: str = field("glassgpt", "project that the run is filed under")
 
 
 @dataclass
 class Config:
     """One training run."""
 
-    run_dir: str | None = knob(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
-    resume: bool | str = knob(False, "true: continue the run in run_dir; auto: continue or start",
-                              choices=(True, False, "auto"))
-    init_from: str | None = knob(None, "folder of a run or of Hugging Face weights, or a name on "
-                                 "their hub: training starts from its model, with its tokenizer")
-    eval_only: bool = knob(False, "evaluate the last checkpoint of run_dir and end")
-    prepare_only: bool = knob(False, "prepare the text and end, with a progress bar on the way")
-    dry_run: bool | str = knob(False, "true: print memory, operations and time of the run and "
-                                      "end; or for other machines: H100, 8xA100, …")
-    accept_changed_data: bool = knob(
-        False, "resume though the text has changed, with the vocabulary that the run began with")
-    seed: int = knob(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
-    device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = knob("auto", "auto: bf16 where the hardware multiplies it faster",
-                          choices=("auto", "fp32", "bf16"))
-    compile: bool | str = knob("auto", "torch.compile; auto: where it pays for a run this long",
+    run_dir: str | None = field(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
+    resume: bool | str = field(False, "true: continue the run in run_dir; auto: continue or start",
                                choices=(True, False, "auto"))
-    eager_steps: int | str = knob("auto", "steps taken while another process compiles the model; "
-                                  "auto: on a CPU those of half a minute, with compile=auto", ge=0)
-    distributed: str = knob("auto", "auto: one run by all the processes that torchrun started; "
-                            "none: by this process alone", choices=("auto", "none"))
-    shard: int | str = knob("auto", "processes over which the model is divided; auto: as few as "
-                            "hold it", ge=1)
-    max_steps: int = knob(1000, "optimizer steps", ge=1)
-    batch_size: int = knob(32, "sequences per step, over all processes and micro-steps", ge=1)
-    accumulate: int = knob(1, "micro-steps of each process in a step, to save memory", ge=1)
-    on_nonfinite: str = knob("stop", "where a loss or a gradient is NaN or infinite: end before "
-                             "that update, or leave it out and go on", choices=("stop", "skip"))
-    model: GPTConfig = field(default_factory=lambda: GPTConfig(vocab_size=None))
-    data: DataConfig = field(default_factory=DataConfig)
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    log: LogConfig = field(default_factory=LogConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
+    init_from: str | None = field(None, "start from a run, or from Hugging Face weights by name")
+    eval_only: bool = field(False, "evaluate the last checkpoint of run_dir and end")
+    prepare_only: bool = field(False, "prepare the text and end")
+    dry_run: bool | str = field(False, "print memory and time, and end: true, or H100, 8xA100, …")
+    seed: int = field(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
+    device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = field("auto", "auto: bf16 where the hardware multiplies it faster",
+                           choices=("auto", "fp32", "bf16"))
+    compile: bool | str = field("auto", "torch.compile; auto: where it pays for a run this long",
+                                choices=(True, False, "auto"))
+    deterministic: bool = field(False, "on a GPU: equal bits in every run, by slower algorithms")
+    distributed: str = field("auto", "one run by all that torchrun started; none: by this process",
+                             choices=("auto", "none"))
+    shard: int | str = field("auto", "processes that divide the model; auto: as few as can", ge=1)
+    max_steps: int = field(1000, "optimizer steps", ge=1)
+    batch_size: int = field(32, "sequences per step, over all processes and micro-steps", ge=1)
+    accumulate: int = field(1, "micro-steps of each process in a step, to save memory", ge=1)
+    model: GPTConfig = dataclasses.field(default_factory=lambda: GPTConfig(vocab_size=None))
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
+    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    wandb: WandbConfig = dataclasses.field(default_factory=WandbConfig)
 
     def micro_batch(self, processes: int = 1) -> int:
-        """Sequences that each process takes at once."""
+        """Sequences that each of so many processes takes at once."""
         return self.batch_size // (self.accumulate * processes)
 
     def check(self) -> None:
-        """Raise `UserError` for what can be known to be wrong before data or torch are touched."""
+        """Refuse what can be known to be wrong before data or torch are touched."""
         check_fields(self)
         for section in (self.model, self.attention, self.tokenizer, self.data):
             section.check()
@@ -304,78 +269,58 @@ class Config:
         if self.batch_size % self.accumulate:
             raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
                             f"{self.batch_size}: every micro-step takes as many sequences")
-        for name, what in (("shard", "processes"), ("eager_steps", "steps")):
-            value = getattr(self, name)
-            if isinstance(value, str) and value != "auto":
-                raise UserError(f"{name}={value} is neither auto nor a number of {what}")
+        if isinstance(self.shard, str) and self.shard != "auto":
+            raise UserError(f"shard={self.shard} is neither auto nor a number of processes")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
             raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "
                             f"{self.max_steps} steps: lower it, or raise max_steps")
         if self.tokenizer.name == "hf" and self.init_from is None:
-            raise UserError("tokenizer=hf comes with a model of Hugging Face's format: "
-                            "add init_from=FOLDER, or choose char, bpe or gpt2")
-        for key, verb in (("eval_only", "evaluate"), ("resume", "continue")):
+            raise UserError("tokenizer=hf comes with a model: add init_from=FOLDER")
+        for key in ("eval_only", "resume"):
             if getattr(self, key) is True and self.run_dir is None:
-                raise UserError(f"{key}=true needs run_dir=PATH, the run to {verb}")
+                raise UserError(f"{key}=true needs run_dir=PATH")
+        for path in filter(None, (self.run_dir, self.init_from)):
+            if path.encode(errors="ignore").decode() != path:  # safetensors would not find it
+                raise UserError(f"{path!a} is not a name in UTF-8: choose another one")
 
 
 @dataclass
 class SampleConfig:
     """What `sample.py` takes."""
 
-    run_dir: str | None = knob(None, "folder of a run; null: the newest in runs/")
-    init_from: str | None = knob(None, "instead of run_dir: folder of Hugging Face weights, or a "
-                                       "name on the hub, as Qwen/Qwen3-0.6B")
-    checkpoint: str = knob("best", "best, last, or a step's number")
-    prompt: str | None = knob(None, "text to continue; - is stdin; null: the start of a text")
-    prompts: str | None = knob(None, 'file of many, or - for stdin: {"prompt": "…"} a line')
-    interactive: bool = knob(False, "ask for prompts; Ctrl-C stops a text, Ctrl-D leaves")
-    score: str | None = knob(None, "FILE: its loss, and its text coloured by how unexpected each "
-                             "token was; - is stdin")
-    max_new_tokens: int = knob(500, "tokens to generate", ge=1)
-    temperature: float = knob(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
-    top_k: int | None = knob(None, "keep the k likeliest tokens", ge=1)
-    top_p: float | None = knob(None, "keep the fewest tokens that together have p", gt=0, le=1)
-    min_p: float | None = knob(
-        None, "keep tokens at least min_p times as likely as the likeliest", ge=0, le=1)
-    repetition_penalty: float = knob(
-        1.0, "above 1: tokens already in the text become less likely, as in the CTRL paper",
-        ge=0.01, le=100)
-    stop: list[str] = knob(list, "end before this string, \\n: a line end; may be given again")
-    num_samples: int = knob(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
-    json: bool = knob(False, "a JSON object a line: of each text, or of each token that is scored")
-    attention: str | None = knob(None, "PATH.html: a page of the first text's attention; "
-                                 "PATH.npz: the weights of its prompt, as numbers")
-    seed: int = knob(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
-    device: str = knob("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = knob("auto", "of the weights; auto: bf16 where it decodes faster",
-                          choices=("auto", "fp32", "bf16"))
-    quantize: str = knob("none", "int8: matrices of a byte a weight, for faster text of a large "
-                                 "model", choices=("none", "int8"))
+    run_dir: str | None = field(None, "folder of a run; null: the newest in runs/")
+    init_from: str | None = field(None, "instead: Hugging Face weights, a folder or a name")
+    checkpoint: str = field("best", "best, last, or a step's number")
+    prompt: str | None = field(None, "text to continue; - is stdin; null: the start of a text")
+    interactive: bool = field(False, "ask for prompts; Ctrl-C stops a text, Ctrl-D leaves")
+    score: str | None = field(None, "FILE, - is stdin: its loss, coloured by token")
+    max_new_tokens: int = field(500, "tokens to generate", ge=1)
+    temperature: float = field(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
+    top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)
+    top_p: float | None = field(None, "keep the fewest tokens that together have p", gt=0, le=1)
+    min_p: float | None = field(None, "keep tokens min_p times as likely as the first", ge=0, le=1)
+    repetition_penalty: float = field(
+        1.0, "above 1: tokens of the text become less likely (CTRL paper)", ge=0.01, le=100)
+    stop: list[str] = field(list, "end before this string, \\n: a line end; may be given again")
+    num_samples: int = field(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
+    attention: str | None = field(None, "PATH.html, PATH.npz: the first text's attention")
+    seed: int = field(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
+    device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = field("auto", "of the weights; auto: bf16 where it decodes faster",
+                           choices=("auto", "fp32", "bf16"))
 
     def check(self) -> None:
-        """Raise `UserError` for a value out of bounds or settings that contradict each other."""
+        """Refuse values out of bounds and settings that contradict each other."""
         check_fields(self)
-        if self.quantize == "int8" and self.precision == "fp32":
-            raise UserError("precision=fp32 and quantize=int8, which multiplies in bf16, are both "
-                            "given: leave one out")
-        for rivals in (("run_dir", "init_from"), ("prompt", "prompts", "interactive", "score")):
+        for rivals in (("run_dir", "init_from"), ("prompt", "interactive", "score")):
             given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
             if len(given) > 1:
                 raise UserError(f"{' and '.join(given)} are both given: leave one out")
         if "" in self.stop:
-            raise UserError("stop= is empty, which no text can end before: leave it out")
-        if self.attention is not None:
-            page = f"attention={self.attention} is"
-            folder = Path(self.attention).expanduser().parent
-            if not self.attention.endswith((".html", ".npz")):
-                raise UserError(f"{page} a page, or numbers, and needs a name that ends in .html "
-                                "or .npz")
-            if not folder.is_dir():
-                raise UserError(f"{page} in a folder that does not exist: make it first")
-            if not os.access(folder, os.W_OK):
-                raise UserError(f"{page} in a folder that you may not write")
+            raise UserError("stop= is empty: leave it out")
+        if self.attention is not None and not self.attention.endswith((".html", ".npz")):
+            raise UserError(f"attention={self.attention} does not end in .html or .npz")
         is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
         if self.checkpoint not in ("best", "last") and not is_step:
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
@@ -386,8 +331,8 @@ BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "l
 
 
 def check_fields(node, prefix: str = "") -> None:
-    """Raise `UserError` for a field of the dataclass `node`, or of its sections, out of bounds."""
-    for name, f, value in knobs(node, prefix):
+    """Refuse a setting of the dataclass `node`, or of its sections, that is out of bounds."""
+    for name, f, value in settings(node, prefix):
         choices = f.metadata.get("choices")
         if value is None:
             continue
@@ -420,26 +365,20 @@ def shown(value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def knobs(node, prefix: str = ""):
-    """Yield (dotted name, field, default) of every knob of the dataclass instance `node`."""
+def settings(node, prefix: str = ""):
+    """Yield (dotted name, field, value) of every setting of the dataclass instance `node`."""
     for f in fields(node):
         value = getattr(node, f.name)
         if is_dataclass(value):
-            yield from knobs(value, f"{prefix}{f.name}.")
+            yield from settings(value, f"{prefix}{f.name}.")
         else:
             yield prefix + f.name, f, value
 
 
 def read_config(path: Path) -> Config:
-    """The configuration in a run's config.yaml.
-
-    Raises:
-        UserError: it is missing, or does not fit this version's settings and their bounds.
-    """
+    """The configuration in a run's config.yaml, within the bounds of this version's settings."""
     try:
-        if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
-            raise ValueError(f"it is not an ordinary file of at most {LARGEST:,} bytes")
-        text = path.read_text(encoding="utf-8")
+        text = ordinary(path, LARGEST).read_text(encoding="utf-8")
         if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
             raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
         config = config_from(yaml.safe_load(text))
@@ -454,22 +393,13 @@ def read_config(path: Path) -> Config:
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
 
-def named_paths(config: Config) -> Config:
-    """The configuration with the home folder in place of ~ where a run is named.
-
-    Raises:
-        UserError: a name is not UTF-8, which safetensors would not find again.
-    """
-    for name in ("run_dir", "init_from"):
-        if path := getattr(config, name):
-            if path.encode(errors="ignore").decode() != path:
-                raise UserError(f"{name}={path!a} is not a name in UTF-8: choose another one")
-            config = replace(config, **{name: os.path.expanduser(path)})
-    return config
+def config_from(saved: dict) -> Config:
+    """The configuration whose `asdict` was saved."""
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(saved)))
 
 
 def absolute_paths(config: Config) -> Config:
-    """The configuration with absolute paths where a run needs them again, resumed from anywhere."""
+    """The configuration with paths that still hold when the run is resumed from elsewhere."""
     data, init_from = config.data, config.init_from
     if data.path is not None:
         path, here = os.path.expanduser(data.path), os.getcwd()
@@ -486,38 +416,6 @@ def absolute_paths(config: Config) -> Config:
 def is_hf(folder: Path) -> bool:
     """Whether a folder is in Hugging Face's format: it holds a config.json, a run a config.yaml."""
     return (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
-
-
-# Defaults of the past, which hold for a saved configuration that lacks the setting.
-FORMER_DEFAULTS = {"data": {"val_windows": "first"}}
-
-
-def config_from(saved: dict) -> Config:
-    """The configuration whose `asdict` was saved, by this version or an older one.
-
-    Settings that this version has no more are left out; those that meant something are named.
-
-    Raises:
-        UserError: one of them changes what the model computes.
-    """
-    tree, ignored = _escaped_tree(saved), []
-    for name, default in REMOVED.items():
-        section, key = name.split(".")
-        settings = tree.get(section) if isinstance(tree, dict) else None
-        value = settings.pop(key, default) if isinstance(settings, dict) else default
-        if value != default:
-            ignored.append(f"{name}={value}")
-    if any(setting.startswith("model.") for setting in ignored):
-        raise UserError(f"this version of GlassGPT has no {ignored[0]}")
-    if ignored:
-        _note(f"note: a setting of an older version is ignored: {', '.join(ignored)}")
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), FORMER_DEFAULTS, tree))
-
-
-@cache
-def _note(line: str) -> None:
-    """Print a line, once."""
-    print(line, file=sys.stderr)
 
 
 def config_yaml(config: Config) -> str:
@@ -541,5 +439,5 @@ def _escaped_tree(node):
 
 
 def escaped(text: str) -> str:
-    """A text that OmegaConf, which reads `${…}` as an interpolation, gives back as it is here."""
+    """A text that OmegaConf, to which `${…}` means something, gives back as it is here."""
     return re.sub(r"(\\*)(\$\{)", lambda m: m[1] * 2 + r"\${", text)

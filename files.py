@@ -5,14 +5,12 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, log10
 from pathlib import Path
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
-# In a row: how often the text had changed since the run began; absent where it never had.
-CHANGES = "data/changes"
 LARGEST_JSON = 100_000_000  # bytes of a JSON file that is read
 # What ends the names of metrics that stand beside a score of heads.
 ASIDE = ("_se", "_without_first")
@@ -23,9 +21,8 @@ SIGNS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to; at the end it gets the name, so the file is there
-    whole or not at all. A link at `path` is replaced, not followed.
-    """
+    """Give a path beside `path` to write to, which gets its name at the end: the file is there
+    whole or not at all. A link at `path` is replaced, not followed."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)
@@ -37,12 +34,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def ordinary(path: Path, most: int | None = None) -> Path:
-    """The path, where it is an ordinary file of at most so many bytes: a pipe can keep its reader
-    waiting for ever.
-
-    Raises:
-        OSError: it is none.
-    """
+    """The path, if it is an ordinary file of at most so many bytes, else an OSError: a pipe can
+    keep its reader waiting for ever."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
@@ -53,11 +46,7 @@ def ordinary(path: Path, most: int | None = None) -> Path:
 
 
 def read_object(path: Path) -> dict:
-    """The object in a JSON file.
-
-    Raises:
-        ValueError: it cannot be read, or is no JSON object.
-    """
+    """The object in a JSON file; a ValueError where there is none."""
     try:
         if not path.is_file():
             raise ValueError("there is no such file")
@@ -89,24 +78,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a metrics or samples file, in order, without damaged lines, as of a crash.
-
-    Raises:
-        OSError: it cannot be read, or is not an ordinary file.
-    """
-    return read_lines(path)[0]
-
-
-def read_lines(path: Path) -> tuple[list[dict], int]:
-    """The rows of a file, and how many of its lines are damaged; half a line at its end is not.
-
-    Raises:
-        OSError: it cannot be read, or is not an ordinary file.
-    """
+def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
+    """The rows of a metrics or samples file, in order; `log` is told of lines that are none. Half a
+    line at the end, as of a crash, is left out too."""
     lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = [row for line in lines if (row := parse_row(line)) is not None]
-    return rows, len(lines) - len(rows)
+    if log and len(rows) < len(lines):
+        log(f"note: {path} has {len(lines) - len(rows)} lines that are no rows, and are left out")
+    return rows
 
 
 def parse_row(line: bytes) -> dict | None:
@@ -121,23 +100,10 @@ def parse_row(line: bytes) -> dict | None:
     return row if {type(value) for value in numbers} <= {int, float} else None
 
 
-def with_best(rows: list[dict], best: dict | None) -> list[dict]:
-    """The rows, in their order, and the best one where it is not among them."""
-    if not best or any(row["step"] == best["step"] for row in rows):
-        return rows
-    return sorted([*rows, best], key=lambda row: row["step"])
-
-
-def best_row(rows: list[dict], changes: int | None = None) -> dict | None:
-    """The row with the lowest validation loss of a trained model, the first of equals.
-
-    Losses on different texts do not compare: only rows after so many `changes` of the text count,
-    by default as many as the last row has.
-    """
-    if changes is None:
-        changes = rows[-1].get(CHANGES, 0) if rows else 0
-    measured = [row for row in rows if row["step"] and row.get(CHANGES, 0) == changes
-                and {"val/loss", "val/bits_per_byte"} <= row.keys() and isfinite(row["val/loss"])]
+def best_row(rows: list[dict]) -> dict | None:
+    """The row with the lowest validation loss of a trained model, the first of equals."""
+    measured = [row for row in rows if row["step"] and isfinite(row.get("val/loss", inf))
+                and "val/bits_per_byte" in row]
     return min(measured, key=lambda row: row["val/loss"], default=None)
 
 
@@ -165,10 +131,8 @@ def as_known(value: float, error: float | None) -> str:
 
 
 def printable(text: str, one_line: bool = False) -> str:
-    """The text with signs for control characters, since a terminal would obey them.
-
-    Tabs and line ends stay, except in one line, where all that has no shape is replaced.
-    """
+    """The text with signs for control characters, which a terminal would obey; tabs and line ends
+    stay, except in one line, where all that has no shape is replaced."""
     if not one_line:
         return text.translate({c: sign for c, sign in SIGNS.items() if chr(c) not in "\t\n"})
     return "".join(c if c.isprintable() else "\ufffd" for c in text.translate(SIGNS))

@@ -1,375 +1,299 @@
-"""The command, and below it one training run from top to bottom.
+"""The command, and one training run, top to bottom.
 
     python train.py                       the default run, on this Python's own library
     python train.py --help                what can be set
 """
 
-import os
+import cli
+
+if __name__ == "__main__":
+    cli.answer_early()  # --help and mistakes, before torch takes seconds to load
+
+import shlex
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
-from importlib import import_module
+from math import nan
 from pathlib import Path
-from threading import Thread
 
 import hydra
+import numpy as np
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
-import cli
-from config import Config, GPTConfig, TokenizerConfig, UserError, config_from
+import interop
+import sweeps
+from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
+from config import Config, UserError
+from data.batches import Batches
+from data.prepare import prepare_text
+from data.tokenizer import load_tokenizer
+from data.tokens import Tokens
+from files import METRICS, best_row, read_rows
+from model import GPT, autocast
+from report.conclusion import conclude
+from report.page import write_page
+from training import checkpoint, device
+from training.checkpoint import Checkpoints
+from training.evaluate import Validation
+from training.optim import build_optimizers, clip_gradients, lr_factor, set_rates
+from training.plan import print_plan, resolve
+from training.processes import Stopped, World, averaging, join, plain_copy, shard_model
+from training.record import Record, Stopwatch, goes_on, run_folder
+from training.summary import print_run, print_summary
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
 def main(cfg) -> float:
-    """One job of Hydra's; returns what a sweeper minimises, the best validation loss."""
+    """Hydra's entry: one job; returns the best validation loss, which a sweeper minimises."""
     job = HydraConfig.get()
     if job.mode == RunMode.MULTIRUN:
-        import sweeps
-
-        return sweeps.run_job(cfg, job, partial(train_composed, cfg, job))
-    try:
-        return train_composed(cfg, job)
-    except (UserError, OmegaConfBaseException) as e:
-        cli.fail(cli.sentence(e))
-    except BrokenPipeError:  # caught here, because Hydra would print it
-        cli.output_closed()
+        return sweeps.run_job(cfg, job, partial(run, cfg, job))
+    return cli.run(partial(run, cfg, job))  # within Hydra, which would print an error itself
 
 
-def train_composed(cfg, job) -> float:
-    """Train as Hydra composed it, by the rest of this file: imported as a module, with torch."""
-    from_first = cli.rank() > 0 and cfg.distributed == "auto"  # which tells the other ranks all
-    if from_first and (cfg.dry_run is not False or cfg.prepare_only):
-        return float("nan")
-    config, resume = None, False
-    if not from_first:
-        config, resume = cli.to_config(cfg, list(job.overrides.task), starting_config)
-        if config.prepare_only:
-            prepare_only(config)
-            return float("nan")
-        if config.data.path and config.dry_run is False:
-            from data.corpus import require_path
-
-            require_path(config.data.path)  # before torch, which takes seconds to load
-    loaded = "torch" in sys.modules  # by an earlier job of a sweep
-    console, tokens = cli.Terminal(quiet=from_first or loaded), None
-    try:
-        with cli.waiting(console, "loading PyTorch") as done:
-            if config and not loaded and begins_alone(config, resume):
-                Thread(target=load, args=(config, done)).start()
-                from data.prepare import prepare_text
-
-                tokens = prepare_text(config, console, cli.printer(console))  # needs no torch
-            from train import train
-    except KeyboardInterrupt:
-        os._exit(130)  # the usual end would wait for the other thread
-
-    return train(config, resume, job.runtime.choices.get("experiment") or "default", tokens)
-
-
-def begins_alone(config: Config, resume: bool) -> bool:
-    """Whether a run begins in a new folder, on a text of its own, in this process alone."""
-    return not (resume or config.init_from or config.dry_run is not False
-                or "TORCHELASTIC_RUN_ID" in os.environ
-                or (config.run_dir and os.path.exists(config.run_dir)))
-
-
-def load(config: Config, done: Callable[[], None]) -> None:
-    """Import what a run needs; call `done` when torch and the rest of this file are there."""
-    with suppress(Exception):  # the main thread's import says why
-        import_module("train")
-        done()
-        from training.wandb_record import wandb_mode
-
-        if wandb_mode(config.wandb.mode) != "disabled":
-            import_module("wandb")
-
-
-def prepare_only(config: Config) -> None:
-    """Prepare the text, and train nothing."""
-    from data.prepare import prepare_text
-
-    console, tokenizer = cli.Terminal(), None
-    say = cli.printer(console)
-    if config.init_from:
-        from interop import starting_point
-
-        tokenizer, _ = starting_point(Path(config.init_from), say)
-    for line in prepare_text(config, console, say, tokenizer).summary():
-        say(line)
-
-
-def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
-    import interop
-
-    return interop.starting_config(init_from)
-
-
-def launch() -> None:
-    """Run what is typed: one job, or those of a sweep."""
-    if {"-m", "--multirun"} & set(sys.argv):
-        import sweeps
-
-        sweeps.run_sweep(main)
-    else:
-        main()
-
-
-if __name__ == "__main__":
-    # The command ends here. What follows takes seconds to import, with torch, and so waits until a
-    # run begins: --help and mistakes are answered at once.
-    cli.start(launch, cli.train_help, cli.check_arguments)
-    sys.exit()
-
-import gc
-import shlex
-from contextlib import nullcontext
-from dataclasses import asdict
-from math import inf, isfinite, nan
-
-import torch
-
-from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
-from benchmarks.plan import print_plan
-from data.prepare import prepare_text
-from data.tokens import Tokens
-from files import METRICS, best_row, read_rows, with_best
-from interop import starting_point
-from model import GPT
-from report.conclusion import conclude
-from report.page import write_page
-from training import checkpoint, runtime
-from training.checkpoint import TrainState
-from training.distributed import World, check, join
-from training.optim import NotFinite, lr_factor, update
-from training.record import MetricLogger, RunFolder, new_run_dir
-from training.sharding import plain_copy
-from training.summary import print_summary
-from training.trainer import Trainer, set_up
-
-
-def train(config: Config | None, resume: bool, experiment: str, tokens: Tokens | None = None
-          ) -> float:
-    """Train as configured, or as rank 0 of several processes is, on the text of the configuration
-    or its `tokens`; return the best validation loss (nan where none was measured).
-
-    Raises:
-        UserError: something that the user can mend; nothing was lost.
-        SystemExit: 130 or 143 after a stop signal, with a checkpoint saved.
-    """
+def run(cfg, job) -> float:
+    """Train as Hydra composed it, or only plan the run, or prepare its text."""
+    told = cli.rank() > 0 and cfg.distributed == "auto"  # by rank 0, what is to be done
+    if told and (cfg.dry_run is not False or cfg.prepare_only):
+        return nan
+    config = None if told else cli.to_config(cfg, job.overrides.task, interop.starting_config)
+    experiment = job.runtime.choices.get("experiment") or "default"
     if config and config.dry_run is not False:
         print_plan(config, experiment)
-        return nan
+    elif config and config.prepare_only:
+        read_text(config, Path(), {}, cli.Terminal())
+    else:
+        return start(config, experiment)
+    return nan
+
+
+def start(config: Config | None, experiment: str = "default") -> float:
+    """Train in a folder, with the other processes of the run; returns as `train` does."""
     with join(alone=config is not None and config.distributed == "none") as world:
-        if world.size > 1:
-            told, resume = world.tell((asdict(config), resume) if config else None)
-            config = config_from(told)
-        check(config, world.size)
-        config = runtime.resolve_device(config, world.size)
-        folder = None
-        if world.rank == 0:
-            path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-            folder = RunFolder(path, new=not resume, made=not config.run_dir)
-        run_dir = Path(world.tell(str(path) if folder else None))
+        config = world.broadcast(config)
+        folder = run_folder(config, experiment) if world.rank == 0 else nullcontext()
         try:
-            with runtime.enough_memory(config):
-                return run(config, resume, experiment, run_dir, world, tokens)
-        except NotFinite as e:
-            raise UserError(f"{e}; {checkpoint.how_to_go_on(run_dir)} and a lower optim.lr"
-                            f"{', or with on_nonfinite=skip' if e.at_once else ''}") from None
-        except OSError as e:
-            raise UserError(f"{e.filename or run_dir} cannot be read or written: "
-                            f"{e.strerror or e}") from e
-        finally:
-            if folder:
-                folder.release()
+            with folder as run_dir:
+                return train(config, world, world.broadcast(run_dir), experiment)
+        except TorchDynamoException as e:
+            raise UserError(f"torch.compile failed here ({cli.first_line(e)[:200]}): "
+                            "use compile=false") from None
 
 
-def run(config: Config, resume: bool, experiment: str, run_dir: Path, world: World,
-        tokens: Tokens | None) -> float:
-    """Set up, take the steps, sum up; returns and raises as `train`."""
-    console, manifest, rows = cli.Terminal(quiet=world.rank > 0), {}, []
-    say = cli.printer(console)
-    if resume and world.rank == 0:
-        manifest = checkpoint.to_resume(run_dir, config.resume, say)
-        rows = with_best(read_rows(run_dir / METRICS), manifest.get("best"))
-    manifest, rows = world.tell((manifest, rows))
-    step = manifest.get("step", 0)
+def train(config: Config, world: World, run_dir: Path, experiment: str) -> float:
+    """Train as configured; return the best validation loss, nan where none was measured.
+
+    Raises SystemExit, 130 or 143, after a stop signal, with a checkpoint saved.
+    """
+    console = cli.Terminal(quiet=world.rank > 0)
+    log = cli.printer(console)
+    manifest, rows = world.broadcast(saved_run(config, run_dir, log) if world.rank == 0 else None)
+    step, row = manifest.get("step", 0), manifest.get("metrics", {})
     recorded = bool(rows) and rows[-1]["step"] == step
-    if manifest and not config.eval_only and (
-            step > config.max_steps or (step == config.max_steps and recorded)):
-        say(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
+    if not config.eval_only and step + recorded > config.max_steps:
+        log(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
             "a larger max_steps extends it")
         return loss_of(best_row(rows))
-    tokens, load_initial_weights = read_text(config, run_dir, manifest, console, tokens)
-    trainer = set_up(config, run_dir, world, tokens, load_initial_weights, manifest, say)
-    config, state = trainer.config, trainer.state
-    if manifest and config.eval_only:
-        loss, bits = trainer.validation.evaluate(trainer.model)
-        say(f"after {state.step:,} steps: validation loss {loss:.4f} nats per token, "
-            f"{bits:.4f} bits per byte")
-        return loss
-    if world.rank == 0:
-        trainer.write_config(experiment)
-    trainer.clock.switch(None)  # W&B takes its time to start
-    logger = nullcontext() if world.rank else MetricLogger(
-        run_dir, config, experiment, console, state.step, manifest.get("best"))
-    with world.stop, logger as log:
-        snapshots = None
-        if log:
-            state.restore_best(run_dir, log.rows, damaged=log.damaged)
-            windows = trainer.validation.excerpt(ABLATION_TOKENS)
-            snapshots = Snapshots(config, run_dir, tokens, windows, log.tolerate_io_errors)
-        trainer.state = TrainState(**world.tell(asdict(state)))
-        gc.freeze()  # what the imports made is not searched again at every collection
+
+    device.pick_device(config.device, world.size)  # before the text is prepared, which takes long
+    text, load_weights = read_text(config, run_dir, manifest, console)
+    config = resolve(config, world, text, step)
+    batches = Batches(text.train, config.model.block_size, config.batch_size, config.seed)
+    validation = Validation(text.val, text.tokenizer, config, world)
+    model, forward, optimizers = build(config, world, load_weights)
+    checkpoints = Checkpoints(config, run_dir, world, log)
+    guard = checkpoints.begin(model, optimizers, text)
+    checkpoints.restore(manifest, rows)
+    if config.eval_only:
+        return evaluate_only(validation, model, step, log)
+    print_run(log, config, model, text, world.size)
+    clock = Stopwatch(partial(device.synchronize, config.device), manifest.get("seconds", {}),
+                      tokens_seen(step, config))
+
+    with world, begin_record(config, world, run_dir, experiment, manifest) as record:
+        snapshots = record and Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS),
+                                         record.tolerate_io_errors)
         try:
-            with trainer.compiling_beside(say):
-                take_steps(trainer, log, snapshots)
-        except runtime.Stopped as stopped:
-            trainer.save(last_chance=True)
-            say(f"stopped after {trainer.state.step:,} steps; to go on: "
+            while True:
+                if not recorded:  # what a resumed run did before is not done again
+                    if is_due(config.eval.every, step, config):
+                        clock.switch("evaluate")
+                        row |= validation.evaluate(model)
+                    checkpoints.keep(step, row, clock)
+                    looks = is_due(config.attention.every, step, config)
+                    seen = plain_copy(model, world) if looks else None  # whole, on rank 0
+                    if record:
+                        observe(record, snapshots, seen, {"step": step} | row, clock)
+                    world.check_stop()
+                if step == config.max_steps:
+                    break
+
+                clock.switch("train")
+                x, y = batches.batch(step, world.rank, world.size)  # (batch_size / processes, T)
+                set_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
+                loss = torch.zeros((), device=config.device)
+                for micro_step, batch in enumerate(micro_batches(x, y, config, world)):
+                    device.seed_micro_step(config.seed, step, micro_step, world.rank)
+                    with averaging(forward, last=micro_step + 1 == config.accumulate):
+                        with autocast(config.device, config.precision):
+                            micro_loss = forward(*batch)[1]  # the logits are freed
+                        (micro_loss / config.accumulate).backward()
+                    loss += micro_loss.detach() / (config.accumulate * world.size)
+                norms = clip_gradients(model, config.optim.grad_clip, world, config.shard)
+                guard.check(step, world.sum(loss), norms)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=world.size == 1 or config.shard > 1)
+                step, row, recorded = step + 1, {}, False
+                if record:
+                    record.advance(step)
+                if is_due(config.log.every, step, config):
+                    row = {"train/loss": loss.item(), "train/grad_norm": norms.norm().item(),
+                           "train/lr": optimizers[0].param_groups[0]["lr"],
+                           "train/tokens_per_second": clock.speed(tokens_seen(step, config))}
+        except Stopped as stopped:
+            checkpoints.save(step, row, clock, last_chance=True)
+            log(f"stopped after {step:,} steps; to go on: "
                 f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
-        finally:
-            gc.unfreeze()  # so that a sweep's next job does without this one's garbage
-    if log:
-        for sentence in ["", *conclude(log.rows), ""]:
-            cli.printer(console, wrap=True)(sentence)
-        print_summary(say, run_dir, log.rows, snapshots.thresholds, trainer.clock.seconds,
-                      trainer.validation)
-    return loss_of(trainer.state.best)
+    if record:
+        sum_up(record, clock)
+    return loss_of(checkpoints.best)
+
+
+def is_due(every: int, step: int, config: Config) -> bool:
+    """Whether what comes every so many steps, 0 being never, and at the last, comes now."""
+    return step == config.max_steps or (every > 0 and step % every == 0)
+
+
+def tokens_seen(step: int, config: Config) -> int:
+    return step * config.batch_size * config.model.block_size
 
 
 def loss_of(row: dict | None) -> float:
     return row["val/loss"] if row else nan
 
 
-def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal,
-              tokens: Tokens | None) -> tuple[Tokens, Callable[[GPT], None] | None]:
-    """The text, unless it is there as `tokens`, for a run that goes on that with which it began;
-    and what loads the weights of `init_from` for one that begins."""
-    say, tokenizer, load_initial_weights = cli.printer(console), None, None
-    folder = checkpoint.step_folder(run_dir, manifest["step"]) if manifest else None
-    if folder and config.init_from:
-        tokenizer = checkpoint.saved_tokenizer(folder)
+def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tuple[dict, list[dict]]:
+    """The manifest that a run goes on from, {} for a new one, and the rows of its record."""
+    if not goes_on(config):
+        return {}, []
+    if not checkpoint.saved_steps(run_dir):
+        if config.resume == "auto":
+            return {}, []
+        raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
+                        "start it again with resume=auto")
+    _, manifest = checkpoint.find_checkpoint(run_dir, "last", log)
+    rows = read_rows(run_dir / METRICS)
+    return manifest, [row for row in rows if row["step"] <= manifest["step"]]
+
+
+def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal
+              ) -> tuple[Tokens, Callable[[GPT], object]]:
+    """The text, for a run that goes on that with which it began; and what gives a new model its
+    first weights, where `init_from` does."""
+    log, tokenizer, load_initial_weights = cli.printer(console), None, lambda model: None
+    if manifest:
+        folder = checkpoint.step_folder(run_dir, manifest["step"])
+        tokenizer = load_tokenizer(folder / checkpoint.TOKENIZER)
     elif config.init_from:
-        tokenizer, load_initial_weights = starting_point(Path(config.init_from), say)
-    if tokens is None:
-        tokens = prepare_text(config, console, say, tokenizer, whole=folder is not None)
-    if folder:
-        tokens = checkpoint.same_text(folder, manifest, tokens, config, say)
-    for line in tokens.summary():
-        say(line)
-    return tokens, load_initial_weights
+        tokenizer, load_initial_weights = interop.starting_point(Path(config.init_from), log)
+    # A run goes on with its own vocabulary, which another version might learn otherwise.
+    own = tokenizer if config.init_from else None
+    text = prepare_text(config, console, log, own, whole=bool(manifest))
+    if manifest and manifest["fingerprint"] != text.fingerprint:
+        raise UserError("the text, or how it is prepared, has changed since the run began "
+                        f"(fingerprint {manifest['fingerprint'][:16]} then, "
+                        f"{text.fingerprint[:16]} now): restore it, or start a new run")
+    if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
+        text = prepare_text(config, console, log, tokenizer, whole=True)
+    for line in text.summary():
+        log(line)
+    return text, load_initial_weights
 
 
-def take_steps(trainer: Trainer, log: MetricLogger | None, snapshots: Snapshots | None) -> None:
-    """Train up to max_steps; rank 0 has the log and takes the snapshots.
-
-    Raises:
-        Stopped: a signal came; the step that is going on has been finished, and is not saved.
-    """
-    config, world, state, clock = trainer.config, trainer.world, trainer.state, trainer.clock
-    logged = state.step, clock.read()
-    recorded = world.tell(log.has(state.step) if log else None)
-    while True:
-        last = state.step == config.max_steps
-        if not recorded:  # a resumed run does what was not
-            observe(trainer, log, snapshots)
-        if last:
-            break
-        world.check()
-        if world.save_asked:
-            world.save_asked = False
-            if trainer.save() and log:
-                log.say(f"asked to save, and saved after {state.step:,} steps")
-
-        clock.switch("train")
-        x, y = (torch.from_numpy(part)  # (batch_size / processes, T) each
-                for part in trainer.batches.batch(state.step, world.rank, world.size))
-        trainer.compile_when_due(x, y, log)
-        loss, grad_norm, finite = update(trainer.forward, trainer.model, trainer.optimizers, x, y,
-                                         config, state.step, world)
-        state.step += 1
-        recorded = False
-        trainer.watch.note(state.step, finite)
-        if log:
-            log.advance(state.step)
-        state.metrics = {}
-        if trainer.is_due(config.log.every):
-            seconds = clock.read()
-            tokens = (state.step - logged[0]) * trainer.step_tokens
-            state.metrics = {
-                "train/loss": loss.item(),
-                "train/lr": config.optim.lr * lr_factor(state.step - 1, config.optim,
-                                                        config.max_steps),
-                "train/grad_norm": grad_norm.item(),
-                "train/tokens_per_second": tokens / (seconds - logged[1])}
-            if config.on_nonfinite == "skip":
-                state.metrics = {k: v for k, v in state.metrics.items() if isfinite(v)}
-                state.metrics["train/skipped"], _ = trainer.watch.counts()
-            logged = state.step, seconds
+def build(config: Config, world: World, load_initial_weights: Callable[[GPT], object]
+          ) -> tuple[GPT, Callable, list[torch.optim.Optimizer]]:
+    """The model, on its device or divided among the ranks; what takes its forward passes in
+    training; its optimizers."""
+    device.set_up(config)
+    torch.manual_seed(config.seed)
+    model = GPT(config.model)
+    load_initial_weights(model)
+    forward, mesh = shard_model(model, config, world.size)
+    return model, forward, build_optimizers(model, config.optim, config.precision, mesh)
 
 
-def observe(trainer: Trainer, log: MetricLogger | None, snapshots: Snapshots | None) -> None:
-    """Save and evaluate where that is due, and have rank 0 record this step.
-
-    Raises:
-        Stopped: a signal came meanwhile; the row is left to the resumed run.
-    """
-    config, world, state = trainer.config, trainer.world, trainer.state
-    step, row = state.step, dict(state.metrics)
-    if step and trainer.is_due(config.checkpoint.every):
-        trainer.save()  # first, so that nothing that only looks at the run can cost it the step
-    if trainer.is_due(config.eval.every):
-        trainer.clock.switch("evaluate")
-        if log:
-            log.doing("evaluating")
-        loss, bits = trainer.validation.evaluate(trainer.model, world.check)
-        row |= {"val/loss": loss, "val/bits_per_byte": bits}
-        improved = loss < (state.best["val/loss"] if state.best else inf)
-        if step and improved and trainer.save():
-            state.best = {**trainer.totals, **row, **state.text_mark()}
-            if log:
-                with log.tolerate_io_errors():
-                    checkpoint.write_pointer(trainer.run_dir, "best", step)
-    if trainer.is_due(config.attention.every):
-        trainer.clock.switch("attention")
-        world.first(record, trainer, log, row, snapshots, plain_copy(trainer.model, world))
-    elif log:
-        record(trainer, log, row)
+def evaluate_only(validation: Validation, model: GPT, step: int, log: Callable[[str], None]
+                  ) -> float:
+    row = validation.evaluate(model)
+    log(f"after {step:,} steps: validation loss {row['val/loss']:.4f} nats per token, "
+        f"{row['val/bits_per_byte']:.4f} bits per byte")
+    return row["val/loss"]
 
 
-def record(trainer: Trainer, log: MetricLogger, row: dict, snapshots: Snapshots | None = None,
-           model: GPT | None = None) -> None:
-    """Take a snapshot of the model, where one is given, and write the row of this step.
+def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
+                  ) -> Iterator[tuple[Tensor, Tensor]]:
+    """The inputs and targets x, y (batch_size / processes, T) of each micro-step, on the device."""
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    if config.device.startswith("cuda"):  # copied while the GPU does the step before
+        inputs, targets = inputs.pin_memory(), targets.pin_memory()
+    rows = config.micro_batch(world.size)
+    for batch in zip(inputs.split(rows), targets.split(rows)):
+        yield tuple(part.to(config.device, non_blocking=True) for part in batch)
 
-    Raises:
-        Stopped: a signal came meanwhile.
-    """
-    config, state, clock, images = trainer.config, trainer.state, trainer.clock, {}
-    last = state.step == config.max_steps
-    if row:
-        log.show({**trainer.totals, **row})  # what is below takes a while
-    if snapshots:
-        log.doing("measuring what each head is worth" if last else "looking at attention")
-        metrics, images, text = snapshots.take(model, state.step, log.rows,
-                                               trainer.world.stop.check)
+
+def begin_record(config: Config, world: World, run_dir: Path, experiment: str, manifest: dict):
+    """The record of a run that goes on from the manifest, on rank 0; elsewhere a context alone."""
+    if world.rank > 0:
+        return nullcontext()
+    check_stop = partial(world.check_stop, together=False)
+    return Record(config, run_dir, experiment, check_stop, manifest.get("step", -1))
+
+
+def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch
+            ) -> None:
+    """Look at the heads of the model, where one is given, and write the row of this step."""
+    step, images = row["step"], {}
+    last = step == record.config.max_steps
+    row = {"step": step, "tokens": tokens_seen(step, record.config)} | row
+    if len(row) > 2:
+        record.show(row)  # what is below takes a while
+    if model is not None:
+        clock.switch("attention")
+        record.doing("measuring what each head is worth" if last else "looking at attention")
+        try:
+            metrics, images, sample = snapshots.take(model, step, record.rows, record.check_stop)
+        except Stopped:
+            return  # the row is left to the resumed run
         row |= metrics
-        if text is not None:
-            log.sample(state.step, text)
-    if row:
+        if sample is not None:
+            record.sample(step, sample)
+    if len(row) > 2:
         clock.switch(None)
-        log.write({**trainer.totals, **clock.metrics(), **row, **state.text_mark()}, images)
+        record.write(row | clock.metrics(), images)
     if images:
         clock.switch("attention")
-        with log.tolerate_io_errors():
-            if not (trainer.run_dir / "report.html").exists():
-                log.say(f"page     {trainer.run_dir / 'report.html'} (open it in a browser; it "
-                        "updates itself)")
-            log.doing("drawing the page")
-            log.page(write_page(trainer.run_dir), last=last)
-    if trainer.checkpoints.saved == state.step:
-        checkpoint.prune(trainer.run_dir, config.checkpoint.keep, state.kept)
+        with record.tolerate_io_errors():
+            if not (record.run_dir / "report.html").exists():
+                record.log(f"page     {record.run_dir / 'report.html'} (open it in a browser; it "
+                           "updates itself)")
+            record.doing("drawing the page")
+            record.page(write_page(record.run_dir), last=last)
+
+
+def sum_up(record: Record, clock: Stopwatch) -> None:
+    """Print what came of a run."""
+    for sentence in ["", *conclude(record.rows), ""]:
+        cli.printer(record.console, wrap=True)(sentence)
+    print_summary(record.log, record.run_dir, record.rows, clock.seconds)
+
+
+if __name__ == "__main__":
+    is_sweep = {"-m", "--multirun"} & set(sys.argv)
+    cli.run(partial(sweeps.run_sweep, main) if is_sweep else main)

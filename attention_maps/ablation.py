@@ -4,37 +4,16 @@ Each is the real model, of which the blocks above what was changed are computed 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from model import GPT, Block, autocast
+from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses
+from model import GPT, KVCache, autocast, store
 
-TOKENS, LOGITS = 4096, 1 << 25  # that go through the model, and are made, at once, at most
-
-
-@torch.no_grad()
-def streams(model: GPT, tokens: Tensor) -> tuple[list[Tensor], Tensor | None]:
-    """The embeddings (B, T, C) that each block gets and what the last one gives, n_layer + 1; the
-    rotary angles. The model is in evaluation."""
-    x, rotary = model._embed(tokens)
-    found = [x]
-    for block in model.blocks:
-        found.append(block(found[-1], rotary))
-    return found, rotary
-
-
-def nats(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
-    """-ln p of targets (…, T), of embeddings x (…, T, C) after the last block: (…, T); nan for -1.
-    """
-    found, most = [], max(1, LOGITS // model.config.vocab_size)
-    for some, ids in zip(x.flatten(0, -2).split(most), targets.flatten().split(most)):
-        logits = model.head(model.norm(some))  # (…, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found.append(F.cross_entropy(logits, ids, ignore_index=-1, reduction="none"))
-    return torch.cat(found).view(targets.shape).masked_fill(targets < 0, torch.nan)
+TOKENS = 4096  # that go through the model at once, at most
 
 
 def at_once(model: GPT, length: int) -> int:
@@ -42,107 +21,92 @@ def at_once(model: GPT, length: int) -> int:
     return max(1, min(TOKENS, LOGITS // model.config.vocab_size) // length)
 
 
-def next_tokens(tokens: Tensor) -> Tensor:
-    """The token that follows each of tokens (…, T); -1 after the last."""
-    return F.pad(tokens[..., 1:], (0, 1), value=-1)
-
-
 @torch.no_grad()
-def losses_without_heads(
-    model: GPT, x: Tensor, y: Tensor, rows: int, precision: str = "fp32",
-    between: Callable[[], None] = lambda: None
-) -> dict[str, np.ndarray]:
+def losses_without_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32",
+                         check_stop: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
     """The loss of every token of windows x, y (W, T) in nats, nan where y is -1: `loss` (W, T), and
     for each head `loss_without` (L, H, W, T), when its output is zeroed.
 
-    `rows` windows go through the model at once; `between` is called before each pass. The layers
-    below the head's are computed once.
+    `check_stop` is called before each pass, and may raise.
     """
-    c, whole, without = model.config, [], []
+    whole, without = [], []
     with model.evaluating(), autocast(x.device.type, precision):
-        for xs, ys in zip(x.split(rows), y.split(rows)):
-            E, rotary = streams(model, xs)
-            whole.append(nats(model, E[-1], ys))
-            without.append([])
-            for layer, block in enumerate(model.blocks):
-                y = together(block, E[layer], rotary).unflatten(-1, (c.n_head, -1))
-                for heads in torch.arange(c.n_head).split(max(1, rows // len(xs))):
-                    between()
-                    some = y.repeat(len(heads), 1, 1, 1, 1)  # (n, R, T, H, d_v)
-                    some[torch.arange(len(heads)), :, :, heads] = 0
-                    found = finished(block, E[layer].repeat(len(heads), 1, 1), some.flatten(0, 1))
-                    for above in model.blocks[layer + 1:]:
-                        found = above(found, rotary)
-                    targets = ys.repeat(len(heads), 1)
-                    without[-1].append(nats(model, found, targets).unflatten(0, (-1, len(xs))))
-    shape = (c.n_layer, c.n_head, *x.shape)
-    without = torch.cat([torch.cat(heads) for heads in without], dim=1)  # (L · H, W, T)
+        for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
+            residuals = []
+            keep = partial(store, residuals)
+            model.hidden(tokens, taps={"embedding": keep, "residual": keep})
+            whole.append(token_losses(model, residuals[-1], targets))
+            without.append(without_heads(model, tokens, targets, residuals, check_stop))
     return {"loss": torch.cat(whole).cpu().numpy(),
-            "loss_without": without.cpu().numpy().reshape(shape)}
+            "loss_without": torch.stack(without, dim=2).cpu().numpy()}
 
 
-def together(block: Block, x: Tensor, rotary: Tensor | None, past: tuple[Tensor, ...] = (),
-             mask: Tensor | None = None) -> Tensor:
-    """What the heads of a block gather from x (R, T, C), before W_O: (R, T, H · d_v). They attend
-    to what mask (R, 1, T, P + T) says, of past keys and values (1, G, P, d) and these."""
-    a = block.attention
-    q, *kv = a.project(block.norm_1(x), rotary)
-    if past:
-        kv = [torch.cat((old.expand(len(x), -1, -1, -1), new), dim=2) for old, new in zip(past, kv)]
-    y = F.scaled_dot_product_attention(q, *kv, mask, is_causal=mask is None,
-                                       enable_gqa=a.config.kv_heads != a.config.n_head)
-    return y.transpose(1, 2).flatten(2)
+def without_heads(model: GPT, tokens: Tensor, targets: Tensor, residuals: list[Tensor] | Tensor,
+                  check_stop: Callable[[], None]) -> Tensor:
+    """The losses (L, H, T) of targets (1, T) without each head, given what each layer of the whole
+    model gets of tokens (1, T): what is below a head is not computed again."""
+    c, found = model.config, []
+    for layer in range(c.n_layer):
+        for heads in torch.arange(c.n_head).split(at_once(model, tokens.shape[1])):
+            check_stop()
+            x = model.hidden(tokens, taps={"heads": partial(silence, layer, heads)},
+                             entry=(layer, residuals[layer]))  # (n, T, C)
+            found.append(token_losses(model, x, targets.expand(len(heads), -1)))
+    return torch.cat(found).unflatten(0, (c.n_layer, c.n_head))
 
 
-def finished(block: Block, x: Tensor, y: Tensor) -> Tensor:
-    """What a block makes of x (R, T, C), of which its heads gathered y."""
-    x = x + block.attention.W_O(y.flatten(2))  # (R, T, C)
-    return x + block.mlp(block.norm_2(x))
+def silence(where: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
+    """A tap, once it has a layer and n of its heads, that makes of what all heads gathered there of
+    one text, y (1, T, H, d_v), n texts (n, T, H, d_v) that lack one of the heads each."""
+    if layer != where:
+        return y
+    y = y.repeat(len(heads), 1, 1, 1)
+    y[torch.arange(len(heads)), :, heads] = 0
+    return y
 
 
 @torch.no_grad()
-def knockout(model: GPT, tokens: Tensor, between: Callable[[], None] = lambda: None) -> np.ndarray:
+def knockout(model: GPT, whole: Forward,
+             check_stop: Callable[[], None] = lambda: None) -> np.ndarray:
     """knockout[l, h, i] (L, H, T): how many nats the token after i costs more without head (l, h),
-    of tokens (T,); nan for the last, after which nothing is known."""
-    found = losses_without_heads(model, tokens[None], next_tokens(tokens)[None],
-                                 at_once(model, len(tokens)), between=between)
-    return (found["loss_without"] - found["loss"])[:, :, 0]
+    in one text; nan for the last, after which nothing is known."""
+    targets = next_tokens(whole.tokens)  # (1, T)
+    with model.evaluating():
+        without = without_heads(model, whole.tokens, targets, whole.residuals, check_stop)
+    return (without - token_losses(model, whole.residuals[-1], targets)).cpu().numpy()
 
 
 @torch.no_grad()
-def need(model: GPT, tokens: Tensor, between: Callable[[], None] = lambda: None) -> np.ndarray:
-    """need[i, j] (T, T) of tokens (T,): how many nats the token after i costs more where token j is
+def need(model: GPT, whole: Forward, check_stop: Callable[[], None] = lambda: None) -> np.ndarray:
+    """need[i, j] (T, T) in one text: how many nats the token after i costs more where token j is
     hidden from all later queries, in all layers and heads. 0 for j ≥ i; nan in the last row, after
-    which nothing is known. `between` is called before each pass, and may raise.
+    which nothing is known. `check_stop` is called before each pass, and may raise.
 
     Queries up to j see what they saw: only what follows the first hidden token of a pass is
     computed again, over the keys and values of those before it.
     """
-    T, place = len(tokens), torch.arange(len(tokens), device=tokens.device)
-    targets, start = next_tokens(tokens), 0
-    with model.evaluating():
-        E, rotary = streams(model, tokens[None])
-        past = [block.attention.project(block.norm_1(x), rotary)[1:]  # k, v (1, G, T, d)
-                for block, x in zip(model.blocks, E)]
-        whole = nats(model, E[-1], targets[None])  # (1, T)
-        found = torch.zeros(T, T, dtype=whole.dtype, device=tokens.device)
-        while start < T - 1:
-            between()
-            rest = place[start + 1:]
-            # As many as are worth that a pass begins at the first of them.
-            hidden = place[start:min(T - 1, start + at_once(model, len(rest)),
-                                     start + max(8, len(rest) // 4))][:, None]  # (R, 1)
-            later = rest > hidden  # (R, rest)
-            mask = (place <= rest[:, None]) & ~((place == hidden)[:, None] & later[..., None])
-            x = E[0][:, start + 1:].expand(len(hidden), -1, -1)
-            angles = None if rotary is None else rotary[:, start + 1:]
-            for block, (k, v) in zip(model.blocks, past):
-                before = k[:, :, :start + 1], v[:, :, :start + 1]
-                x = finished(block, x, together(block, x, angles, before, mask[:, None]))
-            loss = nats(model, x, targets[start + 1:].expand(len(hidden), -1))  # (R, rest)
-            more = (loss - whole[:, start + 1:]).masked_fill(~later, 0)
-            found[start + 1:, start:start + len(hidden)] = more.T
-            start += len(hidden)
+    tokens, targets = whole.tokens, next_tokens(whole.tokens)  # (1, T)
+    T, place, start = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device), 0
+    loss = token_losses(model, whole.residuals[-1], targets)  # (1, T)
+    found = torch.zeros(T, T, dtype=loss.dtype, device=tokens.device)
+    while start < T - 1:
+        check_stop()
+        rest = place[start + 1:]
+        # As many as are worth that a pass begins at the first of them.
+        hidden = place[start:min(T - 1, start + at_once(model, len(rest)),
+                                 start + max(8, len(rest) // 4))][:, None]  # (R, 1)
+        later = rest > hidden  # (R, rest)
+        mask = (place <= rest[:, None]) & ~((place == hidden)[:, None] & later[..., None])
+        cache = KVCache(model.config, len(hidden), T, tokens.device, whole.k.dtype)
+        cache.keys.copy_(whole.k)
+        cache.values.copy_(whole.v)
+        cache.length = start + 1
+        with model.evaluating():
+            x = model.hidden(tokens[:, start + 1:].expand(len(hidden), -1), cache, mask[:, None])
+        without = token_losses(model, x, targets[:, start + 1:].expand(len(hidden), -1))
+        found[start + 1:, start:start + len(hidden)] = (
+            (without - loss[:, start + 1:]).masked_fill(~later, 0).T)  # (rest, R)
+        start += len(hidden)
     found[-1] = torch.nan
     return found.cpu().numpy()
 

@@ -1,78 +1,125 @@
-"""Exact attention maps of a model on the probes, beside its fused attention, which stays as it is.
-"""
+"""One forward pass over a probe, with all of it that is looked at; what a snapshot keeps of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from attention_maps.ablation import nats, next_tokens, streams
 from attention_maps.probe import Probes
 from files import atomic_write
-from model import GPT
+from model import GPT, SelfAttention, store
+
+LOGITS = 1 << 25  # that are made at once, at most
+MAPS = ("text", "repeat", "control")
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Attention weights at a step, float32: each row sums to 1, nothing above the diagonal.
+class Forward:
+    """A forward pass over tokens (B, T), and what its taps stored of each layer.
 
-    text: (L, H, T, T) on the excerpt; repeat, control: (L, P, H, T_r, T_r) on the random texts.
-    text_value_norms (L, H, T), repeat_value_norms (L, P, H, T_r): see `SelfAttention.value_norms`;
-        a map's columns times these are the value-weighted map.
-    repeat_loss (P, T_r): nats of the token that follows, nan for the last.
+    residuals: (L + 1, B, T, C), the embeddings and what each block made of them.
+    k, v: (L, B, G, T, d).
+    heads: (L, B, T, H, d_v), what each head gathered, before W_O.
+    weights: (L, B, H, T, T); each row sums to 1, nothing is above the diagonal.
     """
 
-    step: int
-    probes: Probes
-    text: np.ndarray
-    text_value_norms: np.ndarray
-    repeat: np.ndarray
-    repeat_value_norms: np.ndarray
-    control: np.ndarray
-    repeat_loss: np.ndarray
+    tokens: Tensor
+    residuals: Tensor
+    k: Tensor
+    v: Tensor
+    heads: Tensor
+    weights: Tensor
 
-    def save(self, path: Path, **more: np.ndarray) -> None:
-        """Write the maps as float16, what they are of, and `more` to an .npz without pickle.
-
-        Not compressed: that would take as long as to capture them, and halve the file at most.
-        """
-        p = self.probes
-        arrays = {
-            "step": self.step, **{name: getattr(self, name).astype(np.float16)
-                                  for name in ("text", "repeat", "control")},
-            "text_value_norms": self.text_value_norms,
-            "repeat_value_norms": self.repeat_value_norms, "repeat_loss": self.repeat_loss,
-            "text_ids": p.text, "repeat_ids": p.repeat, "control_ids": p.control,
-            "text_tokens": p.words, "repeat_tokens": p.repeat_words, "repeat_periods": p.periods}
-        with atomic_write(path) as part, part.open("wb") as file:
-            np.savez(file, **arrays, **more)
-
-
-def capture(model: GPT, probes: Probes, step: int) -> Snapshot:
-    """The model's maps on the probes, computed in the dtype of its weights.
-
-    The model and torch's random state stay as they are.
-    """
-    text, text_norms, _ = maps(model, probes.text[None])
-    P = len(probes.repeat)
-    random, norms, loss = maps(model, np.concatenate([probes.repeat, probes.control]), P)
-    return Snapshot(step, probes, text[:, 0], text_norms[:, 0], random[:, :P], norms,
-                    random[:, P:], loss)
+    def rows(self, which: slice | Sequence[int]) -> "Forward":
+        """The same of some of the B texts."""
+        stored = (self.residuals, self.k, self.v, self.heads, self.weights)
+        return Forward(self.tokens[which], *(values[:, which] for values in stored))
 
 
 @torch.no_grad()
-def maps(model: GPT, tokens: np.ndarray,
-         rows: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The weights (L, B, H, T, T) on tokens (B, T), and of the first so many rows the value norms
-    (L, rows, H, T) and the loss of each next token (rows, T), all float32."""
-    weights, norms = [], []
-    on_device = torch.from_numpy(tokens).to(model.head.weight.device)
+def capture(model: GPT, ids: np.ndarray) -> Forward:
+    """Run the model on ids (B, T); its mode and torch's random state stay as they are."""
+    tokens = torch.from_numpy(ids).to(model.head.weight.device)
+    stored = {name: [] for name in ("residual", "k", "v", "heads", "weights")}
+    taps = {name: partial(store, values) for name, values in stored.items()}
     with model.evaluating():
-        E, rotary = streams(model, on_device)
-        for block, x in zip(model.blocks, E):
-            x = block.norm_1(x)
-            weights.append(block.attention.weights(x, rotary).float().cpu().numpy())
-            norms.append(block.attention.value_norms(x[:rows]).float().cpu().numpy())
-        loss = nats(model, E[-1][:rows], next_tokens(on_device[:rows]))
-    return np.stack(weights), np.stack(norms), loss.float().cpu().numpy()
+        model.hidden(tokens, taps=taps | {"embedding": taps["residual"]})
+    return Forward(tokens, *(torch.stack(values) for values in stored.values()))
+
+
+def in_float32(model: GPT) -> GPT:
+    """The model, or, of one in fewer bits, a copy: differences of losses are small."""
+    if torch.finfo(model.head.weight.dtype).bits >= 32:
+        return model
+    copy = GPT(model.config).to(model.head.weight.device)
+    copy.load_state_dict(model.state_dict())
+    return copy
+
+
+@torch.no_grad()
+def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
+    """-ln p of targets (…, T), of what the last block gives, x (…, T, C): (…, T); nan for -1."""
+    found, most = [], max(1, LOGITS // model.config.vocab_size)
+    for some, ids in zip(x.flatten(0, -2).split(most), targets.flatten().split(most)):
+        logits = model.head(model.norm(some))  # (…, V)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        found.append(F.cross_entropy(logits, ids, ignore_index=-1, reduction="none"))
+    return torch.cat(found).view(targets.shape).masked_fill(targets < 0, torch.nan)
+
+
+def next_tokens(tokens: Tensor) -> Tensor:
+    """The token that follows each of tokens (…, T); -1 after the last."""
+    return F.pad(tokens[..., 1:], (0, 1), value=-1)
+
+
+def written(attention: SelfAttention, heads: Tensor) -> Tensor:
+    """What each head writes of what it gathered, (…, H, d_v): (…, H, C)."""
+    W_O = attention.W_O.weight.unflatten(1, heads.shape[-2:])  # (C, H, d_v)
+    return torch.einsum("...hd,chd->...hc", heads, W_O)
+
+
+@torch.no_grad()
+def value_norms(model: GPT, v: Tensor) -> Tensor:
+    """‖v_j W_O^h‖ of every token j in every head h, of values v (L, B, G, T, d_v): (L, B, H, T).
+
+    How much a head writes to the residual stream when it looks at a token: times the weight, the
+    value-weighted map (Kobayashi et al. 2020, "Attention is Not Only a Weight").
+    """
+    H, d_v = model.config.n_head, model.config.value_dim
+    v = v.repeat_interleave(H // v.shape[2], dim=2)  # (L, B, H, T, d_v)
+    W = torch.stack([block.attention.W_O.weight for block in model.blocks])
+    W = W.unflatten(2, (H, d_v))  # (L, C, H, d_v)
+    gram = torch.einsum("lchd,lche->lhde", W, W)  # ‖W v‖² = vᵀ WᵀW v: the small d_v, not C
+    squares = torch.einsum("lbhtd,lhde,lbhte->lbht", v, gram, v)
+    return squares.clamp(min=0).sqrt()
+
+
+def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
+    """What a snapshot tells of the text, and of random texts of which the first half repeats and
+    the others, `control`, do not, float32:
+
+    text (L, H, T, T), repeat, control (L, P, H, T_r, T_r): the maps.
+    text_value_norms (L, H, T), repeat_value_norms (L, P, H, T_r): see `value_norms`.
+    repeat_loss (P, T_r): nats of the token that follows, nan for the last.
+    """
+    repeat, control = (random.rows(half) for half in np.split(np.arange(len(random.tokens)), 2))
+    loss = token_losses(model, repeat.residuals[-1], next_tokens(repeat.tokens))
+    found = {"text": text.weights[:, 0], "repeat": repeat.weights, "control": control.weights,
+             "text_value_norms": value_norms(model, text.v)[:, 0],
+             "repeat_value_norms": value_norms(model, repeat.v), "repeat_loss": loss}
+    return {name: value.cpu().numpy() for name, value in found.items()}
+
+
+def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -> None:
+    """Write a snapshot's arrays, the maps as float16, and what they are of, to an .npz without
+    pickle; not compressed, which would take as long as to capture them, and halve it at most."""
+    p, small = probes, {name: arrays[name].astype(np.float16) for name in MAPS}
+    with atomic_write(path) as part, part.open("wb") as file:
+        np.savez(file, step=step, text_ids=p.text, repeat_ids=p.repeat, control_ids=p.control,
+                 text_tokens=p.words, repeat_tokens=p.repeat_words, repeat_periods=p.periods,
+                 **(arrays | small))

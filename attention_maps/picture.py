@@ -3,20 +3,17 @@
 import re
 import zlib
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps, font_manager, patches
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib import colormaps, font_manager
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.path import Path as Outline
-from matplotlib.textpath import text_to_path
-from matplotlib.transforms import Affine2D
-from PIL import Image
+from matplotlib.patches import Rectangle
 
-from attention_maps.capture import Snapshot
 from files import atomic_write
 
 DPI = 160
@@ -27,159 +24,102 @@ NORM, COLOURS = PowerNorm(0.5, vmin=0, vmax=1), colormaps["magma_r"]
 GROUP_COLOUR = "#3b6fb5"
 
 
-class Layout:
-    """Where everything is, in inches from the lower left corner."""
+def draw(maps: np.ndarray, words: list[str], path: Path, groups: int, title: str) -> None:
+    """Draw maps (L, H, T, T) of the tokens `words`, framing the heads that share one of the
+    `groups` key/value heads.
 
-    def __init__(self, L: int, H: int, T: int, groups: int):
-        self.in_group = H // groups
-        cell = self.cell = max(0.9, min(3.2, 22 / max(L, H)))  # a map's side
-        gap, group_gap = 0.14 * cell ** 0.5, 0.4 * cell ** 0.5
-        self.labels = cell * 72 / T >= SMALLEST_LABEL
-        self.left, self.bottom = (1.25, 0.95) if self.labels else (0.65, 0.35)
-        # Of the writing: a larger picture is shown smaller.
-        self.scale = min(1.8, max(1.0, max(L, H) * cell / 13))
-        # From the maps to the frame of their group.
-        self.pad = group_gap * 0.28 if self.in_group > 1 else 0
-        between_groups = group_gap - gap if self.in_group > 1 else 0
-        self.xs = [self.left + h * (cell + gap) + (h // self.in_group) * between_groups
-                   for h in range(H)]
-        self.ys = [self.bottom + (L - 1 - layer) * (cell + group_gap) for layer in range(L)]
-        self.width = self.xs[-1] + cell + 0.95 * self.scale
-        self.top = self.ys[0] + cell  # of the uppermost maps
-        self.height = self.top + 1.15 * self.scale
-
-
-def draw(snapshot: Snapshot, path: Path, groups: int, title: str) -> None:
-    """Draw the snapshot's text maps (L, H, T, T), framing the heads that share one of the `groups`
-    key/value heads."""
-    L, H, T, _ = snapshot.text.shape
-    at = Layout(L, H, T, groups)
-    figure = Figure(figsize=(at.width, at.height), dpi=DPI, facecolor="white")
-    canvas = FigureCanvasAgg(figure)
-    figure.suppressComposite = True  # each map an image of its own, in an SVG too
-    draw_maps(figure, at, snapshot.text)
-    if at.labels:
-        draw_words(figure, at, [printable(w) for w in snapshot.probes.words])
-    draw_groups(figure, at, groups)
-    draw_title(figure, at, title)
-    draw_bar(figure, at)
-    with atomic_write(path) as part:
-        if path.suffix == ".svg":
-            figure.savefig(part, format="svg", dpi=DPI)
-            return
-        canvas.draw()
-        image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
-        # Runs of one colour are most of it: told so, zlib takes half the time.
-        image.convert("RGB").save(part, "png", dpi=(DPI, DPI), compress_level=1,
-                                  compress_type=zlib.Z_RLE)
-
-
-def write(figure: Figure, x: float, y: float, text: str, size: float, **more) -> None:
-    """Text at a place in inches; nothing in it is mathematics."""
-    figure.text(x, y, text, fontsize=size, transform=figure.dpi_scale_trans, parse_math=False,
-                **more)
-
-
-def add(figure: Figure, patch: patches.Patch) -> None:
-    """A patch whose places are in inches."""
-    patch.set_transform(figure.dpi_scale_trans)
-    figure.add_artist(patch)
-
-
-def draw_maps(figure: Figure, at: Layout, maps: np.ndarray) -> None:
-    """The maps (L, H, T, T), each with its name; what a token may not look at is left blank."""
-    T, side = maps.shape[-1], round(at.cell * DPI)
-    colours = COLOURS(NORM(maps), bytes=True)[..., :3]  # (L, H, T, T, 3)
-    colours[..., np.triu(np.ones((T, T), bool), 1), :] = 245
-    pixel = np.arange(side) * T // side  # the token that each pixel is of
-    for layer, y in enumerate(at.ys):
-        write(figure, 0.12, y + at.cell / 2, f"layer {layer}", 9 * at.scale, rotation=90,
-              va="center", ha="left", weight="bold")
-        for head, x in enumerate(at.xs):
-            figure.figimage(colours[layer, head][pixel][:, pixel], x * DPI, y * DPI, origin="upper")
-            add(figure, patches.Rectangle((x, y), at.cell, at.cell, fill=False, linewidth=0.4,
-                                          edgecolor="0.6"))
-            write(figure, x + at.cell / 2, y + at.cell + 0.035, f"L{layer}H{head}",
-                  min(8, 5 + at.cell) * at.scale, va="bottom", ha="center")
-
-
-def draw_words(figure: Figure, at: Layout, words: list[str]) -> None:
-    """The tokens to the left of each layer's maps and below each head's.
-
-    Outlined once for all of them, since to lay out text takes long.
+    All stand in one subplot, whose places are in inches from its first map's upper left corner: one
+    for each would take ten times as long.
     """
-    step = at.cell / len(words)
-    size = min(8.0, step * 72 * 0.92)
-    outlines = [outline(word, size / 72) for word in words]
-    beside, below = [], []
-    for i, word in enumerate(outlines):
-        right = word.vertices[:, 0].max(initial=0)
-        middle = -0.36 * size / 72  # half of a capital's height
-        place = (i + 0.5) * step
-        beside.append(
-            Affine2D().translate(-right, middle + at.cell - place).transform_path(word))
-        below.append(
-            Affine2D().translate(-right, middle).rotate_deg(90).translate(place, 0)
-            .transform_path(word))
-    beside, below = Outline.make_compound_path(*beside), Outline.make_compound_path(*below)
-    places = [(beside, at.left - at.pad - 0.04, y) for y in at.ys]
-    places += [(below, x, at.bottom - at.pad - 0.04) for x in at.xs]
-    for path, x, y in places:
-        moved = Affine2D().translate(x, y).transform_path(path)
-        add(figure, patches.PathPatch(moved, facecolor="black", linewidth=0))
+    L, H, T, _ = maps.shape
+    side = max(0.9, min(3.2, 22 / max(L, H)))  # of a map
+    scale = min(1.8, max(1.0, max(L, H) * side / 13))  # of the writing: a large picture is shrunk
+    gap = 0.14 * side ** 0.5
+    pad = 0.8 * gap if groups < H else 0
+    tops, lefts = np.arange(L) * (side + 3 * gap), np.arange(H) * (side + gap)
+    lefts += np.arange(H) // (H // groups) * 2.5 * pad
+    labels = [printable(word) for word in words] if side / T * 72 >= SMALLEST_LABEL else []
+    axes = make_axes(lefts[-1] + side, tops[-1] + side, 1.3 if labels else 0.35, scale)
+    draw_maps(axes, maps, lefts, tops, side)
+    for (layer, top), (head, left) in product(enumerate(tops), enumerate(lefts)):
+        axes.text(left + side / 2, top - 0.05, f"L{layer}H{head}", ha="center",
+                  fontsize=min(8, 5 + side) * scale)
+    draw_words(axes, labels, lefts, tops, side, pad)
+    if groups < H:
+        draw_groups(axes, lefts.reshape(groups, -1), tops, side, pad, scale)
+    what = "· is a space, ⏎ a line end" if labels else "the tokens are in the .npz beside this"
+    axes.text(0, -0.95 * scale, title, fontsize=11 * scale, weight="bold", parse_math=False)
+    axes.text(0, -0.72 * scale, "on the beginning of the validation text; row: the token that "
+              f"looks, column: the token it looks at; {what}", fontsize=7.5 * scale, color="0.35")
+    # Runs of one colour are most of it: told so, zlib takes half the time.
+    quick = {"compress_level": 1, "compress_type": zlib.Z_RLE}
+    with atomic_write(path) as part:
+        axes.figure.savefig(part, format="png", pil_kwargs=quick)
 
 
-def outline(text: str, size: float) -> Outline:
-    """The letters as a path whose base line begins at 0, 0."""
-    vertices, codes = text_to_path.get_text_path(FontProperties(), text, ismath=False)
-    if not len(vertices):
-        return Outline(np.empty((0, 2)))
-    return Outline(np.asarray(vertices) * (size / text_to_path.FONT_SCALE), codes)
+def make_axes(width: float, height: float, margin: float, scale: float) -> Axes:
+    """Axes in inches that fill a figure: room for maps from 0, 0 to width, height, downwards, a
+    margin beside and below them, a title above, and the colours of the weights on the right."""
+    right, above = 0.95 * scale, 1.2 * scale
+    figure = Figure(figsize=(margin + width + right, above + height + margin), dpi=DPI)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-margin, width + right),
+                           ylim=(height + margin, -above), autoscale_on=False)
+    axes.set_axis_off()
+    bar = axes.inset_axes((width + 0.38, 0, 0.13 * scale, height), transform=axes.transData)
+    figure.colorbar(ScalarMappable(NORM, COLOURS), bar, format="%g",
+                    ticks=(0, 0.01, 0.05, 0.1, 0.25, 0.5, 1))
+    bar.tick_params(labelsize=7 * scale)
+    bar.set_title("weight", fontsize=7 * scale)
+    return axes
 
 
-def draw_groups(figure: Figure, at: Layout, groups: int) -> None:
-    """A frame around the heads that share a key/value head, where they are several."""
-    if at.in_group == 1:
-        return
-    for layer, y in enumerate(at.ys):
-        for group in range(groups):
-            x = at.xs[group * at.in_group] - at.pad
-            edge = at.xs[(group + 1) * at.in_group - 1] + at.cell + at.pad
-            add(figure, patches.FancyBboxPatch(
-                (x, y - at.pad), edge - x, at.cell + 2 * at.pad + 0.13, fill=False, linewidth=0.9,
-                boxstyle="round,pad=0,rounding_size=0.05", edgecolor=GROUP_COLOUR))
-            if layer == 0:
-                write(figure, x + 0.03, at.top + at.pad + 0.16, f"key/value head {group}",
-                      7.5 * at.scale, va="bottom", color=GROUP_COLOUR)
+def draw_maps(axes: Axes, maps: np.ndarray, lefts: np.ndarray, tops: np.ndarray,
+              side: float) -> None:
+    """The maps (L, H, T, T); what a token may not look at is left blank."""
+    if maps.shape[-1] > side * DPI:
+        seen = np.linspace(0, maps.shape[-1], round(side * DPI), endpoint=False).astype(int)
+        maps = maps[:, :, seen[:, None], seen]
+    colours = COLOURS(NORM(maps), bytes=True)[..., :3]  # (L, H, T, T, 3)
+    colours[..., np.triu(np.ones(maps.shape[-2:], bool), 1), :] = 245
+    for (top, left), image in zip(product(tops, lefts), colours.reshape(-1, *colours.shape[2:])):
+        axes.imshow(image, interpolation="nearest", aspect="auto",
+                    extent=(left, left + side, top + side, top))
+        axes.add_patch(Rectangle((left, top), side, side, fill=False, edgecolor="0.6",
+                                 linewidth=0.4))
 
 
-def draw_title(figure: Figure, at: Layout, title: str) -> None:
-    left, top = at.left - at.pad, at.height - 0.14
-    write(figure, left, top, title, 11 * at.scale, weight="bold", va="top")
-    words = "· is a space, ⏎ a line end" if at.labels else "the tokens are in the .npz beside this"
-    write(figure, left, top - 0.24 * at.scale, "on the beginning of the validation text; row: the "
-          f"token that looks, column: the token it looks at; {words}", 7.5 * at.scale,
-          color="0.35", va="top")
+def draw_words(axes: Axes, words: list[str], lefts: np.ndarray, tops: np.ndarray, side: float,
+               pad: float) -> None:
+    """The tokens to the left of each layer's maps and below each head's."""
+    for i, word in enumerate(words):
+        cell = side / len(words)
+        style = {"fontsize": min(8.0, cell * 66), "parse_math": False, "rotation_mode": "anchor",
+                 "ha": "right", "va": "center_baseline"}
+        for top in tops:
+            axes.text(-pad - 0.04, top + (i + 0.5) * cell, word, **style)
+        for left in lefts:
+            axes.text(left + (i + 0.5) * cell, tops[-1] + side + pad + 0.04, word, rotation=90,
+                      **style)
 
 
-def draw_bar(figure: Figure, at: Layout) -> None:
-    """The colours of the weights, from 0 to 1."""
-    x, wide, high = at.width - 0.62 * at.scale, 0.13 * at.scale, at.top - at.bottom
-    shares = np.linspace(1, 0, round(high * DPI))  # of the bar's height, from the top
-    column = COLOURS(shares, bytes=True)[:, None, :3].repeat(round(wide * DPI), axis=1)
-    figure.figimage(column, x * DPI, at.bottom * DPI, origin="upper")
-    for weight in (0, 0.01, 0.05, 0.1, 0.25, 0.5, 1):
-        write(figure, x + wide + 0.05, at.bottom + NORM(weight) * high,
-              f"{weight:g}".replace("0.", "."), 7 * at.scale, va="center")
-    write(figure, x + wide / 2, at.top + 0.06, "weight", 7 * at.scale, va="bottom", ha="center")
+def draw_groups(axes: Axes, lefts: np.ndarray, tops: np.ndarray, side: float, pad: float,
+                scale: float) -> None:
+    """A frame around the heads that share a key/value head, whose maps begin at lefts (G, H/G)."""
+    width = lefts[0, -1] + side + 2 * pad
+    for group, left in enumerate(lefts[:, 0] - pad):
+        for top in tops:
+            axes.add_patch(Rectangle((left, top - 2 * pad), width, side + 3 * pad, fill=False,
+                                     edgecolor=GROUP_COLOUR, linewidth=0.9))
+        axes.text(left, -2 * pad - 0.06, f"key/value head {group}", color=GROUP_COLOUR,
+                  fontsize=7.5 * scale)
 
 
-def table_image(table: np.ndarray, cell: int = 24) -> np.ndarray:
-    """A table (L, H) of scores as an image (L · cell, H · cell, 3) of bytes, in the maps' colours:
+def table_image(table: np.ndarray) -> np.ndarray:
+    """A table (L, H) of scores as an image (24 L, 24 H, 3) of bytes, in the maps' colours:
     from 0 to 1, or to the largest where all are small or some above 1."""
     top = float(table.max())
     norm = PowerNorm(0.5, vmin=0, vmax=1 if 0.2 < top <= 1 else max(top, 1e-9), clip=True)
-    return np.kron(COLOURS(norm(table), bytes=True)[..., :3], np.ones((cell, cell, 1), np.uint8))
+    return np.kron(COLOURS(norm(table), bytes=True)[..., :3], np.ones((24, 24, 1), np.uint8))
 
 
 def printable(word: str, longest: int = 12) -> str:

@@ -30,9 +30,8 @@ class Probes:
     periods: np.ndarray
 
 
-def make_probes(
-    train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int
-) -> Probes:
+def make_probes(train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int,
+                seed: int) -> Probes:
     """Probes of up to `length` tokens, the same for the same arguments.
 
     train, val: (tokens,) ids, at least one each. Random tokens are drawn by their frequency in
@@ -56,8 +55,8 @@ def make_probes(
     periods = np.sort(np.resize(np.unique(different), ROWS))
     for row, period in zip(repeat, periods):
         row[period:2 * period] = row[:period]
-    repeat_words = [words(tokenizer, row) for row in repeat]
-    return Probes(text, words(tokenizer, text), repeat, repeat_words, control, periods)
+    return Probes(text, words(tokenizer, text), repeat,
+                  [words(tokenizer, row) for row in repeat], control, periods)
 
 
 def frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:

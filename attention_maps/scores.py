@@ -58,28 +58,16 @@ def induction(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> n
     return second_occurrence(repeat, periods, 1) - second_occurrence(control, periods, 1)
 
 
-def pair_losses(loss: np.ndarray, periods: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean loss of the tokens that come twice, where they come first and where they come again, in
-    each text: loss (…, P, T) of the token after each gives (…, P) twice; nan where none is told.
-
-    Of row r, tokens 1 … periods[r] - 1 come again after as many tokens. The first of a text has
-    nothing before it that could tell.
-    """
-    def mean(r: int, start: int, count: int) -> np.ndarray:
-        some = loss[..., r, start:start + count]
-        return some.mean(axis=-1) if count else np.full(some.shape[:-1], np.nan)
-
-    first, again = (np.stack([mean(r, p * k, p - 1) for r, p in enumerate(periods)], axis=-1)
-                    for k in (0, 1))
-    return first, again
-
-
 def repeat_gain(loss: np.ndarray, periods: np.ndarray) -> dict[str, float]:
-    """How many nats less a token of the repeats (P, T) costs where it comes again than where it
-    came first, as metrics; {} where that is not known."""
-    first, again = pair_losses(loss, periods)
-    values = dict(zip(("probe/repeat_gain", "probe/repeat_gain_se"), mean_and_error(first - again)))
-    return {name: float(value) for name, value in values.items() if not np.isnan(value)}
+    """How many nats less a token of the repeats costs where it comes again than where it came
+    first, of the losses (P, T) of the token after each, as metrics; {} where that is not known.
+
+    In row r tokens 1 … periods[r] - 1 come again; the first has nothing before it that could tell.
+    """
+    gains = [(loss[r, :p - 1] - loss[r, p:2 * p - 1]).mean() if p > 1 else np.nan
+             for r, p in enumerate(periods)]
+    values = zip(("probe/repeat_gain", "probe/repeat_gain_se"), mean_and_error(np.array(gains)))
+    return {name: float(value) for name, value in values if not np.isnan(value)}
 
 
 def without_first(A: np.ndarray) -> np.ndarray:
@@ -127,14 +115,11 @@ def own(tables: Tables) -> Tables:
 
 
 def as_metrics(tables: Tables) -> dict[str, float]:
-    """All values, and the errors of the scores themselves, as metrics."""
-    means = {name: mean for name, (mean, _) in tables.items()}
-    return named(means | {f"{name}_se": error for name, (_, error) in own(tables).items()})
-
-
-def named(tables: dict[str, np.ndarray]) -> dict[str, float]:
-    """Tables (L, H) as metrics: `heads/<name>/L<layer>H<head>`, counted from 0; nan is left out."""
-    return {f"heads/{name}/L{layer}H{head}": float(value) for name, table in tables.items()
+    """All values, and the errors of the scores themselves, as metrics, but nan:
+    `heads/<name>/L<layer>H<head>` and `heads/<name>_se/…`, counted from 0."""
+    found = {name: mean for name, (mean, _) in tables.items()}
+    found |= {f"{name}_se": error for name, (_, error) in own(tables).items()}
+    return {f"heads/{name}/L{layer}H{head}": float(value) for name, table in found.items()
             for (layer, head), value in np.ndenumerate(table) if not np.isnan(value)}
 
 

@@ -15,9 +15,9 @@ from attention_maps.probe import make_probes
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
-from decoding import Text, write
+from decoding import Decoder, Text, write
 from files import is_scored
-from model import GPT, Decoder
+from model import GPT
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
 # What the predictions of the text needed is measured at every snapshot where that takes at most
@@ -29,76 +29,73 @@ Images = dict[str, Path | np.ndarray]
 
 
 class Snapshots:
-    """Takes the snapshots of a run: on what texts, and into which folder."""
+    """Takes the snapshots of a run, on the same probes, into its folder."""
 
     def __init__(self, config: Config, run_dir: Path, tokens: Tokens,
-                 windows: tuple[Tensor, Tensor, int],
-                 may_fail: Callable[[], AbstractContextManager]):
-        """windows: x, y (W, T) of validation to measure importance on, on the device, and how many
-        go through the model at once. Within `may_fail()` a failed write is no reason to stop.
-        """
+                 windows: tuple[Tensor, Tensor], may_fail: Callable[[], AbstractContextManager]):
+        """windows: x, y (W, T) of validation to measure importance on, on the device. Within
+        `may_fail()` a failed write is no reason to stop."""
         self.config, self.folder = config, run_dir / "attention"
         self.windows, self.may_fail = windows, may_fail
         self.tokenizer = tokens.tokenizer
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
+        # From what score on, less its error, a head is one of its kind.
+        self.thresholds = {kind: scores.threshold(kind, len(self.probes.text))
+                           for kind in scores.SHARES}
         c, between = config.model, config.attention.every * config.batch_size
         passes = length * length + c.n_layer * c.n_head * length  # tokens
         self.affordable = passes <= EXPLAINED * between * c.block_size
         self.folder.mkdir(exist_ok=True)
 
-    @property
-    def thresholds(self) -> dict[str, float]:
-        """From what score on, less its error, a head is one of its kind."""
-        return {kind: scores.threshold(kind, len(self.probes.text)) for kind in scores.SHARES}
-
     def take(self, model: GPT, step: int, rows: list[dict],
-             between: Callable[[], None] = lambda: None
+             check_stop: Callable[[], None] = lambda: None
              ) -> tuple[dict[str, float], Images, str | None]:
         """Capture and score every head after `step` optimizer steps, and write it down.
 
-        rows: the run's metrics so far. `between` is called between the parts, which can take
+        rows: the run's metrics so far. `check_stop` is called between the parts, which can take
         minutes each of a large model, and may raise: all of it can be done again.
 
-        Returns:
-            metrics: the scores, their errors, and the births up to now.
-            images: for W&B; empty where no picture is due.
-            text: by the model; None where no picture is due.
+        Returns the scores, their errors and the births up to now; where a picture is due, images
+        for W&B and a text by the model, else {} and None.
         """
-        snapshot, more = capture.capture(model, self.probes, step), {}
-        between()
-        maps, periods = (snapshot.text, snapshot.repeat, snapshot.control), self.probes.periods
-        tables = scores.tables(*maps, periods)
-        tables["copying"] = copying(model, self.probes.control[:1])
-        due = self.picture_due(step)
+        model, probes, due = capture.in_float32(model), self.probes, self.picture_due(step)
+        text = capture.capture(model, probes.text[None])
+        random = capture.capture(model, np.concatenate((probes.repeat, probes.control)))
+        check_stop()
+        held = capture.arrays(model, text, random)
+        maps = held["text"], held["repeat"], held["control"]
+        tables = scores.tables(*maps, probes.periods)
+        tables["copying"] = copying(model, random.rows([len(probes.repeat)]))
         if due or self.affordable:
-            more |= explain(model, self.probes.text, self.tokenizer, "", between)
+            held |= explain(model, text, self.tokenizer, check_stop)
         if due:
-            row = self.probes.repeat[np.argmax(periods)]  # the one that the page shows
-            more |= explain(model, row, self.tokenizer, "repeat_", between)
+            row = random.rows([np.argmax(probes.periods)])  # the one that the page shows
+            told = explain(model, row, self.tokenizer, check_stop)
+            held |= {f"repeat_{name}": value for name, value in told.items()}
         if step == self.config.max_steps:
-            losses = ablation.losses_without_heads(
-                model, *self.windows, self.config.precision, between)
+            losses = ablation.losses_without_heads(model, *self.windows, self.config.precision,
+                                                   check_stop)
             tables["importance"] = ablation.importance(**losses)
-            tables |= ablation.costs(*self.windows[:2], **losses)
-            more |= losses
-        heads = {name: strongest(*tables[name], scores.threshold(name, len(self.probes.text)))
-                 for name in wiring.SCORES}
-        metrics = scores.repeat_gain(snapshot.repeat_loss, periods)
-        metrics |= wiring.named(wiring.wiring(model, self.probes, heads, between))
+            tables |= ablation.costs(*self.windows, **losses)
+            held |= losses
+        heads = {name: strongest(*tables[name], self.thresholds[name]) for name in wiring.SCORES}
+        metrics = scores.repeat_gain(held["repeat_loss"], probes.periods)
+        metrics |= wiring.named(wiring.wiring(model, text, random, probes.periods, heads,
+                                              check_stop))
         metrics |= scores.as_metrics(tables)
         before = next((row for row in reversed(rows) if is_scored(row)), {})
-        metrics |= scores.births(before, metrics, len(self.probes.text))
+        metrics |= scores.births(before, metrics, len(probes.text))
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
-            snapshot.save(path, **more)
-        between()
+            capture.save(path, step, probes, held)
+        check_stop()
         if not due:
             return metrics, {}, None
-        images = self.draw(snapshot, tables, path)
-        between()
-        text = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, between)
-        return metrics, images, text
+        images = self.draw(held["text"], step, tables)
+        check_stop()
+        sample = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed, check_stop)
+        return metrics, images, sample
 
     def picture_due(self, step: int) -> bool:
         """Whether it is drawn: each `picture_every` steps, or at the first and each doubling."""
@@ -108,14 +105,15 @@ class Snapshots:
         number = step // every
         return step % picture_every == 0 if picture_every else number & (number - 1) == 0
 
-    def draw(self, snapshot: capture.Snapshot, tables: scores.Tables, path: Path) -> Images:
-        """Draw the maps beside `path`, and each score's table; without what cannot be written."""
+    def draw(self, maps: np.ndarray, step: int, tables: scores.Tables) -> Images:
+        """Draw the maps (L, H, T, T), and each score's table; without what cannot be written."""
         images: Images = {f"heads/{name}": picture.table_image(mean)
                           for name, (mean, _) in scores.own(tables).items()}
-        title, groups = f"Attention after {snapshot.step:,} steps", self.config.model.kv_heads
+        path = self.folder / f"step_{step:08d}.png"
         with self.may_fail():
-            picture.draw(snapshot, path.with_suffix(".png"), groups, title)
-            images["attention/map"] = path.with_suffix(".png")
+            picture.draw(maps, self.probes.words, path, self.config.model.kv_heads,
+                         f"Attention after {step:,} steps")
+            images["attention/map"] = path
         gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
         return images
 
@@ -128,13 +126,13 @@ def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tup
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int,
-                between: Callable[[], None] = lambda: None) -> str:
+                check_stop: Callable[[], None] = lambda: None) -> str:
     """A text as the model begins one, always the same for the same weights and seed.
 
-    `between` is called before each token, and may raise.
+    `check_stop` is called before each token, and may raise.
     """
     text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
     decoder = Decoder(model, model.make_cache(1, 1 + max_new_tokens))
     for _ in write(decoder, [text], max_new_tokens, temperature=0.8):
-        between()
+        check_stop()
     return text.text

@@ -8,10 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_maps import scores
-from attention_maps.ablation import streams
-from attention_maps.card import gathered
-from attention_maps.probe import Probes
-from model import GPT, SelfAttention, attention, causal_mask
+from attention_maps.capture import Forward, written
+from model import GPT, SelfAttention, attention_weights, causal_mask
 
 PARTS = ("queries", "keys", "values")
 SCORES = ("previous_token", "induction")  # whose heads are asked who feeds them
@@ -23,87 +21,87 @@ Table = tuple[np.ndarray, np.ndarray]  # shares and standard errors, (3, layers 
 
 
 @torch.no_grad()
-def wiring(model: GPT, probes: Probes, heads: dict[str, list[tuple[int, int]]],
-           between: Callable[[], None] = lambda: None) -> dict[tuple[str, int, int], Table]:
+def wiring(model: GPT, text: Forward, random: Forward, periods: np.ndarray,
+           heads: dict[str, list[tuple[int, int]]],
+           check_stop: Callable[[], None] = lambda: None) -> dict[tuple[str, int, int], Table]:
     """Who feeds each of the heads (layer, head) of a score: (score, layer, head) → the share of the
     score that is lost where its queries, or keys, or values are computed from the residual stream
     without what a head below wrote (its mean over tokens stands in its place).
 
     Values do not decide where a head looks. Theirs is the share of what it writes that is lost: of
     its squared length, the part across what it wrote with all of them (1 - cos²), which does not
-    see that the norm makes the rest larger. `between` is called before each head, and may raise.
+    see that the norm makes the rest larger. The random texts are those that repeat, with these
+    periods, and then as many that do not. `check_stop` is called before each head, and may raise.
     """
-    found, device = {}, model.head.weight.device
+    found = {}
     for score, asked in heads.items():
         own = score == "previous_token"  # read on the text; the others on the random texts
-        ids = probes.text[None] if own else np.concatenate(
-            [probes.repeat[ROWS], probes.control[ROWS]])
-        layers = sorted({layer for layer, _ in asked} - {0})  # nothing is below layer 0
-        if not layers:
-            continue
-        with model.evaluating():
-            E, rotary = streams(model, torch.from_numpy(ids).to(device))
-            z = [gathered(block.attention, block.norm_1(x), rotary)
-                 for block, x in zip(model.blocks, E)]  # (B, T, H, d_v) each
-            for layer in layers:
-                of = [head for at, head in asked if at == layer]
-                tables = fed(model, layer, of, E[layer], z, rotary, score, probes.periods[ROWS],
-                             between)
-                found |= {(score, layer, head): table for head, table in zip(of, tables)}
+        read = (text, None) if own else (random.rows(ROWS), periods[ROWS])
+        for layer in sorted({layer for layer, _ in asked} - {0}):  # nothing is below layer 0
+            of = [head for at, head in asked if at == layer]
+            share, error = fed(model, layer, of, *read, check_stop)
+            for n, head in enumerate(of):
+                found[score, layer, head] = share[..., n], error[..., n]
     return found
 
 
-def fed(model: GPT, layer: int, of: list[int], E: Tensor, z: list[Tensor], rotary: Tensor | None,
-        score: str, periods: np.ndarray, between: Callable[[], None]) -> list[Table]:
-    """The table of each head in `of`, all of them of one layer, which gets E (B, T, C)."""
-    block, (H, d_v) = model.blocks[layer], z[0].shape[2:]
-    whole = block.attention.project(block.norm_1(E), rotary)
-    heads = [Head(block.attention, head, whole) for head in of]
-    before = [head.readings(whole, score, periods) for head in heads]  # (3, n) each
-    after = []  # for each head below, of each in `heads`
+def fed(model: GPT, layer: int, of: list[int], whole: Forward, periods: np.ndarray | None,
+        check_stop: Callable[[], None]) -> Table:
+    """Shares and errors (3, layer, H, n) of n heads of one layer; of induction where there are
+    periods, else of the previous token."""
+    block, E = model.blocks[layer], whole.residuals[layer]  # (B, T, C)
+    rotary = None if model.rotary is None else model.rotary[:, :E.shape[1]]
+
+    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return block.attention.project(block.norm_1(x), rotary)
+
+    projected = project(E)
+    heads, after = Heads(block.attention, of, projected), []
+    before = heads.readings(projected, periods)  # (3, n, R)
     for below in range(layer):
-        W_O = model.blocks[below].attention.W_O.weight.split(d_v, dim=1)  # H of (C, d_v)
-        for h in range(H):
-            between()
-            wrote = z[below][:, :, h] @ W_O[h].T  # (B, T, C)
-            without = block.norm_1(E - wrote + wrote.mean(dim=(0, 1)))
-            other = block.attention.project(without, rotary)
-            after.append([head.readings(other, score, periods) for head in heads])
-    after = np.array(after).reshape(layer, H, len(of), 3, -1)
-    return [lost(one[:, None, None], after[:, :, k].transpose(2, 0, 1, 3))
-            for k, one in enumerate(before)]
+        wrote = written(model.blocks[below].attention, whole.heads[below])  # (B, T, H, C)
+        for one in wrote.unbind(2):
+            check_stop()
+            after.append(heads.readings(project(E - one + one.mean(dim=(0, 1))), periods))
+    after = np.array(after).reshape(layer, -1, *before.shape)
+    return lost(before[:, None, None], after.transpose(2, 0, 1, 3, 4))
 
 
-class Head:
-    """A head at work: what it computes of projections q (B, H, T, d_k), k (B, G, T, d_k) and
-    v (B, G, T, d_v)."""
+class Heads:
+    """Heads of a layer at work: what they compute of projections q (B, H, T, d_k), k (B, G, T, d_k)
+    and v (B, G, T, d_v)."""
 
-    def __init__(self, layer: SelfAttention, head: int, whole: tuple[Tensor, ...]):
-        self.head, self.group = head, head // (layer.config.n_head // layer.config.kv_heads)
-        self.q, self.k, v = self.own(whole)
-        self.W_O = layer.W_O.weight.split(v.shape[-1], dim=1)[head]  # (C, d_v)
-        self.mask = causal_mask(v.shape[1], v.shape[1], v.device)
-        z, self.weights = attention(self.q, self.k, v, self.mask)
-        self.wrote = z @ self.W_O.T  # (B, T, C)
+    def __init__(self, layer: SelfAttention, heads: list[int], projected: tuple[Tensor, ...]):
+        c = layer.config
+        self.heads, self.groups = heads, [head // (c.n_head // c.kv_heads) for head in heads]
+        self.q, self.k, v = self.own(projected)
+        self.W_O = layer.W_O.weight.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
+        self.mask = causal_mask(v.shape[2], v.shape[2], v.device)
+        self.weights = attention_weights(self.q, self.k, self.mask)
+        self.wrote = self.write(v)
 
     def own(self, projected: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = projected
-        return q[:, self.head], k[:, self.group], v[:, self.group]  # (B, T, d) each
+        return q[:, self.heads], k[:, self.groups], v[:, self.groups]  # (B, n, T, d) each
 
-    def readings(self, other: tuple[Tensor, ...], score: str, periods: np.ndarray) -> np.ndarray:
-        """(3, n): its score with the queries of `other`, and with the keys; cos² of the angle
-        between what it writes with the values of `other` and with its own."""
+    def write(self, v: Tensor) -> Tensor:
+        """What they write, (B, n, T, C), looking where they look, with values (B, n, T, d_v)."""
+        return torch.einsum("bntd,cnd->bntc", self.weights @ v, self.W_O)
+
+    def readings(self, other: tuple[Tensor, ...], periods: np.ndarray | None) -> np.ndarray:
+        """(3, n, R): their score with the queries of `other`, and with the keys; cos² of the angle
+        between what they write with the values of `other` and with their own."""
         q, k, v = self.own(other)
-        maps = torch.stack([attention(q, self.k, v, self.mask)[1],
-                            attention(self.q, k, v, self.mask)[1]]).float().cpu().numpy()
-        cosine = F.cosine_similarity(self.weights @ v @ self.W_O.T, self.wrote, dim=-1)  # (B, T)
+        maps = torch.stack([attention_weights(q, self.k, self.mask),
+                            attention_weights(self.q, k, self.mask)]).float().cpu().numpy()
+        cosine = F.cosine_similarity(self.write(v), self.wrote, dim=-1)  # (B, n, T)
         along = cosine.float().square().cpu().numpy()
-        if score == "previous_token":
-            return np.stack([*scores.previous_token(maps[:, 0]), along[0, 1:]])
+        if periods is None:
+            return np.stack([*scores.previous_token(maps[:, 0]), along[0, :, 1:]])
         P = len(periods)
-        of_maps = scores.induction(maps[:, :P, None], maps[:, P:, None], periods)[:, 0]  # (2, P)
-        of_values = [along[r, p:2 * p].mean() for r, p in enumerate(periods)]
-        return np.stack([*of_maps, of_values])
+        of_maps = scores.induction(maps[:, :P], maps[:, P:], periods)  # (2, n, P)
+        of_values = [along[r, :, p:2 * p].mean(axis=-1) for r, p in enumerate(periods)]
+        return np.stack([*of_maps, np.transpose(of_values)])
 
 
 def lost(before: np.ndarray, after: np.ndarray) -> Table:

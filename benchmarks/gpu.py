@@ -7,7 +7,7 @@
 
 The tests marked gpu; tokens per second of whole training steps and their share of the matrix rate,
 against nanoGPT's model and transformers', with the memory that they take beside what dry_run plans
-(benchmarks.throughput, benchmarks.plan); time to nanoGPT's published loss and to 1.44
+(benchmarks.throughput); time to nanoGPT's published loss and to 1.44
 (benchmarks.speedrun), to whose runs more settings go; decoding (benchmarks.sampling). Each in
 processes of its own and within its time: one that fails is named, and the rest goes on. The file is
 written after each. On a CPU, for a look: device=cpu, with sizes as small as 4x128 and peers=eager.
@@ -100,13 +100,14 @@ def read(text: str) -> dict:
 
 def planned(size: str, rows: dict, device: str) -> dict:
     """Of the rows that are ours, bytes of memory as dry_run plans them and as they were."""
-    from benchmarks import plan, throughput
+    from benchmarks import throughput
+    from training.plan import Memory
 
     found = {}
     for name, row in rows.items():
         if "GlassGPT" in name:
             config = throughput.make_config(size, row["precision"], row["compiled"], device)
-            bytes = plan.measure(config, config.batch_size).at_once
+            bytes = Memory.of(config, 1).at_once
             found[name] = {"planned": bytes, "measured": row["memory"],
                            "ratio": row["memory"] / bytes}
     return found
@@ -143,7 +144,7 @@ def main(argv: list[str]) -> dict:
                     tokens=256, seeds=3, experiment="shakespeare_gpu")
     import torch
 
-    from training.runtime import describe, pick_device
+    from training.device import describe, pick_device
 
     if given["device"] == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU here that torch can use: run this where there is one, "

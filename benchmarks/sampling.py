@@ -2,14 +2,13 @@
 weights' shapes.
 
     python -m benchmarks.sampling [sizes=0.8M,10.65M,124M] [batches=1,16] [tokens=256] [rounds=2]
-                                  [device=auto] [context=4096] [json=FILE] [plot=FILE.png]
+                                  [device=auto] [context=4096] [json=FILE]
 
 Both sample at temperature 1 after a prompt of 8 tokens, in turns, each time in a process of its
 own; what counts is the fastest of `rounds` whole calls. The bound is what memory allows: the bytes
 of the weights, as they are kept here for sampling, over the rate at which a matrix–vector product
-reads 8192² of them here, times the sequences in the batch. "int8" decodes with
-`quantize=int8`, in turns with what is decoded as ever. The second table decodes at a long context
-with fewer and fewer key/value heads, the reason for grouping them.
+reads 8192² of them here, times the sequences in the batch. The second table decodes at a long
+context with fewer and fewer key/value heads, the reason for grouping them.
 """
 
 import sys
@@ -40,18 +39,16 @@ def fastest(generate, tokens: int, rounds: int) -> float:
     return min(times)
 
 
-def ours(size: str, batch: int, tokens: int, rounds: int, device: str,
-         quantized: str = "none") -> dict:
+def ours(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict:
     import torch
 
     from model import GPT, GPTConfig
-    from training.runtime import for_sampling, synchronize
+    from training.device import for_sampling, synchronize
 
     n_layer, n_head, n_embd, block_size, vocab_size = SIZES[size]
     torch.manual_seed(0)
     model = for_sampling(GPT(GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer,
-                                       n_head=n_head, n_embd=n_embd, bias=True)), device,
-                         quantized=quantized)
+                                       n_head=n_head, n_embd=n_embd, bias=True)), device)
     prompt = torch.zeros(batch, PROMPT, dtype=torch.long, device=device)
 
     def generate(tokens: int) -> None:
@@ -68,7 +65,7 @@ def theirs(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
-    from training.runtime import synchronize
+    from training.device import synchronize
 
     logging.set_verbosity_error()
     n_layer, n_head, n_embd, block_size, vocab_size = SIZES[size]
@@ -92,8 +89,9 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     """A sequence's next token after `context` others, with a cache of n_kv_head key/value heads."""
     import torch
 
-    from model import GPT, Decoder, GPTConfig
-    from training.runtime import for_sampling, synchronize
+    from decoding import Decoder
+    from model import GPT, GPTConfig
+    from training.device import for_sampling, synchronize
 
     torch.manual_seed(0)
     config = GPTConfig(65, block_size=context, n_kv_head=n_kv_head, position="rope", **LONG)
@@ -117,7 +115,7 @@ def read_rate(device: str) -> dict:
     the better of two precisions."""
     import torch
 
-    from training.runtime import synchronize
+    from training.device import synchronize
 
     rates = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -130,15 +128,15 @@ def read_rate(device: str) -> dict:
 
 def main(argv: list[str]) -> dict:
     given = options(argv, __doc__, sizes=",".join(SIZES), batches="1,16", tokens=256, rounds=2,
-                    context=4096, seconds=2.0, device="auto", plot="")
+                    context=4096, seconds=2.0, device="auto")
     sizes, batches = chosen(given["sizes"], SIZES), [int(b) for b in given["batches"].split(",")]
-    from training.runtime import describe, pick_device
+    from training.device import describe, pick_device
 
     device = pick_device(given["device"])
     heads = [2 ** n for n in range(LONG["n_head"].bit_length() - 1, -1, -1)]
     console, result = Console(), {"machine": describe(device), "decoding": [], "grouped": []}
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("memory", total=1 + 3 * len(sizes) * len(batches) + len(heads))
+        task = progress.add_task("memory", total=1 + 2 * len(sizes) * len(batches) + len(heads))
 
         def measure(what: str, function, *args) -> dict:
             progress.update(task, description=what)
@@ -150,22 +148,18 @@ def main(argv: list[str]) -> dict:
         for size in sizes:
             for batch in batches:
                 args = (size, batch, given["tokens"], given["rounds"], device)
-                peer, mine = measure(f"{size}, batch {batch}: transformers", theirs,
-                                     *args), measure(f"{size}, batch {batch}", ours, *args)
-                small = measure(f"{size}, batch {batch}: int8", ours, *args, "int8")
+                peer = measure(f"{size}, batch {batch}: transformers", theirs, *args)
+                mine = measure(f"{size}, batch {batch}", ours, *args)
                 made = batch * given["tokens"]
                 result["decoding"].append({
                     "size": size, "batch": batch, "dtype": mine["dtype"],
                     "transformers": made / peer["seconds"], "glassgpt": made / mine["seconds"],
                     "ratio": peer["seconds"] / mine["seconds"],
-                    "int8": made / small["seconds"],
                     "bound": batch * rate / mine["bytes"]})
         for n in heads:
             result["grouped"].append({"n_kv_head": n, **measure(
                 f"{n} key/value heads", grouped, n, given["context"], device, given["seconds"])})
     show(console, result, given["context"])
-    if given["plot"]:
-        plot(result["grouped"], given["context"], given["plot"])
     write_json(given["json"], result)
     return result
 
@@ -174,13 +168,12 @@ def show(console: Console, result: dict, context: int) -> None:
     table = Table(title=f"Decoding, tokens per second; {result['machine']}, reading "
                         f"{result['bytes_per_second'] / 1e9:.1f} GB/s")
     for column in ("model", "batch", "transformers", "GlassGPT", "ratio", "of memory's bound",
-                   "weights", "int8", "to GlassGPT"):
+                   "weights"):
         table.add_column(column, justify="right")
     for row in result["decoding"]:
         table.add_row(row["size"], str(row["batch"]), f"{row['transformers']:,.0f}",
                       f"{row['glassgpt']:,.0f}", f"{row['ratio']:.1f}x",
-                      f"{row['glassgpt'] / row['bound']:.0%}", row["dtype"], f"{row['int8']:,.0f}",
-                      f"{row['int8'] / row['glassgpt']:.1f}x")
+                      f"{row['glassgpt'] / row['bound']:.0%}", row["dtype"])
     console.print(table)
     table = Table(title=f"{LONG['n_layer']} layers of {LONG['n_embd']}, {LONG['n_head']} query "
                         f"heads, {context:,} tokens in the cache")
@@ -192,20 +185,6 @@ def show(console: Console, result: dict, context: int) -> None:
                       f"{row['tokens_per_second']:,.0f}",
                       f"{row['tokens_per_second'] / slowest:.1f}x")
     console.print(table)
-
-
-def plot(rows: list[dict], context: int, path: str) -> None:
-    """Tokens per second against the number of key/value heads, as a picture."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot([str(row["n_kv_head"]) for row in rows], [row["tokens_per_second"] for row in rows],
-              "o-")
-    axes.set(xlabel=f"key/value heads, for {LONG['n_head']} query heads",
-             ylabel="tokens per second", ylim=(0, None),
-             title=f"One token after {context:,}: fewer key/value heads, less to read")
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -34,51 +34,46 @@ KINDS = {"DDP": 1, "shard=1": 1, "shard=all": 0}  # 0: all
 NAMES = {"DDP": "bare model", "shard=1": "ours"}  # of one process
 
 
-def train_config(size: str, optim: str, precision: str, shard: int, device: str, processes: int):
+def make_config(size: str, optim: str, precision: str, shard: int, device: str):
     from config import Config, GPTConfig, OptimConfig
-    from training.runtime import resolve_device
+    from training.device import pick_precision
 
     n_layer, n_head, n_embd, block_size, batch_size, vocab_size = SIZES[size]
-    config = Config(
-        device=device, precision=precision, compile=False, batch_size=batch_size, shard=shard,
+    return Config(
+        device=device, precision=pick_precision(precision, device), compile=False,
+        batch_size=batch_size, shard=shard,
         model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head,
                         n_embd=n_embd),
         optim=OptimConfig(name=optim, schedule="constant", warmup_steps=0))
-    return resolve_device(config, processes)
 
 
-def ours(config, world, x, y):
-    """What takes a step of ours."""
-    from model import GPT
-    from training.optim import build_optimizers, update
-    from training.sharding import shard_model
-
-    model = GPT(config.model)
-    forward, mesh = shard_model(model, config, world.size)
-    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
-    return lambda: update(forward, model, optimizers, x, y, config, 0, world)
-
-
-def ddp(config, world, x, y):
-    """What takes a step of DistributedDataParallel's, with our optimizers."""
+def make_step(kind: str, config, world, x, y):
+    """What takes a step: the loop of train.py, with DDP the bare model and torch's clipping."""
     from torch.nn.parallel import DistributedDataParallel
     from torch.nn.utils import clip_grad_norm_
 
     from model import GPT, autocast
-    from training.optim import build_optimizers
+    from training.optim import build_optimizers, clip_gradients
+    from training.processes import shard_model
 
-    model = GPT(config.model).to(config.device)
-    optimizers = build_optimizers(model, config.optim, config.precision)
-    forward = DistributedDataParallel(model) if world.size > 1 else model
+    model, mesh = GPT(config.model).to(config.device), None
+    if kind == "DDP":
+        forward = DistributedDataParallel(model) if world.size > 1 else model
+    else:
+        forward, mesh = shard_model(model, config, world.size)
+    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
 
-    def step():
+    def step() -> None:
         with autocast(config.device, config.precision):
             loss = forward(x.to(config.device), y.to(config.device))[1]
         loss.backward()
-        clip_grad_norm_(model.parameters(), config.optim.grad_clip)
+        if kind == "DDP":
+            clip_grad_norm_(model.parameters(), config.optim.grad_clip)
+        else:
+            clip_gradients(model, config.optim.grad_clip, world, config.shard)
         for optimizer in optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=kind == "DDP" or forward is model)
 
     return step
 
@@ -88,24 +83,25 @@ def measure(size: str, optim: str, precision: str, kind: str, device: str, steps
     """In each process: take steps, and leave their median and the memory in a file of its rank."""
     import torch
 
-    from training.distributed import join
-    from training.runtime import synchronize
+    from training.device import pick_device, synchronize
+    from training.processes import join
 
     torch.set_num_threads(1)
     with join(alone=False) as world:
-        config = train_config(size, optim, precision, KINDS[kind] or world.size, device, world.size)
+        device = pick_device(device, world.size)
+        config = make_config(size, optim, precision, KINDS[kind] or world.size, device)
         torch.manual_seed(0)
         shape = config.batch_size // world.size, config.model.block_size + 1
         tokens, before = torch.randint(config.model.vocab_size, shape), from_now_on()
-        step = (ddp if kind == "DDP" else ours)(config, world, tokens[:, :-1], tokens[:, 1:])
+        step = make_step(kind, config, world, tokens[:, :-1], tokens[:, 1:])
         times = []
         for _ in range(int(steps) + 2):  # the first ones warm up
-            synchronize(config.device)
+            synchronize(device)
             began = time.perf_counter()
             step()
-            synchronize(config.device)
+            synchronize(device)
             times.append(time.perf_counter() - began)
-        if config.device == "cuda":
+        if device == "cuda":
             memory = torch.cuda.max_memory_allocated()
         else:
             memory = status("VmHWM") - before
@@ -142,7 +138,7 @@ def started(processes: int, *argv: str) -> dict:
 
 def main(argv: list[str]) -> dict:
     if argv[:1] == ["measure"]:
-        measure(*argv[1:])
+        return measure(*argv[1:])
     given = options(argv, __doc__, sizes="4x128,6x256", processes="1,2,4", optim="adamw,muon",
                     steps=20, rounds=3, device="auto", precision="fp32")
     console, result = Console(), {}

@@ -5,16 +5,18 @@ nanoGPT's model with the same optimizer.
                                     [device=auto] [peers=eager] [json=FILE]
     python -m benchmarks.throughput sizes=10M,124M,350M peers=compiled        # on a GPU
 
-All take whole training steps (forward, backward, clipping, fused AdamW) on the same random tokens,
-in turns, each time in a process of its own: transformers as it comes (eager, float32) and under
-bf16 autocast, nanoGPT's model in plain torch, GlassGPT eager in float32 and as `precision=auto
-compile=auto` become for a run of 2,000 steps; or with peers=compiled all in bf16, compiled. For
-each the median step of `seconds` is taken, and the median of the rounds. Operations are counted
-from the structure, attention included; their share is of what a matrix product reaches here, in the
-precision used, and on a GPU also of its maker's figure.
+All take the same whole training steps (forward, backward, clipping, fused AdamW) on the same random
+tokens, in turns, each time in a process of its own: transformers as it comes (eager, float32) and
+under bf16 autocast, nanoGPT's model in plain torch, GlassGPT eager in float32 and as
+`precision=auto compile=auto` become for a run of 2,000 steps; or with peers=compiled all in bf16,
+compiled. For each the median step of `seconds` is taken, and the median of the rounds. Operations
+are counted from the structure, attention included; their share is of what a matrix product reaches
+here, in the precision used, and on a GPU also of its maker's figure.
 """
 
+import itertools
 import sys
+from functools import partial
 from statistics import median
 
 from rich.console import Console
@@ -37,67 +39,34 @@ OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
 def make_config(size: str, precision: str, compile: bool | str, device: str):
     """The run that is measured, resolved for this machine."""
     from config import Config, GPTConfig, OptimConfig
-    from training.runtime import resolve_device
+    from training.device import pick_precision
 
     n_layer, n_head, n_embd, block_size, batch_size, vocab_size = ALL_SIZES[size]
-    config = Config(
-        device=device, precision=precision, compile=compile, batch_size=batch_size, max_steps=STEPS,
+    return Config(
+        device=device, precision=pick_precision(precision, device), compile=compile,
+        batch_size=batch_size, max_steps=STEPS, shard=1,
         model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head,
                         n_embd=n_embd, bias=True),
         optim=OptimConfig(lr=OPTIM["lr"], beta1=OPTIM["betas"][0], beta2=OPTIM["betas"][1],
                           weight_decay=OPTIM["weight_decay"],
                           schedule="constant", warmup_steps=0))
-    return resolve_device(config)
-
-
-def random_batches(config):
-    import numpy as np
-
-    from data.batches import Batches
-
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, 1 << 20, dtype=np.uint16)
-    return Batches(tokens, config.model.block_size, config.batch_size, seed=0)
 
 
 def ours(size: str, precision: str, compile: bool | str, device: str, seconds: float) -> dict:
-    import torch
-
     from model import GPT
-    from training.compiling import compile_model
-    from training.optim import build_optimizers, update
-    from training.runtime import compile_pays, graphs_are_safe, keep_freed_memory
+    from training.device import set_up
+    from training.optim import build_optimizers
+    from training.plan import compiles, model_size
+    from training.processes import compile_model
 
-    keep_freed_memory()  # as each run does
     config = make_config(size, precision, compile, device)
-    torch.manual_seed(0)
-    model = GPT(config.model).to(config.device)
-    optimizers = build_optimizers(model, config.optim, config.precision)
-    batches, step, forward = random_batches(config), 0, model
-    flops = model.flops_per_token() * config.batch_size * config.model.block_size
-    if config.compile == "auto":
-        config.compile = compile_pays(config.device, flops * STEPS)[0]
-    if config.compile:
-        x, y = (torch.from_numpy(part).to(config.device) for part in batches.batch(0))
-        forward, config.compile = compile_model(model, x, y, config.precision, print,
-                                                graphs_are_safe(config))
-
-    def train() -> None:
-        nonlocal step
-        x, y = (torch.from_numpy(part) for part in batches.batch(step))
-        update(forward, model, optimizers, x, y, config, step)
-        step += 1
-
-    return {**measured(train, seconds, model, config), "flops": flops}
-
-
-def measured(train, seconds: float, model, config) -> dict:
-    """What a step takes, on a GPU of ten that follow each other without a wait."""
-    from training.runtime import synchronize
-
-    together = 10 if config.device.startswith("cuda") else 1
-    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device), together),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "precision": config.precision, "compiled": bool(config.compile)}
+    flops = model_size(config.model)[1] * config.batch_size * config.model.block_size
+    config.compile = compiles(config, flops * STEPS)
+    set_up(config)
+    return {**steps(GPT(config.model), lambda model, x, y: model(x, y)[1], config, seconds,
+                    partial(build_optimizers, optim=config.optim, precision=config.precision),
+                    partial(compile_model, processes=1)),
+            "flops": flops}
 
 
 def theirs(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
@@ -109,32 +78,42 @@ def theirs(size: str, precision: str, compile: bool, device: str, seconds: float
     shape = GPT2Config(vocab_size=c.vocab_size, n_positions=c.block_size, n_embd=c.n_embd,
                        n_layer=c.n_layer, n_head=c.n_head, resid_pdrop=0.0, embd_pdrop=0.0,
                        attn_pdrop=0.0, use_cache=False)
-    return in_plain_torch(lambda: GPT2LMHeadModel(shape), lambda model, x, y:
-                          model(x, labels=x).loss, config, seconds)
+    return steps(GPT2LMHeadModel(shape), lambda model, x, y: model(x, labels=x).loss, config,
+                 seconds)
 
 
 def nanogpts(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
     from benchmarks.plain import PlainGPT
 
     config = make_config(size, precision, compile, device)
-    return in_plain_torch(lambda: PlainGPT(config.model), lambda model, x, y: model(x, y), config,
-                          seconds)
+    return steps(PlainGPT(config.model), lambda model, x, y: model(x, y), config, seconds)
 
 
-def in_plain_torch(make, loss_of, config, seconds: float) -> dict:
-    """Steps of `make()` with torch's fused AdamW, as a short loop has them."""
+def fused_adamw(model) -> list:
     import torch
 
-    from model import autocast
+    return [torch.optim.AdamW(model.parameters(), **OPTIM, fused=True)]
 
-    torch.manual_seed(0)
-    model, batches, step = make().to(config.device), random_batches(config), 0
-    forward = torch.compile(model) if config.compile else model
-    optimizer = torch.optim.AdamW(model.parameters(), **OPTIM, fused=True)
+
+def steps(model, loss_of, config, seconds: float, make_optimizers=fused_adamw,
+          compiled=None) -> dict:
+    """What a step of the model takes, on a GPU of ten that follow each other without a wait."""
+    import numpy as np
+    import torch
+
+    from data.batches import Batches
+    from model import autocast
+    from training.device import synchronize
+
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, 1 << 20, dtype=np.uint16)
+    batches = Batches(tokens, config.model.block_size, config.batch_size, seed=0)
+    numbers = itertools.count()
+    model.to(config.device)
+    forward = (compiled or torch.compile)(model) if config.compile else model
+    optimizers = make_optimizers(model)
 
     def train() -> None:
-        nonlocal step
-        x, y = (torch.from_numpy(part) for part in batches.batch(step))
+        x, y = (torch.from_numpy(part) for part in batches.batch(next(numbers)))
         if config.device.startswith("cuda"):
             x, y = x.pin_memory(), y.pin_memory()
         x, y = (part.to(config.device, non_blocking=True) for part in (x, y))
@@ -142,11 +121,14 @@ def in_plain_torch(make, loss_of, config, seconds: float) -> dict:
             loss = loss_of(forward, x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        step += 1
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
-    return measured(train, seconds, model, config)
+    together = 10 if config.device.startswith("cuda") else 1
+    return {"seconds": seconds_per(train, seconds, lambda: synchronize(config.device), together),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "precision": config.precision, "compiled": bool(config.compile)}
 
 
 # Name → what is measured, in which precision, compiled or not. The others are compared with the
@@ -162,7 +144,7 @@ PEERS = {"eager": RUNNERS, "compiled": COMPILED}
 
 def rates(device: str) -> dict:
     """Measured operations per second of a matrix product, by precision."""
-    from benchmarks.plan import matmul_rate
+    from training.plan import matmul_rate
 
     return {precision: matmul_rate(device, precision, seconds=1.0)
             for precision in ("fp32", "bf16")}
@@ -173,7 +155,7 @@ def main(argv: list[str]) -> dict:
                     device="auto", peers="eager")
     runners, = chosen(given["peers"], PEERS).values()
     sizes = chosen(given["sizes"], ALL_SIZES)
-    from training.runtime import describe, pick_device
+    from training.device import describe, pick_device
 
     device = pick_device(given["device"])
     console = Console()
@@ -223,7 +205,7 @@ def table(size: str, rows: dict, machine: str) -> Table:
     parameters = next(iter(rows.values()))["parameters"]
     table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, "
                         f"{batch_size} × {block_size} tokens a step")
-    from benchmarks.plan import GPUS
+    from training.plan import GPUS
 
     gpu = next((rate for name, (rate, *_) in GPUS.items() if name in machine), None)
     for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul",

@@ -6,16 +6,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
-from hydra.errors import HydraException
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from config import Config, UserError, did_you_mean, knobs, not_one_of
+from config import UserError, not_one_of
 
-WORDS = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 # How Python, the loader of libraries, and torch on a CPU and on a GPU put it.
 TOO_LITTLE_MEMORY = re.compile(
     r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
@@ -25,29 +23,33 @@ TOO_LITTLE_MEMORY = re.compile(
 
 def start(main: Callable[[], object], help: Callable[[], str],
           check: Callable[[list[str]], list[str]] = list) -> None:
-    """Run an entry point on the checked arguments.
-
-    A user's mistake becomes one sentence and status 1, Ctrl-C status 130. An output that cannot
-    show a character gets a question mark for it.
-    """
+    """Print the `help` that is asked for, or run `main` on the arguments as `check` leaves them."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
-    sys.stdout.reconfigure(errors="replace")
+    sys.stdout.reconfigure(errors="replace")  # an output may lack a character
     # For the processes that this one starts, such as a sweep's jobs.
     os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for `sentence`
-    try:
+
+    def answer() -> None:
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help(), flush=True)
-            return
+            sys.exit()
         sys.argv[1:] = check(sys.argv[1:])
         main()
+
+    run(answer)
+
+
+def run(main: Callable[[], object]):
+    """What `main` returns; a user's mistake is one sentence and exit status 1, Ctrl-C 130."""
+    try:
+        return main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        output_closed()
+    except BrokenPipeError:  # whoever read our output has seen enough
+        discard_output()
+        sys.exit(141)
     except Exception as e:
-        if getattr(e, "already_printed", False):
-            sys.exit(1)
         why = explained(e)
         if why is None:
             raise
@@ -71,27 +73,18 @@ def explained(error: Exception) -> str | None:
 
 
 def sentence(error: Exception) -> str:
-    """What Hydra, OmegaConf and YAML say over several lines, in one."""
-    first = first_line(error)
-    mark = getattr(error, "problem_mark", None)
-    if mark:
+    """What an error says, in one line: Hydra, OmegaConf and YAML take several."""
+    if mark := getattr(error, "problem_mark", None):
         return f"{mark.name}, line {mark.line + 1}: {error.problem}"
-    cause = error.__cause__ or error.__context__
-    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        preset = re.match(r"In '(.+?)': ", first)
-        return (f"{preset[1]}.yaml: " if preset else "") + sentence(cause)
-    missing = re.search(r"Could not find '(.+)/(.+?)'", first)
-    if missing and getattr(error, "options", None):
-        return not_one_of(missing[1], missing[2], error.options)
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return not_one_of(group, name, error.options)
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        error = error.__cause__
+    if isinstance(error, HydraException):
+        return " ".join(str(error).split())
     key = getattr(error, "full_key", None)
-    if isinstance(error, (ConfigAttributeError, ConfigKeyError)):
-        if key in ("experiment", "sweep"):
-            return "its first line has to be # @package _global_"
-        return f"{key} is not a setting{did_you_mean(key, [name for name, *_ in knobs(Config())])}"
-    wrong = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", first)
-    if key and wrong:
-        return f"{key}={wrong[1]} is not {WORDS.get(wrong[2], wrong[2])}"
-    return f"{key}: {first}" if key else first
+    return f"{key}: {first_line(error)}" if key else first_line(error)
 
 
 def first_line(error: Exception) -> str:
@@ -104,28 +97,10 @@ def is_memory_error(error: Exception) -> bool:
 
 
 def fail(why: str) -> None:
-    if rank() == 0:  # of all the processes that meet with the same mistake
+    """End with status 1; of all the processes that meet with a mistake, the first says it."""
+    if rank() == 0:
         print(f"error: {why}", file=sys.stderr)
-    give_up()
-
-
-def give_up() -> None:
-    """End with status 1.
-
-    One of several processes ends at once: the threads of a group that is left as it is can crash
-    Python as it ends.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        sys.exit(1)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def output_closed() -> None:
-    """Whoever read our output has seen enough."""
-    discard_output()
-    sys.exit(141)
+    sys.exit(1)
 
 
 def discard_output() -> None:
@@ -149,25 +124,22 @@ class Terminal(Console):
 def printer(console: Console, wrap: bool = False) -> Callable[[str], None]:
     """What prints a line as it is: without markup, and unbroken, so that it can be copied; with
     `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         whole = not (wrap and console.is_terminal)
         try:
             console.print(line, markup=False, highlight=False, soft_wrap=whole)
         except OSError:  # the disk of the log is full, or the terminal is gone
             console.on_broken_pipe()
 
-    return say
+    return log
 
 
 @contextmanager
-def waiting(console: Console, what: str) -> Iterator[Callable[[], None]]:
-    """Name what is waited for: on a terminal with its seconds while it goes on, else in a line.
-
-    Gives what ends that before the context does.
-    """
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Name what is waited for: on a terminal with its seconds while it goes on, else in a line."""
     if not console.is_terminal:
         printer(console)(f"{what} …")
     with Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=console,
                   transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield partial(bar.update, task, visible=False)
+        bar.add_task("", total=None)
+        yield

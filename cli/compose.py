@@ -1,71 +1,105 @@
-"""The configuration of a run: as Hydra composed it, or as the run that it continues has it."""
+"""The configuration of a run: as Hydra composes it, or as the run that it continues has it."""
 
+import os
 import re
+import signal
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from cli.arguments import groups
+from cli.arguments import CONFIGS, check_arguments, hydra_options, quote
+from cli.command import Terminal, printer, rank, start
+from cli.settings import train_help
 from config import (
     Config,
     GPTConfig,
     TokenizerConfig,
     UserError,
     absolute_paths,
-    knobs,
-    named_paths,
     read_config,
-    shown,
+    settings,
 )
 
 IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
 # What belongs to a command and not to the run that it continues.
-PER_COMMAND = ("run_dir", "resume", "eval_only", "prepare_only", "dry_run", "accept_changed_data",
-               "distributed", "shard")
+PER_COMMAND = ("run_dir", "resume", "eval_only", "prepare_only", "dry_run", "distributed", "shard")
 
-# init_from as typed → itself, a name on the hub with its commit; its model's and its tokenizer's
-# settings.
+# init_from → itself with its commit, if of the hub; its model's and its tokenizer's settings.
 StartingConfig = Callable[[str], tuple[str, GPTConfig, TokenizerConfig]]
 
 ConfigStore.instance().store(name="schema", node=Config)
 
 
-def to_config(cfg, overrides: list[str],
-              starting_config: StartingConfig | None = None) -> tuple[Config, bool]:
-    """The checked configuration that Hydra composed, and whether it continues a run.
+def answer_early() -> None:
+    """Answer --help and mistakes before torch takes seconds to load, and leave the arguments as
+    Hydra takes them."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # while imports take seconds too
+    start(check_composed, lambda: train_help(OmegaConf.to_object(composed([]))), check_arguments)
+
+
+def check_composed() -> None:
+    """Refuse a configuration that cannot work; where a run follows, say what it waits for.
+
+    The jobs of a sweep are checked as each begins. Of several processes only the first looks at
+    folders, where what the others see may be its own doing.
+    """
+    given = hydra_options(sys.argv[1:])
+    if given.asked:
+        return
+    if not given.multirun:
+        cfg = composed(given.settings, given.config_dir)
+        if rank() == 0 or cfg.distributed == "none":
+            config = to_config(cfg, given.settings, log=lambda note: None)
+            if config.data.path and config.dry_run is False:
+                from data.corpus import require_path
+
+                require_path(config.data.path)
+    if rank() == 0:
+        printer(Terminal())("loading PyTorch …")
+
+
+def composed(typed: list[str], config_dir: str | None = None, **options) -> DictConfig:
+    """What Hydra composes of these arguments, and of the presets in a folder of one's own."""
+    if config_dir is not None:
+        typed = [*typed, f"hydra.searchpath=[{quote('file://' + os.path.abspath(config_dir))}]"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("config", typed, **options)
+
+
+def to_config(cfg: DictConfig, overrides: list[str],
+              starting_config: StartingConfig | None = None, log: Callable[[str], None] = print
+              ) -> Config:
+    """The checked configuration that Hydra composed of these overrides.
 
     A run that is resumed has the configuration it was started with, changed by what is typed now;
     an experiment that is typed stands for all its settings, as when the command that started the
-    run is given again. `starting_config` says what init_from brings, in interop/.
-
-    Raises:
-        UserError: a setting is wrong, or the run cannot be continued with it.
+    run is given again. Without `starting_config` it stays open what init_from brings.
     """
-    asked = named_paths(OmegaConf.to_object(cfg))
-    keys, notes = [o.partition("=")[0] for o in overrides], []
-    if asked.init_from is not None:
-        asked = adopt(asked, overrides, starting_config)
+    asked = OmegaConf.to_object(cfg)
+    for name in ("run_dir", "init_from"):
+        if path := getattr(asked, name):
+            asked = replace(asked, **{name: os.path.expanduser(path)})
+    keys = [override.partition("=")[0] for override in overrides]
+    run = kept_config(asked)
+    if asked.init_from is None:
+        asked = fit_to_typed(asked, keys, log)
+    elif starting_config is None:
+        run = None
     else:
-        asked, notes = fit_to_typed(asked, keys)
-    config, run = asked, kept_config(asked)
-    if run:
-        config, notes = continued(run, absolute_paths(asked), keys)
+        asked = adopt(asked, overrides, *starting_config(asked.init_from))
+    config = continued(run, absolute_paths(asked), keys, log) if run else asked
     config.check()
-    for note in notes:
-        print(f"note: {note}")
-    return config, run is not None
+    return config
 
 
 def kept_config(asked: Config) -> Config | None:
-    """The configuration of the run to be continued, evaluated or planned; None for a new one.
-
-    Raises:
-        UserError: there is no such run.
-    """
+    """The configuration of the run to be continued, evaluated or planned; None for a new one."""
     if asked.run_dir is None or not (asked.resume or asked.eval_only or asked.dry_run):
         return None
     path = Path(asked.run_dir) / "config.yaml"
@@ -77,12 +111,8 @@ def kept_config(asked: Config) -> Config | None:
     return None
 
 
-def continued(run: Config, asked: Config, keys: list[str]) -> tuple[Config, list[str]]:
-    """A run's configuration, changed by the typed keys of `asked`, and notes for the user.
-
-    Raises:
-        UserError: something is changed that makes it another run.
-    """
+def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], None]) -> Config:
+    """A run's configuration, changed by the typed keys of `asked`."""
     config = run
     if "experiment" in keys:
         auto = {key: getattr(run, key) for key in ("device", "precision", "compile")
@@ -91,20 +121,19 @@ def continued(run: Config, asked: Config, keys: list[str]) -> tuple[Config, list
     for key in keys:
         if hasattr(config, key.partition(".")[0]):  # not an experiment
             config = with_value(config, key, attrgetter(key)(asked))
-    if "data.val_windows" not in keys:  # a run keeps the windows that it began with
-        config = with_value(config, "data.val_windows", run.data.val_windows)
     config = with_value(config, "model.vocab_size", config.model.vocab_size or run.model.vocab_size)
     config = replace(config, **{key: getattr(asked, key) for key in PER_COMMAND})
-    now = {name: value for name, _, value in knobs(config)}
-    changed = {name: value for name, _, value in knobs(run) if value != now[name]}
+    now = {name: value for name, _, value in settings(config)}
+    changed = {name: value for name, _, value in settings(run) if value != now[name]}
     wrong = [f"{name}: {value} in the run, {now[name]} asked for"
              for name, value in changed.items() if name.startswith(IMMUTABLE_ON_RESUME)]
     if wrong:
         raise UserError(f"run_dir={asked.run_dir} cannot continue with other settings "
                         f"({'; '.join(wrong)}): leave them as they are, or start a new run")
-    return config, [f"{name} is {now[name]} from here on; it was {value}"
-                    for name, value in changed.items()
-                    if name in keys and name.startswith("optim.")]
+    for name in changed:
+        if name in keys and name.startswith("optim."):
+            log(f"note: {name} is {now[name]} from here on; it was {changed[name]}")
+    return config
 
 
 def with_value(config: Config, key: str, value) -> Config:
@@ -115,62 +144,32 @@ def with_value(config: Config, key: str, value) -> Config:
     return replace(config, **{name: value})
 
 
-def fit_to_typed(config: Config, keys: list[str]) -> tuple[Config, list[str]]:
-    """The configuration in which a preset's sizes follow the size of the model that is typed, and
-    notes for the user."""
-    notes = []
-    if "model.n_kv_head" not in keys:
-        config, notes = fit_kv_heads(config)
-    if ("model.n_embd" in keys and "model.mlp_hidden" not in keys
-            and config.model.mlp_hidden is not None):
-        config = with_value(config, "model.mlp_hidden", None)
-        notes.append(f"model.mlp_hidden={config.model.hidden_dim} follows your model.n_embd, not "
-                     "the preset")
-    return config, notes
+def fit_to_typed(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
+    """The configuration in which a preset's sizes follow those that are typed."""
+    model = config.model
+    preset = model.n_kv_head or 1
+    if "model.n_kv_head" not in keys and preset > 1 and model.n_head % preset:
+        fitting = max(n for n in range(1, preset) if model.n_head % n == 0)
+        model = replace(model, n_kv_head=fitting)
+        log(f"note: model.n_kv_head is {fitting}, since the preset's {preset} does not divide "
+            f"model.n_head={model.n_head}")
+    if "model.n_embd" in keys and "model.mlp_hidden" not in keys and model.mlp_hidden:
+        model = replace(model, mlp_hidden=None)
+        log(f"note: model.mlp_hidden={model.hidden_dim} follows your model.n_embd, not the preset")
+    return replace(config, model=model)
 
 
-def fit_kv_heads(config: Config) -> tuple[Config, list[str]]:
-    """A preset's n_kv_head lowered to one that divides n_head, and notes for the user."""
-    heads, preset = config.model.n_head, config.model.n_kv_head
-    if preset is None or preset < 1 or heads < 1 or heads % preset == 0:
-        return config, []
-    fitting = max(n for n in range(1, min(heads, preset) + 1) if heads % n == 0)
-    return with_value(config, "model.n_kv_head", fitting), [
-        f"model.n_kv_head is {fitting}, since the preset's {preset} does not divide "
-        f"model.n_head={heads}"]
-
-
-def adopt(asked: Config, overrides: list[str],
-          starting_config: StartingConfig) -> Config:
-    """The configuration with the model and the tokenizer of the trained model that it starts from.
-
-    Raises:
-        UserError: there is no such run, or other settings for them are typed.
-    """
-    init_from, model, tokenizer = starting_config(asked.init_from)
-    start = f"init_from={init_from}"
+def adopt(asked: Config, overrides: list[str], init_from: str, model: GPTConfig,
+          tokenizer: TokenizerConfig) -> Config:
+    """The configuration that starts from a trained model, and keeps its shape and its tokenizer."""
     for arg in overrides:
         if arg.startswith("model.block_size="):
             if asked.model.block_size > model.block_size:
-                raise UserError(f"{arg} is more than the {model.block_size} of {start}: lower it, "
-                                "or leave it out")
+                raise UserError(f"{arg} is more than the {model.block_size} of init_from="
+                                f"{init_from}: lower it, or leave it out")
             model = replace(model, block_size=asked.model.block_size)
         elif re.match(r"(model|tokenizer)[.=]", arg) and not arg.startswith("model.dropout="):
-            raise UserError(f"{arg} does not go with {start}, which brings its model and its "
-                            "tokenizer: leave it out")
-    return replace(asked, init_from=init_from, tokenizer=tokenizer,
-                   model=replace(model, dropout=asked.model.dropout))
-
-
-def typed(cfg, overrides: list[str]) -> dict[str, str]:
-    """What a job was given, by key, as a user types it."""
-    pairs = (override.partition("=")[::2] for override in overrides)
-    return {key: value if key in groups() else shown(OmegaConf.select(cfg, key))
-            for key, value in pairs}
-
-
-def own_config_dir(job) -> dict[str, str]:
-    """The --config-dir that `job`, Hydra's configuration of a job, was given, by that name."""
-    folders = [source.path.removeprefix("file://")
-               for source in job.runtime.config_sources if source.provider == "command-line"]
-    return {"--config-dir": folders[0]} if folders else {}
+            raise UserError(f"{arg} does not go with init_from={init_from}, which brings its model "
+                            "and its tokenizer: leave it out")
+    model = replace(model, dropout=asked.model.dropout)
+    return replace(asked, init_from=init_from, model=model, tokenizer=tokenizer)

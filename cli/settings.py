@@ -3,13 +3,13 @@
 import re
 import shutil
 import textwrap
+from collections.abc import Callable
 from dataclasses import fields, replace
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from cli.arguments import CONFIGS, check_quotes, groups, no_setting
-from config import Config, SampleConfig, UserError, knobs, shown
+from cli.arguments import groups, no_setting
+from config import Config, SampleConfig, settings, shown
 
 
 def sample_config(argv: list[str]) -> SampleConfig:
@@ -17,19 +17,13 @@ def sample_config(argv: list[str]) -> SampleConfig:
 
 
 def read_settings(argv: list[str], kind: type, command: str):
-    """The checked settings of a command, as the dataclass `kind`.
-
-    Raises:
-        UserError: an argument names no setting, or its value is wrong.
-    """
+    """The checked settings of a command, as the dataclass `kind`."""
     known = {f.name: str(f.type) for f in fields(kind)}
     values, texts = OmegaConf.structured(kind), {}
-    check_quotes(argv, known)
     for arg in argv:
         key, equals, value = arg.partition("=")
         if not equals or key not in known:
-            hint = "; a prompt is prompt=TEXT" if "prompt" in known else ""
-            raise no_setting(arg, known, command, hint)
+            raise no_setting(arg, known, command)
         if key == "stop":
             texts[key] = [*texts.get(key, []), unescape(value)]
         elif value == "null" and "None" in known[key]:
@@ -44,51 +38,32 @@ def read_settings(argv: list[str], kind: type, command: str):
 
 
 def unescape(stop: str) -> str:
-    """A stop string as it is meant: a shell makes line ends hard to type.
-
-    Raises:
-        UserError: a backslash stands before anything else than n, t or a backslash.
-    """
+    """A stop string as it is meant: a shell makes line ends hard to type."""
     meant = {"n": "\n", "t": "\t", "\\": "\\"}
-    try:
-        return re.sub(r"\\(.?)", lambda m: meant[m[1]], stop, flags=re.DOTALL)
-    except KeyError:
-        raise UserError(f"stop={stop} has a backslash that means nothing: write \\n for a line "
-                        "end, \\t for a tab, \\\\ for a backslash") from None
+    return re.sub(r"\\([nt\\])", lambda m: meant[m[1]], stop)
 
 
-def train_help() -> str:
-    """The text of `python train.py --help`."""
-    lines = ["""Train a small GPT, and watch its attention form.
+def train_help(plain: Config) -> str:
+    """The text of `python train.py --help`; `plain` is the configuration where nothing is typed."""
+    text = """Train a small GPT, and watch its attention form.
 
   python train.py                              Python's own library, 5 minutes
   python train.py data=text data.path=notes/   your text: file, folder or glob
-  python train.py data=shakespeare tokenizer=char   by characters
   python train.py experiment=nanogpt_cpu       a preset for a whole run
   python train.py model.n_layer=6 optim.lr=3e-4   single settings
   python train.py run_dir=runs/X resume=true   go on with a run that was stopped
   python train.py run_dir=runs/X eval_only=true   its validation loss
   python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
-  python train.py -m sweep=kv_heads            a sweep that is prepared
   python train.py --cfg job                    print the configuration and end
   python train.py --config-dir DIR experiment=mine   DIR/experiment/mine.yaml
 
 Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
 replaces the one that the experiment chose; what the experiment sets itself wins
 over presets; KEY=VALUE wins over all.
-"""]
-    for group, presets in groups().items():
-        lines.append(textwrap.fill(", ".join(presets), 79, initial_indent=f"  {group:<12} ",
-                                   subsequent_indent=" " * 15))
-    lines.append("\nSettings (KEY=VALUE), with their values in a plain python train.py:")
-    lines += knob_lines(plain_config())
-    return "\n".join(lines)
-
-
-def plain_config() -> Config:
-    """The configuration of a run for which nothing is typed."""
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return OmegaConf.to_object(compose("config"))
+"""
+    presets = [textwrap.fill(", ".join(names), 79, initial_indent=f"  {group:<12} ",
+                             subsequent_indent=" " * 15) for group, names in groups().items()]
+    return settings_help("\n".join([text, *presets]), lambda: plain)
 
 
 def sample_help() -> str:
@@ -98,28 +73,23 @@ def sample_help() -> str:
   python sample.py                             from the newest run
   python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
   echo "import os" | python sample.py prompt=-
-  python sample.py prompts=many.jsonl num_samples=4 json=true
   python sample.py interactive=true stop="\\n\\n"
   python sample.py score=FILE                  how unexpected it is to the model
   python sample.py init_from=FOLDER            a model of Hugging Face's format""", SampleConfig)
 
 
-def settings_help(text: str, kind: type) -> str:
-    return "\n".join([text, "\nSettings (KEY=VALUE), with their defaults:", *knob_lines(kind())])
-
-
-def knob_lines(config) -> list[str]:
+def settings_help(text: str, kind: Callable[[], object]) -> str:
+    """A text, and below it the settings that `kind` makes, with their values."""
     width = max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
-    lines, section = [], ""
-    for name, f, default in knobs(config):
+    lines, section = [text, "\nSettings (KEY=VALUE):"], None
+    for name, f, default in settings(kind()):
         if name.rpartition(".")[0] != section:
             section = name.rpartition(".")[0]
             lines.append("")
-        choices = f.metadata.get("choices")
         words = f.metadata["help"]
-        if choices:
+        if choices := f.metadata.get("choices"):
             words += f" ({' | '.join(map(shown, choices))})"
         lines.append(textwrap.fill(words, width, break_on_hyphens=False,
                                    initial_indent=f"  {name + '=' + shown(default):<30} ",
                                    subsequent_indent=" " * 33))
-    return lines
+    return "\n".join(lines)

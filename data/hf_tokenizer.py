@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -19,46 +18,31 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class HFTokenizer:
-    """What a tokenizer.json describes.
-
-    Text never produces a special token: its name in a text is encoded as ordinary characters.
-    """
+    """What a tokenizer.json describes; the name of a special token in a text is ordinary text."""
 
     def __init__(self, description: str, end_of_text: int | None = None):
-        """`description` is the text of a tokenizer.json.
-
-        What it puts before every text is `begin_of_text`.
-
-        Raises:
-            ValueError: it describes no tokenizer.
-        """
-        with as_value_error():
-            self._library = Library.from_str(description)
-            self._library.no_truncation()
-            self._library.no_padding()
-            self._library.encode_special_tokens = True
-            self._added = self._library.get_added_tokens_decoder()
-            self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
-            self.special = {id: token.content for id, token in self._added.items() if token.special}
-            ordinary = self._vocabulary.keys() - self.special.keys()
-            if not ordinary:
-                raise ValueError("its vocabulary is empty")
-            whole = self._library.encode(self._vocabulary[min(ordinary)])
+        """`description` is the text of a tokenizer.json; what it puts first is `begin_of_text`."""
+        self._library = Library.from_str(description)
+        self._library.no_truncation()
+        self._library.no_padding()
+        self._library.encode_special_tokens = True
+        self._added = self._library.get_added_tokens_decoder()
+        self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
+        self.special = {id: token.content for id, token in self._added.items() if token.special}
+        ordinary = self._vocabulary.keys() - self.special.keys()
+        if not ordinary:
+            raise ValueError("its vocabulary is empty")
+        whole = self._library.encode(self._vocabulary[min(ordinary)])
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
         self.begin_of_text = whole.ids[0] if whole.special_tokens_mask[:1] == [1] else None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without what the tokenizer would put before and after it.
-
-        Raises:
-            UserError: the tokenizer does not know a character.
-        """
+        """Ids of the text, without what the tokenizer would put before and after it."""
         try:
-            with as_value_error():
-                return self._library.encode(text, add_special_tokens=False).ids
-        except ValueError as e:
+            return self._library.encode(text, add_special_tokens=False).ids
+        except Exception as e:  # it has no class of its own for a character that it does not know
             raise UserError(f"this model's tokenizer cannot encode {text[:20]!r}: {e}") from None
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -90,56 +74,42 @@ class HFTokenizer:
                 found[id] = (token.replace("▁", " ") if has_spaces else token).encode()
         return found
 
-    @cached_property
-    def alphabet(self) -> str:
-        """The characters that are tokens by themselves."""
-        texts = (token.decode(errors="ignore") for token in self._bytes.values())
-        return "".join(sorted({text for text in texts if len(text) == 1}))
-
     def to_json(self) -> dict:
         return {"kind": "hf", "tokenizer": self.description, "end_of_text": self.end_of_text}
 
 
 def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
-    """The tokenizer in a folder of Hugging Face's format, whose config.json is `config`.
-
-    Raises:
-        UserError: there is none, or none that can be read without running code of others.
-    """
+    """The tokenizer in a folder of Hugging Face's format, whose config.json is `config`."""
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     names = {key: name.get("content") if isinstance(name, dict) else name
              for key in ("eos_token", "bos_token", "unk_token", "pad_token")
              if (name := settings.get(key))}
-    is_gpt2 = (config.get("model_type") == "gpt2" and (folder / "vocab.json").is_file()
-               and (folder / "merges.txt").is_file())
+    is_gpt2 = config.get("model_type") == "gpt2" and (folder / "merges.txt").is_file()
+    if not is_gpt2 and not (folder / FILE).is_file():
+        raise UserError(
+            f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
+            f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
+            "makes one of other tokenizer files")
     try:
         if (folder / FILE).is_file():
-            description = json.dumps(read_json(folder / FILE))
-        elif is_gpt2:
-            description = _gpt2_files(folder)
-            names.setdefault("eos_token", END_OF_TEXT)
+            library = Library.from_str(json.dumps(read_json(folder / FILE)))
         else:
-            raise UserError(
-                f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
-                f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
-                "makes one of other tokenizer files")
-        with as_value_error():
-            library = Library.from_str(description)
-            library.add_special_tokens(
-                [special_token(name) for name in names.values()
-                 if isinstance(name, str) and library.token_to_id(name) is not None])
+            library = Library(
+                models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            library.decoder = decoders.ByteLevel()
+            names.setdefault("eos_token", END_OF_TEXT)
+        library.add_special_tokens(
+            [AddedToken(name, special=True, normalized=False) for name in names.values()
+             if isinstance(name, str) and library.token_to_id(name) is not None])
         end = config.get("eos_token_id")
         if isinstance(names.get("eos_token"), str):
             end = library.token_to_id(names["eos_token"])
         elif isinstance(end, list) and end:
             end = end[0]
         return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
-    except ValueError as e:
+    except Exception as e:  # the library has no class of its own
         raise UserError(f"{folder} holds no tokenizer that can be read: {e}") from None
-
-
-def special_token(name: str) -> AddedToken:
-    return AddedToken(name, special=True, normalized=False)
 
 
 def read_json(path: Path) -> dict:
@@ -150,33 +120,9 @@ def read_json(path: Path) -> dict:
         raise UserError(f"{path} cannot be read as JSON: {e}") from None
 
 
-def _gpt2_files(folder: Path) -> str:
-    """A tokenizer.json of GPT-2's own two files."""
-    with as_value_error():
-        library = Library(
-            models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    return library.to_str()
-
-
-@contextmanager
-def as_value_error() -> Iterator[None]:
-    """Turn what a library raises, its panics too, which are no Exceptions, into a ValueError."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as e:
-        why = f"{e}" or type(e).__name__
-        raise ValueError("".join(c if c.isprintable() else " " for c in why)[:200]) from None
-
-
 def byte_level_alphabet() -> dict[str, int]:
-    """Which byte each character of the byte-level alphabet stands for (Radford et al. 2019).
-
-    Printable Latin-1 stands for itself; the characters from 256 on for the other bytes, in order.
-    """
+    """Which byte each character of the byte-level alphabet stands for (Radford et al. 2019)."""
+    # Printable Latin-1 stands for itself; the characters from 256 on for the other bytes, in order.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     others = [b for b in range(256) if chr(b) not in alphabet]
     return {c: ord(c) if ord(c) < 256 else others[ord(c) - 256] for c in alphabet}

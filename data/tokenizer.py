@@ -2,29 +2,20 @@
 
 import base64
 import json
-import os
 import re
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
-from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 from config import TokenizerConfig, UserError
-from data.hf_tokenizer import (
-    END_OF_TEXT,
-    FILE,
-    SETTINGS,
-    HFTokenizer,
-    as_value_error,
-    byte_level_alphabet,
-    special_token,
-)
-from data.learn import bounded, learn
+from data.hf_tokenizer import END_OF_TEXT, FILE, SETTINGS, HFTokenizer, byte_level_alphabet
+from files import read_object
 
 DEFAULT_VOCAB_SIZE = 1024
 PATTERNS = {  # how text is split before BPE, which never merges across a split
@@ -33,16 +24,12 @@ PATTERNS = {  # how text is split before BPE, which never merges across a split
     "code": r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+",
     "gpt2": r50k_pat_str,
 }
-
-
-class UnknownCharacter(UserError):
-    """A character that is not in the alphabet of a tokenizer."""
-
-    def __init__(self, character: str, where: str, known: int):
-        super().__init__(f"the character {character!r} {where} is not among the {known} that this "
-                         "model was trained on: leave it out, or train with tokenizer=bpe, which "
-                         "takes any text")
-        self.character, self.known = character, known
+# Characters of one kind in a row that BPE sees as one: its time grows with their square.
+LONGEST = 512
+# The kinds that patterns keep together; an underscore is a letter to some and a sign to others.
+KINDS = [re.compile(kind)
+         for kind in (r"\s+", r"[^\W\d]+", r"\d+", r"_*[^\w\s]+(?:_+[^\w\s]+)*_*")]
+ANY_KIND = re.compile("|".join(kind.pattern for kind in KINDS))
 
 
 class CharTokenizer:
@@ -58,17 +45,16 @@ class CharTokenizer:
         self._points = np.array([*map(ord, self.alphabet), 2**32 - 1], dtype=np.uint32)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Ids of the text, (characters,).
-
-        Raises:
-            UnknownCharacter: one is not in the alphabet; it is named with its position.
-        """
+        """Ids of the text, (characters,)."""
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         ids = np.searchsorted(self._points, points)
         unknown = np.flatnonzero(self._points[ids] != points)
         if len(unknown):
             at = int(unknown[0])
-            raise UnknownCharacter(text[at], f"at position {at}", self.vocab_size)
+            raise UserError(
+                f"the character {text[at]!r} in {text[max(0, at - 20):at + 20]!r} is not among the "
+                f"{self.vocab_size} that this model was trained on: leave it out, or train with "
+                "tokenizer=bpe, which takes any text")
         return ids
 
     def encode(self, text: str) -> list[int]:
@@ -109,19 +95,9 @@ class BPETokenizer:
             mergeable_ranks={token: id for id, token in enumerate(tokens) if token is not None})
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Ids of the text, (tokens,).
-
-        Raises:
-            UserError: the splitting pattern fails on it, as one that is not GlassGPT's own may.
-        """
-        try:
-            with as_value_error():  # encode_to_numpy is encode_ordinary without a list
-                ids = [self._encoding.encode_to_numpy(part, disallowed_special=())
-                       for part in bounded(text)]
-        except ValueError as e:
-            raise UserError(f"this tokenizer's splitting pattern fails on {text[:20]!r}: {e}"
-                            ) from None
-        return np.concatenate(ids)
+        """Ids of the text, (tokens,)."""
+        return np.concatenate([self._encoding.encode_to_numpy(part, disallowed_special=())
+                               for part in bounded(text)])
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; half a surrogate pair, which a command line can hold, becomes U+FFFD."""
@@ -148,9 +124,7 @@ def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str],
                     train_texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that the configuration names.
 
-    BPE learns from the training split alone. The alphabet of `char` is that of the whole text, so
-    that a symbol which only the validation split holds is a token that training never saw, not an
-    error.
+    BPE learns from the training split alone; the alphabet of `char` is that of the whole text.
     """
     if config.name == "char":
         return CharTokenizer("".join(set(chain.from_iterable(all_texts))))
@@ -162,59 +136,63 @@ def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str],
 
 def train_bpe(texts: Iterable[str], vocab_size: int,
               pattern: str = PATTERNS["code"]) -> BPETokenizer:
-    """A tokenizer with a vocabulary learned by byte-level BPE (Sennrich et al. 2016).
-
-    It has vocab_size tokens, end-of-text included. A text with too few pairs to merge gives
-    a smaller vocabulary. Runs are cut as in encoding.
-    """
-    byte_of, ids = byte_level_alphabet(), learn(texts, vocab_size, pattern)
+    """A tokenizer of at most vocab_size tokens learned by byte-level BPE (Sennrich et al. 2016)."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = _split(pattern)
+    parts = (part for text in texts for part in bounded(text))
+    library.train_from_iterator(parts, trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False))
+    byte_of, ids = byte_level_alphabet(), library.get_vocab()
     tokens = [bytes(byte_of[c] for c in token) for token in sorted(ids, key=ids.get)]
     return BPETokenizer(pattern, tokens)
 
 
-def of_tiktoken(name: str) -> BPETokenizer:
-    """A vocabulary that tiktoken knows by name, and fetches once: gpt2, cl100k_base, …
+def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
-    Of its special tokens only end-of-text is taken.
 
-    Raises:
-        UserError: it is not kept here and cannot be fetched.
+def bounded(text: str) -> list[str]:
+    """The text cut after each LONGEST characters of a longer run of one kind, or left whole.
+
+    A run that long fills one of the blocks of half its length: only their beginnings are looked at.
     """
+    cuts, half = [0], LONGEST // 2
+    for end in range(half, len(text) + 1, half):
+        if end > cuts[-1] + half and ANY_KIND.fullmatch(text, end - half, end):
+            kind = next(kind for kind in KINDS if kind.fullmatch(text, end - half, end))
+            before = kind.match(text[max(cuts[-1], end - LONGEST):end - half][::-1])
+            begin = end - half - (before.end() if before else 0)
+            cuts += range(begin + LONGEST, kind.match(text, begin).end(), LONGEST)
+    return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
+
+
+def of_tiktoken(name: str) -> BPETokenizer:
+    """A vocabulary that tiktoken knows by name, with end-of-text alone of its special tokens."""
     try:
         encoding = tiktoken.get_encoding(name)
     except OSError as e:  # requests' errors are OSErrors
-        folder = os.environ.get("TIKTOKEN_CACHE_DIR") or "not set"
-        raise UserError(f"the vocabulary {name} could not be fetched (no network?): set "
-                        "TIKTOKEN_CACHE_DIR to a folder where tiktoken has kept it, now "
-                        f"{folder}; {type(e).__name__}") from None
+        raise UserError(f"the vocabulary {name} could not be fetched ({type(e).__name__}): set "
+                        "TIKTOKEN_CACHE_DIR to a folder where tiktoken has kept it") from None
     by_id = {id: token for token, id in encoding._mergeable_ranks.items()}
     return BPETokenizer(encoding._pat_str, [by_id.get(id) for id in range(max(by_id) + 1)],
                         encoding._special_tokens.get(END_OF_TEXT))
 
 
 def first_token(tokenizer: Tokenizer) -> int:
-    """What a text without a prompt starts from.
-
-    As a new document does, else with a new line, else with the alphabet's first character.
-    """
-    for id in (tokenizer.begin_of_text, tokenizer.end_of_text):
-        if id is not None:
-            return id
-    return tokenizer.encode("\n" if "\n" in tokenizer.alphabet else tokenizer.alphabet[0])[0]
+    """What a text without a prompt starts from: as a document does, else a new line, else id 0."""
+    marks = [id for id in (tokenizer.begin_of_text, tokenizer.end_of_text) if id is not None]
+    lines = (id for id in range(tokenizer.vocab_size) if tokenizer.token_bytes(id) == b"\n")
+    return next(chain(marks, lines), 0)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """What a model continues: the prompt's ids, after the tokenizer's begin-of-text, if it has one.
-
-    For an empty prompt it is `first_token`.
-    """
+    """What a model continues: begin-of-text, if there is one, and the prompt; or `first_token`."""
     ids = tokenizer.encode(prompt)
-    if not ids:
-        return [first_token(tokenizer)]
-    return ids if tokenizer.begin_of_text is None else [tokenizer.begin_of_text, *ids]
-
-
-# --- on disk --------------------------------------------------------------------------------------
+    begin = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
+    return begin + ids if ids else [first_token(tokenizer)]
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
@@ -225,69 +203,22 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer kept at path.
 
     Raises:
-        ValueError: the file does not hold a tokenizer.
+        UserError: the file does not hold a tokenizer.
     """
     try:
-        return tokenizer_from(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
-        raise ValueError(f"{path} does not hold a tokenizer: {e}") from e
-
-
-def tokenizer_from(saved: dict) -> Tokenizer:
-    """The tokenizer whose `to_json` was saved.
-
-    Raises:
-        ValueError, KeyError, TypeError: it is not one.
-    """
-    if saved["kind"] == "char" and isinstance(saved["alphabet"], str):
-        return CharTokenizer(saved["alphabet"])
-    if saved["kind"] == "bpe":
-        return _bpe_from(saved)
-    if saved["kind"] == "hf":
-        return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
-    raise ValueError(f"its kind is {saved['kind']!r}")
-
-
-def _bpe_from(saved: dict) -> BPETokenizer:
-    _check_pattern(saved["pattern"])
-    tokens = [token if token is None else base64.b64decode(token, validate=True)
-              for token in saved["tokens"]]
-    known = [token for token in tokens if token is not None]
-    end = saved.get("end_of_text", len(tokens))
-    if len(set(known)) < len(known) or not {bytes([b]) for b in range(256)} <= set(known):
-        raise ValueError("its tokens are not distinct, or lack a byte")
-    if not 0 <= end < len(tokens) + 4096 or (end < len(tokens) and tokens[end] is not None):
-        raise ValueError("its end-of-text token has the id of another, or none that fits")
-    return BPETokenizer(saved["pattern"], tokens, end)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Raise ValueError for a pattern that is none, leaves characters out, or matches nothing.
-
-    The last would end tiktoken.
-    """
-    # With a token of its own, an empty match can be seen.
-    ranks = {bytes([b]): b for b in range(256)} | {b"": 256}
-    probe = "It's 1234 words\u3000of  漢字, café_x!\r\n\n\t\tend  "
-    with as_value_error():
-        split = tiktoken.Encoding("probe", pat_str=pattern, special_tokens={},
-                                  mergeable_ranks=ranks)
-        if split.encode_ordinary(probe) != list(probe.encode()):
-            raise ValueError(f"its pattern {pattern[:40]!r} leaves characters out, "
-                             "or matches where there are none")
-
-
-# --- in Hugging Face's files ----------------------------------------------------------------------
+        saved = read_object(path)
+        if saved["kind"] == "char":
+            return CharTokenizer(saved["alphabet"])
+        if saved["kind"] == "hf":
+            return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
+        tokens = [token and base64.b64decode(token, validate=True) for token in saved["tokens"]]
+        return BPETokenizer(saved["pattern"], tokens, saved["end_of_text"])
+    except Exception as e:  # the libraries have no classes of their own
+        raise UserError(f"{path} does not hold a tokenizer: {e}") from None
 
 
 def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
-    """The files, name → text, from which transformers' AutoTokenizer makes this tokenizer.
-
-    It has the same ids of any text there.
-
-    Raises:
-        UserError: the splitting pattern means something else to the `tokenizers` library.
-    """
+    """The files, name → text, from which transformers' AutoTokenizer makes this tokenizer."""
     if isinstance(tokenizer, HFTokenizer):
         library = Library.from_str(tokenizer.description)
     elif isinstance(tokenizer, CharTokenizer):
@@ -316,36 +247,28 @@ def _byte_level(tokenizer: BPETokenizer) -> Library:
     vocabulary = {name_of[token]: id for token, id in ids.items()}
     vocabulary |= {name: id for id, name in tokenizer.special.items()}
     library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
-    # {1,3}+ is possessive to tiktoken; there it would repeat the repetition.
-    pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)
-    try:
-        with as_value_error():
-            split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    except ValueError as e:
-        raise UserError(f"this tokenizer's splitting pattern is none to transformers ({e}), "
-                        "so it cannot be exported") from None
-    library.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([special_token(name) for name in tokenizer.special.values()])
-    library.encode_special_tokens = True
-    for token in ids:  # the two engines of regular expressions are not the same
-        word = token.decode(errors="replace")
-        text = f"{word} 12345 'sX\n\n  \t{word}"
-        if library.encode(text).ids != tokenizer.encode(text):
-            raise UserError("this tokenizer's splitting pattern means something else to "
-                            f"transformers, which makes other tokens of {text!r}, so it cannot "
-                            "be exported")
-    library.encode_special_tokens = False
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False)
+                                for name in tokenizer.special.values()])
+    words = (token.decode(errors="replace") for token in ids)
+    probes = (f"{word} 12345 'sX\n\n  \t{word}" for word in words)
+    try:  # the two engines of regular expressions are not the same
+        # {1,3}+ is possessive to tiktoken; there it would repeat the repetition.
+        library.pre_tokenizer = _split(re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern))
+        is_same = all(library.encode(text).ids == tokenizer.encode(text) for text in probes)
+    except Exception:
+        is_same = False
+    if not is_same:
+        raise UserError("this tokenizer's splitting pattern means something else to transformers, "
+                        "so it cannot be exported")
     return library
 
 
 def last_pair(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """The two parts that byte-pair encoding joins last into a token.
 
-    A byte is one part; what no merge leads to, more. Wherever the token comes about within a text,
-    its bytes have been joined among themselves alone and in this same order, so that these two are
-    the only ones that ever become it: one merge for each token is all.
+    A byte is one part; what no merge leads to, more. Wherever the token comes about, its bytes have
+    been joined in this same order: no other two ever become it, and one merge a token is all.
     """
     parts = [token[i:i + 1] for i in range(len(token))]
     while len(parts) > 2:

@@ -7,7 +7,6 @@ neither way needs transformers or runs a pickle.
 """
 
 import json
-import math
 import os
 import re
 import shutil
@@ -22,39 +21,35 @@ from torch import Tensor
 
 from config import GPTConfig, TokenizerConfig, UserError, is_hf, read_config
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
-from data.tokenizer import Tokenizer, hf_files
-from interop.hub import fetched, folder_of
-from interop.settings import CONFIG, family_of, hf_settings, model_config
-from model import GPT, parameter_shapes, rms_norm, rotary_table
+from data.tokenizer import Tokenizer, hf_files, load_tokenizer
+from interop.hub import SHARDS, WEIGHTS, fetched, folder_of
+from interop.settings import CONFIG, counterpart, family_of, hf_settings, model_config
+from kernels import rms_norm
+from model import GPT, rotary_table
 from training.checkpoint import (
     MODEL,
-    check_model,
+    TOKENIZER,
     find_checkpoint,
     load_run,
     load_weights,
-    saved_tokenizer,
+    parameter_shapes,
 )
-from training.runtime import memory_here
 from training.tensors import opened
 
-WEIGHTS, CARD, PICTURE = "model.safetensors", "README.md", "attention.png"
-INDEX = "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
-# Their modules and ours, by family. Where several of ours are one of theirs, the rows stand one
-# below another.
+# Their modules and ours. Where several of ours are one of theirs, the rows stand one below another.
 TOP = {"gpt2": {"transformer.wte": "token_embedding", "transformer.wpe": "position_embedding",
                 "transformer.ln_f": "norm", "lm_head": "head"},
        "llama": {"model.embed_tokens": "token_embedding", "model.norm": "norm", "lm_head": "head"}}
-ATTENTION = {"input_layernorm": "norm_1", "self_attn.q_proj": "attention.W_Q",
-             "self_attn.k_proj": "attention.W_K", "self_attn.v_proj": "attention.W_V",
-             "self_attn.q_norm": "attention.norm_q", "self_attn.k_norm": "attention.norm_k",
-             "self_attn.o_proj": "attention.W_O", "post_attention_layernorm": "norm_2"}
-BLOCK = {"gpt2": {"ln_1": "norm_1", "attn.c_proj": "attention.W_O",
-                  "attn.c_attn": "attention.W_Q attention.W_K attention.W_V",
-                  "ln_2": "norm_2", "mlp.c_fc": "mlp.W_in", "mlp.c_proj": "mlp.W_out"},
-         "llama": ATTENTION | {"mlp.gate_proj": "mlp.W_gate", "mlp.up_proj": "mlp.W_in",
-                               "mlp.down_proj": "mlp.W_out"},
-         "nanochat": ATTENTION | {"mlp.fc1": "mlp.W_in", "mlp.fc2": "mlp.W_out"}}
+BLOCK = {"gpt2": {"ln_1": "norm_1", "attn.c_attn": "attention.W_Q attention.W_K attention.W_V",
+                  "attn.c_proj": "attention.W_O", "ln_2": "norm_2", "mlp.c_fc": "mlp.W_in",
+                  "mlp.c_proj": "mlp.W_out"},
+         "llama": {"input_layernorm": "norm_1", "self_attn.q_proj": "attention.W_Q",
+                   "self_attn.k_proj": "attention.W_K", "self_attn.v_proj": "attention.W_V",
+                   "self_attn.q_norm": "attention.norm_q", "self_attn.k_norm": "attention.norm_k",
+                   "self_attn.o_proj": "attention.W_O", "post_attention_layernorm": "norm_2",
+                   "mlp.gate_proj": "mlp.W_gate", "mlp.up_proj": "mlp.W_in",
+                   "mlp.down_proj": "mlp.W_out"}}
 LAYERS = {"gpt2": "transformer.h", "llama": "model.layers"}
 # Where queries and keys are normalised without gains, their size counts for nothing but the number
 # that the norm adds: so much larger, that does not count either. A power of two changes no digits.
@@ -73,12 +68,12 @@ def load_hf(path: str | os.PathLike) -> GPT:
     return Checkpoint(path).load(torch.float32)
 
 
-def load_model(folder: Path, which: str | int = "best", say=print) -> tuple[GPT, Tokenizer]:
+def load_model(folder: Path, which: str | int = "best", log=print) -> tuple[GPT, Tokenizer]:
     """The model and the tokenizer of a run, as `load_run`, or of a folder of Hugging Face's or a
     name on the hub, whose weights stay in its files, mapped and as fine as they are there."""
     folder = folder_of(folder)
     if not is_hf(folder):
-        return load_run(folder, which, say)[:2]
+        return load_run(folder, which, log)[:2]
     checkpoint = Checkpoint(folder)
     return checkpoint.load(), checkpoint.tokenizer()
 
@@ -93,22 +88,20 @@ def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
     init_from = fetched(init_from)
     folder = folder_of(init_from)
     if is_hf(folder):
-        return init_from, model_config(folder), TokenizerConfig(name="hf")
+        return init_from, Checkpoint(folder).config, TokenizerConfig(name="hf")
     source = read_config(folder / "config.yaml")
     return init_from, source.model, source.tokenizer
 
 
-def starting_point(folder: Path, say=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
+def starting_point(folder: Path, log=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
     """What a run starts from: the tokenizer, and what copies the weights, of a run's best model or
     of a folder in Hugging Face's format or of a name on the hub."""
     folder = folder_of(folder)
     if is_hf(folder):
         checkpoint = Checkpoint(folder)
         return checkpoint.tokenizer(), checkpoint.copy_to
-    trained, _ = find_checkpoint(folder, "best", say)
-    source = read_config(folder / "config.yaml").model
-    check_model(trained, source)
-    tokenizer = saved_tokenizer(trained)
+    trained, _ = find_checkpoint(folder, "best", log)
+    tokenizer = load_tokenizer(trained / TOKENIZER)
     return tokenizer, lambda model: load_weights(model, trained / MODEL)
 
 
@@ -120,18 +113,15 @@ class Checkpoint:
         self.folder = Path(path)
         self.config = model_config(self.folder)
         self.family = "gpt2" if family_of(self.config) == "gpt2" else "llama"
-        self._shapes, self._files = _tensors(self.folder, self.family)
-        if self.config.n_layer > len(self._shapes):  # said before anything of that size is made
-            raise UserError(f"{self.folder} has {len(self._shapes)} tensors, too few for the "
-                            f"{self.config.n_layer} layers of its {CONFIG}")
-        tensors = layout(parameter_shapes(self.config), self.family)
-        expected = {theirs: shape for theirs, _, _, shape in tensors}
-        also = {"lm_head.weight"} & self._shapes.keys() if self.config.tie_embeddings else set()
-        expected |= {name: [self.config.vocab_size, self.config.n_embd] for name in also}
-        wrong = [f"{name}: {self._shapes.get(name, 'missing')} in the file, "
+        shapes, self._files = find_tensors(self.folder, self.family)
+        if "lm_head.weight" in shapes:  # which may differ from the embedding
+            self.config = replace(self.config, tie_embeddings=False)
+        self._layout = list(layout(parameter_shapes(self.config), self.family))
+        expected = {theirs: shape for theirs, _, _, shape in self._layout}
+        wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, "
                  f"{expected.get(name, 'absent')} by {CONFIG}"
-                 for name in sorted(expected.keys() | self._shapes.keys())
-                 if self._shapes.get(name) != expected.get(name)]
+                 for name in sorted(expected.keys() | shapes.keys())
+                 if shapes.get(name) != expected.get(name)]
         if wrong:
             raise UserError(f"{self.folder} does not hold the model of its {CONFIG}: "
                             f"{'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
@@ -150,16 +140,7 @@ class Checkpoint:
 
     def load(self, dtype: torch.dtype | None = None) -> GPT:
         """The model, in evaluation mode. What has the dtype already, or all where it is None, is
-        mapped from the files and not copied.
-
-        Raises:
-            UserError: a file cannot be read, or the memory is too small.
-        """
-        numbers, here = sum(map(math.prod, self._shapes.values())), memory_here("cpu")
-        if dtype and here and dtype.itemsize * numbers > here:
-            raise UserError(f"{self.folder} needs {dtype.itemsize * numbers / 1e9:,.1f} GB of "
-                            f"memory in {str(dtype)[6:]}, and this machine has {here / 1e9:,.1f} "
-                            "GB: take a smaller model")
+        mapped from the files and not copied."""
         with torch.device("meta"):
             model = GPT(self.config)
         model.load_state_dict({name: t.to(dtype) for name, t in self._weights()},
@@ -168,41 +149,25 @@ class Checkpoint:
             model.head.weight = model.token_embedding.weight
         if model.rotary is not None:
             model.rotary = rotary_table(self.config.block_size, self.config)
-        self._check_tied(model)
         return model.eval()
 
     @torch.no_grad()
     def copy_to(self, model: GPT) -> None:
         """Copy the weights into a model of this configuration, or of a smaller block_size, whose
-        positions are the first of ours.
-
-        Raises:
-            UserError: a file cannot be read.
-        """
+        positions are the first of ours."""
         params = dict(model.named_parameters())
         for name, tensor in self._weights():
             params[name].copy_(tensor[:len(params[name])])
-        self._check_tied(model)
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Our parameters by name, mapped from the files."""
-        shapes = parameter_shapes(self.config)
-        for theirs, ours, transposed, _ in layout(shapes, self.family):
-            tensor = self._read(theirs)
-            parts = (tensor.T if transposed else tensor).split([shapes[name][0] for name in ours])
+        sizes = {name: shape[0] for name, shape in parameter_shapes(self.config).items()}
+        for theirs, ours, transposed, _ in self._layout:
+            path, stored = self._files[theirs]
+            with opened(path) as file:
+                tensor = file.get_tensor(stored)
+            parts = (tensor.T if transposed else tensor).split([sizes[name] for name in ours])
             yield from zip(ours, (part.contiguous() for part in parts))
-
-    def _check_tied(self, model: GPT) -> None:
-        if self.config.tie_embeddings and "lm_head.weight" in self._shapes and not torch.equal(
-                self._read("lm_head.weight").to(model.head.weight), model.head.weight):
-            raise UserError(f"{self.folder} has an lm_head.weight that differs from the embedding, "
-                            f"though its {CONFIG} says that they are one: "
-                            'set "tie_word_embeddings" to false there')
-
-    def _read(self, name: str) -> Tensor:
-        path, stored = self._files[name]
-        with opened(path) as file:
-            return file.get_tensor(stored)
 
 
 def layout(shapes: dict[str, list[int]], family: str
@@ -213,10 +178,9 @@ def layout(shapes: dict[str, list[int]], family: str
     `shapes` are of our parameters, by name: what is not among them is not in the checkpoint.
     """
     layers = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
-    outer = "gpt2" if family == "gpt2" else "llama"
-    modules = dict(TOP[outer])
+    modules = dict(TOP[family])
     for layer in range(layers):
-        modules |= {f"{LAYERS[outer]}.{layer}.{theirs}":
+        modules |= {f"{LAYERS[family]}.{layer}.{theirs}":
                     " ".join(f"blocks.{layer}.{name}" for name in ours.split())
                     for theirs, ours in BLOCK[family].items()}
     for theirs, ours in modules.items():
@@ -229,43 +193,31 @@ def layout(shapes: dict[str, list[int]], family: str
                 yield f"{theirs}.{kind}", names, transposed, shape[::-1] if transposed else shape
 
 
-def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str, tuple[Path, str]]]:
-    """The shapes of the tensors in a folder's files, by transformers' names, and where each is."""
-    if (folder / WEIGHTS).is_file():
-        files = [WEIGHTS]
-    elif (folder / INDEX).is_file():
-        where = read_json(folder / INDEX).get("weight_map")
-        files = sorted(set(map(str, where.values()))) if isinstance(where, dict) else []
-        outside = [name for name in files if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)]
-        if outside or not files:
-            name = ascii(outside[0])[:60] if outside else "no file"
-            raise UserError(f"{folder / INDEX} names {name}, "
-                            "where a .safetensors file beside it was expected")
-    else:
+def find_tensors(folder: Path, family: str
+                 ) -> tuple[dict[str, list[int]], dict[str, tuple[Path, str]]]:
+    """The shapes of the tensors in a folder's files, by transformers' names; and of each its file
+    and its name there."""
+    files = [path for path in [folder / WEIGHTS] if path.is_file()] or sorted(folder.glob(SHARDS))
+    if not files:
         pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
         if pickles:
             raise UserError(
                 f"{folder} holds {pickles[0]!r}, a pickle, which may run code and is not read: "
                 "convert it with transformers, AutoModelForCausalLM.from_pretrained('"
                 f"{folder}').save_pretrained('{folder}')")
-        raise UserError(f"{folder} holds no {WEIGHTS}, nor {INDEX}")
+        raise UserError(f"{folder} holds no {WEIGHTS}, nor {SHARDS}")
     shapes, places = {}, {}
     prefix = LAYERS[family].split(".")[0] + "."
-    for name in files:
-        path = folder / name
+    for path in files:
         with opened(path) as file:
             for stored in file.keys():  # noqa: SIM118  it is no dict
                 # GPT-2's own files lack the prefix.
-                prefixed = stored.startswith((prefix, "lm_head."))
-                tensor = stored if prefixed else prefix + stored
+                tensor = stored if stored.startswith((prefix, "lm_head.")) else prefix + stored
+                kept = file.get_slice(stored)
                 if DERIVED.search(tensor):
                     continue
-                if not re.fullmatch(r"[\w.]+", stored):
-                    raise UserError(f"{path} holds a tensor named {stored[:60]!r}, "
-                                    "which is none of a model's")
                 if tensor in shapes:
                     raise UserError(f"{folder} holds the tensor {stored} twice")
-                kept = file.get_slice(stored)
                 if kept.get_dtype() not in DTYPES:
                     raise UserError(
                         f"{path} holds {stored} in {kept.get_dtype()}, and what is read is "
@@ -274,12 +226,9 @@ def _tensors(folder: Path, family: str) -> tuple[dict[str, list[int]], dict[str,
     return shapes, places
 
 
-def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None,
-            card: str | None = None, picture: Path | None = None) -> None:
-    """Write a folder that transformers loads with AutoModelForCausalLM and, where a tokenizer is
-    given, AutoTokenizer.
-
-    Written whole or not at all; `card` is the text of its README.md, `picture` a file beside it.
+def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
+    """Write a folder, whole or not at all, that transformers loads with AutoModelForCausalLM and,
+    where a tokenizer is given, AutoTokenizer.
 
     Raises:
         UserError: transformers has no such model, the settings that stand in the way named; or the
@@ -287,11 +236,8 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
     """
     folder = Path(path)
     settings = hf_settings(model.config, tokenizer)
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        is_folder = folder.is_dir() and not folder.is_symlink()
-        raise UserError(f"to={folder} is {'not an empty folder' if is_folder else 'not a folder'}: "
-                        "name a new one")
-    check_parent(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"to={folder} is there already, and no empty folder: name a new one")
     files = {} if tokenizer is None else hf_files(tokenizer, model.config.block_size)
     tensors = {name: (t.T if transposed else t).contiguous()
                for name, t, transposed in hf_tensors(model)}
@@ -300,74 +246,33 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
-        files |= {CONFIG: json.dumps(settings, indent=1)} | ({CARD: card} if card else {})
-        for name, text in files.items():
+        for name, text in {**files, CONFIG: json.dumps(settings, indent=1)}.items():
             (part / name).write_text(text, encoding="utf-8")
-        if picture:
-            shutil.copyfile(picture, part / PICTURE)
+        save_file(tensors, part / WEIGHTS, metadata={"format": "pt"})
         # The library makes the weights readable to their owner alone.
         shutil.copymode(part / CONFIG, part / WEIGHTS)
         if folder.exists():
             folder.rmdir()
         part.rename(folder)
-    except (OSError, SafetensorError) as e:
-        raise not_written(folder, e) from None
+    except SafetensorError as e:
+        raise UserError(f"to={folder} could not be written: {e}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def check_parent(to: Path) -> None:
-    """Raise `UserError` where the folder is missing that an export would be in."""
-    if not to.parent.is_dir():
-        raise UserError(f"to={to} is in a folder that does not exist: make {to.parent} first")
-
-
-def not_written(to: Path, e: Exception | str) -> UserError:
-    return UserError(f"to={to} could not be written: {getattr(e, 'strerror', None) or e}")
 
 
 def hf_tensors(model: GPT) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield each tensor that a checkpoint of the model has: its name, itself as our linear layers
     have it, and whether the checkpoint has it transposed."""
-    kind, dtype = family_of(model.config), model.head.weight.dtype
+    config, family = model.config, family_of(model.config)
     params = {name: p.detach().cpu() for name, p in model.named_parameters()}
     table = params["token_embedding.weight"]
-    if model.config.norm_embedding:  # theirs then differs from the head
-        params = {"head.weight": table} | params
-    if kind == "nanochat":
-        params = as_nanochat(params, model.config)
-        shapes = {name: list(t.shape) for name, t in params.items()}
-    else:
-        # transformers' GPT-2 always has biases, zeros where ours has none; its Qwen 3 gains.
-        more = {"gpt2": {"bias": True}, "qwen3": {"qk_norm": "gains"}}.get(kind, {})
-        if model.config.norm_embedding:
-            more |= {"tie_embeddings": False}
-            params["token_embedding.weight"] = rms_norm(table)
-        shapes = parameter_shapes(replace(model.config, **more))
-        for name in shapes:
-            if kind == "qwen3" and model.config.qk_norm is True and re.search("W_[QK]", name):
-                params[name] = params[name] * LARGER
-            elif name not in params:
-                params[name] = torch.full(shapes[name], float(not name.endswith("bias")),
-                                          dtype=dtype)
-    family = kind if kind in BLOCK else "llama"
-    for theirs, ours, transposed, _ in layout(shapes, family):
+    if config.norm_embedding:  # theirs then differs from the head
+        params = {"head.weight": table, **params, "token_embedding.weight": rms_norm(table)}
+    shapes = parameter_shapes(counterpart(config))
+    for name, shape in shapes.items():
+        if config.qk_norm is True and re.search("W_[QK]", name):
+            params[name] = params[name] * LARGER
+        elif name not in params:  # a bias, or a gain
+            params[name] = torch.full(shape, float(not name.endswith("bias")), dtype=table.dtype)
+    for theirs, ours, transposed, _ in layout(shapes, "gpt2" if family == "gpt2" else "llama"):
         yield theirs, torch.cat([params[name] for name in ours]), transposed
-
-
-def as_nanochat(params: dict[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """The parameters of a model without gains that computes the same and turns pairs the other way
-    round: gains are in the matrices that follow, the halves of queries and keys change places."""
-    params["token_embedding.weight"] = params["token_embedding.weight"] * LARGER  # it is normalised
-    params["head.weight"] = params["head.weight"] * params.pop("norm.weight")
-    for layer in range(config.n_layer):
-        gain_1, gain_2 = (params.pop(f"blocks.{layer}.norm_{n}.weight") for n in (1, 2))
-        for name, gain in (("attention.W_Q", gain_1), ("attention.W_K", gain_1),
-                           ("attention.W_V", gain_1), ("mlp.W_in", gain_2)):
-            W = params[f"blocks.{layer}.{name}.weight"] * gain  # (rows, C)
-            if name in ("attention.W_Q", "attention.W_K"):
-                halves = W.unflatten(0, (-1, 2, config.key_dim // 2))
-                W = halves.flip(1).flatten(0, 2) * LARGER
-            params[f"blocks.{layer}.{name}.weight"] = W
-    return params

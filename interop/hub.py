@@ -6,8 +6,9 @@ from pathlib import Path
 from config import FETCHED, UserError
 
 # What is fetched: weights without pickle, settings, the tokenizer; nothing in folders.
-FILES = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
-         "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"]
+WEIGHTS, SHARDS = "model.safetensors", "model-*-of-*.safetensors"
+FILES = [WEIGHTS, SHARDS, "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
+         "merges.txt"]
 
 
 def fetched(init_from: str) -> str:
@@ -34,8 +35,6 @@ def fetched(init_from: str) -> str:
     except errors.RepositoryNotFoundError:
         raise UserError(f"init_from={init_from} is neither a folder here nor a model on the "
                         "Hugging Face hub: check the name") from None
-    except errors.RevisionNotFoundError:
-        raise UserError(f"init_from={init_from}: the model has no such commit") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         raise UserError(f"init_from={init_from} is no folder here, and the Hugging Face hub cannot "
                         "be reached (no network, or HF_HUB_OFFLINE is set)") from None

@@ -13,7 +13,7 @@ from config import GPTConfig, UserError
 from data.hf_tokenizer import FILE
 from data.tokenizer import PATTERNS, Tokenizer, hf_files
 from files import atomic_write
-from interop import check_parent, hf_tensors, not_written
+from interop import hf_tensors
 from interop.settings import family_of, hf_settings
 from model import GPT, rotary_frequencies
 
@@ -31,8 +31,7 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") 
     where their rows are no multiple of q8_0's 32 numbers; norms and biases in float32.
 
     Raises:
-        UserError: llama.cpp has no such model or splits text otherwise; the package is missing; or
-            the file cannot be written.
+        UserError: llama.cpp has no such model or splits text otherwise; or the package is missing.
     """
     try:
         import gguf
@@ -40,14 +39,10 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") 
         raise UserError("a .gguf file is written by a package that is not installed: "
                         "pip install gguf") from None
     kind, settings = family_of(model.config), hf_settings(model.config, tokenizer)
-    if kind == "nanochat":
-        raise UserError("llama.cpp has no counterpart of this model: it is a NanoChat "
-                        "(model.mlp=relu2); train one with model.mlp=swiglu, or export a folder")
     if kind != "llama" and model.config.rope_trained and model.config.rope_factor != 1:
         raise UserError(f"llama.cpp stretches no rotary wavelengths of a {kind} as "
                         "model.rope_trained does: export a folder")
     vocabulary, split = tokens_of(tokenizer)
-    check_parent(path)
     try:
         with atomic_write(path) as part:
             writer = gguf.GGUFWriter(part, kind)
@@ -58,8 +53,10 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") 
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
             writer.close()
-    except OSError as e:  # numpy's has no reason where the disk is full
-        raise not_written(path, e if e.errno else f"{e}: is the disk full?") from None
+    except OSError as e:
+        if e.errno is None:  # numpy's has no reason where the disk is full
+            raise UserError(f"to={path} could not be written: {e}; is the disk full?") from None
+        raise
 
 
 def tokens_of(tokenizer: Tokenizer) -> tuple[dict, str]:

@@ -1,19 +1,17 @@
 // The card of a token: what is expected after it, and which parts of the model said so. Stands after
 // needs.js; `words` are the tokens that may be named, by id.
 
-const PART = { embedding: "embedding", rest: "biases" };
-
 // A part of the direct contributions: its name, and of a head its place.
 function partOf(p, L, H) {
-  if (p === 0) return { name: PART.embedding };
-  if (p === L * (H + 1) + 1) return { name: PART.rest };
+  if (p === 0) return { name: "embedding" };
+  if (p === L * (H + 1) + 1) return { name: "biases" };
   const layer = Math.floor((p - 1) / (H + 1)), head = (p - 1) % (H + 1);
   return head === H ? { name: `L${layer} MLP` } : { name: headName(layer, head), layer, head };
 }
 
 // The next tokens that the model expects after token i; `pick(k)` takes one of them as the target.
 function expected(known, words, i, target, pick) {
-  const next = i + 1 < known.T ? known.tokens?.[i + 1] : null, loss = known.loss(i);
+  const next = known.tokens[i + 1] ?? null, loss = known.loss(i);
   const chip = (k, text, share, real) => el("button", {
     type: "button", className: `chance${real ? " real" : ""}`, "aria-pressed": target === k,
     style: `--w: ${(100 * share).toFixed(1)}%`, onclick: () => pick(k),
@@ -27,13 +25,13 @@ function expected(known, words, i, target, pick) {
 }
 
 // Lines with bars to either side of zero. lines: [{name, value, more, pick}]
-function bars(lines, sign = signed) {
+function bars(lines, write = signedText) {
   const most = Math.max(1e-9, ...lines.map(line => Math.abs(line.value) || 0));
-  return el("ol", { className: sign === signed ? "bars" : "bars plain" }, ...lines.map(({ name, value, more = "", pick }) => {
+  return el("ol", { className: write === signedText ? "bars" : "bars plain" }, ...lines.map(({ name, value, more = "", pick }) => {
     const size = 50 * Math.abs(value || 0) / most, kind = value < 0 ? "under" : "over";
     const label = pick ? el("button", { type: "button", onclick: pick }, name) : el("span", {}, name);
     return el("li", {}, label, el("i", { className: kind, style: `--w: ${size.toFixed(1)}%` }),
-      el("b", {}, sign(value)), el("span", { className: "quiet" }, more));
+      el("b", {}, write(value)), el("span", { className: "quiet" }, more));
   }));
 }
 
@@ -45,13 +43,13 @@ function drawCard(host, known, i, how) {
   const parts = Array.from({ length: known.parts }, (_, p) => {
     const part = partOf(p, L, H), inside = part.head !== undefined;
     return { ...part, value: known.direct(p, i, target), pick: inside ? () => how.choose(part.layer, part.head) : null,
-      more: inside ? signed(known.knockout(part.layer, part.head, i)) : "" };
+      more: inside ? signedText(known.knockout(part.layer, part.head, i)) : "" };
   });
   const whole = parts.reduce((sum, part) => sum + part.value, 0);
   const order = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   const least = order.slice(10), rest = least.reduce((sum, part) => sum + part.value, 0);
   const lines = [...order.slice(0, 10), ...least.length ? [{ name: `${least.length} more`, value: rest }] : []];
-  const text = target ? words[known.predicted(i)[target - 1].id] ?? "" : known.tokens?.[i + 1] ?? "";
+  const text = target ? words[known.predicted(i)[target - 1].id] ?? "" : known.tokens[i + 1] ?? "";
   const ids = known.writes(layer, head, i), box = (title, ...rest) => el("div", {}, el("h4", {}, ...title), ...rest);
   const grid = el("div", { className: "cells" });
   host.replaceChildren(
@@ -59,7 +57,7 @@ function drawCard(host, known, i, how) {
       bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "Input and output share one matrix, so "
         + "at the embedding the model predicts the token itself.")] : []),
     box(["Direct contributions to the logit of ", bdi(short(text), "token")],
-      el("p", { className: "quiet" }, `They sum to the logit, ${signed(whole)}. Direct: not through later layers. `
+      el("p", { className: "quiet" }, `They sum to the logit, ${signedText(whole)}. Direct: not through later layers. `
         + "The grey number: how much the loss rises without the head, all its effects counted."),
       bars(lines)),
     box([`What ${headName(layer, head)} writes here`], el("p", {}, "up ", ...spaced(ids.slice(0, 3))),
@@ -68,12 +66,11 @@ function drawCard(host, known, i, how) {
     box(["Nats lost without each head"], grid));
   const most = Math.max(0.1, ...Array.from({ length: L * H }, (_, k) =>
     Math.abs(known.knockout(Math.floor(k / H), k % H, i)) || 0));
+  const lost = (l, h) => known.knockout(l, h, i);
   cells(grid, `nats lost at token ${i} without each head`)({
-    rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26, signed: true,
-    high: Math.min(46, Math.max(14, 260 / Math.max(L, H))), pick: how.choose,
-    rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`),
-    level: (l, h) => signedLevel(known.knockout(l, h, i) / most), write: (l, h) => signed(known.knockout(l, h, i)),
+    ...headCells(L, H, 260), signed: true, pick: how.choose,
+    level: (l, h) => level(lost(l, h) / most, true), write: (l, h) => signedText(lost(l, h)),
     tell: (l, h) => [el("div", {}, `without ${headName(l, h)}`),
-      el("div", { className: "value" }, el("b", {}, signed(known.knockout(l, h, i))), " nats for the token that follows")],
+      el("div", { className: "value" }, el("b", {}, signedText(lost(l, h))), " nats for the token that follows")],
   });
 }

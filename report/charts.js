@@ -242,16 +242,7 @@ function dots(host, { title, points, joined, along, ringed, near, pick, height =
       class: "beyond" })
       : el("svg:circle", { cx, cy, r: p.small ? 2.6 : 5.5, class: p.small ? "small" : "" }));
     if (p.group === ringed && !p.small) mark.append(el("svg:circle", { cx, cy, r: 9, class: "ring" }));
-    const show = () => {
-      const box = mark.getBoundingClientRect();
-      tell(p.nodes.map(node => node.cloneNode(true)), box.right, box.bottom - 12);
-      near(p);
-    };
-    mark.onpointerenter = show;
-    mark.onfocus = () => { show(); speak(p.nodes); };
-    mark.onpointerleave = mark.onblur = () => { tell(null); near(null); };
-    mark.onclick = () => pick(p);
-    mark.onkeydown = event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(p); } };
+    telling(mark, () => p.nodes.map(node => node.cloneNode(true)), () => pick(p), on => near(on ? p : null));
     return plot.appendChild(mark);
   });
   roving(svg, marks, 1, () => {}, marks.length - 1);

@@ -39,6 +39,8 @@ function asText(text) {
 const bdi = (text, name = "") => el("bdi", { className: name }, text);
 const plain = name => name.replaceAll("_", " ");
 const count = n => n.toLocaleString("en");
+const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
+const words = text => visible(text).replaceAll("·", " ").replace("∅", "(none)"); // a name, not a token
 
 function figure(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -67,40 +69,62 @@ function duration(seconds) {
     `${Math.floor(seconds / 3600)} h ${Math.round(seconds % 3600 / 60)} min`;
 }
 
-// ---- colours: a path through OKLCH with even steps of lightness, from dark indigo over red to a pale yellow
+// ---- colours: a path with even steps of lightness, from dark indigo over red to a pale yellow
 
+const STOPS = [[12, 12, 34], [41, 16, 65], [78, 15, 87], [120, 6, 96], [161, 2, 91], [196, 28, 77], [224, 64, 57],
+  [241, 104, 40], [247, 145, 56], [247, 185, 104], [245, 218, 160], [252, 247, 212]];
 const RAMP = Array.from({ length: 256 }, (_, i) => {
-  const t = i / 255, hue = (280 + 180 * t ** 0.85) * Math.PI / 180; // 280 indigo, 360 rose, 460 yellow
-  for (let chroma = 0.045 + 0.155 * Math.sin(Math.PI * Math.min(1, t * 1.02)); ; chroma -= 0.004) {
-    const rgb = fromOklab(0.17 + 0.8 * t, chroma * Math.cos(hue), chroma * Math.sin(hue));
-    if (chroma <= 0.004 || rgb.every(c => c >= 0 && c <= 1)) {
-      return rgb.map(c => Math.round(255 * Math.min(1, Math.max(0, c))));
-    }
-  }
+  const at = i / 255 * (STOPS.length - 1), k = Math.min(STOPS.length - 2, Math.floor(at));
+  return STOPS[k].map((c, n) => Math.round(c + (at - k) * (STOPS[k + 1][n] - c)));
 });
-
-function fromOklab(lightness, a, b) {
-  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3,
-    s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const linear = [4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s];
-  return linear.map(c => c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
-}
 
 const prefersDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 const isDark = () => (document.documentElement.dataset.theme ?? (prefersDark() ? "dark" : "light")) === "dark";
-// square root: small weights stay visible
-const level = share => Math.max(0, Math.min(255, Math.round(255 * Math.sqrt(Math.max(0, share) || 0))));
-const rgb = index => RAMP[isDark() ? index : 255 - index];
+// The place of a share among the 256 colours, by its square root, so that what is small stays visible; of a signed
+// scale 128 is nothing, and what is not known.
+function level(share, signed = false) {
+  const root = Math.sqrt(Math.abs(share) || 0);
+  if (signed) return 128 + (Math.sign(share) || 0) * Math.min(127, Math.round(127 * root));
+  return share > 0 ? Math.min(255, Math.round(255 * root)) : 0;
+}
 
-function palette() { // as canvas pixels, in memory order
-  const dark = isDark();
-  return Uint32Array.from(RAMP, (_, i) => {
-    const [r, g, b] = RAMP[dark ? i : 255 - i];
+// A colour as [red, green, blue]; of a signed scale red is above nothing, blue below.
+function shade(index, signed = false) {
+  if (!signed) return RAMP[isDark() ? index : 255 - index];
+  const [below, nothing, above] = isDark() ? [[70, 160, 255], [32, 32, 39], [255, 92, 120]]
+    : [[20, 100, 190], [250, 249, 247], [179, 18, 63]];
+  const t = (index - 128) / 127, end = t < 0 ? below : above;
+  return nothing.map((c, k) => Math.round(c + Math.min(1, Math.abs(t)) * (end[k] - c)));
+}
+
+function palette(signed = false) { // as canvas pixels, in memory order
+  return Uint32Array.from({ length: 256 }, (_, i) => {
+    const [r, g, b] = shade(i, signed);
     return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
   });
+}
+
+// The colours of a scale that ends at `most`, with figures.
+function colourBar(host, name, most, signed = false) {
+  const ramp = el("canvas", { className: "ramp", width: 255, height: 1, "aria-hidden": "true" });
+  const context = ramp.getContext("2d");
+  for (let i = 1; i < 256; i++) { context.fillStyle = `rgb(${shade(i, signed)})`; context.fillRect(i - 1, 0, 1, 1); }
+  const stops = signed ? [-1, -0.25, 0, 0.25, 1] : [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1];
+  const text = m => signed && m ? signedText(m * most) : most === 1 ? String(m).replace("0.", ".")
+    : String(Number((m * most).toPrecision(2)));
+  const left = m => signed ? 50 + 50 * Math.sign(m) * Math.sqrt(Math.abs(m)) : 100 * Math.sqrt(m);
+  const tick = m => el("span", { style: `left: ${left(m)}%; translate: ${-50 - (signed ? 50 * Math.trunc(m) : 0)}%` },
+    text(m));
+  host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...stops.map(tick)));
+}
+
+const signedText = x => Number.isFinite(x) ? `${x > 0 ? "+" : x < 0 ? "−" : ""}${Math.abs(x).toFixed(2)}` : "–";
+
+// Name the page.
+function entitle(title, kind) {
+  $("brand").textContent = kind;
+  $("title").textContent = words(title);
+  document.title = `${words(title)} · GlassGPT`;
 }
 
 // The theme that was chosen, kept where that is allowed; `redraw` where it or the window's size changes.
@@ -134,6 +158,23 @@ function tell(nodes, x = 0, y = 0) {
 
 function speak(nodes) {
   $("live").replaceChildren(...nodes.map(node => node.cloneNode?.(true) ?? node));
+}
+
+// What a mark tells when it is pointed at or focused; `pick` is done at a click, Enter or the space bar, `near` hears
+// whether it is told of.
+function telling(mark, nodes, pick = null, near = () => {}) {
+  mark.onpointerenter = mark.onfocus = event => {
+    const place = mark.getBoundingClientRect(), told = nodes();
+    tell(told, place.right, place.bottom - 12);
+    if (event.type === "focus") speak(told);
+    near(true);
+  };
+  mark.onpointerleave = mark.onblur = () => { tell(null); near(false); };
+  mark.onclick = pick;
+  mark.onkeydown = event => {
+    if (pick && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); pick(); }
+  };
+  return mark;
 }
 
 // Arrow keys walk over `items`; one of them at a time is in the tab order.
@@ -248,7 +289,7 @@ function cells(host, label) {
     Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
     context.scale(ratio, ratio);
     const small = el("canvas", { width: spec.cols, height: spec.rows }), image = new ImageData(spec.cols, spec.rows);
-    const pixels = new Uint32Array(image.data.buffer), colours = spec.signed ? signedPalette() : palette();
+    const pixels = new Uint32Array(image.data.buffer), colours = palette(spec.signed);
     for (let i = 0; i < spec.rows; i++) for (let j = 0; j < spec.cols; j++) {
       const index = spec.level(i, j);
       if (index >= 0) pixels[i * spec.cols + j] = colours[index];

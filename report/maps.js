@@ -23,10 +23,11 @@ async function unpacked(number) {
   return new Uint8Array(await new Response(plain).arrayBuffer());
 }
 
-async function decoded([maps, norms], [L, H], { T, tokens, largest }, kind, block) {
-  const n = Math.ceil(T / block), N = n * (n + 1) / 2, bytes = await unpacked(maps), half = halfTable();
-  const view = { L, H, T, tokens, n, block, largest, exact: kind === "float16" };
-  view.norms = norms === null ? null : new Float32Array((await unpacked(norms)).buffer);
+// maps: [the maps' place, their norms', the largest product of both]; of what, see `reading`
+async function decoded([maps, norms], [L, H], { T, tokens, maps: all }, kind) {
+  const n = T, N = n * (n + 1) / 2, bytes = await unpacked(maps), half = halfTable();
+  const view = { L, H, T, tokens, n, largest: Math.max(...all.map(([, , most]) => most)), exact: kind === "float16" };
+  view.norms = new Float32Array((await unpacked(norms)).buffer);
   const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
   if (view.exact) {
     const size = L * H * N;
@@ -39,6 +40,13 @@ async function decoded([maps, norms], [L, H], { T, tokens, largest }, kind, bloc
   }
   view.size = bytes.length;
   return view;
+}
+
+// How the weights of a probe are kept, for the reader.
+function precision({ kind }) {
+  return kind === "float16" ? "The weights are exactly the captured float16 numbers."
+    : "The weights are kept in one byte a weight: each is right within ±0.4% of the largest weight in its row, "
+      + "and a row sums to 1 within 1%.";
 }
 
 const views = new Map();
@@ -54,7 +62,6 @@ function load(key, how, make = decoded) {
 // ---- reading
 
 const headName = (layer, head) => `L${layer}H${head}`;
-const token = (view, i) => view.tokens ? short(view.tokens[i]) : "";
 const heads = (view, { layer, head, weighted }) =>
   (head === null ? [...Array(view.H).keys()] : [head]).map(h => ({ layer, head: h, weighted }));
 
@@ -65,38 +72,32 @@ function reader(view, seen) {
     return (i, j) => all.reduce((sum, read) => sum + read(i, j), 0) / view.H;
   }
   const { layer, head, weighted } = seen, from = (layer * view.H + head) * view.n;
-  if (!weighted || !view.norms) return (i, j) => view.at(layer, head, i, j);
+  if (!weighted) return (i, j) => view.at(layer, head, i, j);
   return (i, j) => view.at(layer, head, i, j) * view.norms[from + j];
 }
 
 // How far off that may be, at the most.
 function bound(view, seen, i, j) {
-  const norm = h => seen.weighted && view.norms ? view.norms[(seen.layer * view.H + h) * view.n + j] : 1;
+  const norm = h => seen.weighted ? view.norms[(seen.layer * view.H + h) * view.n + j] : 1;
   const all = heads(view, seen);
   return all.reduce((sum, { head }) => sum + view.bound(seen.layer, head, i) * norm(head), 0) / all.length;
 }
 
 // The top of the colours' scale, the same at all steps of a run.
-const largest = (view, weighted) => view.signed ? view.largest : weighted && view.norms && view.largest || 1;
+const largest = (view, weighted) => view.signed || weighted ? view.largest || 1 : 1;
 
-// A token, or a block of them, with its place
-function place(view, i) {
-  const words = view.tokens, from = i * view.block, end = Math.min(from + view.block, view.T);
-  if (view.block === 1) return words ? [bdi(token(view, i), "token"), el("small", {}, ` ${i}`)] : [`token ${i}`];
-  return [el("span", {}, `tokens ${from}–${end - 1}`),
-    ...words ? [" ", bdi(short(words.slice(from, end).join(""), 18), "token")] : []];
-}
+// A token with its place
+const place = (view, i) => [bdi(short(view.tokens[i]), "token"), el("small", {}, ` ${i}`)];
 
 // What is said of a cell: from where to where, the value, and how sure it is.
 function reading(view, seen, i, j) {
   if (view.signed) return needReading(view, i, j);
-  const by = seen.weighted && view.norms, average = seen.head === null, value = reader(view, seen)(i, j);
+  const by = seen.weighted, average = seen.head === null, value = reader(view, seen)(i, j);
   const nodes = [el("b", {}, figure(value))];
   if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
-  else if (view.block > 1 && by) nodes.push(" about: a block's weight × the mean length of its values");
   else if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, seen, i, j))}`);
   if (average) nodes.push(`, the mean of ${view.H} heads`);
-  else if (by && view.block === 1) {
+  else if (by) {
     const norm = view.norms[(seen.layer * view.H + seen.head) * view.n + j];
     nodes.push(` = ${figure(view.at(seen.layer, seen.head, i, j))} × ${figure(norm)}`);
   }
@@ -151,18 +152,15 @@ function paint(canvas, n, read, most, colours) {
 // What cells() draws of a view, and what `more` asks for.
 function mapOf(view, seen, more = {}) {
   const read = reader(view, seen), most = largest(view, seen.weighted);
-  const names = view.tokens && view.block === 1 ? view.tokens.map(t => short(t)) : null;
+  const names = view.tokens.map(t => short(t));
   return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
-    signed: view.signed, level: (i, j) => j > i ? -1 : (view.signed ? signedLevel : level)(read(i, j) / most), tell: (i, j) => reading(view, seen, i, j), ...more };
+    signed: view.signed, level: (i, j) => j > i ? -1 : level(read(i, j) / most, view.signed),
+    tell: (i, j) => reading(view, seen, i, j), ...more };
 }
 
-// The colours of the weights, with figures.
-function colourBar(host, name, most = 1) {
-  const ramp = el("canvas", { className: "ramp", width: 256, height: 1, "aria-hidden": "true" });
-  const context = ramp.getContext("2d");
-  for (let i = 0; i < 256; i++) { context.fillStyle = `rgb(${rgb(i)})`; context.fillRect(i, 0, 1, 1); }
-  const text = m => most === 1 ? String(m).replace("0.", ".") : String(Number((m * most).toPrecision(2)));
-  const tick = m => el("span", { style: `left: ${100 * Math.sqrt(m)}%` }, text(m));
-  host.replaceChildren(el("span", {}, name), ramp,
-    el("div", { className: "ticks" }, ...[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1].map(tick)));
+// The cells of layers × heads, at most so tall in all.
+function headCells(L, H, tall) {
+  return { rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26,
+    high: Math.min(46, Math.max(14, tall / Math.max(L, H))),
+    rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`) };
 }

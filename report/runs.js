@@ -2,59 +2,41 @@
 
 const data = JSON.parse($("data").textContent), COLOURS = 6, DASHES = ["none", "7 3", "2 3", "9 3 2 3"];
 const MEASURES = [["val/loss", "validation loss"], ["val/bits_per_byte", "bits per byte"]];
-const COLUMNS = [ // heading, what is sorted by, what is shown, whether it is text
-  ["run", run => run.name, run => run.page ? el("a", { href: run.page }, bdi(run.name)) : bdi(run.name), true],
-  ["val/loss", run => run["val/loss"], run => figure(run["val/loss"])],
-  ["experiment", run => run.experiment, run => run.experiment === "sweep" && run.sweep
-    ? el("a", { href: run.sweep }, "sweep") : bdi(run.experiment || "–"), true],
-  ["steps", run => run.step, run => run.status === "finished" ? count(run.step)
-    : `${count(run.step)} of ${count(run.maxSteps)}`],
-  ["state", run => run.status, run => run.status, true],
-  ["bits/byte", run => run["val/bits_per_byte"], run => figure(run["val/bits_per_byte"])],
-  ["parameters", run => run.parameters, run => run.parameters === null ? "–" : count(run.parameters)],
-  ["time", run => run.train_seconds, run => run.train_seconds === null ? "–" : duration(run.train_seconds)],
-  ["last written", run => run.written, run => new Date(run.written * 1000).toLocaleString()],
+const figureColumn = (name, key, write) => ({ name, of: run => run.figures[key],
+  write: run => run.figures[key] === null ? "–" : write(run.figures[key]) });
+const COLUMNS = [
+  { name: "run", text: true, of: run => run.name,
+    write: run => run.page ? el("a", { href: run.page }, bdi(run.name)) : bdi(run.name) },
+  figureColumn("val/loss", "val/loss", figure),
+  { name: "experiment", text: true, of: run => run.experiment, write: run => run.sweep
+    ? el("a", { href: run.sweep }, "sweep") : bdi(run.experiment || "–") },
+  { name: "steps", of: run => run.figures.step, write: run => run.status === "finished" ? count(run.figures.step)
+    : `${count(run.figures.step ?? 0)} of ${count(run.maxSteps)}` },
+  { name: "state", text: true, of: run => run.status, write: run => run.status },
+  figureColumn("bits/byte", "val/bits_per_byte", figure),
+  figureColumn("parameters", "parameters", count),
+  figureColumn("time", "train_seconds", duration),
+  { name: "last written", of: run => run.written, write: run => new Date(run.written * 1000).toLocaleString() },
 ];
 
-let measure = "val/loss", by = COLUMNS.length - 1, down = true; // newest first
+let measure = "val/loss";
+const sort = { column: null, sign: 0 }; // newest first
 const ticked = new Set(data.runs.filter(run => run.curves[measure].steps.length).slice(0, COLOURS));
-const matches = run => {
+const colour = run => `c${[...ticked].indexOf(run) % COLOURS + 1}`;
+
+function matches(run) {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const text = `${run.name} ${run.experiment} ${run.status}`.toLowerCase();
   return words.every(word => word.startsWith("-") && word.length > 1 ? !text.includes(word.slice(1)) : text.includes(word));
-};
-const colour = run => `c${[...ticked].indexOf(run) % COLOURS + 1}`;
-
-function inOrder(runs) {
-  const key = COLUMNS[by][1], known = run => key(run) !== null && key(run) !== undefined && key(run) !== "";
-  const compare = (a, b) => typeof key(a) === "string"
-    ? key(a).localeCompare(key(b), "en", { numeric: true }) : key(a) - key(b);
-  return [...runs].sort((a, b) => known(b) - known(a) || (known(a) ? compare(a, b) * (down ? -1 : 1) : 0));
 }
 
-function drawTable() {
-  document.querySelector("thead").replaceChildren(el("tr", {}, el("th", {}), ...COLUMNS.map(([name, , , text], k) => {
-    const button = el("button", { type: "button", onclick: () => sortBy(k) }, `${name}${k === by ? down ? " ↓" : " ↑" : ""}`);
-    return el("th", { scope: "col", className: text ? "text" : "",
-      "aria-sort": k === by ? down ? "descending" : "ascending" : "none" }, button);
-  })));
-  document.querySelector("tbody").replaceChildren(...inOrder(data.runs.filter(matches)).map(row));
-}
-
-function row(run) {
+function line(run) {
   const box = el("input", { type: "checkbox", checked: ticked.has(run), "aria-label": `draw ${run.name}` });
   box.onchange = () => { if (box.checked) ticked.add(run); else ticked.delete(run); draw(); };
-  const line = el("tr", { className: ticked.has(run) ? "drawn" : "" }, el("td", {}, box),
-    ...COLUMNS.map(([, , shown, text]) => el("td", { className: text ? "text" : "" }, shown(run))));
-  line.style.setProperty("--c", `var(--${colour(run)})`);
-  return line;
+  return el("tr", { className: ticked.has(run) ? "drawn" : "", style: `--c: var(--${colour(run)})` }, el("td", {}, box));
 }
 
-function sortBy(k) {
-  down = k === by ? !down : !COLUMNS[k][3] && !["val/loss", "bits/byte"].includes(COLUMNS[k][0]);
-  by = k;
-  drawTable();
-}
+const drawTable = () => fillTable($("runs"), COLUMNS, data.runs.filter(matches), line, sort);
 
 function drawChart() {
   $("measure").replaceChildren(...MEASURES.map(([key, name]) => el("button", { type: "button",
@@ -75,10 +57,9 @@ function draw() {
   drawTable();
 }
 
-document.title = `${data.title}: runs`;
-$("title").textContent = data.title;
+entitle(data.title, "GlassGPT runs");
 const done = data.runs.filter(run => run.status === "finished").length;
-$("summary").textContent = `${count(data.runs.length)} run${data.runs.length === 1 ? "" : "s"}, ${count(done)} finished`;
+$("summary").textContent = `${some(data.runs.length, "run")}, ${count(done)} finished`;
 $("filter").oninput = drawTable;
 $("none").onclick = () => { ticked.clear(); draw(); };
 setUpTheme(draw);

@@ -2,8 +2,6 @@
 filtered and compared. Does not import torch.
 """
 
-import os
-import re
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -14,20 +12,11 @@ from rich.text import Text
 
 from config import UserError, read_experiment
 from files import METRICS, printable
-from report import page
-from report.page import curve, number
-from report.sweep import JOB, Run, is_held, is_sweep, read_run, step_saved
+from report.page import put_together
+from report.sweep import JOB, Run, is_held, is_sweep, read_run
+from report.sweep_page import about, most_points
 
 INDEX = "index.html"
-MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
-# The folder of a run that was given no name.
-DATED = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_(.+?)(?:_\d+)?")
-FIGURES = ("val/loss", "val/bits_per_byte", "parameters", "train_seconds")
-
-
-def run_of(folder: Path) -> Path:
-    """The run that a folder is of: itself, or the one that a checkpoint belongs to."""
-    return folder if step_saved(folder) is None else Path(os.path.normpath(folder / "../.."))
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
@@ -38,7 +27,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
         UserError: there is no run.
     """
     found = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml")
-             for path in folder.glob(pattern) if step_saved(path.parent) is None]
+             for path in folder.glob(pattern)]
     runs, troubles = [], []
     for path in found:
         try:
@@ -58,11 +47,9 @@ def written(run: Run) -> float:
 
 
 def experiment(run: Run) -> str:
-    """The experiment of a run, or that it is of a sweep; empty where an older run with a name of
-    its own does not tell."""
-    named = DATED.fullmatch(run.path.name)
-    return ("sweep" if (run.path / JOB).exists() else read_experiment(run.path / "config.yaml")
-            or (named[1] if named else ""))
+    """The experiment of a run, or that it is of a sweep; empty where its settings do not tell."""
+    is_job = (run.path / JOB).exists()
+    return "sweep" if is_job else read_experiment(run.path / "config.yaml") or ""
 
 
 def state(run: Run) -> str:
@@ -95,21 +82,13 @@ def table(folder: Path, runs: list[Run]) -> Table:
 
 def write_index(folder: Path, runs: list[Run]) -> Path:
     """Write folder/index.html from what the runs' folders hold so far, and return its path."""
-    most = max(10, min(MOST_POINTS, ALL_POINTS // max(1, 2 * len(runs))))
-    content = {"title": folder.resolve().name, "points": most,
-               "runs": [about(folder, run, most) for run in runs]}
-    return page.put_together(folder / INDEX, "runs.html", content, [])
+    content = {"title": folder.resolve().name,
+               "runs": [entry(folder, run, most_points(2 * len(runs))) for run in runs]}
+    return put_together(folder / INDEX, "runs.html", content, [])
 
 
-def about(folder: Path, run: Run, most: int) -> dict:
+def entry(folder: Path, run: Run, most: int) -> dict:
     """What the page knows of a run."""
-    name = run.path.relative_to(folder).as_posix()
-    report = run.path / "report.html"
-    return {
-        "name": page.clipped(name, page.LONGEST_TOKEN), "experiment": experiment(run),
-        "page": quote(f"{name}/report.html") if report.exists() else None,
-        "sweep": quote(f"{run.path.parent.name}/sweep.html") if is_sweep(run.path.parent) else None,
-        "status": state(run), "step": run.measures.get("step", 0), "maxSteps": run.config.max_steps,
-        "written": int(written(run)), **{key: number(run.measures.get(key)) for key in FIGURES},
-        "curves": {key: curve(run.rows, key, most) for key in ("val/loss", "val/bits_per_byte")},
-    }
+    sweep = quote(f"{run.path.parent.name}/sweep.html") if is_sweep(run.path.parent) else None
+    return about(folder, run, most) | {"experiment": experiment(run), "sweep": sweep,
+                                       "status": state(run), "written": int(written(run))}

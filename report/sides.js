@@ -6,11 +6,12 @@ const looking = { steps: [], step: 0, weighted: false, average: false };
 // Put the maps of two runs beside each other. held: of each run what the page keeps of its maps, or null;
 // about(k): how run k is called, its colour, its key/value heads, the head to begin with; first: the two to begin with.
 function setUpSides(held, about, first) {
-  const mapped = held.map((_, k) => k).filter(k => held[k]), unpacks = "DecompressionStream" in window;
-  $("no-maps").hidden = mapped.length > 0 && unpacks;
-  $("looking").hidden = !$("no-maps").hidden;
-  if (!unpacks) $("no-maps").textContent = "This browser is too old to unpack the attention maps.";
-  if ($("looking").hidden) return () => {};
+  held = held.map(of => of && { ...of, ...of.probes[0] }); // the text, which is all that is kept of a run here
+  const mapped = held.map((_, k) => k).filter(k => held[k]);
+  $("no-maps").hidden = mapped.length > 0;
+  $("no-maps").textContent = "No attention has been captured yet, or its maps would make this page too large.";
+  $("looking").hidden = !mapped.length;
+  if (!mapped.length) return () => {};
 
   for (const run of first.filter(k => held[k])) {
     const name = `run ${sides.length + 1}`, select = el("select", { "aria-label": name });
@@ -34,7 +35,6 @@ function setUpSides(held, about, first) {
   stepSlider(() => looking.steps.length - 1, () => looking.step, k => { looking.step = k; draw(); });
   $("raw").onchange = $("weighted").onchange = () => { looking.weighted = $("weighted").checked; draw(); };
   $("average").onchange = () => { looking.average = $("average").checked; draw(); };
-  $("weighting").hidden = mapped.some(k => held[k].maps.some(([, norms]) => norms === null));
   $("maps-note").textContent = mapped.length < held.length
     ? `The maps of ${count(mapped.length)} of ${count(held.length)} runs are here: `
       + "the others have none, or would make this page too large." : "";
@@ -45,13 +45,7 @@ function setUpSides(held, about, first) {
     [side.layer, side.head] = head;
     side.swatch.style.setProperty("--c", `var(--${colour})`);
     side.drawGrid = headGrid(side.grid, [L, H], groups && H % groups === 0 ? groups : H, (layer, head) => {
-      // Of one model on two prompts the same head is looked at on both sides.
-      for (const one of about(side.run).prompt ? sides : [side]) {
-        Object.assign(one, { layer, head });
-        one.grid.querySelectorAll("[role=radio]").forEach((button, k) => {
-          button.tabIndex = k === layer * H + head ? 0 : -1;
-        });
-      }
+      Object.assign(side, { layer, head });
       draw();
     }, head);
   }
@@ -73,11 +67,11 @@ function setUpSides(held, about, first) {
     showStep(looking.step, looking.steps[looking.step]);
     const found = await Promise.all(sides.map(side => {
       const of = held[side.run], k = snapshot(side);
-      return load(`${side.run}/${k}`, [of.maps[k], of.shape, of, of.kind, of.block]);
+      return load(`${side.run}/${k}`, [of.maps[k], of.shape, of, of.kind]);
     }));
     if (mine !== turn) return;
-    const alike = found.length === 2 && found[0].block === found[1].block
-      && found[0].tokens?.join("\0") === found[1].tokens?.join("\0");
+    const alike = found.length === 2
+      && found[0].tokens.join("\0") === found[1].tokens.join("\0");
     sides.forEach((side, k) => drawSide(side, found[k], alike ? sides[1 - k] : null, found[1 - k]));
   }
 
@@ -85,8 +79,8 @@ function setUpSides(held, about, first) {
     const of = held[side.run], step = of.steps[snapshot(side)], asked = looking.steps[looking.step], what = seen(side);
     const name = looking.average ? `Layer ${side.layer}, the average of its ${view.H} heads,`
       : `Head ${headName(side.layer, side.head)}`;
-    side.title.textContent = about(side.run).prompt ? name : `${name} after ${count(step)} steps`;
-    side.note.textContent = step === asked || about(side.run).prompt ? "" : step < asked ? `its last snapshot before step ${count(asked)}`
+    side.title.textContent = `${name} after ${count(step)} steps`;
+    side.note.textContent = step === asked ? "" : step < asked ? `its last snapshot before step ${count(asked)}`
       : "its first snapshot";
     side.drawGrid(view, what);
     const beside = (i, j) => el("div", {}, el("small", {},
@@ -95,8 +89,8 @@ function setUpSides(held, about, first) {
       most: 760, tell: (i, j) => [...reading(view, what, i, j), ...other ? [beside(i, j)] : []],
       enter: (i, j) => other?.draw.mark(i, j), leave: () => other?.draw.mark(-1, -1),
     }));
-    colourBar(side.bar, what.weighted && view.norms ? "weight × ‖v W_O‖" : "weight", largest(view, what.weighted));
-    side.kept.textContent = of.says + (of.steps.length < of.of
+    colourBar(side.bar, what.weighted ? "weight × ‖v W_O‖" : "weight", largest(view, what.weighted));
+    side.kept.textContent = precision(of) + (of.steps.length < of.of
       ? ` ${of.steps.length} of the run's ${of.of} snapshots are in this page.` : "");
   }
 

@@ -2,20 +2,60 @@
 // A setting is what runs that differ by their seed alone have in common; settings are numbered from the best, 0, on.
 
 const data = JSON.parse($("data").textContent);
-const { keys, settings, runs } = data;
+const { runs } = data;
+const keys = data.keys.map(keyOf);
+for (const run of runs) run.values = run.values.map((value, k) => keys[k].values.indexOf(value)); // from now on places
 const metric = { "val/loss": "nats per token", "val/bits_per_byte": "bits per byte" }[data.metric];
-const runsOf = settings.map((_, g) => runs.filter(run => run.setting === g));
+const runsOf = Array.from({ length: Math.max(0, ...runs.map(run => run.setting + 1)) },
+  (_, g) => runs.filter(run => run.setting === g));
 const finished = g => runsOf[g].filter(run => run.status === "finished");
+const settings = runsOf.map((_, g) => resultOf(finished(g)));
 const best = data.command ? 0 : null;
 const seeds = runsOf.some(of => of.length > 1); // whether there are settings with more than one run
-// the key that gives the colours, the settings that are singled out, [column, sign]
-const state = { colour: 0, pinned: null, sort: null };
+// the key that gives the colours, the settings that are singled out, what the table is sorted by
+const state = { colour: 0, pinned: null, sort: { column: null, sign: 0 } };
+
+// What was swept under a name: its values in their order, numbers by their size; how they are spread along an axis, as
+// names or as numbers (`at`), evenly or by ratio, whichever makes the gaps more alike.
+function keyOf({ name, values }) {
+  const number = value => /^[-+.\d]/.test(value) ? Number(value) : NaN;
+  if (!values.every(value => Number.isFinite(number(value)))) return { name, values, axis: "names", at: null };
+  values.sort((a, b) => number(a) - number(b));
+  const at = values.map(number), pairs = at.slice(1).map((to, k) => [at[k], to]);
+  if (at[0] <= 0 || at.length < 2 || pairs.some(([a, b]) => a === b)) return { name, values, axis: "linear", at };
+  const uneven = gaps => deviation(gaps) / mean(gaps);
+  const isLog = at.length === 2 ? at[1] >= 4 * at[0]
+    : uneven(pairs.map(([a, b]) => Math.log(b / a))) < uneven(pairs.map(([a, b]) => b - a));
+  return { name, values, axis: isLog ? "log" : "linear", at };
+}
+
+function mean(xs) {
+  return xs.length ? xs.reduce((sum, x) => sum + x, 0) / xs.length : null;
+}
+
+function deviation(xs) {
+  return Math.sqrt(xs.reduce((sum, x) => sum + (x - mean(xs)) ** 2, 0) / (xs.length - 1));
+}
+
+// What came of a setting: means over its finished runs, and the standard error of the metric's.
+function resultOf(done) {
+  const known = (table, name) => done.map(run => run[table][name] ?? null).filter(x => x !== null);
+  const names = table => [...new Set(done.flatMap(run => Object.keys(run[table])))];
+  const losses = known("figures", data.metric), ends = done.flatMap(run => Object.keys(run.heads));
+  const last = score => done.map(run => run.heads[score]?.values.at(-1)).filter(x => x !== undefined);
+  return {
+    n: losses.length, metric: mean(losses),
+    error: losses.length > 1 ? deviation(losses) / Math.sqrt(losses.length) : null,
+    figures: Object.fromEntries(names("figures").map(name => [name, mean(known("figures", name))])),
+    births: Object.fromEntries(names("births").map(kind => [kind, known("births", kind)])),
+    scores: Object.fromEntries([...new Set(ends)].map(score => [score, mean(last(score))])),
+  };
+}
 
 const panel = (host, id) => $(id) ?? host.appendChild(el("div", { id })); // of a chart
 
 // ---- words
 
-const words = text => visible(text).replaceAll("·", " ").replace("∅", "(none)");
 const last = keys.map(key => key.name.slice(key.name.lastIndexOf(".") + 1));
 const keyName = k => words(last.filter(name => name === last[k]).length > 1 ? keys[k].name : last[k]);
 const valueOf = (run, k) => words(keys[k].values[run.values[k]]);
@@ -31,13 +71,11 @@ const settingName = g => keys.map((_, k) => same(g, k) ? named(runsOf[g][0], k) 
   || "all seeds";
 const seedOf = run => run.seed && seeds && keys[0].name !== "seed" ? [`seed ${words(run.seed)}`] : [];
 const runName = run => [...keys.map((_, k) => named(run, k)), ...seedOf(run)].join(", ") || words(run.name);
-const some = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
 const digits = (x, n) => Number(x.toPrecision(n));
 const within = (mean, error) => error ? `${figure(mean)} ± ${digits(error, 2)}` : figure(mean);
 const reached = run => run.figures.step === null ? "before its first step"
   : `after ${count(run.figures.step)} ${run.maxSteps ? `of ${count(run.maxSteps)} ` : ""}steps`;
-const outcome = run => ["finished", "not begun"].includes(run.status)
-  ? run.status : `${run.status} ${reached(run)}`;
+const outcome = run => run.status === "finished" ? run.status : `${run.status} ${reached(run)}`;
 
 function bytes(n) {
   const power = Math.min(3, Math.floor(Math.log10(Math.max(1, n)) / 3));
@@ -55,8 +93,9 @@ const COSTS = {
   train_seconds: { name: "training time", more: "", write: duration, brief: x => `${compact(digits(x, 3))} s`,
     measured: true },
 };
-const cost = (g, name) => settings[g].figures[name];
+const cost = (g, name) => settings[g].figures[name] ?? null;
 const written = (name, x) => x === null ? "–" : COSTS[name].write(x);
+const lossOf = run => run.figures[data.metric];
 
 // ---- colours: a path from pale to deep for values with an order, distinct hues for others, then dashes
 
@@ -137,22 +176,17 @@ function showBest() {
   $("nothing").textContent = runs.some(run => run.status === "finished")
     ? "No finished run has a validation loss that is a number." : "No run has finished yet.";
   if (best === null) return;
-  const { figures: f } = settings[best], one = (value, name) => el("div", {}, el("b", {}, value), el("span", {}, name));
+  const of = settings[best], one = (value, name) => el("div", {}, el("b", {}, value), el("span", {}, name));
   const chosen = keys.map((_, k) => k).filter(k => same(best, k))
     .map(k => one(bdi(valueOf(runsOf[best][0], k)), keyName(k)));
-  const costs = Object.keys(COSTS).filter(name => f[name] !== null);
+  const costs = Object.keys(COSTS).filter(name => cost(best, name) !== null);
   $("figures").append(...chosen,
-    one(within(f.metric, f.error),
-      `validation loss, ${metric}${f.n > 1 ? `; mean ± standard error of ${f.n} seeds` : ""}`),
-    ...costs.map(name => one(written(name, f[name]), `${COSTS[name].name} ${COSTS[name].more}`)));
+    one(within(of.metric, of.error),
+      `validation loss, ${metric}${of.n > 1 ? `; mean ± standard error of ${of.n} seeds` : ""}`),
+    ...costs.map(name => one(written(name, cost(best, name)), `${COSTS[name].name} ${COSTS[name].more}`)));
   $("as-good").hidden = !data.asGood;
   $("as-good").replaceChildren("But ", bdi(data.asGood ?? ""), " is within the error: it may be as good.");
   $("best-command").textContent = data.command;
-  $("changes").hidden = !data.changes.length;
-  if (data.changes.length) {
-    $("again").textContent = "It was started by this command, which alone does not give it again:";
-    $("changes").textContent = data.changes.join("; ");
-  }
   $("copy").onclick = async () => {
     try { await navigator.clipboard.writeText(data.command); } catch { // where that is not allowed
       getSelection().selectAllChildren($("best-command"));
@@ -165,34 +199,30 @@ function showBest() {
 
 function showTroubles() {
   const number = status => runs.filter(run => run.status === status).length;
-  const waiting = runs.filter(run => run.status === "not begun");
   const bad = runs.filter(run => ["failed", "unfinished"].includes(run.status) || run.reason);
-  const says = ["failed", "unfinished", "not begun"].filter(number)
+  const says = ["failed", "unfinished"].filter(number)
     .map(status => `${some(number(status), "run")} ${status}`);
-  $("troubles").hidden = !bad.length && !waiting.length;
+  $("troubles").hidden = !bad.length;
   $("troubles").querySelector("h3").textContent = says.join(", ") || "Finished runs that could not go on";
   $("troubles").querySelector("ul").append(...bad.map(run =>
     el("li", {}, el("b", {}, bdi(runName(run))), ` ${outcome(run)}`,
       ...run.reason ? [": ", bdi(asText(run.reason))] : [])));
-  if (waiting.length) { // in one item: while a sweep runs they are most of it
-    const names = waiting.flatMap(run => [", ", bdi(runName(run))]).slice(1);
-    $("troubles").querySelector("ul").append(el("li", {}, "not begun: ", ...names));
-  }
 }
 
 // ---- tables
 
-// Columns of a table of the settings: {name, of: setting → what sorts, null last, write: setting → what is shown, text}
+// Columns of a table of the settings, see `fillTable`
 const keyColumns = () => keys.map((key, k) => ({
   name: keyName(k), text: true, write: g => same(g, k) ? bdi(valueOf(runsOf[g][0], k)) : "all",
   of: g => same(g, k) ? key.at?.[runsOf[g][0].values[k]] ?? runsOf[g][0].values[k] : null,
 }));
 
 function settingColumns() {
-  const f = g => settings[g].figures, bits = g => f(g)["val/bits_per_byte"];
-  return [...keyColumns(), { name: metric, of: g => f(g).metric, write: g => within(f(g).metric, f(g).error) },
-    ...seeds ? [{ name: "runs", of: g => f(g).n,
-      write: g => f(g).n === runsOf[g].length ? f(g).n : `${f(g).n} of ${runsOf[g].length}` }] : [],
+  const bits = g => settings[g].figures["val/bits_per_byte"], ran = g => `${settings[g].n} of ${runsOf[g].length}`;
+  return [...keyColumns(), { name: metric, of: g => settings[g].metric,
+    write: g => within(settings[g].metric, settings[g].error) },
+    ...seeds ? [{ name: "runs", of: g => settings[g].n,
+      write: g => settings[g].n === runsOf[g].length ? settings[g].n : ran(g) }] : [],
     ...data.metric === "val/loss" ? [{ name: "bits per byte", of: bits, write: g => figure(bits(g)) }] : [],
     ...Object.keys(COSTS).map(name => ({ name: COSTS[name].name, of: g => cost(g, name),
       write: g => written(name, cost(g, name)) }))];
@@ -203,45 +233,19 @@ function headColumns() {
   const kinds = [...new Set(settings.flatMap(s => Object.keys(s.scores)))];
   const birth = (g, kind) => {
     const born = settings[g].births[kind], n = finished(g).length;
-    return born ? `, born ${count(Math.round(born.step))}${born.runs < n ? ` in ${born.runs} of ${n}` : ""}` : "";
+    return born ? `, born ${count(Math.round(mean(born)))}${born.length < n ? ` in ${born.length} of ${n}` : ""}` : "";
   };
   return [...keyColumns(), ...kinds.map(kind => ({ name: plain(kind), of: g => settings[g].scores[kind] ?? null,
     write: g => `${kind in settings[g].scores ? digits(settings[g].scores[kind], 3) : "–"}${birth(g, kind)}` }))];
 }
 
-function fillTable(host, columns, order, sort = null) {
-  const header = columns.map(({ name, text }, c) => {
-    const sorted = sort && state.sort?.[0] === c ? state.sort[1] : 0;
-    const scope = { scope: "col", className: text ? "text" : "" };
-    const button = el("button", { type: "button" }, bdi(name), ["", " ▲", " ▼"].at(sorted));
-    button.onclick = () => sort(c, sorted);
-    return sort ? el("th", { ...scope, "aria-sort": ["none", "ascending", "descending"].at(sorted) }, button)
-      : el("th", scope, bdi(name));
-  });
-  host.querySelector("thead").replaceChildren(el("tr", {}, el("th"), ...header));
-  host.querySelector("tbody").replaceChildren(...order.map(g => {
-    const cells = columns.map(({ text, write }) => el("td", { className: text ? "text" : "" }, write(g)));
-    const row = el("tr", { "data-group": g }, el("td", {}, swatch(g),
-      g === best ? el("b", { title: "the best setting" }, "★") : ""), ...cells);
-    row.onpointerenter = () => single(new Set([g]));
-    row.onpointerleave = () => single(null);
-    row.onclick = () => pin(new Set([g]));
-    return row;
-  }));
-}
-
-function drawTable() {
-  const columns = settingColumns(), order = settings.map((_, g) => g);
-  if (state.sort) {
-    const [c, sign] = state.sort, { of } = columns[c];
-    order.sort((a, b) => (of(a) === null) - (of(b) === null) || sign * (of(a) - of(b)) || a - b);
-  }
-  fillTable($("settings"), columns, order, (c, sorted) => { // up, down, as it was
-    state.sort = sorted < 0 ? null : [c, sorted ? -1 : 1];
-    drawTable();
-    $("settings").querySelectorAll("th button")[c].focus();
-  });
-  single(null);
+function settingLine(g) {
+  const row = el("tr", { "data-group": g }, el("td", {}, swatch(g),
+    g === best ? el("b", { title: "the best setting" }, "★") : ""));
+  row.onpointerenter = () => single(new Set([g]));
+  row.onpointerleave = () => single(null);
+  row.onclick = () => pin(new Set([g]));
+  return row;
 }
 
 function setUpTables() {
@@ -251,19 +255,17 @@ function setUpTables() {
     + "A column's name sorts by it; a click on a row singles the setting out."
     + (data.metric === "val/loss" ? "" : " The vocabulary differs between the runs: "
       + "bits per byte compare across it, losses per token do not.");
-  const cell = (tag, text, ...children) => el(tag, { className: text ? "text" : "" }, ...children);
+  fillTable($("settings"), settingColumns(), [...settings.keys()], settingLine, state.sort);
   const name = run => bdi(words(run.name));
-  const row = (tag, setting, seed, how, value, folder) =>
-    [cell(tag, true, ...setting), ...seeds ? [cell(tag, true, seed)] : [],
-    cell(tag, true, how), cell(tag, false, value), cell(tag, true, folder)];
-  $("runs").querySelector("thead").append(el("tr", {}, ...row("th", ["setting"], "seed", "outcome", metric, "folder")));
-  $("runs").querySelector("tbody").append(...runs.map(run => el("tr", { "data-group": run.setting },
-    ...row("td", [swatch(run.setting), bdi(settingName(run.setting))], words(run.seed || "–"), outcome(run),
-      figure(run.metric),
-      run.page ? el("a", { href: run.page }, name(run)) : name(run)))));
-  $("heads-ends").hidden = !settings.some(s => Object.keys(s.scores).length);
-  fillTable($("heads-ends"), headColumns(),
-    settings.map((_, g) => g).filter(g => Object.keys(settings[g].scores).length));
+  fillTable($("runs"), [
+    { name: "setting", text: true, write: run => bdi(settingName(run.setting)) },
+    ...seeds ? [{ name: "seed", text: true, write: run => words(run.seed || "–") }] : [],
+    { name: "outcome", text: true, write: outcome }, { name: metric, write: run => figure(lossOf(run)) },
+    { name: "folder", text: true, write: run => run.page ? el("a", { href: run.page }, name(run)) : name(run) },
+  ], runs, run => el("tr", { "data-group": run.setting }, el("td", {}, swatch(run.setting))));
+  const ended = [...settings.keys()].filter(g => Object.keys(settings[g].scores).length);
+  $("heads-ends").hidden = !ended.length;
+  fillTable($("heads-ends"), headColumns(), ended, settingLine);
 }
 
 // ---- curves
@@ -316,9 +318,9 @@ function capOf(of) {
 const BOLD = seeds ? "Bold: the mean over a setting's finished runs; thin: each run." : "";
 
 function drawCurves() {
-  const all = [{ of: run => run.curves.val, name: "Validation loss", unit: metric, bold: true }];
+  const all = [{ of: run => run.curves[data.metric], name: "Validation loss", unit: metric, bold: true }];
   if (data.metric === "val/loss") {
-    all.push({ of: run => run.curves.train, name: "Training loss", unit: metric, bold: false });
+    all.push({ of: run => run.curves["train/loss"], name: "Training loss", unit: metric, bold: false });
   }
   const drawn = all.filter(({ of }) => runs.some(run => of(run).steps.length > 1));
   const height = $("curves").clientWidth > 1500 ? 400 : 320;
@@ -345,7 +347,7 @@ const nodesOf = (name, g, value, ...more) => [el("div", {}, el("b", {}, bdi(name
   el("div", { className: "value" }, el("b", {}, value), ` ${metric}`),
   ...more.filter(Boolean).map(text => el("div", {}, el("small", {}, text)))];
 function meanPoint(g, at, ...more) {
-  const { metric: y, error, n } = settings[g].figures;
+  const { metric: y, error, n } = settings[g];
   return { at, y, error, group: g, nodes: nodesOf(settingName(g), g, within(y, error), n > 1 && `mean of ${n} runs`,
     ...more) };
 }
@@ -354,12 +356,12 @@ function drawAgainst() {
   keys.forEach((key, k) => {
     if (key.values.length < 2 && keys.length > 1) return;
     const at = run => key.at?.[run.values[k]] ?? run.values[k];
-    const has = g => same(g, k) && settings[g].figures.metric !== null;
+    const has = g => same(g, k) && settings[g].metric !== null;
     const means = settings.map((_, g) => g).filter(has).map(g => meanPoint(g, at(runsOf[g][0])));
-    const each = runs.filter(run => run.metric !== null
+    const each = runs.filter(run => lossOf(run) !== null
       && !(has(run.setting) && runsOf[run.setting].length === 1)).map(run => ({
-      at: at(run), y: run.metric, group: run.setting, small: 1,
-      nodes: nodesOf(runName(run), null, figure(run.metric), outcome(run)) }));
+      at: at(run), y: lossOf(run), group: run.setting, small: 1,
+      nodes: nodesOf(runName(run), null, figure(lossOf(run)), outcome(run)) }));
     const along = { axis: key.axis, ticks: key.values.map((value, v) => [key.at?.[v] ?? v, words(value)]),
       name: `${keyName(k)}${key.axis === "log" ? ", logarithmic" : ""}` };
     dots(panel($("against-charts"), `against-${k}`),
@@ -367,7 +369,7 @@ function drawAgainst() {
       joined: key.axis === "names" ? [] : joined(means, k), ringed: best, near, pick });
   });
   const said = drawCosts();
-  $("against").hidden = !runs.some(run => run.metric !== null);
+  $("against").hidden = !runs.some(run => lossOf(run) !== null);
   $("against-note").textContent = [`Validation loss (${metric}) at each run's best step; lower is better.`,
     seeds ? "Large: a setting's mean, with its standard error; small: each run." : "",
     best === null ? "" : "The ring is the best setting.",
@@ -447,8 +449,7 @@ function draw() {
 }
 
 function start() {
-  document.title = `${words(data.title)} · GlassGPT`;
-  $("title").textContent = words(data.title);
+  entitle(data.title, "GlassGPT sweep");
   $("summary").textContent = [keys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × "),
     some(settings.length, "setting"),
     some(runs.length, "run")].filter(Boolean).join(" · ");
@@ -464,8 +465,7 @@ function start() {
   showBest();
   showTroubles();
   setUpTables();
-  drawTable();
-  const result = run => run.metric === null ? "" : ` · ${figure(run.metric)}`;
+  const result = run => lossOf(run) === null ? "" : ` · ${figure(lossOf(run))}`;
   const name = run => `${run.setting === best ? "★ " : ""}${runName(run)}${result(run)}`;
   const mapped = runs.map((_, k) => k).filter(k => data.maps[k]);
   const finals = mapped.filter(k => runs[k].status === "finished");

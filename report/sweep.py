@@ -3,9 +3,11 @@
 All of it is read from the folder, so it is the same whatever started the jobs.
 """
 
+import json
 import re
 import shlex
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -17,22 +19,19 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from config import Config, UserError, read_config
-from files import METRICS, best_row, read_object, read_rows
-from report.page import flat, head_metrics
+from files import ASIDE, METRICS, best_row, read_object, read_rows
 
-PLAN = "sweep.json"  # in the sweep's folder: the jobs of its last command
 CSV, PAGE = "sweep.csv", "sweep.html"
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
-ALONE = {"overrides": {}, "swept": [], "failed": "", "until": []}  # as of a run of no sweep
-INCIDENTAL = ("run_dir", "resume", "wandb.")  # settings that do not change a run's results
+HEAD_METRIC = re.compile(rf"(heads|births)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d+)")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A job of a sweep as its folder has it.
+    """A job of a sweep, or a run of no sweep, as its folder has it.
 
     status: finished (all its steps are recorded), failed (its last attempt was), unfinished
-    (stopped, or still running), not begun (its command was stopped before its turn).
+    (stopped, or still running).
     """
 
     path: Path
@@ -42,7 +41,6 @@ class Run:
     rows: list[dict]  # metrics.jsonl
     status: str
     reason: str  # why its last attempt failed, in one line; of a finished run, why it did not go on
-    changes: tuple[tuple[int, dict[str, str]], ...] = ()  # (step, settings that changed after it)
 
     @cached_property
     def measures(self) -> dict[str, float]:
@@ -60,11 +58,19 @@ class Run:
             found["tokens_per_second"] = found["tokens"] / found["train_seconds"]
         sizes = {"parameters": parameters(self.path), "kv_cache_bytes": kv_cache_bytes(self.config)}
         found |= {name: size for name, size in sizes.items() if size}
-        of_heads = defaultdict(list)
-        for kind, score, _, _, value in head_metrics(last):
-            of_heads[kind, score].append(value)
-        return found | {f"{kind}/{score}": min(values) if kind == "births" else max(values)
-                        for (kind, score), values in of_heads.items()}
+        for kind, best_of in (("births", min), ("heads", max)):
+            found |= {f"{kind}/{score}": best_of(values.values())
+                      for score, values in of_heads(last, kind).items()}
+        return found
+
+
+def of_heads(row: dict, kind: str) -> dict[str, dict[tuple[int, int], float]]:
+    """What a row has of heads, `kind` heads or births: score → {(layer, head): value}."""
+    found = defaultdict(dict)
+    for key, value in row.items():
+        if (m := HEAD_METRIC.fullmatch(key)) and m[1] == kind and not m[3] and isfinite(value):
+            found[m[2]][int(m[4]), int(m[5])] = value
+    return found
 
 
 # --- the folder, read -----------------------------------------------------------------------------
@@ -72,7 +78,7 @@ class Run:
 
 def is_sweep(folder: Path) -> bool:
     """Whether a sweep has begun in this folder."""
-    return (folder / PLAN).exists() or any(folder.glob(f"*/{JOB}"))
+    return any(folder.glob(f"*/{JOB}"))
 
 
 def require_sweep(folder: Path) -> None:
@@ -83,113 +89,59 @@ def require_sweep(folder: Path) -> None:
 
 
 def read_sweep(folder: Path) -> list[Run]:
-    """The jobs of a sweep by the names of their folders, those that never began too.
-
-    Raises:
-        UserError: there is no sweep, or a file in it does not fit this version.
-    """
+    """The jobs of a sweep by the names of their folders."""
     require_sweep(folder)
-    runs = {job.parent.name: read_run(job.parent) for job in folder.glob(f"*/{JOB}")}
-    for name, settings in read_plan(folder).items():
-        runs.setdefault(name, Run(folder / name, settings, settings, None, [], "not begun", ""))
-    return [runs[name] for name in sorted(runs)]
+    return [read_run(job.parent) for job in sorted(folder.glob(f"*/{JOB}"))]
 
 
 def read_run(path: Path) -> Run:
-    """A run as its folder has it, with what a sweep noted of it.
-
-    Raises:
-        UserError: a file in it does not fit this version.
-    """
-    job = read_job(path) if (path / JOB).exists() else ALONE
-    config = config_of(path)
-    try:
-        rows = read_rows(path / METRICS)
-    except OSError as e:
-        raise UserError(f"{path / METRICS} cannot be read: {e.strerror}") from None
+    """A run as its folder has it, with what a sweep noted of it."""
+    job = read_job(path) if (path / JOB).exists() else {"overrides": {}, "swept": [], "failed": ""}
+    config, rows = config_of(path), read_rows(path / METRICS)
     done = config is not None and bool(rows) and rows[-1]["step"] >= config.max_steps
     status = "finished" if done else "failed" if job["failed"] else "unfinished"
     settings = {key: job["overrides"][key] for key in job["swept"]}
-    return Run(path, settings, job["overrides"], config, rows, status, job["failed"],
-               changes(job["until"], settings_of(config)))
+    return Run(path, settings, job["overrides"], config, rows, status, job["failed"])
 
 
 def read_job(path: Path) -> dict:
     """The note in a job's folder: `overrides`, `swept` (keys of those), `failed` (a reason, or
-    empty), `until`: [{step, config}], the settings that it had until then.
-    """
-    kept = read_json(path / JOB)
-    job = {**kept, "failed": kept.get("failed", ""), "until": kept.get("until", [])}
-    overrides, swept, until = job.get("overrides"), job.get("swept"), job["until"]
-    fits = (are_texts(overrides) and isinstance(job["failed"], str)
-            and isinstance(swept, list) and all(key in [*overrides] for key in swept)
-            and isinstance(until, list) and all(isinstance(entry, dict) for entry in until)
-            and all(type(entry.get("step")) is int for entry in until)
-            and all(are_texts(entry.get("config")) for entry in until))
-    if not fits:
-        raise damaged(path / JOB, "it is not what a sweep writes there")
-    return job
-
-
-def read_plan(folder: Path) -> dict[str, dict[str, str]]:
-    """The jobs of the sweep's last command: folder's name → what the sweep varies in it."""
-    if not (folder / PLAN).exists():
-        return {}  # of an earlier version
-    jobs = read_json(folder / PLAN).get("jobs")
-    if not isinstance(jobs, dict) or not all(map(are_texts, jobs.values())):
-        raise damaged(folder / PLAN, "it is not what a sweep writes there")
-    return jobs
-
-
-def read_json(path: Path) -> dict:
-    """A JSON object in a file of its own.
-
-    Raises:
-        UserError: it cannot be read, or is none.
-    """
+    empty)."""
     try:
-        return read_object(path)
-    except ValueError as e:
-        raise damaged(path, e) from None
-
-
-def damaged(path: Path, why: Exception | str) -> UserError:
-    return UserError(f"{path} cannot be read ({why}): mend it, or remove it")
-
-
-def are_texts(value) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+        job = read_object(path / JOB)
+        texts = [*job["overrides"].values(), *job["swept"], job["failed"]]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a setting is no text")
+        if not set(job["swept"]) <= job["overrides"].keys():
+            raise ValueError("what was swept was not given")
+        return job
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise UserError(f"{path / JOB} cannot be read ({e}): mend it, or remove it") from None
 
 
 def config_of(path: Path) -> Config | None:
     """A run's configuration, or None before it trained."""
-    try:
-        stat = (path / "config.yaml").stat()
-    except OSError:
-        return None
-    return _config(path / "config.yaml", stat.st_mtime_ns, stat.st_ino)
+    file = path / "config.yaml"
+    return cached_config(file, file.stat().st_mtime_ns) if file.exists() else None
 
 
 @lru_cache(maxsize=1000)
-def _config(path: Path, *version: int) -> Config:
+def cached_config(path: Path, version: int) -> Config:
     """Parsed once for each version of the file: it takes longest of all that is read of a run."""
     return read_config(path)
 
 
 def settings_of(config: Config | None) -> dict[str, str]:
+    """Settings by their dotted names, as YAML would put them."""
     return dict(flat(asdict(config))) if config else {}
 
 
-def step_saved(folder: Path) -> int | None:
-    """The step of a checkpoint's folder; None where it is none."""
-    found = re.fullmatch(r"checkpoints/step_(\d{1,18})", "/".join(folder.resolve().parts[-2:]))
-    return int(found[1]) if found else None
-
-
-def steps_saved(path: Path) -> list[int]:
-    """The steps of a run's checkpoints, in their order."""
-    found = map(step_saved, path.glob("checkpoints/step_*"))
-    return sorted(step for step in found if step is not None)
+def flat(settings: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value if isinstance(value, str) else json.dumps(value)
 
 
 def is_held(lock: Path) -> bool:
@@ -203,29 +155,6 @@ def is_held(lock: Path) -> bool:
         return True
     except OSError:  # a folder of someone else's
         return False
-
-
-def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
-    """Those of the settings `after` that were others `before`, and change what a run comes to."""
-    return {key: value for key, value in after.items()
-            if before.get(key, value) != value and not key.startswith(INCIDENTAL)}
-
-
-def changes(until: list[dict], now: dict[str, str]) -> tuple[tuple[int, dict[str, str]], ...]:
-    """(step, what changed after it) for each time that a run went on with other settings."""
-    later = [*(entry["config"] for entry in until[1:]), now]
-    pairs = ((entry["step"], changed(entry["config"], after)) for entry, after in zip(until, later))
-    return tuple((step, settings) for step, settings in pairs if settings)
-
-
-def until_now(path: Path, until: list[dict]) -> list[dict]:
-    """The settings that a run had until each step, as its note has them, with those of now."""
-    now, step = settings_of(config_of(path)), max(steps_saved(path), default=0)
-    if until and not changed(until[-1]["config"], now):
-        until = until[:-1]
-    # What was trained under other settings from the same step on was discarded.
-    later = now and (not until or until[-1]["step"] < step)
-    return [*until, {"step": step, "config": now}] if later else until
 
 
 def parameters(run_dir: Path) -> int | None:
@@ -325,22 +254,7 @@ def best_run(runs: list[Run]) -> Run | None:
 
 
 def command(run: Run) -> str:
-    """The command that started this run, for a shell; it gives it again where nothing `changes`."""
+    """The command that gives this run again, for a shell."""
     settings = (f"{key}={value}" for key, value in run.overrides.items()
                 if key not in ("sweep", "resume"))
-    return " ".join(["python", "train.py", *map(shell_quoted, settings)])
-
-
-def shell_quoted(text: str) -> str:
-    """One word of a shell; control characters by their numbers, as bash and zsh read them."""
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + "".join(c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08x}"
-                          for c in text) + "'"
-
-
-def in_words(changes: tuple[tuple[int, dict[str, str]], ...]) -> list[str]:
-    """A line for each time that a run went on with other settings."""
-    typed = [(step, [shell_quoted(f"{key}={value}") for key, value in settings.items()])
-             for step, settings in changes]
-    return [f"after {step:,} steps it went on with {' '.join(words)}" for step, words in typed]
+    return " ".join(["python", "train.py", *map(shlex.quote, settings)])

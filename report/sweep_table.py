@@ -20,12 +20,9 @@ from report.sweep import (
     best_run,
     command,
     compared_by,
-    in_words,
     no_better,
     ranked,
 )
-
-MOST_NAMED = 10  # jobs that did not begin
 
 
 def write_csv(path: Path, runs: list[Run]) -> None:
@@ -43,10 +40,6 @@ def write_csv(path: Path, runs: list[Run]) -> None:
         writer.writerows(lines)
 
 
-def rounded(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def thousands(value: float, unit: str = "") -> str:
     """12 k, 3.4 M, 124 M."""
     for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -58,7 +51,7 @@ def thousands(value: float, unit: str = "") -> str:
 # The measures of the table by their weight; then come the births and the scores of heads.
 FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
            "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
-           "tokens_per_second": rounded, "train_seconds": rounded}
+           "tokens_per_second": "{:,.0f}".format, "train_seconds": "{:,.0f}".format}
 HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
             "tokens_per_second": "tokens/s", "train_seconds": "train s"}
 
@@ -71,7 +64,7 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
                 *(setting.settings.get(key, "") for setting in settings)]
                for key, name in zip(keys, short)]
     if any("seed" in run.settings for setting in settings for run in setting.runs):
-        columns.append(["seeds", *map(seeds, settings)])
+        columns.append(["seeds", *(counted(len(s.finished), len(s.runs)) for s in settings)])
     finished = [run for setting in settings for run in setting.finished]
     names = dict.fromkeys(name for run in finished for name in run.measures)
     scores = [name for kind in ("births/", "heads/") for name in names if name.startswith(kind)]
@@ -90,53 +83,41 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
     return made
 
 
-def seeds(setting: Setting) -> str:
-    done, of = len(setting.finished), len(setting.runs)
-    return f"{done}" if done == of else f"{done} of {of}"
-
-
 def cell(setting: Setting, name: str, exact: bool) -> str:
     """A setting's mean of a measure; its standard error where `exact`; how many seeds have it."""
-    shown = FORMATS.get(name, rounded if name.startswith("births/") else "{:.2f}".format)
+    shown = FORMATS.get(name, ("{:,.0f}" if name.startswith("births/") else "{:.2f}").format)
     values, error = setting.values(name), setting.error(name)
     if not values:
         return "–"
     text = shown(setting.mean(name))
     if exact and isfinite(error):
         text += f" ± {shown(error)}"
-    some = len(values) < len(setting.finished)
-    return f"{text} ({len(values)} of {len(setting.finished)})" if some else text
+    some = counted(len(values), len(setting.finished))
+    return f"{text} ({some})" if "of" in some else text
+
+
+def counted(n: int, of: int) -> str:
+    return f"{n}" if n == of else f"{n} of {of}"
 
 
 def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     """What is printed below the table, (name, value) each: the best setting as a command; what
     failed and why; what is not finished; where the files are.
     """
-    lines, best = [], best_run(runs)
+    lines, best, settings = [], best_run(runs), ranked(runs)
+    if best and settings[0].name:  # more than the seed
+        second = no_better(settings, compared_by(runs))
+        lines += [("best", settings[0].name
+                   + (f", but {second.name} is within the error" if second else ""))]
     if best:
-        lines += [("best", words)] if (words := in_short(runs)) else []
-        lines += [("best run", command(best)), *(("", words) for words in in_words(best.changes))]
-    if best and best.changes:
-        lines += [("", "so this command alone does not give that run again")]
+        lines += [("best run", command(best))]
     lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
     lines += [("unfinished", reached(run)) for run in runs if run.status == "unfinished"]
-    waiting = [run.path.name for run in runs if run.status == "not begun"]
-    if len(waiting) > MOST_NAMED:
-        waiting[MOST_NAMED:] = ["…", "and", str(len(waiting) - MOST_NAMED), "more"]
-    if waiting:
-        lines += [("not begun", " ".join(waiting))]
     lines += [("table", str(folder / CSV)), ("page", str(folder / PAGE))]
     if any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines += [("to go on", f"the same command with {resume}")]
     return lines
-
-
-def in_short(runs: list[Run]) -> str:
-    """The best setting, and the next where it may be as good; empty where only seeds differ."""
-    settings = ranked(runs)
-    second = no_better(settings, compared_by(runs))
-    return settings[0].name + (f", but {second.name} is within the error" if second else "")
 
 
 def reached(run: Run) -> str:

@@ -3,15 +3,15 @@
 
 const THROUGH = { keys: "c1", queries: "c2", values: "c4" };
 
-// wires: [[score, [layer, head], part, [layer, head], share, error]]; chosen: [layer, head]
+// wires: [{score, to, part, from, share, error}], `to`, `from` and `chosen` as [layer, head]
 function drawWiring(host, [L, H], wires, title, chosen, choose, least = 0.05) {
-  const shown = wires.filter(([, , , , share, error]) => Math.abs(share) >= least && Math.abs(share) >= 2 * error);
+  const shown = wires.filter(({ share, error }) => Math.abs(share) >= least && Math.abs(share) >= 2 * error);
   const width = Math.max(240, Math.min(640, host.clientWidth || 480)), high = L < 8 ? 62 : 34, top = 18;
   const x = h => 44 + (h + 0.5) * (width - 60) / H, y = l => top + (L - 1 - l) * high, radius = H > 16 ? 6 : 13;
   const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + L * high - high + 34}`, role: "group", "aria-label": title });
   const marks = [];
   const place = ([l, h]) => [x(h), y(l)];
-  for (const [score, to, part, from, share, error] of shown) {
+  for (const { score, to, part, from, share, error } of shown) {
     const [x1, y1] = place(from), [x2, y2] = place(to), bend = { keys: -14, queries: 14, values: 0 }[part];
     const mark = el("svg:path", { d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
       class: "wire", tabindex: -1, role: "img", style: `stroke: var(--${THROUGH[part]}); stroke-width: ${
@@ -20,12 +20,10 @@ function drawWiring(host, [L, H], wires, title, chosen, choose, least = 0.05) {
       el("div", { className: "value" }, el("b", {}, `${(100 * share).toFixed(0)} ± ${(100 * error).toFixed(0)}%`),
         part === "values" ? " of what it writes" : ` of its ${plain(score)} score`, " is lost without it")];
     mark.setAttribute("aria-label", nodes().map(node => node.textContent).join(", "));
-    const say = () => { const p = mark.getBoundingClientRect(); tell(nodes(), p.right, (p.top + p.bottom) / 2); };
-    mark.onpointerenter = mark.onfocus = say;
-    mark.onpointerleave = mark.onblur = () => tell(null);
+    telling(mark, nodes);
     marks.push(svg.appendChild(mark));
   }
-  const busy = new Set(shown.flatMap(([, to, , from]) => [headName(...to), headName(...from)]));
+  const busy = new Set(shown.flatMap(({ to, from }) => [headName(...to), headName(...from)]));
   for (let l = 0; l < L; l++) {
     svg.append(el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`));
     for (let h = 0; h < H; h++) {

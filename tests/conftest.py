@@ -1,5 +1,4 @@
-"""A small real text, a small model, the two ways to train it: in this process, and as a user
-would; and pages in Chromium."""
+"""A small real text and model, trained in this process or as a user would; pages in Chromium."""
 
 import functools
 import os
@@ -9,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from config import (
     LogConfig,
     TokenizerConfig,
     WandbConfig,
-    read_config,
 )
 
 # Before torch is imported, here and in what the tests start: what is this small runs faster on one
@@ -119,21 +118,19 @@ def tiny(text_file, tmp_path) -> Config:
 
 @pytest.fixture
 def train_here():
-    """Train in this process: train_here(config, resume=False, **changes) → best validation loss."""
-    from train import train
+    """Train in this process: train_here(config, resume=True, …) → best validation loss."""
+    from train import start
 
-    def run(config: Config, resume: bool = False, **changes) -> float:
-        if resume:  # what the text decided, a command line that goes on has from the run
-            kept = read_config(Path(config.run_dir) / "config.yaml")
-            config.model.vocab_size = kept.model.vocab_size
-        return train(replace(config, resume=resume, **changes), resume, "test")
+    def run(config: Config, **changes) -> float:
+        return start(replace(config, **changes), "test")
 
     return run
 
 
 @pytest.fixture(scope="session")
 def whole(text_file, shared) -> Path:
-    """`processes.tiny`, run to its end without a fault, with a checkpoint of each step."""
+    """`processes.tiny`, run to its end without a fault, with a checkpoint of each step: once for
+    all tests, which look at it, or change a copy."""
     from processes import finished
     from processes import tiny as settings
 
@@ -164,16 +161,22 @@ def new_command(tmp_path):
     return run
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """A folder that is a disk of 16 kB in memory."""
-    path = tmp_path / "disk"
+@contextmanager
+def mounted(path: Path, size: str) -> Iterator[Path]:
+    """A folder that is a disk of that size in memory."""
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", path]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
     yield path
     subprocess.run(["umount", "-l", path], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A folder that is a disk of 16 kB."""
+    with mounted(tmp_path / "disk", "16k") as path:
+        yield path
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
-from decoding import stream
-from model import Decoder
+from decoding import Decoder, stream
 
 few = settings(max_examples=settings.default.max_examples // 3)  # a model is built for each
 

@@ -4,6 +4,7 @@ compared."""
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -24,23 +25,29 @@ from conftest import ROOT, TINY
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
-import attention_maps.snapshot
-
 CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
 KILL = 9
-# the processes write less, and so are sooner at what a test is about
-attention_maps.snapshot.SAMPLE_TOKENS = 8
 
 
 @functools.cache
 def ready() -> None:
-    """Do what the processes would each spend a second on: import, and read the presets."""
-
-    import train  # noqa: F401
-
+    """Do what the processes would each spend seconds on: import, and read the presets."""
+    for name in ("train", "training.wandb_record", "torch._dynamo"):  # which optimizers import
+        importlib.import_module(name)
     if not GlobalHydra.instance().is_initialized():
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             hydra.compose("config", TINY)
+
+
+def hasten() -> None:
+    """Make this process write, measure and draw less, so that it is sooner at what a test is
+    about: the picture is of the first head."""
+    from matplotlib.image import imsave
+
+    from attention_maps import picture, snapshot
+
+    snapshot.SAMPLE_TOKENS, snapshot.ABLATION_TOKENS = 8, 64
+    picture.draw = lambda maps, words, path, *_: imsave(path, maps[0, 0], format="png")
 
 
 def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:
@@ -50,20 +57,18 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
     gc.freeze()  # what this process was given is no garbage: looking at it would copy it
     try:
         GlobalHydra.instance().clear()
+        hasten()
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
         coded = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
         sys.stdin = os.fdopen(0, **coded)
         sys.stdout = os.fdopen(1, "w", **coded)
         sys.stderr = os.fdopen(2, "w", buffering=1, **coded | {"errors": "backslashreplace"})
-        # A sweep's jobs import it: anew, so that its names are those of what was patched.
-        sys.modules.pop("train", None)
+        sys.argv = [str(ROOT / script), *argv]
         if script.endswith(".py"):
-            sys.argv = [str(ROOT / script), *argv]
             runpy.run_path(sys.argv[0], run_name="__main__")
         else:
             sys.modules.pop(script, None)
-            sys.argv = [script, *argv]
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as e:
@@ -197,11 +202,10 @@ def kill_me() -> None:
 def without_rights() -> None:
     """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
     if os.geteuid() == 0:
-        libc, version, none = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (
-            ctypes.c_uint32 * 6)()
+        libc = ctypes.CDLL(None)
         for capability in range(64):
-            # PR_CAPBSET_DROP: a program that it starts does not get them back
-            libc.prctl(24, capability)
+            libc.prctl(24, capability)  # PR_CAPBSET_DROP: nor does a program that it starts get it
+        version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
         assert libc.capset(version, none) == 0
 
 

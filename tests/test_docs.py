@@ -54,7 +54,6 @@ def furnish(folder: Path, text_file: Path) -> None:
         (folder / name).write_text(text[:4000], encoding="utf-8")
     with gzip.open(folder / "posts.jsonl.gz", "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"body": line}) + "\n" for line in text.splitlines())
-    (folder / "many.jsonl").write_text('{"prompt": "the"}\n{"prompt": "glass"}\n')
     (folder / "mine" / "experiment").mkdir(parents=True)
     (folder / "mine" / "experiment" / "big.yaml").write_text(
         "# @package _global_\nmodel:\n  n_layer: 1\n")
@@ -82,15 +81,6 @@ def small(argv: list[str]) -> list[str]:
     return [*kept, *(size for key, size in sizes.items() if key not in swept), *text, *names]
 
 
-def make_room(folder: Path, argv: list[str]) -> None:
-    """Remove what the command is to make."""
-    if not {"resume=true", "resume=auto", "eval_only=true"} & {*argv}:
-        for key in ("hydra.sweep.dir", "to", *(["run_dir"] if "max_steps=2" in argv else [])):
-            for argument in argv:
-                if argument.startswith(f"{key}="):
-                    shutil.rmtree(folder / argument.partition("=")[2], ignore_errors=True)
-
-
 @pytest.mark.parametrize("line", commands())
 def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
@@ -104,20 +94,19 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     shutil.copytree(place, folder)
     if first == "-m":
         module, *argv = argv
-        script = next(path for path in (f"{module.replace('.', '/')}.py",
-                                        f"{module.replace('.', '/')}/__main__.py")
-                      if (ROOT / path).exists())
+        path = module.replace(".", "/")
+        script = f"{path}.py" if (ROOT / f"{path}.py").exists() else f"{path}/__main__.py"
     else:
         script = first
     if script in ("train.py", "data/prepare.py") and not {"--help", "--cfg"} & {*argv}:
         argv = small(argv)
-    argv = [argument.replace("FILE", str(test_data / "data" / "tinyshakespeare.txt"))
-            for argument in argv]
+    argv = [argument.replace("=RUN", "=runs/llama") for argument in argv]
     if "data=shakespeare" in argv:
         argv.append(f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}")
-    if "run_dir=RUN" in argv:
-        argv[argv.index("run_dir=RUN")] = "run_dir=runs/llama"
-    make_room(folder, argv)
+    if not {"resume=true", "resume=auto", "eval_only=true"} & {*argv}:  # room for what is made
+        for key, _, path in (argument.partition("=") for argument in argv):
+            if key in ("hydra.sweep.dir", "to") or (key == "run_dir" and "max_steps=2" in argv):
+                shutil.rmtree(folder / path, ignore_errors=True)
     if "data.path=." in argv:
         folder = folder / "notes"
     done = run(folder, script, *argv,

@@ -13,10 +13,11 @@ import torch
 from models import lively, random_tokens, small
 from processes import after_8_steps, assert_same_run, rows, same_tensors
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from training.compiling import compile_model
 
 from config import Config, GPTConfig
-from model import GPT, Decoder, SelfAttention, attention, causal_mask
-from training.compiling import compile_model
+from decoding import Decoder
+from model import GPT, SelfAttention, attention, causal_mask
 from training.optim import Watch, build_optimizers, update
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")

@@ -1,9 +1,8 @@
 """What a model has learned: its loss on windows of the validation split, and how surprising each
 token of a text is to it. Leaves the model and the random state as they were."""
 
-import lzma
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from config import DataConfig
+from config import Config
 from data.tokenizer import Tokenizer
 from model import GPT, autocast
-from training.distributed import World
-from training.sharding import reshard
+from training.processes import World, reshard
 
 TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB), at once, at most
 
@@ -23,19 +21,16 @@ TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB
 class Validation:
     """The validation split in non-overlapping windows of block_size, the last one filled up.
 
-    Of a split with more than `data.val_max_tokens` as many windows, spread evenly over all of it;
-    or, for a run begun when that was the way, the first tokens (`data.val_windows`).
+    Of a split with more than `data.val_max_tokens` as many windows, spread evenly over all of it.
     """
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, block_size: int, device: str,
-                 precision: str, world: World | None = None, data: DataConfig | None = None):
+    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, config: Config,
+                 world: World | None = None):
         """tokens (N,) with N ≥ 2, of which all but the first are predicted; the windows are divided
         among the ranks of the world."""
-        data, self.of = data or DataConfig(val_max_tokens=len(tokens)), len(tokens) - 1
-        if data.val_windows == "first":
-            tokens = tokens[:data.val_max_tokens]
+        block_size = config.model.block_size
         windows = math.ceil((len(tokens) - 1) / block_size)
-        most = max(1, math.ceil((data.val_max_tokens - 1) / block_size))
+        most = max(1, math.ceil((config.data.val_max_tokens - 1) / block_size))
         starts = np.linspace(0, windows - 1, min(windows, most)).round().astype(int) * block_size
         inputs = np.zeros((len(starts), block_size), np.int64)
         targets = np.full((len(starts), block_size), -1, np.int64)  # -1: nothing to predict
@@ -46,28 +41,22 @@ class Validation:
         # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB
         # at most where one fits.
         self.rows = max(1, min(TOKENS, LOGITS // tokenizer.vocab_size) // block_size)
-        self.device, self.precision, self.world = device, precision, world or World()
+        self.device, self.precision = config.device, config.precision
+        self.world = world or World()
         token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
-        self.text = b"".join(token_bytes[id] for id in targets[targets >= 0].tolist())
+        self.bytes = sum(len(token_bytes[id]) for id in targets[targets >= 0].tolist())
 
-    def evaluate(self, model: GPT,
-                 between: Callable[[], None] = lambda: None) -> tuple[float, float]:
-        """The loss in nats per token; in bits per byte of UTF-8, to compare across vocabularies.
-
-        `between` is called between the chunks of windows, and may raise.
-        """
-        nats, predicted = self.local_loss(model, between)
-        sums = self.world.sum(torch.tensor([nats, predicted], dtype=torch.float64))
+    def evaluate(self, model: GPT) -> dict[str, float]:
+        """The loss in nats per token; in bits per byte of UTF-8, to compare across vocabularies."""
+        sums = self.world.sum(torch.tensor(self.local_loss(model), dtype=torch.float64))
         nats, predicted = sums.tolist()
-        return nats / predicted, nats / math.log(2) / len(self.text)
+        return {"val/loss": nats / predicted,
+                "val/bits_per_byte": nats / math.log(2) / self.bytes}
 
     @torch.no_grad()
-    def local_loss(self, model: GPT, between: Callable[[], None]) -> tuple[float, int]:
-        """The sum of the loss over the tokens that fall to this rank, in nats; their number.
-
-        Each rank has as many windows, of which the last may predict nothing: the passes through a
-        sharded model are those of all ranks together.
-        """
+    def local_loss(self, model: GPT) -> tuple[float, int]:
+        """The sum of the loss over the tokens that fall to this rank, in nats; their number. Each
+        rank has as many windows: the passes through a sharded model are those of all together."""
         nats, count, world = 0.0, 0, self.world
         each = math.ceil(len(self.inputs) / world.size)
         mine = [F.pad(windows, (0, 0, 0, each * world.size - len(windows)), value=fill)
@@ -75,7 +64,7 @@ class Validation:
                 for windows, fill in ((self.inputs, 0), (self.targets, -1))]
         with forward_only(model, world.size > 1):
             for x, y in zip(*mine):
-                between()
+                world.check_stop()
                 with autocast(self.device, self.precision):
                     _, loss = model(x.to(self.device), y.to(self.device))
                 predicted = int((y >= 0).sum())
@@ -83,32 +72,18 @@ class Validation:
                     nats, count = nats + loss.item() * predicted, count + predicted
         return nats, count
 
-    def extent(self) -> str:
-        """How much of the split is predicted, in words."""
-        used = int((self.targets >= 0).sum())  # all but the first, which nothing predicts
-        which = "all" if used == self.of else f"{used:,} of the"
-        return f"{which} {self.of + 1:,} validation tokens"
-
-    def xz(self) -> float:
-        """Bits per byte that `xz -9` needs for the text that is predicted.
-
-        A model that needs more has learned little.
-        """
-        return 8 * len(lzma.compress(self.text, preset=9)) / max(1, len(self.text))
-
-    def excerpt(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def excerpt(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of about so many tokens, in whole windows spread evenly over all, on
-        the device, and how many windows go through the model at once."""
+        the device."""
         windows = len(self.inputs)
         some = min(windows, max(1, tokens // self.inputs.shape[1]))
         chosen = np.linspace(0, windows - 1, some).round().astype(int)
-        return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device), self.rows
+        return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device)
 
 
 @contextmanager
 def forward_only(model: GPT, sharded: bool) -> Iterator[None]:
-    """The model in evaluation for a while; a sharded one uncompiled, and at the end sharded again.
-    """
+    """The model in evaluation; a sharded one uncompiled, and at the end sharded again."""
     try:
         with model.evaluating():
             if sharded:

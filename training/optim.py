@@ -1,10 +1,8 @@
-"""Muon for the blocks' matrices, AdamW for the rest: their parameter groups, schedule and state by
-name; one optimizer step, and the watch for steps that are not finite."""
+"""Muon for the blocks' matrices, AdamW for the rest: their parameter groups, schedule, clipping and
+state by name; the guard against numbers that are not finite."""
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections import defaultdict
 from itertools import chain
 from pathlib import Path
 
@@ -13,10 +11,8 @@ from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
-from config import Config, OptimConfig, UserError
-from model import autocast
-from training.distributed import World
-from training.runtime import same_bits, seed_micro_step
+from config import OptimConfig, UserError
+from training.processes import World
 from training.tensors import copy_rows, local, opened
 
 # Coefficients of the quintic that Muon iterates (Jordan et al. 2024): steep at 0, so that small
@@ -25,7 +21,6 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 ROW_MEAN = 0.9  # of the mean square of a row's updates, what stays at a step
 SMALLEST_SQUARE = 1e-10  # taken of it: a row without a gradient stays where it is
-MOST_SKIPPED = 10  # steps in a row that are not finite, after which on_nonfinite=skip gives up
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -52,8 +47,7 @@ class Muon(Optimizer):
     A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal, where each row is
     divided by the root of its running mean square over the mean square that all rows of an
     orthogonal matrix have together. Matrices of one shape are orthogonalised in one batch, in
-    `dtype`, divided among the ranks of `mesh`. As with torch's fused AdamW, a step changes nothing
-    where the tensor `found_inf` is set and not 0: the device decides, and nobody waits for it.
+    `dtype`, divided among the ranks of `mesh`.
     """
 
     def __init__(self, params, lr: float, momentum: float, weight_decay: float,
@@ -76,40 +70,31 @@ class Muon(Optimizer):
         first = params[0]
         usual = 1 / max(first.shape)  # the mean square of an orthogonal matrix's numbers
         for p in params:
-            if "momentum" not in self.state[p]:
+            if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
-            if "row_squares" not in self.state[p]:  # nor has it in checkpoints of older versions
                 self.state[p]["row_squares"] = torch.full_like(p[:, :1], usual)
         momenta = [local(self.state[p]["momentum"]) for p in params]
         squares = [local(self.state[p]["row_squares"]) for p in params]  # (rows here, 1) each
-        grads, taken = [local(p.grad) for p in params], 1.0  # 0 where the step is left out
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None:  # a gradient equal to the momentum leaves that as it is
-            taken = 1 - found_inf
-            grads = [torch.where(found_inf > 0, m, grad) for m, grad in zip(momenta, grads)]
+        grads = [local(p.grad) for p in params]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch._foreach_lerp(grads, momenta, momentum)
         nesterov = torch.stack(nesterov)  # (matrices, rows here, columns)
         updates = orthogonalize(nesterov, self.dtype) if self.mesh is None else \
             orthogonalize_divided(nesterov, first, self.dtype, self.mesh)
         now = updates.square().mean(dim=-1, keepdim=True)  # (matrices, rows here, 1)
-        means = torch.lerp(torch.stack(squares), now, taken * (1 - ROW_MEAN))
+        means = torch.lerp(torch.stack(squares), now, 1 - ROW_MEAN)
         torch._foreach_copy_(squares, list(means.unbind()))
-        updates = updates * (taken * (usual / means.clamp(min=SMALLEST_SQUARE)).sqrt())
+        updates = updates * (usual / means.clamp(min=SMALLEST_SQUARE)).sqrt()
         weights = [local(p) for p in params]
-        torch._foreach_mul_(weights, 1 - lr * weight_decay * taken)
+        torch._foreach_mul_(weights, 1 - lr * weight_decay)
         torch._foreach_add_(weights, list(updates.unbind()),
                             alpha=-lr * math.sqrt(max(1, first.shape[0] / first.shape[1])))
 
 
 def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
                           mesh: DeviceMesh) -> Tensor:
-    """`orthogonalize` of matrices (n, rows here, columns), which are whole on every rank of the
-    mesh, or sharded by rows as `like` is: each rank does its share of the n.
-
-    Exchanged are the rows of what is sharded, after which each rank has its share whole; and what
-    the matrices become.
-    """
+    """`orthogonalize` of matrices (n, rows here, columns), whole on every rank of the mesh, or
+    sharded by rows as `like` is: each rank does its share of the n, whose rows it is sent."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     shape = (len(matrices), *like.shape)
@@ -128,11 +113,10 @@ def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
 
 def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
                      mesh: DeviceMesh | None = None) -> list[Optimizer]:
-    """The optimizers of all parameters, each with the peak rate, which `update` scales.
+    """The optimizers of all parameters, each with the peak rate, which `set_rates` scales.
 
     Weight decay is for matrices and embeddings. `optim.name=muon`: Muon for the blocks' matrices,
-    which it orthogonalises in the run's `precision`, divided among the ranks of `mesh`; AdamW for
-    the rest.
+    in the run's `precision`, divided among the ranks of `mesh`; AdamW for the rest.
     """
     muon = [p for name, p in model.named_parameters()
             if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
@@ -172,146 +156,63 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
     return optim.min_lr_ratio + height * (1 - optim.min_lr_ratio)
 
 
-def rate_rises_again(step: int, before: Config, now: Config) -> list[str]:
-    """A note for a resumed run whose learning rate is higher than it was when it stopped."""
-    old = lr_factor(step, before.optim, before.max_steps)
-    new = lr_factor(step, now.optim, now.max_steps)
-    if before.optim.schedule != now.optim.schedule or new <= old:
-        return []
-    return [f"note: the learning rate rises again, from {old:.0%} to {new:.0%} of its peak, "
-            f"since it now falls until step {now.max_steps:,}"]
-
-
-def update(forward: Callable, model: nn.Module, optimizers: list[Optimizer], x: Tensor, y: Tensor,
-           config: Config, step: int, world: World | None = None
-           ) -> tuple[Tensor, Tensor, Tensor]:
-    """One optimizer step, after `step` others, on a batch x, y (batch_size / processes, T).
-
-    Args:
-        forward: the model, the model compiled, or what `shard_model` returns.
-        x, y: in host memory.
-
-    Returns:
-        The loss over the global batch, in nats per token; the norm of the whole gradient before
-        clipping; and for `Watch` whether the loss, each parameter's gradient and that norm are
-        finite, (parameters + 2,). Where one is not, the weights and the optimizers' state stay as
-        they are. All three are on the device, so that nothing waits for a GPU, and the same in
-        every process.
-    """
-    world = world or World()
+def set_rates(optimizers: list[Optimizer], factor: float) -> None:
+    """Set every learning rate to its peak times the factor."""
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
-        group["lr"] = group["peak_lr"] * lr_factor(step, config.optim, config.max_steps)
-    with same_bits(config.device):
-        loss = accumulate_gradients(forward, x, y, config, step, world)
-    with torch.no_grad():
-        grads = [local(p.grad) for p in model.parameters()]
-        norms = torch.stack(torch._foreach_norm(grads))  # (parameters,)
-        if world.size > 1:  # replicas have the same rows
-            squares = norms.double().square() * (config.shard / world.size)
-            *squares, loss = world.sum(torch.cat((squares, loss[None].double()))).unbind()
-            norms, loss = torch.stack(squares).sqrt().float(), loss.float()
-        grad_norm = norms.norm()
-        clip = ((config.optim.grad_clip or math.inf) / (grad_norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(grads, clip)
-    finite = torch.cat((loss[None], norms, grad_norm[None])).isfinite()
-    for optimizer in optimizers:
-        if loss.is_cuda:  # to read `finite` would wait for the device: it decides for itself
-            optimizer.found_inf = (~finite.all()).float()
-        if loss.is_cuda or finite.all():
-            optimizer.step()
-        # Gradients averaged whole stay in the buckets of DDP: without them, the micro-steps that
-        # are not communicated would make others beside these.
-        optimizer.zero_grad(set_to_none=world.size == 1 or config.shard > 1)
-    return loss, grad_norm, finite
+        group["lr"] = group["peak_lr"] * factor
 
 
-def accumulate_gradients(forward: Callable, x: Tensor, y: Tensor, config: Config, step: int,
-                         world: World) -> Tensor:
-    """Add up the gradients of the micro-steps of this process's batch x, y (sequences, T), and
-    average them over the processes.
-
-    Returns this process's part of the loss over the global batch, in nats per token.
-    """
-    sequences = config.micro_batch(world.size)
-    if config.device.startswith("cuda"):
-        x, y = x.pin_memory(), y.pin_memory()  # copied while the GPU does the step before
-    loss = torch.zeros((), device=config.device)
-    for micro_step, batch in enumerate(zip(x.split(sequences), y.split(sequences))):
-        seed_micro_step(config.seed, step, micro_step, world.rank)
-        inputs, targets = (part.to(config.device, non_blocking=True) for part in batch)
-        later = world.size > 1 and config.shard == 1 and micro_step + 1 < config.accumulate
-        with forward.no_sync() if later else nullcontext():  # averaged at the last one
-            with autocast(config.device, config.precision):
-                micro_loss = forward(inputs, targets)[1]  # the logits are freed
-            (micro_loss / config.accumulate).backward()
-        loss += micro_loss.detach() / (config.accumulate * world.size)
-    return loss
+@torch.no_grad()
+def clip_gradients(model: nn.Module, largest: float, world: World, shard: int = 1) -> Tensor:
+    """Scale the gradients of all ranks so that their norm is at most `largest` (0: any); return the
+    norm of each parameter's before that, (parameters,), on the device."""
+    grads = [local(p.grad) for p in model.parameters()]
+    norms = torch.stack(torch._foreach_norm(grads))
+    if world.size > 1:  # replicas have the same rows
+        squares = norms.double().square() * (shard / world.size)
+        norms = world.sum(squares).sqrt().float()
+    clip = ((largest or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(grads, clip)
+    return norms
 
 
-class NotFinite(UserError):
-    """Steps were left out, and it is time to stop; `at_once`: after the first of them."""
+class NonFiniteGuard:
+    """Stops a run whose loss or gradients are not finite, before that step is taken; on a GPU,
+    which is not waited for, before the step after it, and before anything is saved."""
 
-    def __init__(self, message: str, at_once: bool):
-        super().__init__(message)
-        self.at_once = at_once
-
-
-class Watch:
-    """Reads which steps were not finite: stops the run, or counts them, as `on_nonfinite` says.
-
-    A GPU is asked for a step's flags when it has been given the next step, so that it is never
-    idle; `counts` asks for all.
-    """
-
-    def __init__(self, model: nn.Module, on_nonfinite: str, skipped: int = 0, in_a_row: int = 0):
-        """Continue a run's counts: steps left out so far, and just before."""
-        self.skipped, self.in_a_row = skipped, in_a_row
-        self._stops_at = 1 if on_nonfinite == "stop" else MOST_SKIPPED
+    def __init__(self, model: nn.Module):
         self._names = [name for name, _ in model.named_parameters()]
-        self._unread = deque()
+        self._unread: tuple[int, Tensor] | None = None
 
-    def note(self, step: int, finite: Tensor) -> None:
-        """Take the flags that `update` returned, by which `step` steps are done.
-
-        Raises:
-            NotFinite: that step or the one before was left out, and it is time to stop.
-        """
-        event = None
+    def check(self, step: int, loss: Tensor, norms: Tensor) -> None:
+        """Look at the loss () and the norm of each gradient (parameters,) of the step that follows
+        `step` others."""
+        finite = torch.cat((loss[None], norms)).isfinite()
         if finite.is_cuda:
-            finite, event = finite.to("cpu", non_blocking=True), torch.cuda.Event()
-            event.record()
-        self._unread.append((step, finite, event))
-        self._read(but=int(event is not None))
+            self.flush()
+            self._unread = step, finite
+        elif not finite.all():
+            raise UserError(self._message(step, finite.tolist()))
 
-    def counts(self) -> list[int]:
-        """Steps left out so far, and just before; waits for all, and raises as `note`."""
-        self._read()
-        return [self.skipped, self.in_a_row]
-
-    def _read(self, but: int = 0) -> None:
-        """Read all flags but the newest so many."""
-        while len(self._unread) > but:
-            step, finite, event = self._unread.popleft()
-            if event is not None:
-                event.synchronize()
-            if finite.all():
-                self.in_a_row = 0
-                continue
-            self.skipped, self.in_a_row = self.skipped + 1, self.in_a_row + 1
-            if self.in_a_row >= self._stops_at:
-                raise NotFinite(self._message(step, finite.tolist()), self._stops_at == 1)
+    def flush(self) -> None:
+        """Look at what has not been looked at yet."""
+        if self._unread:
+            (step, finite), self._unread = self._unread, None
+            if not finite.all():
+                raise UserError(self._message(step, finite.tolist()))
 
     def _message(self, step: int, finite: list[bool]) -> str:
-        what, (loss, *gradients, _) = [], finite
-        if not loss:
-            what.append("the loss")
-        wrong = [name for name, fine in zip(self._names, gradients) if not fine]
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            what.append(f"the gradient of {wrong[0]}{more}")
-        again = f", and so were the {self.in_a_row - 1} before it" if self._stops_at > 1 else ""
-        return (f"step {step}: {' and '.join(what) or 'the norm of the gradient'} is not a finite "
-                f"number, so that update was left out{again}")
+        wrong = [name for name, fine in zip(self._names, finite[1:]) if not fine]
+        what = ["the loss"] if not finite[0] else []
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        what += [f"the gradient of {wrong[0]}{more}"] if wrong else []
+        return (f"step {step + 1}: {' and '.join(what)} is not a finite number, so the run stops "
+                "before that update: go on from its last checkpoint with resume=auto and a lower "
+                "optim.lr")
+
+
+# What each optimizer keeps of a parameter.
+FIELDS = {Muon: ["momentum", "row_squares"], AdamW: ["step", "exp_avg", "exp_avg_sq"]}
 
 
 def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str, Tensor]:
@@ -324,40 +225,21 @@ def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str
 @torch.no_grad()
 def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
     """Put back what `optimizer_tensors` gave, bit for bit, from a safetensors file; of what is
-    sharded, the rows that are here.
-
-    Raises:
-        UserError: the file cannot be read; a tensor is missing, not one of theirs, or of another
-            shape.
-    """
+    sharded, the rows that are here."""
     names = {p: name for name, p in model.named_parameters()}
-    fields = {Muon: ["momentum", "row_squares"], AdamW: ["step", "exp_avg", "exp_avg_sq"]}
     with opened(path) as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  not a dict
-        if not any(key.endswith("/row_squares") for key in slices):  # of an older version
-            fields[Muon].remove("row_squares")
+        there = set(file.keys())
         states = {f"{names[p]}/{field}": (optimizer.state[p], field, p) for optimizer in optimizers
-                  for group in optimizer.param_groups for p in group["params"] if slices
-                  for field in fields[type(optimizer)]}  # none after no step
-        for key in sorted(slices.keys() | states.keys()):
-            there = here = "missing"
-            if key in slices:
-                there = f"{slices[key].get_shape()} of {slices[key].get_dtype()}"
-            if key in states:
-                _, field, p = states[key]
-                here = f"{[] if field == 'step' else list(shaped_as(field, p).shape)} of F32"
-            if there != here:
-                raise UserError("the optimizer's state in the checkpoint is not this run's: "
-                                f"{ascii(key)[1:-1][:100]} is {there} there, {here} here; "
-                                "a new run with init_from= takes its weights alone")
+                  for group in optimizer.param_groups for p in group["params"] if there
+                  for field in FIELDS[type(optimizer)]}  # none after no step
+        if there != states.keys():
+            odd = min(there ^ states.keys())
+            raise UserError("the optimizer's state in the checkpoint is not this run's: "
+                            f"{ascii(odd)[1:-1][:100]} is {'not ' * (odd in states)}there; "
+                            "a new run with init_from= takes its weights alone")
         for key, (state, field, p) in states.items():
             if field == "step":  # works on the CPU and beside the parameter, where it counts on
                 state[field] = file.get_tensor(key).to(p.device)
             else:
-                state[field] = torch.empty_like(shaped_as(field, p))
+                state[field] = torch.empty_like(p[:, :1] if field == "row_squares" else p)
                 copy_rows(file, key, state[field])
-
-
-def shaped_as(field: str, p: Tensor) -> Tensor:
-    """What a field of the state of a parameter has the shape of."""
-    return p[:, :1] if field == "row_squares" else p

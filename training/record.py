@@ -4,9 +4,8 @@ import errno
 import json
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import count
@@ -14,103 +13,87 @@ from pathlib import Path
 
 import numpy as np
 from filelock import FileLock, Timeout
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cli import printer
-from config import Config, UserError
-from files import METRICS, SAMPLES, atomic_write, best_row, read_lines, with_best
-from training.wandb_record import WandbRecord
+from cli import Terminal, printer
+from config import Config, UserError, config_yaml, read_experiment
+from files import METRICS, SAMPLES, atomic_write, printable, read_rows
 
 # In the terminal: name → metric, format.
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"),
          "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}
+# What a run's folder may hold before the run begins.
+OURS = {".lock", ".config.yaml.part", "job.json"}
 
 
-class RunFolder:
-    """A run's folder, locked by this process until it ends.
+def goes_on(config: Config) -> bool:
+    """Whether a run continues, or evaluates, the one in its folder."""
+    wanted = config.run_dir and (config.resume or config.eval_only)
+    return bool(wanted) and Path(config.run_dir, "config.yaml").exists()
 
-    Raises:
-        UserError: it cannot be written, another process has it, or it is not empty though a new
-            run is to start.
-    """
 
-    def __init__(self, path: Path, new: bool, made: bool = False):
-        """`made`: the folder was made for this run, and is removed where nothing comes of it."""
-        self.path, self._made = path, made or not os.path.exists(path)
-        in_sweep = os.path.exists(path / "job.json")  # where run_dir= is not taken
-        setting = "hydra.sweep.dir" if in_sweep else "run_dir"
-        for name in (".lock", "checkpoints", "attention", "wandb"):  # what is in them is removed
-            if os.path.islink(path / name):
-                raise UserError(f"run_dir={path} has a link for its {name}: replace or remove it")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):  # a lock that exists says nothing of new files
-                pass
-            ours = (".lock", ".config.yaml.part", "job.json")
-            if new and any(p.name not in ours for p in path.iterdir()):
-                raise UserError(f"run_dir={path} is not empty: choose another folder, "
-                                "or continue the run in it with resume=true")
-            self._lock = FileLock(path / ".lock")
-            self._lock.acquire(timeout=0.2)  # who only looks whether it is held is soon gone
-        except Timeout:
-            raise UserError(f"run_dir={path} is in use by another process: "
-                            "wait for it, or choose another folder") from None
-        except OSError as e:
-            raise UserError(f"run_dir={path} cannot be written ({e.strerror}): "
-                            f"choose another folder with {setting}=PATH") from None
-
-    def release(self) -> None:
-        """Unlock the folder; where nothing came of the run, remove what it made."""
-        self._lock.release()
+@contextmanager
+def run_folder(config: Config, experiment: str) -> Iterator[Path]:
+    """A run's folder, locked by this process; one of which nothing came is removed at the end."""
+    path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
+    made = not config.run_dir or not path.exists()
+    for name in (".lock", "checkpoints", "attention", "wandb"):  # what is in them is removed
+        if os.path.islink(path / name):
+            raise UserError(f"run_dir={path} has a link for its {name}: replace or remove it")
+    lock = FileLock(path / ".lock")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not goes_on(config) and {p.name for p in path.iterdir()} - OURS:
+            raise UserError(f"run_dir={path} is not empty: choose another folder, "
+                            "or continue the run in it with resume=true")
+        lock.acquire(timeout=0.2)  # who only looks whether it is held is soon gone
+    except Timeout:
+        raise UserError(f"run_dir={path} is in use by another process: "
+                        "wait for it, or choose another folder") from None
+    try:
+        yield path
+    finally:
+        lock.release()
         with suppress(OSError):  # an empty folder that stays harms nobody
-            if [p.name for p in self.path.iterdir()] in ([], [".lock"]):
-                (self.path / ".lock").unlink(missing_ok=True)
-                if self._made:
-                    self.path.rmdir()
+            if {p.name for p in path.iterdir()} <= {".lock"}:
+                (path / ".lock").unlink(missing_ok=True)
+                if made:
+                    path.rmdir()
 
 
-def new_run_dir(experiment: str, setting: str = "run_dir") -> Path:
-    """Make runs/<date>_<time>_<experiment>, with a number where a run of the same second has it.
-
-    `setting` is what names another folder.
-    """
+def new_run_dir(experiment: str) -> Path:
+    """Make runs/<date>_<time>_<experiment>, with a number where a run of the same second has it."""
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{experiment}")
-    for n in range(1, 1000):
+    for n in count(1):
         path = base if n == 1 else base.with_name(f"{base.name}_{n}")
-        try:
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            continue
-        except OSError as e:
-            raise UserError(f"{path} cannot be made ({e.strerror}): "
-                            f"give a folder that can be written as {setting}=PATH") from None
-    raise UserError(f"there are a thousand runs named {base}: give {setting}=PATH")
+            break
+    return path
 
 
-class MetricLogger:
+class Record:
     """Records what a run measures: in a line of metrics.jsonl for each step, W&B, the terminal."""
 
-    def __init__(self, run_dir: Path, config: Config, experiment: str, console: Console,
-                 step: int = 0, best: dict | None = None):
-        """Continue the record after `step` steps; rows of later ones, and half a line, are dropped.
-
-        `best` is the best row as the checkpoint has it, for a metrics.jsonl that has lost it.
-        """
-        self.console, self.config, self.say = console, config, printer(console)
-        self.run_dir = run_dir
-        self.damaged = False  # whether rows were lost
-        rows, samples = (self._read(run_dir / name) if step else [] for name in (METRICS, SAMPLES))
-        self.rows = with_best([row for row in rows if row["step"] <= step], best)
-        last = self.rows[-1]["step"] if self.rows else -1
-        samples = [row for row in samples if row["step"] <= last]
-        self._written = {METRICS: self.rows, SAMPLES: samples}
-        self._files = {name: open_rows(run_dir / name, rows)
-                       for name, rows in self._written.items()}
+    def __init__(self, config: Config, run_dir: Path, experiment: str,
+                 check_stop: Callable[[], None], step: int = 0):
+        """Continue the record after `step` steps; the rows of later ones are left out of it.
+        `check_stop` raises where a signal came, amid what takes long."""
+        self.console = Terminal()
+        self.config, self.run_dir, self.log = config, run_dir, printer(self.console)
+        self.check_stop = check_stop
+        path = run_dir / "config.yaml"  # what has one can be resumed
+        name = read_experiment(path) if path.exists() else experiment
+        with atomic_write(path) as part:
+            part.write_text(f"# experiment={printable(name, one_line=True)}\n"
+                            f"{config_yaml(config)}", encoding="utf-8")
+        self.rows = begin_rows(run_dir / METRICS, step, self.log)
+        begin_rows(run_dir / SAMPLES, self.rows[-1]["step"] if self.rows else -1, self.log)
         self._failed = False  # whether something could not be written
-        self._wandb = WandbRecord(config, run_dir, experiment, self.say, self.rows)
+        from training.wandb_record import WandbRecord  # W&B takes a third of a second
+
+        self._wandb = WandbRecord(config, run_dir, experiment, self.log)
         self._latest: dict[str, str] = {}
         self._figures, self._bar = "", None
 
@@ -127,29 +110,7 @@ class MetricLogger:
     def __exit__(self, kind, *_):
         if self._bar:
             self._bar.stop()
-        for name in (METRICS, SAMPLES):
-            with self.tolerate_io_errors():
-                if self._files[name] is None:  # perhaps there is room again
-                    self._files[name] = open_rows(self.run_dir / name, self._written[name])
-                self._files[name].close()
         self._wandb.finish(failed=kind is not None)
-
-    def _read(self, path: Path) -> list[dict]:
-        """The rows of a file; of one that has damaged lines, which are dropped, a copy is kept."""
-        rows, bad = read_lines(path)
-        if bad:
-            self.damaged = True
-            copies = (path.with_name(f"{path.name}.damaged{number or ''}") for number in count())
-            copy = next(copy for copy in copies if not os.path.lexists(copy))
-            with atomic_write(copy) as part:
-                shutil.copyfile(path, part)
-            self.say(f"note: {path} has damaged lines ({bad}), which are left out; "
-                     f"the file as it was is {copy}")
-        return rows
-
-    def has(self, step: int) -> bool:
-        """Whether the last row is of this step."""
-        return bool(self.rows) and self.rows[-1]["step"] == step
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -163,6 +124,7 @@ class MetricLogger:
 
     def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step: its row, with step, tokens and train_seconds; its images for W&B."""
+        self.rows.append(row)
         self._append(METRICS, row)
         self._wandb.log(row, images)
 
@@ -171,15 +133,13 @@ class MetricLogger:
         self._append(SAMPLES, {"step": step, "text": text})
 
     def _append(self, name: str, row: dict) -> None:
-        """Add a line to a file. Where that fails, the next row writes the whole file again, so that
-        no line is lost or cut."""
-        rows, file, line = self._written[name], self._files[name], (json.dumps(row) + "\n").encode()
-        rows.append(row)
-        with self.tolerate_io_errors():
-            self._files[name] = None
-            if file is not None and file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run_dir / name))
-            self._files[name] = file or open_rows(self.run_dir / name, rows)
+        """Add a line to a file, whole or not at all."""
+        line = (json.dumps(row) + "\n").encode()
+        with self.tolerate_io_errors(), (self.run_dir / name).open("ab", buffering=0) as file:
+            before = file.tell()
+            if file.write(line) < len(line):
+                file.truncate(before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
     @contextmanager
     def tolerate_io_errors(self):
@@ -188,15 +148,13 @@ class MetricLogger:
             yield
         except OSError as e:
             if not self._failed:
-                self.say(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): "
+                self.log(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): "
                          "training goes on, its record may lack something")
             self._failed = True
 
     def page(self, path: Path, last: bool) -> None:
         """Give W&B the run's page; with the last one, what is only known at the end."""
         self._wandb.page(path, self.rows[-1], last)
-        if last:
-            self._wandb.conclude(self.rows[-1], (best_row(self.rows) or self.rows[-1])["step"])
 
     def show(self, row: dict) -> None:
         """Print what a row says of the losses and the speed."""
@@ -209,23 +167,30 @@ class MetricLogger:
             self.advance(row["step"])
         if shown and (not self._bar or "val" in shown):
             values = "  ".join(f"{name} {value}" for name, value in shown.items())
-            self.say(f"step {row['step']:>{len(str(self.config.max_steps))}}  {values}")
+            self.log(f"step {row['step']:>{len(str(self.config.max_steps))}}  {values}")
 
 
-def open_rows(path: Path, rows: list[dict]):
-    """Write these rows as JSON lines, all else gone; return the file open to append, unbuffered."""
+def begin_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dict]:
+    """The rows up to `step`, of a file that from now on holds these alone, and is only appended to;
+    what was there is kept beside it."""
+    if not path.exists():
+        return []
+    rows = [row for row in read_rows(path, log) if row["step"] <= step]
+    with atomic_write(path.with_name(f"{path.name}.before")) as part:
+        shutil.copyfile(path, part)
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path.open("ab", buffering=0)
+    return rows
 
 
 class Stopwatch:
     """Seconds by kind of work; `synchronize` waits until the device has done its part."""
 
-    def __init__(self, synchronize: Callable[[], None], seconds: dict[str, float]):
-        """Go on from the seconds that a resumed run had counted."""
+    def __init__(self, synchronize: Callable[[], None], seconds: dict[str, float], tokens: int = 0):
+        """Go on from the seconds that a resumed run had counted, after so many tokens."""
         self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
         self._synchronize, self._kind, self._since = synchronize, None, 0.0
+        self._measured = tokens, self.seconds["train"]
 
     def switch(self, kind: str | None) -> None:
         """Count what follows as this kind (None: not at all); the same kind needs no wait."""
@@ -246,3 +211,9 @@ class Stopwatch:
             self.seconds[self._kind] += now - self._since
         self._since = now
         return self.seconds["train"]
+
+    def speed(self, tokens: int) -> float:
+        """Tokens per second of training since this was last asked, `tokens` being those so far."""
+        before, began = self._measured
+        self._measured = tokens, self.read()
+        return (tokens - before) / (self._measured[1] - began)

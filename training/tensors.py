@@ -1,17 +1,13 @@
-"""Tensors that may be divided among ranks by their rows, and safetensors files of them."""
+"""Tensors that may be divided among ranks by their rows, read from safetensors files."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from config import UserError
-
-DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -37,11 +33,7 @@ def rows_here(tensor: Tensor) -> slice:
 
 @contextmanager
 def opened(path: Path) -> Iterator:
-    """A safetensors file, to read from while it is open.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """A safetensors file, to read from while it is open."""
     try:
         if not path.is_file():
             raise OSError("there is no such file")
@@ -56,23 +48,3 @@ def copy_rows(file, name: str, tensor: Tensor) -> None:
     here = local(tensor)
     if here.numel():
         here.copy_(file.get_slice(name)[rows_here(tensor)])
-
-
-def write_tensors(path: Path, like: dict[str, Tensor], values: Iterator[Tensor]) -> None:
-    """Write the file that the library's save_file would, holding two tensors at most at a time.
-
-    Args:
-        like: tensors of one dtype, which may be sharded: their names, shapes and dtype are taken.
-        values: the same tensors whole, sorted by name.
-    """
-    header, end = {}, 0
-    for name, tensor in sorted(like.items()):
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8 bytes
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, value in zip(header, values):
-            file.write(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

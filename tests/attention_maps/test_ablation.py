@@ -8,10 +8,15 @@ from hypothesis import given
 from models import configs, few, lively, random_tokens, small
 
 from attention_maps import ablation
+from attention_maps.capture import capture
 from model import GPT, attention, causal_mask
 
 
-def slow_nats(model, tokens, hidden=None, silent=None) -> np.ndarray:
+def captured(model, tokens):
+    return capture(model, tokens.numpy()[None])
+
+
+def slow_losses(model, tokens, hidden=None, silent=None) -> np.ndarray:
     """-ln p of each next token, by the written-out formula, a layer and a head at a time, with
     token `hidden` out of sight of later queries, or the head `silent`, (layer, head), zeroed."""
     c, T = model.config, len(tokens)
@@ -41,46 +46,49 @@ def slow_nats(model, tokens, hidden=None, silent=None) -> np.ndarray:
 @given(configs)
 def test_need_and_knockout_are_what_a_slow_loop_finds(config):
     model, tokens = lively(GPT(config)).double(), random_tokens(11)
-    whole = slow_nats(model, tokens)
-    need = ablation.need(model, tokens)
+    whole = slow_losses(model, tokens)
+    need = ablation.need(model, captured(model, tokens))
     assert need.shape == (11, 11) and np.isnan(need[-1]).all()
     assert not np.triu(need[:-1]).any()  # a token is not hidden from itself and those before it
     for j in range(10):
-        changed = slow_nats(model, tokens, hidden=j) - whole
+        changed = slow_losses(model, tokens, hidden=j) - whole
         assert need[:-1, j] == pytest.approx(np.where(np.arange(10) > j, changed, 0), abs=1e-6)
-    knockout = ablation.knockout(model, tokens)
+    knockout = ablation.knockout(model, captured(model, tokens))
     assert knockout.shape == (2, 4, 11) and np.isnan(knockout[..., -1]).all()
     for layer in range(2):
         for h in range(4):
-            changed = slow_nats(model, tokens, silent=(layer, h)) - whole
+            changed = slow_losses(model, tokens, silent=(layer, h)) - whole
             assert knockout[layer, h, :-1] == pytest.approx(changed, abs=1e-9)
     assert np.abs(need[:-1]).max() > 1e-3 and np.nanmax(np.abs(knockout)) > 1e-3
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
-def test_need_is_the_same_in_passes_of_any_size(monkeypatch, rows):
-    model, tokens = lively(GPT(small(n_kv_head=2, block_size=64))), random_tokens(40)
-    whole = ablation.need(model, tokens)
+def test_need_and_knockout_are_the_same_in_passes_of_any_size(monkeypatch, rows):
+    model = lively(GPT(small(n_kv_head=2, block_size=64)))
+    whole = captured(model, random_tokens(40))
+    need, knockout = ablation.need(model, whole), ablation.knockout(model, whole)
     monkeypatch.setattr(ablation, "at_once", lambda model, length: rows)
-    assert np.allclose(ablation.need(model, tokens), whole, atol=2e-5, equal_nan=True)
+    assert np.allclose(ablation.need(model, whole), need, atol=2e-5, equal_nan=True)
+    assert np.allclose(ablation.knockout(model, whole), knockout, atol=2e-5, equal_nan=True)
 
 
 def test_in_float32_need_is_exact_to_its_last_digits():
     model = lively(GPT(small(n_kv_head=2, position="rope", qk_norm=True)))
-    tokens = random_tokens(16)
-    need, knockout = ablation.need(model, tokens), ablation.knockout(model, tokens)
+    whole = captured(model, random_tokens(16))
+    need, knockout = ablation.need(model, whole), ablation.knockout(model, whole)
     assert need.dtype == knockout.dtype == np.float32
-    model.double()
-    assert np.nanmax(np.abs(need - ablation.need(model, tokens))) < 2e-5
-    assert np.nanmax(np.abs(knockout - ablation.knockout(model, tokens))) < 2e-5
+    whole = captured(model.double(), random_tokens(16))
+    assert np.nanmax(np.abs(need - ablation.need(model, whole))) < 2e-5
+    assert np.nanmax(np.abs(knockout - ablation.knockout(model, whole))) < 2e-5
 
 
 def test_what_is_measured_leaves_the_model_as_it_was():
-    model, tokens = GPT(small(dropout=0.5)).train(), random_tokens(16)
+    model = GPT(small(dropout=0.5)).train()
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
-    first = ablation.need(model, tokens)
-    assert np.array_equal(first, ablation.need(model, tokens), equal_nan=True)  # no dropout
-    ablation.knockout(model, tokens)
+    whole = captured(model, random_tokens(16))
+    first = ablation.need(model, whole)
+    assert np.array_equal(first, ablation.need(model, whole), equal_nan=True)  # no dropout
+    ablation.knockout(model, whole)
     assert model.training and torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
 
@@ -89,13 +97,17 @@ def test_a_signal_is_heard_between_the_passes():
     class Asked(Exception):
         pass
 
-    def between():
+    def check_stop():
         raise Asked
 
-    model, tokens = GPT(small()), random_tokens(16)
+    model, tokens = GPT(small()).train(), random_tokens(2, 16)
+    whole = captured(model, tokens[0])
     for measure in (ablation.need, ablation.knockout):
         with pytest.raises(Asked):
-            measure(model, tokens, between)
+            measure(model, whole, check_stop)
+    with pytest.raises(Asked):
+        ablation.losses_without_heads(model, tokens, tokens, check_stop=check_stop)
+    assert model.training
 
 
 def test_costs_are_of_pairs_that_came_before_and_of_tokens_that_did_not():
@@ -116,3 +128,36 @@ def test_costs_are_of_pairs_that_came_before_and_of_tokens_that_did_not():
     assert found["pair_cost"][0] == pytest.approx(np.mean(pairs, axis=0))
     assert found["new_cost"][0] == pytest.approx(np.mean(new, axis=0))
     assert (found["pair_cost"][1] > 0).all()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_importance_is_what_the_loss_gains_when_a_heads_output_is_nothing(groups):
+    model = lively(GPT(small(n_kv_head=groups, n_embd=32, block_size=32, dropout=0.3)))
+    tokens = random_tokens(5, 33)
+    x, y = tokens[:, :-1], tokens[:, 1:].clone()
+    y[0, 20:] = -1
+    model.train()
+    before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    losses = ablation.losses_without_heads(model, x, y)
+    table, error = ablation.importance(**losses)
+    assert table.shape == (2, 4) and model.training and torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    model.eval()
+    with torch.no_grad():
+        whole = model(x, y)[1].item()
+        for layer, head in ((0, 0), (1, 3)):
+            def without(module, inputs, head=head):
+                y = inputs[0].clone()
+                y[..., head * 8:(head + 1) * 8] = 0  # before W_O: the head's own output
+                return (y,)
+
+            hook = model.blocks[layer].attention.W_O.register_forward_pre_hook(without)
+            assert table[layer, head] == pytest.approx(model(x, y)[1].item() - whole, abs=1e-5)
+            hook.remove()
+    assert np.abs(table).max() > 1e-3
+    # The error is that of a bootstrap over windows, of which one has fewer tokens.
+    gain = losses["loss_without"] - losses["loss"]  # (2, 4, 5, 32)
+    chosen = np.random.default_rng(0).integers(0, 5, (4000, 5))
+    sums, counts = np.nansum(gain, axis=-1), (y >= 0).sum(dim=-1).numpy()
+    drawn = sums[..., chosen].sum(axis=-1) / counts[chosen].sum(axis=-1)  # (2, 4, 4000)
+    assert error == pytest.approx(drawn.std(axis=-1) * np.sqrt(5 / 4), rel=0.1)

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from models import configs, few, lively, random_tokens, small
 
+from attention_maps.capture import capture
 from attention_maps.card import card, copying, explain
+from attention_maps.prompt import look
 from data.tokenizer import CharTokenizer
 from model import GPT
 
@@ -15,7 +17,8 @@ from model import GPT
 @given(configs)
 def test_the_contributions_sum_to_the_logits(config):
     model, tokens = lively(GPT(config)).double(), random_tokens(12)
-    found, logits = card(model, tokens), model(tokens[None])[0][0].detach()
+    found = card(model, capture(model, tokens.numpy()[None]))
+    logits = model(tokens[None])[0][0].detach()
     p = logits.softmax(dim=-1)
     assert np.array_equal(found["predicted_ids"], p.topk(5).indices)
     assert found["predicted"] == pytest.approx(p.topk(5).values.numpy(), abs=1e-6)
@@ -36,7 +39,8 @@ def test_the_contributions_sum_to_the_logits(config):
                                   {"norm": "rmsnorm", "position": "rope", "value_head_dim": 3}])
 def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(kind):
     model, tokens = lively(GPT(small(**kind))).double(), random_tokens(12)
-    found, W_O = card(model, tokens), model.blocks[1].attention.W_O
+    found = card(model, capture(model, tokens.numpy()[None]))
+    W_O = model.blocks[1].attention.W_O
     d_v, z = model.config.value_dim, []
     with W_O.register_forward_pre_hook(lambda module, inputs: z.append(inputs[0])):
         x = model.hidden(tokens[None])[0]  # (T, C)
@@ -64,26 +68,27 @@ def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
             block.attention.W_V.weight.copy_(torch.eye(32).repeat(2, 1))
             block.attention.W_O.weight.copy_(torch.cat((torch.eye(32), -torch.eye(32)), dim=1))
             block.mlp.W_out.weight.zero_()
-    mean, error = copying(model, random_tokens(3, 16).numpy())
+    mean, error = copying(model, capture(model, random_tokens(3, 16).numpy()))
     assert mean == pytest.approx(np.array([[1, -1], [1, -1]])) and not error.any()
     with torch.no_grad():  # nothing of the token is in what they write
         for block in model.blocks:
             block.attention.W_V.weight.normal_(std=0.1)
             block.attention.W_O.weight.normal_(std=0.1)
-    mean, error = copying(model, np.arange(16)[None])
+    mean, error = copying(model, capture(model, np.arange(16)[None]))
     assert (np.abs(mean) < 4 * error + 0.35).all() and (error > 0.05).all()
 
 
 def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
     model = lively(GPT(small(position="rope", tie_embeddings=True))).to(torch.bfloat16)
-    tokenizer, ids = CharTokenizer("abcdefghijklmnopqrst"), random_tokens(12).numpy() % 20
-    found = explain(model, ids, tokenizer, "repeat_")
+    tokenizer, ids = CharTokenizer("abcdefghijklmnopqrst"), (random_tokens(12) % 20).tolist()
+    found, scores = look(model, tokenizer, ids, pytest.fail)
     wide = GPT(model.config)
     wide.load_state_dict(model.state_dict())
     assert model.head.weight.dtype == torch.bfloat16
-    assert np.array_equal(found["repeat_need"], explain(wide, ids, tokenizer)["need"],
-                          equal_nan=True)
-    words = dict(zip(found["repeat_words_ids"].tolist(), found["repeat_words"]))
+    expected, its_scores = look(wide, tokenizer, ids, pytest.fail)
+    assert scores == its_scores and found.keys() == expected.keys()
+    assert np.array_equal(found["need"], expected["need"], equal_nan=True)
+    words = dict(zip(found["words_ids"].tolist(), found["words"]))
     assert {20, 21, 22} & set(words)  # the model has three ids that its tokenizer lacks
     assert all(word == (f"<{id}>" if id > 19 else tokenizer.decode([id]))
                for id, word in words.items())
@@ -92,7 +97,7 @@ def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_text_of_a_token_and_a_vocabulary_of_two_are_told_of(length):
     model = GPT(small(vocab_size=2))
-    found = explain(model, np.ones(length, np.int64), CharTokenizer("ab"))
+    found = explain(model, capture(model, np.ones((1, length), np.int64)), CharTokenizer("ab"))
     assert found["need"].shape == (length, length) and np.isnan(found["need"][-1]).all()
     assert found["predicted_ids"].shape == (length, 5)
     assert found["writes_ids"].shape == (2, 4, length, 6)

@@ -136,7 +136,10 @@ def test_standard_errors_are_those_of_a_bootstrap():
 
 def test_metrics_are_named_by_layer_and_head_and_lack_what_is_not_known():
     table = np.array([[0.25, np.nan, 0.5]])
-    assert scores.named({"sink": table}) == {"heads/sink/L0H0": 0.25, "heads/sink/L0H2": 0.5}
+    assert scores.as_metrics({"sink_without_first": (table, table)}) == {
+        "heads/sink_without_first/L0H0": 0.25, "heads/sink_without_first/L0H2": 0.5}
+    assert scores.as_metrics({"sink": (table[:, 2:], table[:, :1])}) == {
+        "heads/sink/L0H0": 0.5, "heads/sink_se/L0H0": 0.25}
 
 
 @pytest.mark.parametrize(("T", "even"), [(8, 0.245), (48, 0.074), (512, 0.0114)])
@@ -172,12 +175,6 @@ def test_a_birth_takes_a_score_that_stands_clear_of_its_standard_error():
     at = scores.threshold("induction", 48)
     values = [(at + 0.01, 0.03), (at + 0.04, 0.03), (at + 0.04, 0.03), (at + 0.01, 0.03)]
     assert born_of("induction/L1H0", values) == {"births/induction/L1H0": 10}
-
-
-def test_a_run_of_an_earlier_version_keeps_its_births_and_needs_no_errors():
-    before = {"step": 40, "heads/sink/L0H0": 0.9, "births/sink/L0H1": 20}
-    now = {"heads/sink/L0H0": 0.9, "heads/sink/L0H1": 0.0}
-    assert scores.births(before, now, 48) == {"births/sink/L0H0": 40, "births/sink/L0H1": 20}
 
 
 @given(st.integers(0, 1000), st.floats(0.004, 0.05), st.integers(200, 1500))

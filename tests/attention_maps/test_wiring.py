@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from attention_maps import scores
+from attention_maps.capture import capture
 from attention_maps.probe import Probes
 from attention_maps.wiring import PARTS, lost, named, wiring
 from config import GPTConfig
@@ -57,6 +58,12 @@ def probes() -> Probes:
     return Probes(rng.permutation(V)[:T], ["w"] * T, repeat, [["w"] * T] * 16, control, periods)
 
 
+def fed(model, probes, heads):
+    """`wiring` on the probes."""
+    random = capture(model, np.concatenate((probes.repeat, probes.control)))
+    return wiring(model, capture(model, probes.text[None]), random, probes.periods, heads)
+
+
 def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(model, probes):
     text, repeat, control = (
         model.attention_maps(torch.from_numpy(ids)).numpy() for ids in
@@ -64,7 +71,7 @@ def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(mo
     found = scores.readings(text[:, 0], repeat, control, probes.periods)
     assert found["previous_token"][0, 0].mean() > 0.95
     assert found["induction"][1, 1].mean() > 0.8  # the first token notes itself
-    tables = wiring(model, probes, {"induction": [(1, 1), (1, 0)], "previous_token": [(0, 0)]})
+    tables = fed(model, probes, {"induction": [(1, 1), (1, 0)], "previous_token": [(0, 0)]})
     assert set(tables) == {("induction", 1, 1), ("induction", 1, 0)}  # nothing is below layer 0
     share, error = tables["induction", 1, 1]
     assert share.shape == error.shape == (len(PARTS), 1, 2)
@@ -85,7 +92,7 @@ def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, probes
     second, d = model.blocks[1].attention, max(V, T)
     with torch.no_grad():  # now it moves what was noted
         second.W_V.weight[d:d + V].zero_()[:, V + T:] = torch.eye(V)
-    share, _ = wiring(model, probes, {"induction": [(1, 1)]})["induction", 1, 1]
+    share, _ = fed(model, probes, {"induction": [(1, 1)]})["induction", 1, 1]
     assert share[PARTS.index("values"), 0, 0] > 0.9
 
 

@@ -1,5 +1,5 @@
-"""Folders to make pages of, what pages embed read back, and what a person does with them in a
-browser."""
+"""Folders to make pages of, what is packed into pages read back, and what a person does with
+them in a browser."""
 
 import base64
 import json
@@ -8,13 +8,19 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import save_file
 
-from report import encode
+from config import Config, GPTConfig, TokenizerConfig, WandbConfig, config_yaml
+from report import pack
+from report.sweep import read_job
+from sweeps import job_name, write_note
 
 HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "שלום", "\n", "\u2028",
            "\ud800",
            "<img src=x onerror=window.hacked=1>", "\u202e", "", "a" * 5000, "\t", " &lt;b&gt;",
            "]]>", "\\u003c"]
+STEPS = (0, 10, 20)
+STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 
 # A run's folder, made up
@@ -44,11 +50,12 @@ def write_snapshot(folder: Path, shot: dict) -> None:
 
 
 def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=None, samples=None,
-             name="tiny") -> Path:
+             name="tiny", max_steps=None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"seed": 1, "max_steps": steps[-1], "model": {"n_head": H, "n_kv_head": groups},
-              "wandb": {"name": name}}
-    (folder / "config.yaml").write_text(json.dumps(config))
+    model = GPTConfig(n_layer=L, n_head=H, n_kv_head=groups or H, n_embd=8 * H, vocab_size=65)
+    config = Config(seed=1, max_steps=max_steps or steps[-1], model=model,
+                    wandb=WandbConfig(project=name))
+    (folder / "config.yaml").write_text(config_yaml(config))
     rng = np.random.default_rng(0)
     with (folder / "metrics.jsonl").open("w") as f:
         for step in range(steps[0], steps[-1] + 1, 2):
@@ -76,7 +83,89 @@ def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=No
     return folder
 
 
-# What is embedded, read back
+def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
+    """What `attention_maps.card.explain` gives, made up."""
+    rng = np.random.default_rng(step + len(prefix))
+    need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
+    need[-1] = np.nan
+    knockout = rng.normal(size=(L, H, T)).astype(np.float32)
+    knockout[..., -1] = np.nan
+    lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
+    lens[:, -1] = np.nan
+    found = {"need": need, "knockout": knockout, "lens": lens,
+             "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
+             "predicted_ids": rng.integers(0, 16, (T, 5)),
+             "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
+             "writes_ids": rng.integers(0, 16, (L, H, T, 6)), "words_ids": np.arange(16),
+             "words": np.array(words or [f" n{i}" for i in range(16)])}
+    return {prefix + name: value for name, value in found.items()}
+
+
+def make_explained(folder, words=None, **more):
+    run = make_run(folder, words=words, **more)
+    for step in (0, 10, 20):
+        parts = explain(step=step, words=words) | explain(step=step, prefix="repeat_", words=words)
+        write_snapshot(run, {**snapshot(step=step, words=words), **parts})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["step"] >= 10:
+            row |= {"wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
+                    "wiring/induction_se/L1H1/keys/L0H2": 0.02,
+                    "wiring/induction/L1H1/queries/L0H2": 0.01,
+                    "wiring/induction_se/L1H1/queries/L0H2": 0.02}
+        row |= {"probe/repeat_gain": row["step"] / 10, "probe/repeat_gain_se": 0.1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+# A sweep's folder, made up
+
+def note_job(run: Path, overrides: dict, swept: list[str], failed: str = "") -> None:
+    write_note(run, {"overrides": overrides, "swept": swept, "failed": failed})
+
+
+def fail_job(run: Path, reason: str) -> None:
+    write_note(run, {**read_job(run), "failed": reason})
+
+
+def make_job(folder: Path, settings: dict, final: float | None = 2.0, *, L=2, H=4, groups=2, T=16,
+             steps=STEPS, words=None, vocab=65, speed=1000, size=500, maps=True) -> Path:
+    """A job with these settings whose validation loss falls from 4 to `final`; None: it never had
+    one."""
+    run = folder / job_name(settings)
+    run.mkdir(parents=True)
+    note_job(run, {"max_steps": "20", **settings}, list(settings))
+    if final is None:
+        return run
+    model = GPTConfig(vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T,
+                      n_embd=8 * H)
+    config = Config(model=model, max_steps=20, seed=int(settings.get("seed", 1)), precision="fp32",
+                    tokenizer=TokenizerConfig(name="char"))
+    (run / "config.yaml").write_text(config_yaml(config))
+    (run / "checkpoints" / "step_00000020").mkdir(parents=True)
+    save_file({"w": np.zeros(size, np.float32)},
+              run / "checkpoints" / "step_00000020" / "model.safetensors")
+    rng = np.random.default_rng(len(settings))
+    with (run / "metrics.jsonl").open("w") as f:
+        for step in range(0, steps[-1] + 1, 5):
+            loss = 4 + (final - 4) * step / steps[-1]
+            row = {"step": step, "tokens": 100 * step, "train_seconds": 100 * step / speed,
+                   "train/loss": loss - 0.1}
+            if step in steps:
+                row |= {"val/loss": loss, "val/bits_per_byte": loss * 1.5}
+                row |= {f"heads/{score}/L{layer}H{head}": float(rng.random())
+                        for score in (*STRONGEST, "entropy")
+                        for layer in range(L) for head in range(H)}
+            if step == 20:
+                row |= {"births/induction/L0H1": 10, "births/induction/L1H0": 20}
+            f.write(json.dumps(row) + "\n")
+    (run / "report.html").write_text("the run's page")
+    for step in steps if maps else ():
+        write_snapshot(run, snapshot(L, H, T, step, seed=int(1000 * final), words=words))
+    return run
+
+
+# What is packed, read back
 
 def read_back(path: Path) -> tuple[dict, list[bytes]]:
     text = path.read_text(encoding="utf-8")
@@ -96,7 +185,7 @@ def unpack(data: bytes, kind: str, L: int, H: int, n: int) -> tuple[np.ndarray, 
         return A, np.zeros((L, H, n))
     largest = np.frombuffer(data, "<f4", L * H * n).reshape(L, H, n).astype(float)
     A[:, :, lower] = np.frombuffer(data, np.uint8, offset=4 * L * H * n).reshape(L, H, -1)
-    return A * largest[..., None] / encode.LEVELS, largest / encode.LEVELS
+    return A * largest[..., None] / pack.LEVELS, largest / pack.LEVELS
 
 
 def check_maps(found: np.ndarray, captured: np.ndarray) -> None:

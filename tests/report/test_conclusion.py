@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from files import as_known
 from report.conclusion import conclude
 
 
@@ -67,11 +66,6 @@ def test_parts_of_a_sentence_that_are_not_known_are_left_out():
             "born") in conclude(changed)[1]
 
 
-def test_half_of_a_gain_is_not_told_of_the_last_step():
-    assert conclude(rows()[:-1])[0] == (
-        "In random tokens that repeat, a token's loss is 1.90 ± 0.05 nats lower the second time.")
-
-
 def test_every_birth_is_told_once():
     changed = rows()
     more = {f"births/previous_token/L0H{head}": 900 for head in range(3)}
@@ -83,7 +77,3 @@ def test_every_birth_is_told_once():
     assert [sentence[:4] for sentence in said[1:4]] == ["L0H2", "L0H1", "L3H2"]
     assert said[4] == ("Born too: L0H0 (previous token), L0H0 (sink), L1H0 (sink), L2H0 (sink), "
                        "L3H0 (sink), L4H0 (sink), 3 more.")
-
-
-def test_a_value_has_the_digits_that_its_error_leaves():
-    assert as_known(1.3949, 0.0612) == "1.39 ± 0.06" and as_known(-0.001, 0.2) == "0.0 ± 0.2"

@@ -3,105 +3,24 @@ Chromium."""
 
 import base64
 import io
-import json
 import re
-import zlib
 
 import numpy as np
 import pytest
 from pages import (
-    HOSTILE,
     aside,
     expect_text,
+    explain,
     focus_map,
-    make_run,
+    make_explained,
     pixels,
-    read_back,
     read_tip,
     snapshot,
     write_snapshot,
 )
 from PIL import Image
 
-from report import explained, page
-
-
-def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
-    """What `attention_maps.card.explain` gives, made up."""
-    rng = np.random.default_rng(step + len(prefix))
-    need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
-    need[-1] = np.nan
-    knockout = rng.normal(size=(L, H, T)).astype(np.float32)
-    knockout[..., -1] = np.nan
-    lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
-    lens[:, -1] = np.nan
-    found = {"need": need, "knockout": knockout, "lens": lens,
-             "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
-             "predicted_ids": rng.integers(0, 16, (T, 5)),
-             "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
-             "writes_ids": rng.integers(0, 16, (L, H, T, 6)), "words_ids": np.arange(16),
-             "words": np.array(words or [f" n{i}" for i in range(16)])}
-    return {prefix + name: value for name, value in found.items()}
-
-
-def make_explained(folder, words=None):
-    run = make_run(folder, words=words)
-    for step in (0, 10, 20):
-        parts = explain(step=step, words=words) | explain(step=step, prefix="repeat_", words=words)
-        write_snapshot(run, {**snapshot(step=step, words=words), **parts})
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        if row["step"] >= 10:
-            row |= {"wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
-                    "wiring/induction_se/L1H1/keys/L0H2": 0.02,
-                    "wiring/induction/L1H1/queries/L0H2": 0.01,
-                    "wiring/induction_se/L1H1/queries/L0H2": 0.02}
-        row |= {"probe/repeat_gain": row["step"] / 10, "probe/repeat_gain_se": 0.1}
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
-
-
-def test_what_is_packed_comes_back():
-    held = explain() | explain(prefix="repeat_")
-    for name, prefix in (("text", ""), ("repeat", "repeat_")):
-        found = explained.pack_explained(held, name)
-        numbers = np.frombuffer(zlib.decompress(found.floats), np.uint8).reshape(2, -1)
-        numbers, start = numbers.T.copy().view("<f2").ravel(), 0
-        need = held[f"{prefix}need"]
-        for part in (need[np.tri(16, dtype=bool)], *(held[prefix + key] for key in
-                                                      explained.FLOATS)):
-            here = numbers[start:start + part.size]
-            assert np.array_equal(here, part.ravel().astype(np.float16), equal_nan=True)
-            start += part.size
-        assert start == len(numbers)
-        ids = np.frombuffer(zlib.decompress(found.ids), "<i4")
-        whole = [held[prefix + key].ravel() for key in explained.IDS]
-        assert np.array_equal(ids, np.concatenate(whole)) and found.words[3] == " n3"
-        assert found.needed == pytest.approx(np.nanmax(np.abs(need)))
-    assert explained.pack_explained(snapshot(), "text") is None
-
-
-def test_the_newest_are_kept_where_not_all_fit(tmp_path, monkeypatch):
-    run = make_explained(tmp_path / "run")
-    content, _ = read_back(page.write_page(run))
-    assert [[bool(one) for one in probe["explained"]] for probe in content["probes"]] == [
-        [True] * 3] * 2
-    size = explained.pack_explained(explain(step=20), "text").size
-    monkeypatch.setattr(explained, "BUDGET", 5 * size)
-    content, _ = read_back(page.write_page(run))
-    assert [[bool(one) for one in probe["explained"]] for probe in content["probes"]] == [
-        [False, True, True]] * 2
-
-
-def test_the_page_has_the_wiring_with_its_errors_and_the_repeat_gain(tmp_path):
-    content, _ = read_back(page.write_page(make_explained(tmp_path / "run")))
-    assert content["wiring"]["steps"] == [0, 10, 20] and content["wiring"]["values"][0] == []
-    assert content["wiring"]["values"][2] == [
-        ["induction", [1, 1], "keys", [0, 2], 0.8, 0.02],
-        ["induction", [1, 1], "queries", [0, 2], 0.01, 0.02]]
-    gain = content["curves"]["probe/repeat_gain"]
-    assert gain["values"][-1] == 2 and set(gain["errors"]) == {0.1}
-    assert "a token's loss is 2.0 ± 0.1 nats lower the second time" in content["conclusion"][0]
+from report import page
 
 
 @pytest.mark.slow
@@ -256,23 +175,3 @@ def test_the_wiring_follows_the_slider(see, tmp_path):
     assert "L1H3" in tab.inner_text("#map-title")
     assert tab.locator("#conclusion li").count() >= 1
     assert tab.locator("#chart-gain svg").is_visible()
-
-
-@pytest.mark.slow
-def test_hostile_words_are_only_text(see, tmp_path):
-    run = make_explained(tmp_path / "run", words=HOSTILE)
-    tab = see(page.write_page(run))
-    tab.check("#needs")
-    for i in range(16):
-        tab.locator("#text .token").nth(i).dispatch_event("click")
-    assert tab.evaluate("window.hacked") is None
-    assert tab.locator("#card img, #card script, #expected img, #expected script").count() == 0
-    assert "<!--" in "".join(tab.locator("#text").all_inner_texts())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1400])
-def test_all_of_it_fits_the_window(see, tmp_path, width):
-    tab = see(page.write_page(make_explained(tmp_path / "run")), width=width)
-    tab.check("#needs")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width

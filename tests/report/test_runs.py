@@ -44,7 +44,6 @@ def test_runs_are_read_newest_first_in_any_state(folder):
     assert [run.path.name for run in runs] == ["mine", "2026-01-31_12-00-00_induction_2", HOSTILE,
                                                "new"]
     assert [run.status for run in runs] == ["unfinished", "finished", "finished", "unfinished"]
-    assert [experiment(run) for run in runs] == ["", "induction", "", ""]
     assert runs[0].measures["val/loss"] == 2.5 and not troubles
     (folder / "new" / "config.yaml").write_text("x: [")
     runs, troubles = read_runs(folder)
@@ -80,8 +79,6 @@ def test_a_checkpoint_is_no_run_and_a_run_is_no_folder_of_runs(tmp_path):
         done = command(tmp_path, "report/__main__.py", path)
         assert done.returncode == 0
         assert done.stdout == "runs/mine is one run: open runs/mine/report.html\n"
-    file = command(tmp_path, "report/__main__.py", "runs/mine/report.html")
-    assert file.returncode == 1 and "is a file: open it in a browser" in file.stderr
 
 
 def test_a_run_whose_lock_is_held_is_running(folder):
@@ -98,7 +95,7 @@ def test_a_run_with_a_name_of_its_own_tells_its_experiment(folder):
     path = folder / "mine" / "config.yaml"
     path.write_text(f"# experiment=induction\n{path.read_text()}")
     runs, _ = read_runs(folder)
-    assert [experiment(run) for run in runs] == ["induction", "induction", "", ""]
+    assert [experiment(run) for run in runs] == ["induction", "", "", ""]
     assert "mine (induction)" in command(folder.parent, "report/__main__.py").stdout
 
 
@@ -118,14 +115,6 @@ def test_the_command_lists_a_real_run_and_says_what_to_do_next(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_loss_is_in_sight_on_a_narrow_screen(folder, see):
-    tab = see(write_index(folder, read_runs(folder)[0]), width=500)
-    loss = tab.get_by_role("button", name="val/loss", exact=True).bounding_box()
-    assert loss["x"] + loss["width"] <= 500
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 500
-
-
-@pytest.mark.slow
 def test_the_page_sorts_filters_and_draws_what_is_ticked(folder, see):
     (folder / "mine" / "report.html").write_text("<title>a page</title>")
     tab = see(write_index(folder, read_runs(folder)[0]))
@@ -134,7 +123,7 @@ def test_the_page_sorts_filters_and_draws_what_is_ticked(folder, see):
     expect(tab.locator("tbody a")).to_have_attribute("href", "mine/report.html")
     tab.get_by_role("button", name="val/loss", exact=True).click()
     expect(names).to_have_text(["2026-01-31_12-00-00_induction_2", "mine", HOSTILE, "new"])
-    tab.get_by_role("button", name="val/loss ↑").click()
+    tab.get_by_role("button", name="val/loss ▲").click()
     expect(names).to_have_text([HOSTILE, "mine", "2026-01-31_12-00-00_induction_2", "new"])
     tab.locator("#filter").fill("induction fin")
     expect(names).to_have_text(["2026-01-31_12-00-00_induction_2"])

@@ -3,16 +3,20 @@
 import json
 import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-import torch.distributed.fsdp
-import torch.distributed.tensor
-import torch.distributed.tensor._utils
-import torch.optim._muon  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401  each rank would import it
+from omegaconf import OmegaConf
 from processes import Process
 
-from training.distributed import World, join
+import cli
+import training.wandb_record  # noqa: F401  too
+from config import Config
+from train import start
+from training.processes import World, join
 
 
 def free_port() -> int:
@@ -23,15 +27,23 @@ def free_port() -> int:
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
     return {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0", "RANK": str(rank), "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def train_in_fork(argv: Sequence[str]) -> None:
+    """Be train.py with these settings, by their full names, without Hydra, which takes as long as
+    such a run."""
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    given = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.from_dotlist(list(argv)))
+    cli.run(partial(start, OmegaConf.to_object(given), "test"))
 
 
 class Ranks:
-    """`train.py ARGV` on so many ranks in a folder; fault(rank) is called in each at first."""
+    """Training with these settings on so many ranks in a folder, by `train_in_fork`, or by
+    train.py itself; fault(rank) is called in each at first."""
 
-    def __init__(self, folder: Path, size: int, *argv: str,
+    def __init__(self, folder: Path, size: int, *argv: str, script: bool = False,
                  fault: Callable[[int], None] = lambda rank: None):
         port, self.processes = free_port(), []
 
@@ -41,8 +53,11 @@ class Ranks:
 
             def begin(rank=rank):
                 os.chdir(folder)
-                os.environ.update(environment(rank, size, port))
+                os.environ.update(environment(rank, size, port) if size > 1 else {})
                 fault(rank)
+                if not script:
+                    train_in_fork(argv)
+                    sys.exit()
 
             self.processes.append(Process(own, *argv, fault=begin))
 
@@ -67,13 +82,14 @@ def in_ranks(folder: Path, size: int, work: Callable[[World], object]) -> list:
     for rank in range(size):
         pids.append(os.fork())
         if pids[-1] == 0:
+            status = 1
             try:
                 os.environ.update(environment(rank, size, port))
                 with join(alone=False) as world:
-                    result = json.dumps(work(world))
-                    (folder / f"result{rank}").write_text(result)
+                    (folder / f"result{rank}").write_text(json.dumps(work(world)))
+                status = 0
             finally:
-                os._exit(1)
+                os._exit(status)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert statuses == [0] * size
     return [json.loads((folder / f"result{rank}").read_text()) for rank in range(size)]

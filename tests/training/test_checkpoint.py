@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from config import UserError
-from training.checkpoint import find_checkpoint, load_run, read_pointer, saved_steps, verify
+from training.checkpoint import (
+    Checkpoints,
+    find_checkpoint,
+    load_run,
+    read_pointer,
+    saved_steps,
+    verify,
+)
+from training.tensors import opened
 
 
 @pytest.fixture
@@ -46,11 +54,9 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
 
 @pytest.mark.slow
 def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
-    from training import checkpoint
-
-    most, prune = [], checkpoint.prune
-    monkeypatch.setattr(checkpoint, "prune", lambda run, *more: (
-        prune(run, *more), most.append(len(saved_steps(run)))))
+    most, prune = [], Checkpoints.prune
+    monkeypatch.setattr(Checkpoints, "prune", lambda self: (
+        prune(self), most.append(len(saved_steps(self.run_dir)))))
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.eval.every = 0, 1, 1
     train_here(tiny)
     assert len(most) > 3 and max(most) <= 2
@@ -79,7 +85,7 @@ def test_no_byte_of_a_manifest_changes_unnoticed(run):
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
-        with pytest.raises(ValueError, match=r"damaged|sha256|format|of step|bytes where|manifest"):
+        with pytest.raises(ValueError, match=r"damaged|sha256|format|bytes where"):
             verify(path.parent)
 
 
@@ -100,3 +106,12 @@ def test_a_checkpoint_is_made_of_safetensors_and_text_alone(run):
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(run):
     with pytest.raises(UserError, match="no checkpoint of step 5: there are 8, 12"):
         load_run(run, 5)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 100])
+def test_a_file_of_tensors_that_is_none_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UserError, match="x cannot be read as safetensors"), \
+            opened(tmp_path / "x"):
+        pass

@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -14,30 +13,30 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from processes import assert_same_run, at_call, finished, rows, tiny
+from processes import assert_same_run, at_call, rows
 from ranks import Ranks, in_ranks, trained
 from safetensors.numpy import load_file
+from steps import Steps
 
 import model
 import training.checkpoint
+import training.device
 import training.evaluate
-import training.optim
-import training.sharding
-from benchmarks import plan
 from config import Config, GPTConfig, OptimConfig, UserError
-from model import GPT
 from training.checkpoint import find_checkpoint
-from training.distributed import World, check
-from training.optim import build_optimizers, update
-from training.sharding import plain_copy, shard_model
+from training.plan import Memory, divide
+from training.processes import World, plain_copy
 from training.tensors import local
 
 
 def odd(text_file: Path, *more: str) -> list[str]:
     """A run of 20 steps, without dropout, of a model whose sizes no number of ranks divides."""
-    return tiny(text_file, "model.dropout=0", "model.n_embd=35", "model.head_dim=10",
-                "model.mlp_hidden=51", "batch_size=16", "max_steps=20", "optim.warmup_steps=1",
-                "eval.every=5", "attention.every=0", "checkpoint.every=5", *more)
+    return ["run_dir=run", "data.source=text", f"data.path={text_file}", "tokenizer.name=char",
+            "device=cpu", "precision=fp32", "compile=false", "model.n_layer=2", "model.n_head=2",
+            "model.n_kv_head=1", "model.n_embd=35", "model.head_dim=10", "model.mlp_hidden=51",
+            "model.block_size=32", "batch_size=16", "max_steps=20", "optim.warmup_steps=1",
+            "log.every=1", "eval.every=5", "checkpoint.every=5", "attention.every=0",
+            "attention.tokens=16", *more]
 
 
 def assert_same_steps(one: Path, other: Path, steps: int = 20):
@@ -64,88 +63,68 @@ slow, soak = pytest.mark.slow, pytest.mark.soak
 
 # (processes, shard) to step 10, and from there on
 @pytest.mark.parametrize("optim, first, then, more", [
-    ("muon", (2, 2), (1, 1), []),
+    pytest.param("muon", (2, 2), (1, 1), [], marks=slow),
     pytest.param("adamw", (2, 1), (2, 2), ["accumulate=4"], marks=slow),
     pytest.param("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"], marks=slow),
-    pytest.param("adamw", (4, 4), (4, 1), ["accumulate=4"], marks=slow),
+    pytest.param("adamw", (4, 4), (4, 1), ["accumulate=4"], marks=soak),
     pytest.param("muon", (1, 1), (4, 4), ["model.tie_embeddings=false", "accumulate=4"],
                  marks=soak),
     pytest.param("adamw", (4, 2), (2, 2), ["model.tie_embeddings=false"], marks=soak)])
 def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
         tmp_path, text_file, optim, first, then, more):
-    argv = odd(text_file, f"optim={optim}", "optim.schedule=constant", *more)
+    argv = odd(text_file, f"optim.name={optim}", "optim.schedule=constant", *more)
 
-    def run(size: int, shard: int, *more: str):
-        if size == 1:
-            finished(tmp_path, *argv, *more)
-        else:
-            said = trained(tmp_path, size, *argv, f"shard={shard}", *more)
-            assert said.count(f"{size} processes") == 1
-
-    run(*first, "max_steps=10")
-    run(*then, "resume=true")
-    finished(tmp_path, *argv, "run_dir=one")
+    for (size, shard), changed in ((first, "max_steps=10"), (then, "resume=true")):
+        said = trained(tmp_path, size, *argv, f"shard={shard}", changed)
+        assert said.count(f"{size} processes") == (size > 1)
+    trained(tmp_path, 1, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
 @soak
 def test_ranks_that_compile_take_the_steps_of_one_that_does_not(tmp_path, text_file):
     said = trained(tmp_path, 2, *odd(text_file, "compile=true", "shard=2"))
-    assert "fp32, compiled" in said and "failed" not in said
-    finished(tmp_path, *odd(text_file), "run_dir=one")
+    assert "fp32, compiled" in said
+    trained(tmp_path, 1, *odd(text_file), "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
-@slow
-def test_dropout_is_the_same_in_every_run_and_another_on_every_rank(tmp_path, text_file):
-    argv = tiny(text_file, "optim=muon", "model.dropout=0.3", "shard=2", "precision=bf16")
-    for name in ("one", "other"):
-        trained(tmp_path, 2, *argv, f"run_dir={name}")
-    assert_same_run(tmp_path / "one", tmp_path / "other")
+def steps_of(world: World, shard: int) -> Steps:
+    """Of a small model whose sizes no number of ranks divides."""
+    return Steps(Config(device="cpu", precision="fp32", compile=False, batch_size=8, shard=shard,
+                        model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
+                        optim=OptimConfig(name="muon")), world)
 
 
-def sharded(world: World, shard: int, optim: str = "muon", **changes):
-    """A model over the ranks, its optimizers, and what takes a step."""
-    torch.manual_seed(0)
-    config = Config(device="cpu", precision="fp32", batch_size=8, shard=shard, max_steps=10,
-                    model=GPTConfig(**{"vocab_size": 97, "block_size": 16, "n_layer": 3,
-                                       "n_head": 2, "n_embd": 36, **changes}),
-                    optim=OptimConfig(name=optim))
-    gpt = GPT(config.model)
-    forward, mesh = shard_model(gpt, config, world.size)
-    optimizers = build_optimizers(gpt, config.optim, mesh=mesh)
+def tokens_of(world: World) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.randint(97, (8 // world.size, 17))
-
-    def step(n=0):
-        return update(forward, gpt, optimizers, tokens[:, :-1], tokens[:, 1:], config, n, world)
-
-    return gpt, optimizers, step
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 @slow
-@pytest.mark.parametrize("size, shard", [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize("size, shard", [(2, 2), (4, 2)])
 def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_path, size, shard):
     def work(world):
-        gpt, optimizers, step = sharded(world, shard)
-        loss, norm, finite = step()
+        take_step = steps_of(world, shard)
+        loss, norms = take_step(*tokens_of(world))
+        gpt = take_step.model
         mine = sum(local(p.detach()).numel() for p in gpt.parameters())
-        state = sum(local(t).numel() for o in optimizers for s in o.state.values()
+        state = sum(local(t).numel() for o in take_step.optimizers for s in o.state.values()
                     for t in s.values() if t.dim())
         plain = plain_copy(gpt, world)
         works = plain is not None and plain(torch.zeros(1, 4).long())[0].isfinite().all().item()
-        return [mine, state, gpt.num_parameters(), loss.item(), norm.item(), bool(finite.all()),
-                works]
+        return [mine, state, gpt.num_parameters(), loss.item(), *norms.tolist(), works]
 
     results = in_ranks(tmp_path, size, work)
     total = results[0][2]
     for mine, state, *_ in results:
         assert mine <= 1.1 * total / shard and state <= 2.2 * total / shard
     assert sum(mine for mine, *_ in results) == total * size // shard
-    assert len({tuple(result[2:6]) for result in results}) == 1
-    assert [result[6] for result in results] == [True] + [False] * (size - 1)
+    assert len({tuple(result[2:-1]) for result in results}) == 1
+    assert [result[-1] for result in results] == [True] + [False] * (size - 1)
 
 
-@pytest.mark.soak  # with -n 0: what a worker has from other tests counts with it
+@soak  # with -n 0: what a worker has from other tests counts with it
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(),
                     reason="only Linux forgets the most memory that a process had")
 @pytest.mark.parametrize("optim, accumulate, meshes", [("adamw", 1, [(2, 1), (2, 2), (4, 4)]),
@@ -157,23 +136,19 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
     def work(world, shard):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system
-        sharded(world, world.size, optim)[-1]()  # what torch takes for itself
+        steps_of(world, world.size)(*tokens_of(world))  # what torch takes for itself
         big = Config(device="cpu", precision="fp32", compile=False, accumulate=accumulate,
                      batch_size=2 * accumulate * world.size, shard=shard,
                      model=GPTConfig(4000, block_size=128, n_layer=8, n_head=8, n_embd=512),
                      optim=OptimConfig(name=optim))
-        planned = plan.measure(big, 2, world.size).at_once
         gc.collect()
         libc.malloc_trim(0)
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
-        gpt = GPT(big.model)
-        forward, mesh = shard_model(gpt, big, world.size)
-        optimizers = build_optimizers(gpt, big.optim, mesh=mesh)
-        tokens = torch.randint(4000, (2 * accumulate, 128))
+        take_step, tokens = Steps(big, world), torch.randint(4000, (2 * accumulate, 128))
         for step in range(3):  # after the second one's forward pass, DDP's memory is all in use
-            update(forward, gpt, optimizers, tokens, tokens, big, step, world)
-        return planned, memory("VmHWM") - before
+            take_step(tokens, tokens, step)
+        return Memory.of(big, world.size).at_once, memory("VmHWM") - before
 
     most = {}
     for size, shard in meshes:
@@ -183,72 +158,58 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
     assert sorted(most.values(), reverse=True) == list(most.values())
 
 
-def collectives(world: World, shard: int) -> dict[str, int]:
-    """How many of each kind a step takes, once DDP has ordered the gradients as they come."""
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    _, _, step = sharded(world, shard)
-    step(0)
-    step(1)
-    with CommDebugMode() as counted:
-        step(2)
-    return {str(op).split(".")[-1]: n for op, n in counted.get_comm_counts().items()}
-
-
 @slow
-@pytest.mark.parametrize("least, groups", [(0, 3), (training.sharding.GROUP, 1)])
-def test_a_step_takes_two_collectives_a_group_and_pass_and_two_a_shape_of_muon(
-        tmp_path, least, groups):
+@pytest.mark.parametrize("shard, counts", [
+    # Of 3 blocks and what is outside them, which stays for the backward pass; of Muon's 3 shapes.
+    (2, {"_allgather_base_": 7, "_reduce_scatter_base_": 4, "all_gather_into_tensor": 6}),
+    (1, {"all_gather_into_tensor": 3, "allreduce_": 1})])  # the gradients, in one
+def test_a_step_takes_two_collectives_a_block_and_pass_and_two_a_shape_of_muon(
+        tmp_path, shard, counts):
     def work(world):
-        training.sharding.GROUP = least
-        return collectives(world, 2)
+        from torch.distributed.tensor.debug import CommDebugMode
 
-    counts, _ = in_ranks(tmp_path, 2, work)
-    parts, shapes = groups + 1, 3  # blocks, and what is outside them, which stays for the backward
-    assert counts == {"_allgather_base_": parts + groups, "_reduce_scatter_base_": parts,
-                      "all_gather_into_tensor": 2 * shapes, "allreduce_": 1}
+        take_step, tokens = steps_of(world, shard), tokens_of(world)
+        take_step(*tokens)
+        take_step(*tokens)  # DDP has ordered the gradients as they come
+        with CommDebugMode() as counted:
+            take_step(*tokens)
+        return {str(op).split(".")[-1]: n for op, n in counted.get_comm_counts().items()}
 
-
-@slow
-def test_whole_models_exchange_gradients_and_what_muon_made_of_their_matrices(tmp_path):
-    counts, _ = in_ranks(tmp_path, 2, partial(collectives, shard=1))
-    assert counts == {"all_gather_into_tensor": 3, "allreduce_": 2}  # shapes; gradients and norms
+    counts["allreduce_"] = counts.get("allreduce_", 0) + 2  # the norms, the loss
+    assert in_ranks(tmp_path, 2, work)[0] == counts
 
 
-def test_what_does_not_go_with_so_many_processes_is_refused(monkeypatch):
-    check(Config(batch_size=12, accumulate=3), 4)
+def test_what_does_not_go_with_so_many_processes_is_refused():
+    def divided(processes, **changes):
+        config = Config(batch_size=12, model=GPTConfig(300), precision="fp32", **changes)
+        return divide(config, processes, 1e9, of_a_machine=2)
+
+    assert divided(4, accumulate=3).shard == 1
     with pytest.raises(UserError, match="make it a multiple of 9"):
-        check(Config(batch_size=12, accumulate=3), 3)
+        divided(3, accumulate=3)
     with pytest.raises(UserError, match="shard=3 does not divide the 4 processes"):
-        check(Config(batch_size=12, shard=3), 4)
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
-    check(Config(run_dir="x", resume="auto"), 2)
-    with pytest.raises(UserError, match="resume=auto"):
-        check(Config(run_dir="x"), 2)
+        divided(4, shard=3)
 
 
 def test_one_process_alone_is_a_world_that_changes_nothing():
     world, values = World(), torch.tensor([1.0, 2.0])
-    assert world.sum(values) is values and world.tell(values) is values
-    assert world.first(max, 3, 4) == 4
-    world.check()
+    assert world.sum(values) is values and world.broadcast(values) is values
+    world.check_stop()
     with pytest.raises(ValueError), world:
         raise ValueError
 
 
-def test_nothing_of_several_processes_goes_through_a_pickle():
-    wrong = re.compile(r"torch\.(load|save)\b|pickle\.(load|dump)|import pickle|dist\.\w*_object|"
-                       r"distributed\.checkpoint")
+def test_nothing_on_the_disk_goes_through_a_pickle():
+    wrong = re.compile(r"torch\.(load|save)\b|pickle\.(load|dump)|import pickle")
     for path in [*ROOT.glob("*.py"), *(path for room in ("training", "attention_maps", "data",
                                                          "benchmarks", "interop", "report", "cli")
                                        for path in (ROOT / room).rglob("*.py"))]:
-        if path.name != "arguments.py":  # tell a "text" from code
-            assert not wrong.search(path.read_text(encoding="utf-8")), path
+        assert not wrong.search(path.read_text(encoding="utf-8")), path
 
 
 # Faults. `fault(rank)` runs in each rank before the program.
 
-def of(rank: int, *call) -> callable:
+def of(rank: int, *call):
     """`processes.at_call` in one rank."""
     return lambda here: at_call(*call)() if here == rank else None
 
@@ -257,71 +218,58 @@ def kill(number: int = signal.SIGKILL):
     return lambda: os.kill(os.getpid(), number)
 
 
-MOMENTS = {"a step": (training.optim, "seed_micro_step", 8),
-           "a saving": (training.checkpoint, "whole", 40),
-           "an evaluation": (training.evaluate, "autocast", 3)}
+def fail():
+    raise ValueError("the card is hot")
 
 
-@slow
-@pytest.mark.parametrize("killed, moment", [(1, "a step"), (0, "a saving"), (1, "an evaluation")])
-def test_a_rank_that_is_killed_ends_the_others_which_name_it(tmp_path, text_file, killed, moment):
-    ranks = Ranks(tmp_path, 2, *odd(text_file), fault=of(killed, *MOMENTS[moment], kill()))
+def sharded(text_file: Path, *more: str) -> list[str]:
+    return odd(text_file, "shard=2", "optim.name=muon", "precision=bf16", "model.dropout=0.3",
+               *more)
+
+
+@pytest.fixture(scope="session")
+def two_ranks(shared, text_file) -> Path:
+    """A run of `sharded` on two ranks that nothing befell."""
+    return shared("two_ranks", lambda folder: trained(folder, 2, *sharded(text_file))) / "run"
+
+
+# In a step, in the first save, in an evaluation.
+@pytest.mark.parametrize("rank, fault", [
+    pytest.param(1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
+    pytest.param(0, (training.checkpoint, "whole", 40, kill()), marks=soak),
+    pytest.param(1, (training.evaluate, "autocast", 3, fail), marks=soak)])
+def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
+        tmp_path, text_file, two_ranks, rank, fault):
+    ranks = Ranks(tmp_path, 2, *sharded(text_file), fault=of(rank, *fault))
     statuses = ranks.wait(60)
-    assert statuses[killed] == -9 and statuses[1 - killed] == 1, ranks.said()
-    error = f"error: process {killed} of 2 has ended, and the run with it"
-    assert ranks.said().count(error) == 1 and "Traceback" not in ranks.said(), ranks.said()
-    run = tmp_path / "run"
-    if (run / "checkpoints" / "last").exists():
-        find_checkpoint(run, "last", pytest.fail)
-    trained(tmp_path, 2, *odd(text_file), "resume=auto")
-    finished(tmp_path, *odd(text_file), "run_dir=one")
-    assert_same_steps(tmp_path / "one", run)
+    assert statuses[rank] in (1, -9) and statuses[1 - rank] == 1, ranks.said()
+    if rank == 1:
+        said = ranks.processes[0].said()
+        assert said.count("error: another process of the run has ended") == 1
+        assert "Traceback" not in said
+    trained(tmp_path, 2, *sharded(text_file), "resume=auto")
+    assert_same_run(two_ranks, tmp_path / "run", 20)
 
 
-SIGNALS = {"the second amid a step": (1, training.optim, "seed_micro_step", 8, 8, signal.SIGINT),
-           "the second amid an evaluation": (1, training.evaluate, "autocast", 3, 10,
-                                             signal.SIGTERM)}
-
-
-@slow
-@pytest.mark.parametrize("moment", SIGNALS)
+@pytest.mark.parametrize("number, step, call", [
+    pytest.param(signal.SIGTERM, 10, (training.evaluate, "autocast", 3), marks=slow),
+    pytest.param(signal.SIGINT, 8, (training.device, "seed_micro_step", 8), marks=soak)])
 def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
-        tmp_path, text_file, moment):
-    rank, module, name, call, step, number = SIGNALS[moment]
-    argv = odd(text_file, "checkpoint.every=0")
-    ranks = Ranks(tmp_path, 2, *argv, fault=of(rank, module, name, call, kill(number)))
+        tmp_path, text_file, two_ranks, number, step, call):
+    argv = sharded(text_file, "checkpoint.every=0")
+    ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
     assert ranks.wait(60) == [128 + number] * 2, ranks.said()
     said, = re.findall(r"stopped after (\d+) steps; to go on", ranks.said())
     assert int(said) in (step, step + 1)
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == int(said)
     trained(tmp_path, 2, *argv, "resume=true")
-    finished(tmp_path, *argv, "run_dir=one")
-    assert_same_steps(tmp_path / "one", tmp_path / "run")
-
-
-@slow
-def test_a_rank_that_fails_is_named_with_its_reason_while_the_first_draws(tmp_path, text_file):
-    def fail():
-        raise ValueError("the card is hot")
-
-    def fault(rank):
-        import attention_maps.picture
-
-        if rank == 0:
-            at_call(attention_maps.picture, "printable", 20, lambda: time.sleep(2))()
-        if rank == 2:
-            at_call(training.optim, "seed_micro_step", 3, fail)()
-
-    ranks = Ranks(tmp_path, 3, *odd(text_file, "batch_size=6"), fault=fault)
-    assert ranks.wait() == [1, 1, 1]
-    error = "error: process 2 of 3 has ended (the card is hot)"
-    assert ranks.said().count(error) == 1, ranks.said()
+    assert_same_run(two_ranks, tmp_path / "run", 20)
 
 
 @slow
 def test_what_is_not_finite_on_one_rank_is_so_for_all(tmp_path, text_file):
     def fault(rank):
-        now, seed, forward = 0, training.optim.seed_micro_step, model.GPT.forward
+        now, seed, forward = 0, training.device.seed_micro_step, model.GPT.forward
 
         def seeded(s, step, *more):
             nonlocal now
@@ -332,61 +280,22 @@ def test_what_is_not_finite_on_one_rank_is_so_for_all(tmp_path, text_file):
             logits, loss = forward(self, *args, **more)
             return logits, loss * np.nan if rank == 1 and self.training and now == 7 else loss
 
-        training.optim.seed_micro_step, model.GPT.forward = seeded, poisoned
+        training.device.seed_micro_step, model.GPT.forward = seeded, poisoned
 
     ranks = Ranks(tmp_path, 2, *odd(text_file), fault=fault)
     assert ranks.wait() == [1, 1]
     error, = re.findall("^error: .*", ranks.said(), re.M)
     assert error.startswith("error: step 7: the loss and the gradient of")
-    trained(tmp_path, 2, *odd(text_file, "run_dir=skip", "on_nonfinite=skip"), fault=fault)
-    assert [row["train/skipped"] for row in rows(tmp_path / "skip")[1:]] == [0] * 6 + [1] * 14
-
-
-@slow
-def test_a_run_of_four_that_is_killed_goes_on_as_two(tmp_path, text_file):
-    ranks = Ranks(tmp_path, 4, *odd(text_file, "shard=4"))
-    ranks.processes[0].wait_for(tmp_path / "run" / "checkpoints" / "step_00000010")
-    for process in ranks.processes:
-        process.signal(signal.SIGKILL)
-    ranks.wait()
-    trained(tmp_path, 2, *odd(text_file), "resume=auto")
-    finished(tmp_path, *odd(text_file), "run_dir=one")
-    assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
 @slow
 def test_a_mistake_is_said_once(tmp_path, text_file):
-    for wrong, sentence in ((["batch_sise=4"], "batch_sise is not a setting"),
-                            (["data.path=nothing"], "nothing"),
-                            (["batch_size=3"], "batch_size=3 cannot be divided among 2")):
-        ranks = Ranks(tmp_path, 2, *odd(text_file), *wrong)
+    for wrong, sentence in (("batch_sise=4", "batch_sise"), ("data.path=nothing", "nothing"),
+                            ("batch_size=3", "batch_size=3 cannot be divided among 2")):
+        ranks = Ranks(tmp_path, 2, *odd(text_file), "tokenizer=char", wrong, script=True)
         assert ranks.processes[0].wait(30) == 1
         ranks.processes[1].signal(signal.SIGTERM)  # as torchrun does
         ranks.wait(30)
         said = re.findall("^error: .*", ranks.said(), re.M)
         assert len(said) == 1 and sentence in said[0], ranks.said()
         assert not (tmp_path / "run").exists()
-
-
-@slow
-def test_a_rank_with_another_text_is_named(tmp_path, text_file):
-    other = tmp_path / "other.txt"
-    other.write_text(text_file.read_text("utf-8") + "more", "utf-8")
-    argv = [arg for arg in odd(text_file) if not arg.startswith("data.path")]
-    (tmp_path / "text.txt").write_text(text_file.read_text("utf-8"), "utf-8")
-
-    def fault(rank):
-        import data.tokens as tokens
-        import train as _  # noqa: F401
-        if rank == 1:
-            prepared = tokens.Tokens.__init__
-
-            def changed(self, *args, **more):
-                prepared(self, *args, **more)
-                object.__setattr__(self, "fingerprint", "0" * 64)
-
-            tokens.Tokens.__init__ = changed
-
-    ranks = Ranks(tmp_path, 2, *argv, f"data.path={tmp_path / 'text.txt'}", fault=fault)
-    assert ranks.wait(60) == [1, 1]
-    assert "process 1 of 2 has ended (the text here" in ranks.said(), ranks.said()

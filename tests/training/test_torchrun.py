@@ -1,7 +1,6 @@
 """Several processes under a real torchrun: restarts, signals, machines that are lost, ends."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,19 +9,20 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from processes import finished
-from ranks import free_port
+from processes import Process, at_call
+from ranks import free_port, train_in_fork, trained
 from test_distributed import assert_same_steps, odd
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+import training.device
 from training.checkpoint import find_checkpoint
 
 SCRIPT = f"""
-import os, runpy, signal, sys, time
+import os, runpy, sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-def signals(number, then=0):
-    os.kill(os.getpid(), number)
-    time.sleep(then)
+from processes import at_call, hasten
+hasten()
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 FAULT
 sys.argv[0] = {str(ROOT / 'train.py')!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -32,14 +32,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 class Torchrun:
     """`torchrun … train.py ARGV` in a folder.
 
-    `fault` is Python that each process runs first, which knows its `rank` and `attempt`.
+    `fault` is Python that each process runs first, which knows its `attempt`.
     """
 
     def __init__(self, folder: Path, processes: int, *argv: str, fault: str = "",
                  options: tuple = ("--standalone",), name: str = "torchrun",
                  env: dict | None = None):
         script, self.log = folder / f"{name}.py", folder / f"{name}.txt"
-        fault = fault and f"from processes import at_call\n{fault}"
         script.write_text(SCRIPT.replace("FAULT", fault))
         with self.log.open("w") as log:
             self.agent = subprocess.Popen(
@@ -76,34 +75,39 @@ class Torchrun:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def statuses(self) -> dict[int, int]:
-        """The exit status of each process that failed, from torchrun's report."""
-        found = re.findall(r"rank +: (\d+) .*\n.*exitcode +: (-?\d+)", self.said())
-        return {int(rank): int(status) for rank, status in found}
+
+def settings(text_file: Path, *more: str) -> list[str]:
+    return odd(text_file, "tokenizer=char", *more)
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_is_named_and_torchrun_goes_on_from_the_last_checkpoint(
-        tmp_path, text_file):
-    argv, fault = odd(text_file, "optim=muon"), """
-import training.optim
-if rank == 1 and not attempt:
-    at_call(training.optim, "seed_micro_step", 8, lambda: signals(signal.SIGKILL))()
-"""
-    torchrun = Torchrun(tmp_path, 2, *argv, "resume=auto", fault=fault,
-                        options=("--standalone", "--max-restarts=1"))
+def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp_path, text_file):
+    """By its agent, whose processes are forks of this one."""
+    argv = odd(text_file, "optim.name=muon", "resume=auto")
+
+    def work():
+        if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            at_call(training.device, "seed_micro_step", 8,
+                    lambda: os.kill(os.getpid(), signal.SIGKILL))()
+        train_in_fork(argv)
+
+    def launch():
+        elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+                                    max_restarts=1, start_method="fork"), work)()
+        sys.exit()
+
+    torchrun = Process(tmp_path, fault=launch)
     assert torchrun.wait() == 0, torchrun.said()
-    assert torchrun.said().count("error: process 1 of 2 has ended") == 1
-    assert "Traceback" not in torchrun.said()
+    assert torchrun.said().count("error: another process of the run has ended") == 1
     assert torchrun.said().count("resuming at step 5") == 1
-    finished(tmp_path, *argv, "run_dir=one")
+    trained(tmp_path, 1, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
 @pytest.mark.soak
 def test_a_signal_to_torchrun_saves_and_the_run_goes_on(tmp_path, text_file):
-    argv = odd(text_file, "max_steps=400", "optim.schedule=constant", "checkpoint.every=0",
-               "eval.every=0")
+    argv = settings(text_file, "max_steps=400", "optim.schedule=constant", "checkpoint.every=0",
+                    "eval.every=0")
     torchrun = Torchrun(tmp_path, 2, *argv)
     torchrun.wait_for("step  20 ")
     torchrun.agent.terminate()
@@ -111,14 +115,15 @@ def test_a_signal_to_torchrun_saves_and_the_run_goes_on(tmp_path, text_file):
     assert torchrun.said().count("to go on: python train.py") == 1
     step = find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"]
     assert step >= 20
-    finished(tmp_path, *argv, "resume=true", f"max_steps={step + 5}")
+    trained(tmp_path, 1, *argv, "resume=true", f"max_steps={step + 5}", script=True)
 
 
 @pytest.mark.soak
-def test_twenty_ends_of_four_processes_are_clean(tmp_path, text_file):
-    for n in range(20):
-        torchrun = Torchrun(tmp_path, 4, *odd(text_file, "max_steps=1", f"run_dir=run{n}",
-                                              "optim.warmup_steps=0", "shard=2"))
+@pytest.mark.parametrize("processes", [2, 4])
+def test_twelve_ends_of_sharded_processes_are_clean(tmp_path, text_file, processes):
+    for n in range(12):
+        torchrun = Torchrun(tmp_path, processes, *settings(
+            text_file, "max_steps=1", f"run_dir=run{n}", "optim.warmup_steps=0", "shard=2"))
         assert torchrun.wait() == 0, torchrun.said()
 
 
@@ -132,10 +137,10 @@ def test_of_two_machines_one_is_killed(tmp_path, text_file, nodes):
     options = (f"--nnodes={nodes}", "--max-restarts=3", "--rdzv-backend=c10d",
                f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=glass",
                "--rdzv-conf=last_call_timeout=5")
-    argv = odd(text_file, "optim=muon", "resume=auto")
+    argv = settings(text_file, "optim=muon", "resume=auto")
     slow = """
-import training.optim
-at_call(training.optim, "seed_micro_step", 15, lambda: time.sleep(0 if attempt else 6))()
+import training.device
+at_call(training.device, "seed_micro_step", 15, lambda: time.sleep(0 if attempt else 6))()
 """
     one = Torchrun(tmp_path, 2, *argv, options=options, env=env, name="one", fault=slow)
     end = time.monotonic() + 90
@@ -154,5 +159,5 @@ at_call(training.optim, "seed_micro_step", 15, lambda: time.sleep(0 if attempt e
         assert again.wait() == 0, one.said() + again.said()
     assert one.wait() == 0, one.said()
     assert "resuming at step 10" in one.said() + (again.said() if nodes == "2" else "")
-    finished(tmp_path, *argv, "resume=false", "run_dir=whole")
+    trained(tmp_path, 1, *argv, "resume=false", "run_dir=whole", script=True)
     assert_same_steps(tmp_path / "whole", tmp_path / "run")

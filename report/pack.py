@@ -1,0 +1,224 @@
+"""Attention maps, and what predictions needed → compressed bytes for the page.
+
+A map is a (T, T) table of weights, query row by key column; only its lower triangle is kept, row
+after row: as captured, or in a byte a weight, whichever fits.
+"""
+
+import base64
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+PROBES = ("text", "repeat")
+KINDS = ("float16", "bytes")  # how maps are kept, the more exact first
+LEVELS = 255  # steps of a byte between zero and the row's largest weight
+LONGEST_TOKEN = 100  # characters shown
+FLOATS = ("knockout", "lens", "direct", "predicted")  # after the lower triangle of need
+IDS = ("predicted_ids", "writes_ids")
+
+
+class Probe(NamedTuple):
+    """What a snapshot holds of a probe beside its maps."""
+
+    shape: tuple[int, int, int]  # L, H, T
+    tokens: tuple[str, ...]
+    period: int | None
+
+
+class Packed(NamedTuple):
+    """Two parts of a snapshot in base64, and the top of the scale of their colours."""
+
+    parts: tuple[str, str]
+    largest: float
+    words: dict[int, str]  # tokens that they name by their ids
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts)) + 200
+
+
+class Shot:
+    """A snapshot to pack; `load()` opens what its .npz holds.
+
+    What was packed is cached: the page after the next snapshot costs the work of that one alone.
+    """
+
+    def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
+        self.step, self._load, self._cache = step, load, {}
+
+    @cached_property
+    def probes(self) -> dict[str, Probe]:
+        """The probes it has; none where the file cannot be read."""
+        try:
+            with self._load() as held:
+                return {name: describe(held, name) for name in PROBES if name in held}
+        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+            return {}
+
+    def packed(self, name: str, kind: str) -> Packed | None:
+        """What `pack` gives, from the cache where it was packed before."""
+        if (name, kind) not in self._cache:
+            self._cache[name, kind] = self.pack(name, kind)
+        return self._cache[name, kind]
+
+    def pack(self, name: str, kind: str) -> Packed | None:
+        """The maps of a probe in one of KINDS; or its `needs`, None where they were not
+        measured."""
+        with self._load() as held:
+            if kind == "needs":
+                return pack_needs(held, name)
+            return pack_maps(shown(held, name), shown(held, f"{name}_value_norms"), kind)
+
+
+def shown(held, key: str) -> np.ndarray:
+    """What a snapshot holds under a key; of the repeats the row with the longest period."""
+    if not key.startswith("repeat"):
+        return held[key]
+    row = np.argmax(held["repeat_periods"])
+    return held[key][row] if key == "repeat_tokens" else held[key][:, row]
+
+
+def describe(held, name: str) -> Probe:
+    period = int(held["repeat_periods"].max()) if name == "repeat" else None
+    tokens = tuple(map(str, shown(held, f"{name}_tokens")))
+    return Probe(shown(held, name).shape[:3], tokens, period)
+
+
+# --- packed ---------------------------------------------------------------------------------------
+
+
+def pack_maps(maps: np.ndarray, norms: np.ndarray, kind: str) -> Packed:
+    """Pack maps (L, H, T, T) and value norms (L, H, T); the scale ends at their largest product.
+
+    float16: all weights, see `halves`. Otherwise the rows' largest weights (L, H, T) as
+    little-endian float32, then the codes of the weights.
+    """
+    T = maps.shape[-1]
+    lower = np.tri(T, dtype=bool)
+    largest, scales, codes = 0.0, [], []
+    # One head at a time: in float64 all of them can be many gigabytes.
+    for head, norm in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
+        largest = max(largest, float(np.nan_to_num(head * norm).max()))
+        if kind == "float16":
+            codes.append(head[lower])
+        else:
+            code, scale = to_bytes(head)
+            scales.append(scale.astype("<f4").tobytes())
+            codes.append(code[lower].tobytes())
+    packed = halves(np.concatenate(codes)) if kind == "float16" else b"".join(scales + codes)
+    return Packed((in_base64(packed), in_base64(norms.astype("<f4").tobytes())), largest, {})
+
+
+def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Maps (…, T, T) → codes (…, T, T) uint8 and each row's largest weight (…, T) float32:
+    weight ≈ code · largest / LEVELS.
+
+    The running sum is rounded, not the weights: each is off by less than a level, and so is the
+    row's sum, however many small weights it has.
+    """
+    A = np.nan_to_num(A.astype(np.float64))
+    largest = A.max(axis=-1).astype(np.float32)  # exact: a captured weight
+    scale = np.where(largest > 0, largest, 1).astype(np.float64)
+    running = np.floor(np.cumsum(A * (LEVELS / scale)[..., None], axis=-1) + 0.5)
+    return np.diff(running, axis=-1, prepend=0).clip(0, LEVELS).astype(np.uint8), largest
+
+
+def pack_needs(held, name: str) -> Packed | None:
+    """Pack what the predictions of a probe needed, and the cards of its tokens: numbers, ids."""
+    prefix = "" if name == "text" else f"{name}_"
+    if f"{prefix}need" not in held:
+        return None
+    need = held[f"{prefix}need"]
+    numbers = [need[np.tri(len(need), dtype=bool)], *(held[prefix + key] for key in FLOATS)]
+    floats = halves(np.concatenate([part.ravel() for part in numbers]))
+    ids = np.concatenate([held[prefix + key].ravel() for key in IDS]).astype("<i4")
+    words = dict(zip(held[f"{prefix}words_ids"].tolist(), map(str, held[f"{prefix}words"])))
+    largest = float(np.abs(need[np.isfinite(need)]).max(initial=1e-3))
+    return Packed((in_base64(floats), in_base64(ids.tobytes())), largest, words)
+
+
+def halves(numbers: np.ndarray) -> bytes:
+    """Numbers (N,) as float16: the low bytes of all, then the high ones, since like bytes compress
+    better. What is too large for float16 shows as unknown."""
+    with np.errstate(over="ignore"):
+        return numbers.astype("<f2").view(np.uint8).reshape(-1, 2).T.tobytes()
+
+
+def in_base64(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+# --- as much as fits ------------------------------------------------------------------------------
+
+
+class Blobs(list):
+    """What is in the page in base64, an element each; the page's data has their places."""
+
+    def put(self, packed: Packed) -> list:
+        """Add what is packed: [the place of its first part, of its second, its largest]."""
+        self.extend(packed.parts)
+        return [len(self) - 2, len(self) - 1, float(f"{packed.largest:.6g}")]
+
+
+def thin(items: list, most: int) -> list:
+    """At most `most` of the items, evenly, with the last, and the first where two have room."""
+    if len(items) <= most:
+        return items
+    if most == 1:
+        return items[-1:]
+    return [items[i] for i in np.linspace(0, len(items) - 1, most).round().astype(int)]
+
+
+def maps_that_fit(runs: list[list[Shot]], names: tuple[str, ...], room: int, most: int,
+                  blobs: Blobs) -> list[dict | None]:
+    """Add as much of the runs' maps to `blobs` as fits into `room` bytes, and give what the page
+    needs to know of those of each run; None where it has none, or there is no room for it.
+
+    All are kept in one way, so that any two runs can be compared: the most exact one that fits;
+    where none does, fewer snapshots of each run than the `most`, at last without the last runs.
+    """
+    # As the newest has them: another page would show other tokens.
+    left = [[shot for shot in shots if shot.probes == shots[-1].probes] for shots in runs]
+    dropped = []
+    while True:
+        chosen = [thin(shots, most) for shots in left]
+        for kind in KINDS:
+            each = (size for shots in chosen for size in sizes(shots, names, kind))
+            if all(total <= room for total in accumulate(each)):
+                found = [put_maps(shots, names, kind, blobs) | {"of": len(of)} if shots else None
+                         for shots, of in zip(chosen, runs)]
+                return found + dropped
+        if most > 1:
+            most //= 2
+        else:
+            left, dropped = left[:-1], [*dropped, None]
+
+
+def sizes(shots: list[Shot], names: tuple[str, ...], kind: str) -> Iterator[int]:
+    """Bytes that a run's snapshots take in the page, one by one, packed when they are asked for."""
+    for name in (name for name in names if shots and name in shots[-1].probes):
+        yield len(str(shots[-1].probes[name].tokens))
+        for shot in shots:
+            yield shot.packed(name, kind).size
+
+
+def put_maps(shots: list[Shot], names: tuple[str, ...], kind: str, blobs: Blobs) -> dict:
+    """Add the maps of a run's snapshots to `blobs`, and give what the page needs to know of
+    them."""
+    probes = [{"name": name, "period": probe.period, "T": probe.shape[2],
+               "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
+               "kind": kind,
+               "maps": [blobs.put(shot.packed(name, kind)) for shot in shots]}
+              for name, probe in shots[-1].probes.items() if name in names]
+    shape = next(iter(shots[-1].probes.values())).shape[:2]
+    return {"steps": [shot.step for shot in shots], "shape": shape, "probes": probes}
+
+
+def clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most - 1] + "…"

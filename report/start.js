@@ -1,0 +1,44 @@
+// The page of a run, or of one prompt, put together. Stands last.
+
+// [layer, head] that tells most: of induction, where there is any, else of the token before.
+function firstHead() {
+  const score = (name, head) => valueAt(`heads/${name}/${head}`, measured[name]?.at(-1)) ?? 0;
+  const best = name => headNames.reduce((best, head) => score(name, head) > score(name, best) ? head : best, headName(0, 0));
+  const inducing = best("induction"), clear = score("induction", inducing) >= 0.15 || !measured.previous_token;
+  return (clear ? inducing : best("previous_token")).slice(1).split("H").map(Number);
+}
+
+async function start() {
+  entitle(data.title, "GlassGPT");
+  const shared = groups < H ? ` over ${some(groups, "key/value head")}` : "";
+  const facts = L ? [some(L, "layer"), some(H, "head") + shared] : [];
+  if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${data.kind === "run" ? " of text shown" : ""}`);
+  if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
+  $("summary").textContent = facts.join(" · ");
+  $("conclusion").hidden = !data.conclusion?.length;
+  $("conclusion").append(...(data.conclusion ?? []).map(sentence => el("li", {}, sentence)));
+  $("nothing").hidden = data.probes.length > 0;
+  if (data.of) $("nothing").textContent = "These tokens are too many for a page to hold their attention maps.";
+  $("looking").hidden = !data.probes.length;
+  [state.layer, state.head] = firstHead();
+  setUpTheme(() => { if (data.kind === "run") drawTraining(); draw(); });
+  setUpControls();
+  if (data.kind === "run") { setUpTraining(); drawTraining(); }
+  if (data.probes.length) {
+    drawMap = cells($("map"), "attention map; arrow keys read its cells");
+    drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
+    $("looking").querySelector(".stage").classList.toggle("many", H > 14);
+  }
+  takeAddress();
+  if (data.probes.length) drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);
+  onhashchange = () => {
+    takeAddress();
+    choose(state.layer, state.head);
+    show();
+  };
+  if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, () => $("play").textContent !== "▶");
+  await show();
+  scrollAsBefore();
+}
+
+start();

@@ -1,0 +1,140 @@
+"""What holds for every page: nothing in its data is run, it fits its window, all of it is reached
+by the keyboard, it is light or dark. In Chromium, from files."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pages import (
+    HOSTILE,
+    explain,
+    fail_job,
+    make_explained,
+    make_job,
+    make_run,
+    pixels,
+    read_back,
+    snapshot,
+)
+
+from report import page
+from report.compare import compare_runs
+from report.runs import read_runs, write_index
+from report.sweep import read_sweep
+from report.sweep_page import write_sweep_page
+
+NAME = "<img src=x onerror=window.hacked=1>"
+TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
+
+
+def of_run(folder: Path, words: list[str] | None) -> Path:
+    run = make_explained(folder / NAME, words=words, samples=words and ["".join(words)] * 3,
+                         name=HOSTILE[0] if words else "tiny")
+    return page.write_page(run)
+
+
+def of_prompt(folder: Path, words: list[str] | None) -> Path:
+    held = snapshot(words=words) | explain(words=words)
+    return page.attention_page(held, NAME, folder / "prompt.html", groups=2, prompted=9,
+                               scores={f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)})
+
+
+def of_sweep(folder: Path, words: list[str] | None) -> Path:
+    for k, value in enumerate(TYPED[::3] if words else ["1", "2", "4"]):
+        run = make_job(folder / NAME, {"model.x": value, HOSTILE[0]: "1"}, 2 + k / 10, words=words)
+        if words and k % 2 == 0:
+            fail_job(run, value)
+    return write_sweep_page(folder / NAME, read_sweep(folder / NAME))
+
+
+def of_comparison(folder: Path, words: list[str] | None) -> Path:
+    runs = [make_run(folder / name, words=words) for name in (NAME, "two")]
+    return compare_runs(runs, folder / "compare.html")
+
+
+def of_runs(folder: Path, words: list[str] | None) -> Path:
+    for name in (NAME, "two"):
+        make_run(folder / "runs" / name, words=words)
+    return write_index(folder / "runs", read_runs(folder / "runs")[0])
+
+
+every_page = pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep, of_comparison, of_runs])
+
+
+@every_page
+def test_data_cannot_leave_its_element(tmp_path, write: Callable):
+    path = write(tmp_path, HOSTILE)
+    text, (content, blobs) = path.read_bytes(), read_back(path)
+    assert text.count(b"<script") == 2 + len(blobs)
+    data = re.search(rb'id="data">(.*?)</script>', text, re.S)[1]
+    assert data.isascii() and not re.search(rb"[<>&\0]", data)
+    assert b"default-src 'none'" in text and NAME in str(content)
+
+
+@pytest.mark.slow
+@every_page
+def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
+    tab = see(write(tmp_path, HOSTILE))
+    for canvas in tab.locator("canvas[tabindex]").all():
+        canvas.dispatch_event("focus")
+    for mark in tab.locator("#text .token, .chip, .dot, summary, tbody tr, option").all():
+        mark.dispatch_event("pointerenter")
+        mark.dispatch_event("click")
+    if tab.locator("#needs").is_visible():
+        tab.check("#needs")
+    assert tab.evaluate("window.hacked") is None and tab.locator("main img").count() == 0
+    assert NAME in tab.inner_text("body")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+@pytest.mark.slow
+@every_page
+@pytest.mark.parametrize("width", [360, 2560])
+def test_it_fits_the_window(see, tmp_path, write: Callable, width):
+    tab = see(write(tmp_path, None), width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    for part in tab.locator("main canvas, main svg, main pre, main input, main select").all():
+        if part.is_visible() and not part.evaluate("part => part.closest('.heads-grid, .scroll')"):
+            box = part.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("write", "order"), [
+    (of_run, ["theme BUTTON", "play BUTTON", "step INPUT", "probe SELECT", "looks INPUT",
+              "raw INPUT", "average INPUT", "heads-grid BUTTON", "map CANVAS", "text BDI",
+              "expected BUTTON", "card CANVAS", "scores CANVAS", "trajectory svg", "births svg",
+              "births g", "chart-loss svg", "sample-before BUTTON", "sample-step SELECT",
+              "config SUMMARY"]),
+    (of_sweep, ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV", "settings BUTTON",
+                "chips BUTTON", "curve-0 svg", "curve-1 svg", "against-0 g", "head-induction svg",
+                "heads-ends DIV", "play BUTTON", "step INPUT", "raw INPUT", "average INPUT",
+                "sides SELECT", "sides BUTTON", "sides CANVAS"])])
+def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
+    tab, found = see(write(tmp_path, None)), []
+    for _ in range(65):
+        tab.keyboard.press("Tab")
+        found.append(tab.evaluate("""(e => (e.id || e.closest("[id]")?.id || "")
+                                  + " " + e.tagName)(document.activeElement)"""))
+        outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none" or found[-1].endswith(" BODY")
+    places = [found.index(name) for name in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [of_run, of_sweep])
+def test_light_and_dark(see, tmp_path, write: Callable):
+    path = write(tmp_path, None)
+    tab, map_of = see(path, color_scheme="dark"), "#map canvas, .map canvas >> nth=0"
+    look = ("[getComputedStyle(document.documentElement).backgroundColor, "
+            "getComputedStyle(document.querySelector('svg .bold')).stroke]")
+    dark, picture = tab.evaluate(look), pixels(tab, map_of)
+    tab.click("#theme")
+    light = tab.evaluate(look)
+    assert all(a != b for a, b in zip(light, dark)) and pixels(tab, map_of) != picture
+    tab.reload()
+    tab.wait_for_timeout(200)
+    assert tab.evaluate(look) == light  # remembered
+    assert see(path, color_scheme="light").evaluate(look) == light

@@ -1,0 +1,103 @@
+"""Maps and needs in the page: what they come back as, and how much of them fits."""
+
+import base64
+import zlib
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import (
+    causal,
+    check_maps,
+    explain,
+    make_run,
+    read_back,
+    snapshot,
+    unpack,
+)
+
+from report import pack, page
+
+
+def packed(maps: np.ndarray, kind: str) -> bytes:
+    return zlib.decompress(base64.b64decode(
+        pack.pack_maps(maps, np.ones(maps.shape[:3]), kind).parts[0]))
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.floats(0, 12), st.integers(0, 2**32))
+def test_maps_come_back_as_they_are_promised(T, H, sharp, seed):
+    A = causal(np.random.default_rng(seed), 1, H, T, sharp=sharp)
+    exact, _ = unpack(packed(A, "float16"), "float16", 1, H, T)
+    assert (exact == A).all()
+    found, bound = unpack(packed(A, "bytes"), "bytes", 1, H, T)
+    check_maps(found, A)
+    assert (np.abs(found - A) <= bound[..., None] * 1.0001).all()
+
+
+def test_a_diffuse_row_keeps_its_mass_and_a_diverged_one_breaks_nothing():
+    row = np.r_[np.full(2000, 1.0), 3000.0]
+    codes, largest = pack.to_bytes((row / row.sum())[None])
+    assert abs((codes * largest[:, None] / pack.LEVELS).sum() - 1) < 0.01
+    for broken in (np.full((3, 3), np.nan), np.zeros((3, 3))):
+        assert not pack.to_bytes(broken)[0].any()
+
+
+def test_what_predictions_needed_comes_back():
+    held = explain() | explain(prefix="repeat_")
+    for name, prefix in (("text", ""), ("repeat", "repeat_")):
+        found = pack.pack_needs(held, name)
+        floats, ids = (zlib.decompress(base64.b64decode(part)) for part in found.parts)
+        need = held[f"{prefix}need"]
+        whole = [need[np.tri(16, dtype=bool)], *(held[prefix + key] for key in pack.FLOATS)]
+        numbers = np.frombuffer(floats, np.uint8).reshape(2, -1).T.copy().view("<f2").ravel()
+        expected = np.concatenate([part.ravel() for part in whole]).astype(np.float16)
+        assert np.array_equal(numbers, expected, equal_nan=True)
+        whole = [held[prefix + key].ravel() for key in pack.IDS]
+        assert np.array_equal(np.frombuffer(ids, "<i4"), np.concatenate(whole))
+        assert found.words[3] == " n3" and found.largest == pytest.approx(np.nanmax(np.abs(need)))
+    assert pack.pack_needs(snapshot(), "text") is None
+
+
+# What fits
+
+def test_a_small_run_is_packed_exactly(tmp_path):
+    run = make_run(tmp_path / "run")
+    path = page.write_page(run)
+    assert path == run / "report.html"
+    assert {p.name for p in run.iterdir()} == {"attention", "config.yaml", "metrics.jsonl",
+                                               "report.html", "samples.jsonl"}
+    content, blobs = read_back(path)
+    assert content["steps"] == [0, 10, 20]
+    text, repeat = content["probes"]
+    assert text["kind"] == repeat["kind"] == "float16"
+    assert repeat["tokens"] == [f"r{i % 8}" for i in range(16)]
+    for k, step in enumerate(content["steps"]):
+        held = snapshot(step=step)
+        maps, norms, largest = text["maps"][k]
+        assert (unpack(blobs[maps], "float16", 2, 4, 16)[0] == held["text"]).all()
+        assert (np.frombuffer(blobs[norms], "<f4") == held["text_value_norms"].reshape(-1)).all()
+        product = held["text"] * held["text_value_norms"][:, :, None]
+        assert largest == pytest.approx(product.max(), rel=1e-3)
+        maps = repeat["maps"][k][0]  # of the longest period
+        assert (unpack(blobs[maps], "float16", 2, 4, 16)[0] == held["repeat"][:, 1]).all()
+
+
+@pytest.mark.parametrize(("room", "kind", "steps"), [
+    (400_000, "float16", 6), (180_000, "bytes", 6), (100_000, "bytes", 3), (40_000, "bytes", 1)])
+def test_what_is_too_large_is_kept_more_coarsely_then_at_fewer_steps(room, kind, steps):
+    shots = [pack.Shot(step, lambda step=step: nullcontext(snapshot(2, 2, 80, step)))
+             for step in range(0, 60, 10)]
+    blobs = pack.Blobs()
+    found, = pack.maps_that_fit([shots], pack.PROBES, room, 6, blobs)
+    assert [probe["kind"] for probe in found["probes"]] == [kind] * 2
+    assert len(found["steps"]) == steps and found["of"] == 6 and found["steps"][-1] == 50
+    assert sum(map(len, blobs)) <= room
+    assert pack.maps_that_fit([shots], pack.PROBES, 100, 6, blobs) == [None]
+
+
+def test_a_page_without_room_has_no_maps(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", T=80)
+    monkeypatch.setattr(page, "BUDGET", 1000)
+    assert read_back(page.write_page(run))[0]["steps"] == []

@@ -1,0 +1,226 @@
+"""A run on paper: what every `auto` becomes; and with dry_run=true, memory, operations and time.
+
+The formulas are those of docs/scaling.md, which has how far real runs were from them.
+"""
+
+import os
+import re
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils.benchmark import Timer
+
+from config import Config, GPTConfig, UserError
+from data.tokenizer import DEFAULT_VOCAB_SIZE
+from data.tokens import Tokens
+from model import GPT
+from training.device import (
+    describe,
+    has_compiler,
+    memory_here,
+    pick_device,
+    pick_precision,
+)
+from training.processes import World
+
+# Floating-point operations of a whole run from which compiling pays. Measured on CPUs (LOG.md), a
+# guess for GPUs.
+COMPILE_PAYS = {"cpu": 1e14, "cuda": 1e16}
+# Bytes that a step keeps of each token, layer and channel, and of each of its logits. Compiled,
+# what products do not read is computed again.
+KEPT = {("bf16", False): (42, 14), ("bf16", True): (34, 6),
+        ("fp32", False): (64, 14), ("fp32", True): (64, 14)}
+# Dense bf16 operations per second with float32 sums, and bytes of memory (NVIDIA's data sheets).
+GPUS = {"B200": (2250e12, 180e9), "H200": (989e12, 141e9), "H100": (989e12, 80e9),
+        "A100": (312e12, 80e9), "A10G": (70e12, 24e9), "L4": (121e12, 24e9),
+        "RTX 4090": (165e12, 24e9), "RTX 3090": (71e12, 24e9)}
+OF_A_MACHINE = 8  # GPUs
+# Share of that rate, assumed: large models were trained at 0.21 to 0.46 (Chowdhery et al. 2022).
+UTILISATION = 0.4
+ALPHABET = 256  # characters, assumed
+
+
+def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> Config:
+    """The configuration with what every `auto` becomes on this text and machine: by capability and
+    never by a timing, so that the same machine gives the same bits."""
+    device = pick_device(config.device, world.size)
+    model = replace(config.model, vocab_size=vocabulary_of(config, text))
+    config = replace(config, model=model, device=device,
+                     precision=pick_precision(config.precision, device))
+    memory = memory_here(device)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
+    if memory and device == "cpu":
+        memory /= here
+    config = divide(config, world.size, memory, here)
+    parameters, flops = model_size(model)
+    needed = (4 if config.eval_only else 8) * parameters / config.shard
+    if memory and needed > memory:
+        raise UserError(f"there is too little memory on {device}: {memory / 1e9:,.1f} GB, and the "
+                        f"weights and their gradients alone need {needed / 1e9:,.1f}: lower "
+                        f"model.n_layer={model.n_layer} or model.n_embd={model.n_embd}")
+    steps = config.max_steps - steps_done
+    run_flops = flops * steps * config.batch_size * model.block_size / world.size
+    return replace(config, compile=not config.eval_only and compiles(config, run_flops))
+
+
+def vocabulary_of(config: Config, text: Tokens) -> int:
+    """The vocabulary of the model, on a text that has to fit it."""
+    model, vocab_size = config.model, text.tokenizer.vocab_size
+    for split, ids in (("training", text.train), ("validation", text.val)):
+        if len(ids) <= model.block_size:
+            by_characters = config.tokenizer.name == "char" or config.init_from
+            ways = ("more text or a lower model.block_size" if by_characters else
+                    "more text, a lower model.block_size, or tokenizer=char")
+            raise UserError(f"the {split} split has {len(ids)} tokens, too few for "
+                            f"model.block_size={model.block_size}: give {ways}")
+    # A model of others may have more ids than its tokenizer.
+    spare = bool(config.init_from) and (model.vocab_size or 0) > vocab_size
+    if model.vocab_size not in (None, vocab_size) and not spare:
+        raise UserError(f"model.vocab_size={model.vocab_size} is not the tokenizer's {vocab_size}: "
+                        "leave it out")
+    return model.vocab_size or vocab_size
+
+
+def divide(config: Config, processes: int, memory: float | None, of_a_machine: int) -> Config:
+    """The configuration with its `shard`, checked against the number of processes: for `auto` as
+    few as hold the model in `memory` bytes each, those of a machine first."""
+    parts = config.accumulate * processes
+    if config.batch_size % parts:
+        raise UserError(f"batch_size={config.batch_size} cannot be divided among {processes} "
+                        f"processes with accumulate={config.accumulate}: make it a multiple of "
+                        f"{parts}")
+    if config.shard == "auto":
+        divisors = [n for n in range(1, processes + 1) if processes % n == 0]
+        divisors.sort(key=lambda n: (n > of_a_machine, n))
+        fitting = [n for n in divisors if memory is None
+                   or Memory.of(replace(config, shard=n), processes).at_once < 0.9 * memory]
+        return replace(config, shard=fitting[0] if fitting else processes)
+    if processes % config.shard:
+        raise UserError(f"shard={config.shard} does not divide the {processes} processes: "
+                        "take a divisor, or shard=auto")
+    return config
+
+
+def compiles(config: Config, run_flops: float) -> bool:
+    """Whether a run of so many floating-point operations in each process is compiled."""
+    if config.compile != "auto":
+        return config.compile
+    return run_flops >= COMPILE_PAYS.get(config.device.partition(":")[0], float("inf")) \
+        and has_compiler()
+
+
+def model_size(config: GPTConfig) -> tuple[int, int]:
+    """Parameters of a model, and floating-point operations of a training step per token.
+
+    Forward 2 per weight of a matrix and 2·H·(d_k + d_v) per pair of tokens, half of the pairs
+    being masked; backward twice that (Kaplan et al. 2020, Chowdhery et al. 2022). Counted for one
+    layer and for two: a deep model takes long to make even without memory.
+    """
+    with torch.device("meta"):
+        models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
+    parameters = [model.num_parameters() for model in models]
+    matrices = sum(p.numel() for p in models[0].blocks.parameters() if p.dim() == 2)  # of a layer
+    pairs = config.n_head * (config.key_dim + config.value_dim) * config.block_size // 2
+    products = config.n_layer * (matrices + pairs) + config.vocab_size * config.n_embd
+    return parameters[0] + (config.n_layer - 1) * (parameters[1] - parameters[0]), 6 * products
+
+
+@dataclass
+class Memory:
+    """Bytes by kind that a process holds in training; of a sharded model it has its part, and
+    beside it what it gathers of the others'."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    activations: float
+    logits: float  # with their loss and gradients
+    at_once: float  # the most at one time
+
+    @classmethod
+    def of(cls, config: Config, processes: int) -> "Memory":
+        """The memory of each of so many processes, by the formulas of docs/scaling.md."""
+        c = config.model
+        parameters, _ = model_size(c)
+        outside = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
+        state = 4 if config.optim.name == "muon" else 8
+        held = 4 * parameters / config.shard
+        optimizer = (state * (parameters - outside) + 8 * outside) / config.shard
+        block, size = (parameters - outside) / c.n_layer, 2 if config.precision == "bf16" else 4
+        gathered = 8 * outside + 3 * size * block if config.shard > 1 else 0
+        tokens = config.micro_batch(processes) * c.block_size
+        of_layers, of_logits = KEPT[config.precision, config.compile is True]
+        activations = of_layers * tokens * c.n_layer * c.n_embd
+        logits = of_logits * tokens * c.vocab_size
+        # Gradients come as activations go, but where there are some already.
+        stay = config.accumulate > 1 or processes > 1
+        most = activations + logits + held if stay else max(activations + logits, held)
+        return cls(held, held, optimizer, gathered, activations, logits,
+                   at_once=held + optimizer + gathered + most)
+
+
+def print_plan(config: Config, experiment: str) -> None:
+    """Print what a run would be, on this machine or the GPUs that `config.dry_run` names."""
+    if config.dry_run is True:
+        device = pick_device(config.device)
+        precision = pick_precision(config.precision, device)
+        processes = int(os.environ.get("WORLD_SIZE", 1)) if config.distributed == "auto" else 1
+        rate, memory = matmul_rate(device, precision), memory_here(device)
+        name = describe(device)
+    else:
+        device, precision = "cuda", config.precision.replace("auto", "bf16")
+        processes, name, rate, memory = named_gpus(config.dry_run)
+    usual = {"gpt2": 50257, "bpe": DEFAULT_VOCAB_SIZE}.get(config.tokenizer.name, ALPHABET)
+    vocab_size = config.model.vocab_size or config.tokenizer.vocab_size or usual
+    config = replace(config, device=device, precision=precision,
+                     model=replace(config.model, vocab_size=vocab_size))
+    config = divide(config, processes, memory, OF_A_MACHINE)
+    parameters, flops = model_size(config.model)
+    tokens = config.max_steps * config.batch_size * config.model.block_size
+    config = replace(config, compile=compiles(config, flops * tokens / processes))
+    held = Memory.of(config, processes)
+    seconds = flops * tokens / (rate * processes * UTILISATION)
+    lines = {
+        "plan": f"{experiment} on {processes} × {name}, {precision}, "
+                f"{'compiled' if config.compile else 'eager'}, shard={config.shard}",
+        "model": f"{parameters:,} parameters, vocabulary {vocab_size:,}",
+        "step": f"{config.batch_size:,} sequences: {processes} × {config.accumulate} micro-steps × "
+                f"{config.micro_batch(processes):,}; "
+                f"{config.batch_size * config.model.block_size:,} tokens",
+        "run": f"{config.max_steps:,} steps, {tokens:,} tokens: {tokens / parameters:,.3g} for "
+               "each parameter",
+        "memory": "of each process" + (f", which has {memory / 1e9:,.0f} GB" if memory else ""),
+        **{f"  {kind.replace('_', ' ')}": f"{value / 1e9:9,.3f} GB"
+           for kind, value in vars(held).items()},
+        "operations": f"{flops:,} a token, forward and backward; {flops * tokens:.3g} in all",
+        "time": f"{duration(seconds)} at {UTILISATION:.0%} of {rate / 1e12:,.3g} TFLOP/s each"}
+    print("\n".join(f"{name:<15}{value}" for name, value in lines.items()))
+
+
+def named_gpus(machine: str) -> tuple[int, str, float, float]:
+    """How many GPUs `8xH100` or the like names, which, and the rate and memory of each."""
+    asked = re.fullmatch(r"(?:([1-9]\d*) ?[x×] ?)?(.+)", machine)
+    names = {name.replace(" ", "").lower(): name for name in GPUS}
+    gpu = names.get(asked[2].replace(" ", "").lower()) if asked else None
+    if gpu is None:
+        raise UserError(f"dry_run={machine} is not true, for this machine, or a GPU known here, as "
+                        f"in 8xH100: {', '.join(GPUS)}")
+    return int(asked[1] or 1), gpu, *GPUS[gpu]
+
+
+def matmul_rate(device: str, precision: str) -> float:
+    """Operations per second of a matrix product here, of 2048³ or, as a GPU does that in less time
+    than its launch takes, 8192³."""
+    size = 8192 if device.startswith("cuda") else 2048
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
+    return 2 * size ** 3 / timer.blocked_autorange(min_run_time=0.5).median
+
+
+def duration(seconds: float) -> str:
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    unit, scale = next((unit, scale) for unit, scale in units
+                       if seconds >= 1.5 * scale or scale == 1)
+    return f"{seconds / scale:,.3g} {unit}"
