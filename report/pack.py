@@ -57,6 +57,8 @@ class Shot:
         """The probes it has; none where the file cannot be read."""
         try:
             with self._load() as held:
+                if isinstance(held, np.lib.npyio.NpzFile) and held.zip.testzip():
+                    return {}  # a part is not what was written
                 return {name: describe(held, name) for name in PROBES if name in held}
         except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
             return {}

@@ -27,7 +27,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
         UserError: there is no run.
     """
     found = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml")
-             for path in folder.glob(pattern)]
+             for path in folder.glob(pattern) if path.parent.parent.name != "checkpoints"]
     runs, troubles = [], []
     for path in found:
         try:

@@ -379,7 +379,7 @@ def test_presets_of_ones_own_are_for_runs_that_go_on_and_for_sweeps(own, tmp_pat
     assert sorted(path.name for path in (tmp_path / "sweep").glob("*/")) == ["seed=1", "seed=2"]
     best = re.search(r"^best run +python (train.py .*)", done.stdout, re.MULTILINE)[1]
     done = command(*shlex.split(best), "dry_run=true")
-    assert done.returncode == 0 and "1 layers of 16" in done.stdout, done.stderr
+    assert done.returncode == 0 and "plan           mine" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("name, text, sentence", [

@@ -161,13 +161,6 @@ def test_generation_from_no_token_is_refused():
         GPT(small()).generate(torch.zeros(1, 0, dtype=torch.long), 3)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": 0},
-                                   {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}, {"min_p": 2.0}])
-def test_sampling_settings_out_of_bounds_are_refused(wrong):
-    with pytest.raises(ValueError, match="out of its bounds"):
-        next_token_probabilities(torch.zeros(1, 3), **wrong)
-
-
 @few
 @given(config=configs, norm_embedding=st.booleans(), rows=st.integers(1, 3),
        filled=st.integers(1, 15), seed=seeds)

@@ -147,19 +147,12 @@ def test_the_written_out_formula_is_torchs_scaled_dot_product_attention(
     close(weights.sum(dim=-1), torch.ones(*leading, T_q, dtype=torch.float64))
 
 
-def test_scores_are_divided_by_the_root_of_the_key_size():
-    q, k = torch.tensor([[2.0, 0.0, 0.0,
-                          0.0]]), torch.tensor([[3.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
-    weights = attention(q, k, torch.zeros(2, 1))[1]
-    # 2·3/√4
-    close(weights, torch.tensor([[math.exp(3) / (math.exp(3) + 1), 1 / (math.exp(3) + 1)]]))
-
-
-def test_a_scale_of_one_leaves_the_dot_products_as_they_are():
-    q, k = torch.tensor([[2.0, 0.0, 0.0,
-                          0.0]]), torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
-    weights = attention(q, k, torch.zeros(2, 1), scale=1.0)[1]
-    close(weights, torch.tensor([[math.exp(2) / (math.exp(2) + 1), 1 / (math.exp(2) + 1)]]))
+@pytest.mark.parametrize(("scale", "score"), [(None, 2 * 3 / math.sqrt(4)), (1.0, 2 * 3)])
+def test_scores_are_divided_by_the_root_of_the_key_size_or_left_as_they_are(scale, score):
+    q = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
+    k = torch.tensor([[3.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
+    weights = attention(q, k, torch.zeros(2, 1), scale=scale)[1]
+    close(weights, torch.tensor([[score, 0.0]]).softmax(dim=-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -182,7 +182,7 @@ class NonFiniteGuard:
 
     def __init__(self, model: nn.Module):
         self._names = [name for name, _ in model.named_parameters()]
-        self._unread: tuple[int, Tensor] | None = None
+        self._unread: tuple[int, Tensor, torch.cuda.Event] | None = None
 
     def check(self, step: int, loss: Tensor, norms: Tensor) -> None:
         """Look at the loss () and the norm of each gradient (parameters,) of the step that follows
@@ -190,14 +190,17 @@ class NonFiniteGuard:
         finite = torch.cat((loss[None], norms)).isfinite()
         if finite.is_cuda:
             self.flush()
-            self._unread = step, finite
+            finite, copied = finite.to("cpu", non_blocking=True), torch.cuda.Event()
+            copied.record()  # after the copy, which waits for no later work of the device
+            self._unread = step, finite, copied
         elif not finite.all():
             raise UserError(self._message(step, finite.tolist()))
 
     def flush(self) -> None:
         """Look at what has not been looked at yet."""
         if self._unread:
-            (step, finite), self._unread = self._unread, None
+            (step, finite, copied), self._unread = self._unread, None
+            copied.synchronize()
             if not finite.all():
                 raise UserError(self._message(step, finite.tolist()))
 

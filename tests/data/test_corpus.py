@@ -151,7 +151,7 @@ def test_a_run_in_the_folder_of_its_text_goes_on_with_the_same_text(
     (tmp_path / "a.txt").write_text("the glass model attends to every token\n" * 99)
     train_here(replace(tiny, run_dir="run", data=DataConfig(source="text", path=".")), max_steps=2)
     assert "1 document, 3,861 characters" in capsys.readouterr().out
-    train_here(read_config(Path("run", "config.yaml")), True, max_steps=4)
+    train_here(read_config(Path("run", "config.yaml")), resume=True, max_steps=4)
     assert "1 document, 3,861 characters" in capsys.readouterr().out
 
 

@@ -208,7 +208,7 @@ def test_a_kept_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
 def test_a_file_that_holds_no_tokenizer_is_refused(content, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"tokenizer\.json does not hold a tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json does not hold a tokenizer"):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 

@@ -75,10 +75,8 @@ def test_a_checkpoint_is_no_run_and_a_run_is_no_folder_of_runs(tmp_path):
         assert refused.returncode == 1 and sorted(path.iterdir()) == before
         assert "has no page yet" in refused.stderr or "there is no run in" in refused.stderr
     (one / "report.html").write_text("a page")
-    for path in ("runs/mine", "runs/mine/checkpoints/step_00000010"):
-        done = command(tmp_path, "report/__main__.py", path)
-        assert done.returncode == 0
-        assert done.stdout == "runs/mine is one run: open runs/mine/report.html\n"
+    done = command(tmp_path, "report/__main__.py", "runs/mine")
+    assert done.stdout == "runs/mine is one run: open runs/mine/report.html\n"
 
 
 def test_a_run_whose_lock_is_held_is_running(folder):

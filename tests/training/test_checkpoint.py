@@ -7,6 +7,8 @@ import torch
 
 from config import UserError
 from training.checkpoint import (
+    FILES,
+    MANIFEST,
     Checkpoints,
     find_checkpoint,
     load_run,
@@ -29,9 +31,9 @@ def test_a_run_is_loaded_with_its_model_tokenizer_and_configuration(run, text_fi
     text = text_file.read_text(encoding="utf-8")[:100]
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert config.model.vocab_size == tokenizer.vocab_size == model.config.vocab_size
-    assert not model.training
     tokens = torch.tensor([tokenizer.encode(text)[:32]])
-    assert model.attention_maps(tokens).shape == (2, 1, 2, 32, 32)
+    assert not model.training and model.attention_maps(tokens).shape == (2, 1, 2, 32, 32)
+    assert {p.name for p in run.glob("checkpoints/step_*/*")} == {*FILES, MANIFEST}
 
 
 def test_best_last_and_a_step_name_checkpoints(run):
@@ -39,8 +41,9 @@ def test_best_last_and_a_step_name_checkpoints(run):
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row and row["step"]}
     assert read_pointer(run, "best") == min(losses, key=losses.get)
     assert find_checkpoint(run, "last")[1]["step"] == 12
-    assert find_checkpoint(run, 8)[1]["step"] == 8
-    assert find_checkpoint(run, "8")[1]["step"] == 8
+    assert find_checkpoint(run, "8")[1]["step"] == find_checkpoint(run, 8)[1]["step"] == 8
+    with pytest.raises(UserError, match="no checkpoint of step 5: there are 8, 12"):
+        load_run(run, 5)
 
 
 @pytest.mark.slow
@@ -62,8 +65,7 @@ def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_
     assert len(most) > 3 and max(most) <= 2
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "tokenizer.json",
-                                  "config.yaml", "manifest.json"])
+@pytest.mark.parametrize("name", (*FILES, MANIFEST))
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_is_found_said_and_the_one_before_it_taken(run, name, damage):
     path = run / "checkpoints" / "step_00000012" / name
@@ -95,17 +97,6 @@ def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start
         model.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
         train_here(tiny, resume=True)
-
-
-def test_a_checkpoint_is_made_of_safetensors_and_text_alone(run):
-    names = {p.name for p in run.glob("checkpoints/step_*/*")}
-    assert names == {"model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml",
-                     "manifest.json"}
-
-
-def test_a_step_that_was_not_saved_is_refused_with_those_that_were(run):
-    with pytest.raises(UserError, match="no checkpoint of step 5: there are 8, 12"):
-        load_run(run, 5)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff" * 100])

@@ -1,0 +1,38 @@
+"""An optimizer step outside a run, as train.py takes it."""
+
+import torch
+
+from config import Config
+from model import GPT, autocast
+from train import micro_batches
+from training.optim import build_optimizers, clip_gradients, lr_factor, set_rates
+from training.processes import World, averaging, shard_model
+
+ALONE = World()
+
+
+class Steps:
+    """A model and its optimizers on the ranks of a world; a call takes a step."""
+
+    def __init__(self, config: Config, world: World = ALONE):
+        torch.manual_seed(0)
+        self.config, self.world, self.model = config, world, GPT(config.model)
+        self.forward, mesh = shard_model(self.model, config, world.size)
+        self.optimizers = build_optimizers(self.model, config.optim, config.precision, mesh)
+
+    def __call__(self, x, y, step: int = 0):
+        """x, y (batch_size / processes, T) → the loss (), and each gradient's norm before clipping
+        (parameters,)."""
+        config, world, loss = self.config, self.world, torch.zeros((), device=self.config.device)
+        set_rates(self.optimizers, lr_factor(step, config.optim, config.max_steps))
+        for n, batch in enumerate(micro_batches(x.numpy(), y.numpy(), config, world)):
+            with averaging(self.forward, last=n + 1 == config.accumulate):
+                with autocast(config.device, config.precision):
+                    micro_loss = self.forward(*batch)[1]
+                (micro_loss / config.accumulate).backward()
+            loss += micro_loss.detach() / (config.accumulate * world.size)
+        norms = clip_gradients(self.model, config.optim.grad_clip, world, config.shard)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=world.size == 1 or config.shard > 1)
+        return world.sum(loss), norms
