@@ -36,7 +36,7 @@ from report.sweep_page import write_sweep_page
 from report.sweep_table import notes, table, write_csv
 from training.record import new_run_dir
 
-MAY_CHANGE = ("resume", "max_steps", "wandb.")  # of a job's settings, when a sweep goes on
+MAY_CHANGE = ("max_steps", "wandb.")  # of a job's settings, when a sweep goes on
 MOST_SHOWN = 30  # settings in the printed table; sweep.csv has all
 
 
@@ -98,6 +98,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     try:
         path.mkdir(parents=True, exist_ok=True)
         given = ({"--config-dir": config_dir} if config_dir else {}) | typed
+        given.pop("resume", None)  # which is of the command
         refuse_another(path, given)
         write_note(path, {"overrides": given, "swept": swept, "failed": ""})
         best = train()

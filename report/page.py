@@ -94,7 +94,8 @@ def write(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] =
                 left -= packed.size
                 needs[name, shot.step] = packed
     room -= NEEDS_BUDGET - left
-    maps = maps_that_fit([shots], names, room, len(shots), blobs)[0]
+    maps = (maps_that_fit([shots], names, room, len(shots), blobs)[0]
+            or maps_that_fit([shots], names[:1], room, len(shots), blobs)[0])
     maps = maps or {"steps": [], "of": len(shots), "shape": None, "probes": []}
     for probe in maps["probes"]:
         found = [needs.get((probe["name"], step)) for step in maps["steps"]]

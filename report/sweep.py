@@ -256,5 +256,5 @@ def best_run(runs: list[Run]) -> Run | None:
 def command(run: Run) -> str:
     """The command that gives this run again, for a shell."""
     settings = (f"{key}={value}" for key, value in run.overrides.items()
-                if key not in ("sweep", "resume"))
+                if key != "sweep")
     return " ".join(["python", "train.py", *map(shlex.quote, settings)])

@@ -57,6 +57,7 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
     gc.freeze()  # what this process was given is no garbage: looking at it would copy it
     try:
         GlobalHydra.instance().clear()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         hasten()
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")

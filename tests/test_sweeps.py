@@ -17,6 +17,8 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hypothesis import given
@@ -341,6 +343,13 @@ def given_in(*argv: str) -> list[Override]:
 def jobs(*argv: str) -> int:
     """How many jobs a sweep has, by what is typed."""
     return sweeps.jobs_in_grid(given_in(*argv))
+
+
+def expanded(*argv: str) -> list[Config]:
+    """The configurations of the jobs, as Hydra's own sweeper and composer make them."""
+    made = BasicSweeper.split_arguments(given_in(*argv), None)[0]
+    with initialize_config_dir(str(cli.CONFIGS), version_base="1.3"):
+        return [OmegaConf.to_object(compose("config", job)) for job in made]
 
 
 def test_the_number_of_jobs_is_known_before_they_begin():
