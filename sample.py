@@ -83,9 +83,6 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
     """Write config.num_samples texts to stdout: made together, shown in turn.
 
     Returns how fast they were made, and with how large a cache, in two lines.
-
-    Raises:
-        UserError: the prompt cannot be encoded.
     """
     from data.tokenizer import prompt_ids
     from decoding import Decoder, Text, write

@@ -200,11 +200,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer kept at path.
-
-    Raises:
-        UserError: the file does not hold a tokenizer.
-    """
+    """The tokenizer kept at path."""
     try:
         saved = read_object(path)
         if saved["kind"] == "char":

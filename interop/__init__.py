@@ -60,10 +60,6 @@ DERIVED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 
 def load_hf(path: str | os.PathLike) -> GPT:
     """The model in a folder of Hugging Face's format, in evaluation mode, on the CPU, in float32.
-
-    Raises:
-        UserError: it is no GPT-2, Llama, Qwen 2 or Qwen 3, has settings that we have not, or lacks
-            weights.
     """
     return Checkpoint(path).load(torch.float32)
 
@@ -81,9 +77,6 @@ def load_model(folder: Path, which: str | int = "best", log=print) -> tuple[GPT,
 def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
     """What a run that starts from a trained model has from it: `init_from`, a name on the hub with
     its commit; the settings of its model and of its tokenizer.
-
-    Raises:
-        UserError: there is no such model, or it cannot be used.
     """
     init_from = fetched(init_from)
     folder = folder_of(init_from)
@@ -127,11 +120,7 @@ class Checkpoint:
                             f"{'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
 
     def tokenizer(self) -> HFTokenizer:
-        """The tokenizer beside the weights; it may have fewer tokens than the model, not more.
-
-        Raises:
-            UserError: there is none that fits.
-        """
+        """The tokenizer beside the weights; it may have fewer tokens than the model, not more."""
         tokenizer = read_tokenizer(self.folder, read_json(self.folder / CONFIG))
         if tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(f"{self.folder} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
@@ -229,10 +218,6 @@ def find_tensors(folder: Path, family: str
 def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
     """Write a folder, whole or not at all, that transformers loads with AutoModelForCausalLM and,
     where a tokenizer is given, AutoTokenizer.
-
-    Raises:
-        UserError: transformers has no such model, the settings that stand in the way named; or the
-            folder is not new or empty.
     """
     folder = Path(path)
     settings = hf_settings(model.config, tokenizer)

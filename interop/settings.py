@@ -38,12 +38,7 @@ FIXED = {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_w
 
 
 def model_config(folder: Path) -> GPTConfig:
-    """Our configuration for the config.json of a folder.
-
-    Raises:
-        UserError: it is of no family that we have, or something in it is missing, of a wrong type,
-            or beyond our model.
-    """
+    """Our configuration for the config.json of a folder."""
     settings = read_json(folder / CONFIG)
     try:
         config = from_hf(settings)
@@ -97,9 +92,6 @@ def from_hf(settings: dict) -> GPTConfig:
 def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
     """The config.json by which transformers builds a model: of GPT-2, Llama, Qwen 2 or Qwen 3, by
     its model_type.
-
-    Raises:
-        UserError: it has none like it; the settings that stand in the way are named.
     """
     c = spelled_out(counterpart(config))
     kind = family_of(c)

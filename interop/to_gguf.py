@@ -29,9 +29,6 @@ SPLITS = {
 def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") -> None:
     """Write a .gguf file, whole or not at all. Matrices are in `dtype`, f16 or q8_0, or in f16
     where their rows are no multiple of q8_0's 32 numbers; norms and biases in float32.
-
-    Raises:
-        UserError: llama.cpp has no such model or splits text otherwise; or the package is missing.
     """
     try:
         import gguf
@@ -61,9 +58,6 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") 
 
 def tokens_of(tokenizer: Tokenizer) -> tuple[dict, str]:
     """The vocabulary as a tokenizer.json has it, and llama.cpp's name for how text is split.
-
-    Raises:
-        UserError: llama.cpp has no such tokenizer.
     """
     described = json.loads(hf_files(tokenizer, 1)[FILE])
     before = described["pre_tokenizer"] or {}

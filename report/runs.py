@@ -22,9 +22,6 @@ INDEX = "index.html"
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     """The runs in a folder and in the sweeps there, newest first, and in words what
     cannot be read.
-
-    Raises:
-        UserError: there is no run.
     """
     found = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml")
              for path in folder.glob(pattern) if path.parent.parent.name != "checkpoints"]

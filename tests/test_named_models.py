@@ -122,8 +122,8 @@ def test_a_name_becomes_the_commits_folder_and_only_what_is_needed_is_fetched(
 
 
 @pytest.mark.parametrize("name, why", [
-    ("owner/other", "neither a folder here nor a model on the Hugging Face hub"),
-    (f"{NAME}@{'f' * 40}", "RevisionNotFound"), ("owner/gated", "asks for consent")])
+    ("owner/other", "RepositoryNotFoundError"), (f"{NAME}@{'f' * 40}", "RevisionNotFoundError"),
+    ("owner/gated", "GatedRepoError")])
 def test_what_the_hub_has_not_is_a_sentence(name, why, served):
     with served(), pytest.raises(UserError, match=why) as error:
         fetched(name)
@@ -132,7 +132,7 @@ def test_what_the_hub_has_not_is_a_sentence(name, why, served):
 
 def test_without_a_network_a_name_is_a_sentence_and_a_folder_works(
         served, repository, monkeypatch, tmp_path):
-    with pytest.raises(UserError, match="is no folder here, and the Hugging Face hub cannot"):
+    with pytest.raises(UserError, match="is no folder here, and could not be fetched"):
         fetched(NAME)
     shutil.copytree(repository, tmp_path / "owner" / "small")
     monkeypatch.chdir(tmp_path)
