@@ -19,8 +19,6 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from files import ordinary
-
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 FETCHED = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
@@ -378,7 +376,9 @@ def settings(node, prefix: str = ""):
 def read_config(path: Path) -> Config:
     """The configuration in a run's config.yaml, within the bounds of this version's settings."""
     try:
-        text = ordinary(path, LARGEST).read_text(encoding="utf-8")
+        if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
+            raise ValueError(f"it is not an ordinary file of at most {LARGEST:,} bytes")
+        text = path.read_text(encoding="utf-8")
         if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
             raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
         config = config_from(yaml.safe_load(text))
@@ -396,6 +396,14 @@ def read_config(path: Path) -> Config:
 def config_from(saved: dict) -> Config:
     """The configuration whose `asdict` was saved."""
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(saved)))
+
+
+def require_path(path: str) -> None:
+    """Raise `UserError` where a path is of nothing, as is known before any text is read."""
+    whole = os.path.expanduser(path)
+    if not os.path.exists(whole) and not glob.has_magic(whole):
+        raise UserError(f"data.path={path} does not exist: give the path of a text file, of a "
+                        "folder, or a glob")
 
 
 def absolute_paths(config: Config) -> Config:

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import kernels
 from config import GPTConfig, UserError
-from decoding import KVCache, generate
-from kernels import RMSNorm, activate, cross_entropy, fused_attention, rms_norm, rotate
+from decoding import generate
+from kernels import KVCache
 
 # Llama 3 stretches wavelengths that make at most so many turns in rope_trained tokens whole, and
 # those that make at least so many not at all.
@@ -86,19 +87,15 @@ def for_each_head(x: Tensor, q: Tensor) -> Tensor:
 
 
 def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tensor:
-    """Boolean (T_q, T_k), True where a query may attend: to no later key.
-
-    The last query stands at the last key, so T_q < T_k is decoding with T_k - T_q cached tokens.
-    """
+    """Boolean (T_q, T_k), True where a query may attend: to no later key. The last query stands at
+    the last key, so T_q < T_k is decoding with T_k - T_q cached tokens."""
     return torch.ones(T_q, T_k, dtype=torch.bool, device=device).tril(diagonal=T_k - T_q)
 
 
 def rotary_frequencies(config: GPTConfig) -> Tensor:
     """Radians that each pair of numbers turns by from one position to the next, (d_k/2) float32.
-
     Wavelengths are stretched by `rope_factor`: all of them (Chen et al. 2023), or, where
-    `rope_trained` is given, the more the fewer turns they make in so many tokens (Llama 3.1).
-    """
+    `rope_trained` is given, the more the fewer turns they make in so many tokens (Llama 3.1)."""
     c = config
     exponents = torch.arange(0, c.key_dim, 2, dtype=torch.float32) / c.key_dim  # (d_k/2)
     if c.rope_factor == 1:
@@ -121,7 +118,7 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
 
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
-        return RMSNorm(config.n_embd, eps=config.norm_eps)
+        return kernels.RMSNorm(config.n_embd, eps=config.norm_eps)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.biased("norm"))
 
 
@@ -142,9 +139,8 @@ class SelfAttention(nn.Module):
         self.W_O = nn.Linear(H * d_v, C, bias=config.biased("output"))
         if config.qk_norm:
             gains = config.qk_norm == "gains"
-            self.norm_q, self.norm_k = (
-                RMSNorm(d_k, eps=config.norm_eps if gains else None, elementwise_affine=gains)
-                for _ in range(2))
+            make = partial(kernels.RMSNorm, d_k, config.norm_eps if gains else None, gains)
+            self.norm_q, self.norm_k = make(), make()
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
         """W_Q, W_K, W_V in one matrix ((H + G) d_k + G d_v, C), for one product; their biases."""
@@ -170,11 +166,11 @@ class SelfAttention(nn.Module):
         if c.qk_norm or c.position == "rope":  # in float32, which a CPU does faster than bf16
             qk = qk.to(torch.promote_types(dtype, torch.float32))
         if c.qk_norm:
-            qk = rms_norm(qk, self.gains(), self.norm_q.eps)
+            qk = kernels.rms_norm(qk, self.gains(), self.norm_q.eps)
         if c.position == "rope":
             if rotary is None:  # used on its own, outside a GPT
                 rotary = rotary_table(T, c).to(x.device)
-            qk = rotate(qk, rotary[:, :, None])
+            qk = kernels.rotate(qk, rotary[:, :, None])
         q, k = (part.transpose(1, 2) for part in qk.split((H, G), dim=2))
         if q.dtype != dtype:
             q, k = (part.to(dtype, memory_format=torch.contiguous_format) for part in (q, k))
@@ -195,7 +191,7 @@ class SelfAttention(nn.Module):
         if taps and "weights" in taps:
             y = self.written_out(q, k, v, mask, taps)
         else:
-            y = fused_attention(q, k, v, mask, dropout)
+            y = kernels.fused_attention(q, k, v, mask, dropout)
         y = y.transpose(1, 2).to(x.dtype)  # (B, T, H, d_v)
         y = tap(taps, "heads", self, y).flatten(2)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)
@@ -223,7 +219,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.W_gate(x) if self.config.mlp == "swiglu" else None
-        h = activate(self.config.mlp, self.W_in(x), gate)  # (B, T, hidden)
+        h = kernels.activate(self.config.mlp, self.W_in(x), gate)  # (B, T, hidden)
         return F.dropout(self.W_out(h), self.config.dropout, self.training)  # (B, T, C)
 
 
@@ -278,7 +274,7 @@ class GPT(nn.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:start + tokens.shape[1]]
         if self.config.norm_embedding:
-            x = rms_norm(x)
+            x = kernels.rms_norm(x)
         return F.dropout(x, self.config.dropout, self.training)
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, mask: Tensor | None = None,
@@ -305,14 +301,12 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None,
                 cache: KVCache | None = None) -> tuple[Tensor, Tensor | None]:
         """Logits (B, T, V) of every next token, and the mean loss in nats per token where targets
-        (B, T) are given, the ids of the tokens that follow; -1 is left out of the mean.
-
-        tokens (B, T) are at most block_size, less what the cache holds.
-        """
+        (B, T) are given, the ids of the tokens that follow; -1 is left out of the mean. tokens
+        (B, T) are at most block_size, less what the cache holds."""
         logits = self.head(self.norm(self.hidden(tokens, cache)))  # (B, T, V)
         if targets is None:
             return logits, None
-        return logits, cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, kernels.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -339,6 +333,9 @@ class GPT(nn.Module):
         finest = torch.float32 if weight.device.type == "cpu" else weight.dtype
         return KVCache(self.config, batch_size, min(block, length or block), weight.device,
                        torch.promote_types(weight.dtype, finest))
+
+    def make_decoder(self, batch_size: int, length: int | None = None) -> kernels.Decoder:
+        return kernels.Decoder(self, self.make_cache(batch_size, length))
 
 
 def autocast(device: str, precision: str) -> torch.autocast:

@@ -85,7 +85,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
     Returns how fast they were made, and with how large a cache, in two lines.
     """
     from data.tokenizer import prompt_ids
-    from decoding import Decoder, Text, write
+    from decoding import Text, write
 
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
@@ -100,7 +100,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
     for number, text in enumerate(texts):
         if number % rows == 0:
             batch = texts[number:number + rows]
-            decoder = Decoder(model, model.make_cache(len(batch), length))
+            decoder = model.make_decoder(len(batch), length)
             steps = write(decoder, batch, config.max_new_tokens, **choice)
         if len(texts) > 1:
             log(f"--- text {number + 1} of {len(texts)}")

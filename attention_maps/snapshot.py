@@ -15,7 +15,7 @@ from attention_maps.probe import make_probes
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
-from decoding import Decoder, Text, write
+from decoding import Text, write
 from files import is_scored
 from model import GPT
 
@@ -132,7 +132,7 @@ def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int
     `check_stop` is called before each token, and may raise.
     """
     text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
-    decoder = Decoder(model, model.make_cache(1, 1 + max_new_tokens))
+    decoder = model.make_decoder(1, 1 + max_new_tokens)
     for _ in write(decoder, [text], max_new_tokens, temperature=0.8):
         check_stop()
     return text.text

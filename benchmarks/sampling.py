@@ -89,7 +89,7 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     """A sequence's next token after `context` others, with a cache of n_kv_head key/value heads."""
     import torch
 
-    from decoding import Decoder
+    from kernels import Decoder
     from model import GPT, GPTConfig
     from training.device import for_sampling, synchronize
 

@@ -23,6 +23,7 @@ from config import (
     UserError,
     absolute_paths,
     read_config,
+    require_path,
     settings,
 )
 
@@ -57,8 +58,6 @@ def check_composed() -> None:
         if rank() == 0 or cfg.distributed == "none":
             config = to_config(cfg, given.settings, log=lambda note: None)
             if config.data.path and config.dry_run is False:
-                from data.corpus import require_path
-
                 require_path(config.data.path)
     if rank() == 0:
         printer(Terminal())("loading PyTorch …")

@@ -19,7 +19,7 @@ from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 
-from config import DataConfig, UserError
+from config import DataConfig, UserError, require_path
 from data.cache import cache_root, making
 from files import ordinary, printable, sha256_of
 
@@ -268,14 +268,6 @@ def _is_text(path: Path, encoding: str) -> bool:
         return "\0" not in decoder.decode(head, final=len(head) < CHECKED)
     except (*UNREADABLE, UnicodeError):
         return False
-
-
-def require_path(path: str) -> None:
-    """Raise `UserError` where a path is of nothing, as is known before any text is read."""
-    whole = os.path.expanduser(path)
-    if not os.path.exists(whole) and not glob.has_magic(whole):
-        raise UserError(f"data.path={path} does not exist: give the path of a text file, of a "
-                        "folder, or a glob")
 
 
 def _given(path: str) -> Path:

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
-from decoding import Decoder, stream
+from decoding import stream
+from kernels import Decoder
 
 few = settings(max_examples=settings.default.max_examples // 3)  # a model is built for each
 

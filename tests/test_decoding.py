@@ -12,8 +12,6 @@ from models import configs, few, lively, random_tokens, seeds, small, streamed
 from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, train_bpe
 from decoding import (
-    Decoder,
-    KVCache,
     Noise,
     Text,
     draw,
@@ -23,6 +21,7 @@ from decoding import (
     write,
 )
 from files import printable
+from kernels import Decoder, KVCache
 from model import GPT
 
 CPU = torch.device("cpu")

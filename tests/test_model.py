@@ -15,8 +15,7 @@ from torch import nn
 
 import kernels
 from config import UserError
-from decoding import KVCache
-from kernels import cross_entropy, rms_norm, rotate, short_attention
+from kernels import KVCache, cross_entropy, rms_norm, rotate, short_attention
 from model import (
     GPT,
     MLP,

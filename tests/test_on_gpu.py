@@ -14,7 +14,7 @@ from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig
-from decoding import Decoder
+from kernels import Decoder
 from model import GPT, SelfAttention, attention, causal_mask, store
 from training.optim import NonFiniteGuard
 
