@@ -298,11 +298,9 @@ class SampleConfig:
     top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)
     top_p: float | None = field(None, "keep the fewest tokens that together have p", gt=0, le=1)
     min_p: float | None = field(None, "keep tokens min_p times as likely as the first", ge=0, le=1)
-    repetition_penalty: float = field(
-        1.0, "above 1: tokens of the text become less likely (CTRL paper)", ge=0.01, le=100)
     stop: list[str] = field(list, "end before this string, \\n: a line end; may be given again")
     num_samples: int = field(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
-    attention: str | None = field(None, "PATH.html, PATH.npz: the first text's attention")
+    attention: str | None = field(None, "PATH.html: a page of the first text's attention")
     seed: int = field(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = field("auto", "of the weights; auto: bf16 where it decodes faster",
@@ -317,8 +315,8 @@ class SampleConfig:
                 raise UserError(f"{' and '.join(given)} are both given: leave one out")
         if "" in self.stop:
             raise UserError("stop= is empty: leave it out")
-        if self.attention is not None and not self.attention.endswith((".html", ".npz")):
-            raise UserError(f"attention={self.attention} does not end in .html or .npz")
+        if self.attention is not None and not self.attention.endswith(".html"):
+            raise UserError(f"attention={self.attention} does not end in .html")
         is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
         if self.checkpoint not in ("best", "last") and not is_step:
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")

@@ -16,21 +16,18 @@ from torch import Tensor
 
 def generate(model, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0,
              top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-             seed: int | None = None, stop_token: int | None = None,
-             repetition_penalty: float = 1.0) -> Tensor:
+             seed: int | None = None, stop_token: int | None = None) -> Tensor:
     """Continue tokens (B, T) by up to max_new_tokens each: (B, T + new).
 
     Args:
         temperature, top_k, top_p, min_p: see `next_token_probabilities`.
         seed: same seed, same tokens (row r draws from seed + r); None: torch's own state.
         stop_token: a sequence that produced it is filled up with it, and all end when all have.
-        repetition_penalty: see `penalise_repetition`; of the tokens given and made.
     """
     rows, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(rows)]
     decoder = model.make_decoder(rows, length + max_new_tokens)
-    new = list(stream(decoder, tokens, max_new_tokens, seeds, stop_token,
-                      repetition_penalty=repetition_penalty, temperature=temperature,
+    new = list(stream(decoder, tokens, max_new_tokens, seeds, stop_token, temperature=temperature,
                       top_k=top_k, top_p=top_p, min_p=min_p))
     if stop_token is not None:
         new = [token.masked_fill(token < 0, stop_token) for token in new]
@@ -39,8 +36,7 @@ def generate(model, tokens: Tensor, max_new_tokens: int, temperature: float = 1.
 
 def stream(decoder, prompt: Tensor, max_new_tokens: int,
            seeds: Sequence[int] | None = None, stop_token: int | None = None,
-           ended: Tensor | None = None, repetition_penalty: float = 1.0,
-           **choice) -> Iterator[Tensor]:
+           ended: Tensor | None = None, **choice) -> Iterator[Tensor]:
     """Yield the next token (B,) of each sequence, step by step, -1 for one that has ended.
 
     A token is predicted from those since `window_start`. When that start moves, positions count
@@ -70,8 +66,6 @@ def stream(decoder, prompt: Tensor, max_new_tokens: int,
             decoder.forget()
         with torch.inference_mode():
             logits = decoder.fill(tokens[:, read:]).float()  # (B, V)
-            if repetition_penalty != 1:
-                logits = penalise_repetition(logits, tokens, repetition_penalty)
             token = draw(next_token_probabilities(logits, **choice), noise.at(length))
         token, read = token.clone(), length  # an ordinary tensor again
         new = token.masked_fill(ended, -1)
@@ -174,13 +168,6 @@ def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: in
         probabilities = probabilities.masked_fill(low, 0.0)
         probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
     return probabilities
-
-
-def penalise_repetition(logits: Tensor, tokens: Tensor, penalty: float) -> Tensor:
-    """Logits (B, V), those of the tokens (B, T) in the text divided by the penalty where positive,
-    else multiplied (Keskar et al. 2019)."""
-    seen = logits.gather(1, tokens)  # (B, T)
-    return logits.scatter(1, tokens, torch.where(seen > 0, seen / penalty, seen * penalty))
 
 
 class Noise:

@@ -79,8 +79,7 @@ def sync(path: Path) -> None:
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
-    """The rows of a metrics or samples file, in order; `log` is told of lines that are none. Half a
-    line at the end, as of a crash, is left out too."""
+    """The rows of a metrics or samples file, in order; `log` is told of lines that are none."""
     lines = ordinary(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
     rows = [row for line in lines if (row := parse_row(line)) is not None]
     if log and len(rows) < len(lines):

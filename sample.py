@@ -24,7 +24,7 @@ LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875
 
 
 def main() -> None:
-    sample(cli.sample_config(sys.argv[1:]))
+    sample(cli.read_settings(sys.argv[1:], SampleConfig, "python sample.py"))
 
 
 def sample(config: SampleConfig) -> None:
@@ -92,7 +92,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
         log(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
     texts = [Text(tokenizer, ids, seed + n, config.stop) for n in range(config.num_samples)]
     choice = {name: getattr(config, name) for name in
-              ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+              ("temperature", "top_k", "top_p", "min_p")}
     length = len(ids) + config.max_new_tokens
     cache = model.make_cache(1, length)
     rows = min(len(texts), ROWS, max(1, CACHE_BYTES // cache.nbytes))
@@ -138,8 +138,7 @@ def log(line: str) -> None:
 
 
 def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
-    """Ask for a prompt, continue it, ask again: Ctrl-C stops a text, Ctrl-D leaves. Each text has
-    the seed after the last one's."""
+    """Ask for prompts; Ctrl-C stops a text, Ctrl-D leaves. Each text has the next seed."""
     with suppress(ImportError):
         import readline  # noqa: F401  the arrow keys and a history, where the platform has them
     log(f"{folder}: type the beginning of a text. Each prompt is new. Ctrl-C stops a text, "
@@ -161,20 +160,16 @@ def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
 
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
-    """Write the page of every head's attention over a text, or the numbers over its prompt."""
-    from attention_maps.prompt import look
-    from report.page import attention_page, save_look
+    """Write the page of every head's attention over a text."""
+    from attention_maps.snapshot import look
+    from report.page import attention_page
 
-    config, ids = model.config, text.prompt_tokens
-    if path.suffix == ".npz":
-        found, scores = look(model, tokenizer, ids[-config.block_size:], log)
-        save_look(found, scores, config.kv_heads, path)
-    else:
-        ids = (ids + text.tokens)[-config.block_size:]
-        found, scores = look(model, tokenizer, ids, log)
-        title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
-        attention_page(found, title, path, config.kv_heads, config.tie_embeddings, scores,
-                       max(0, len(ids) - len(text.tokens)))
+    config = model.config
+    ids = (text.prompt_tokens + text.tokens)[-config.block_size:]
+    found, scores = look(model, tokenizer, ids, log)
+    title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
+    attention_page(found, title, path, config.kv_heads, config.tie_embeddings, scores,
+                   max(0, len(ids) - len(text.tokens)))
     log(f"attention {path}")
 
 

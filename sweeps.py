@@ -7,16 +7,13 @@ the same whatever started the jobs and whichever of them are left to do. Does no
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import shlex
-import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -59,8 +56,7 @@ def run_sweep(main: Callable[[], object]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     failed = False
     try:
-        with stoppable(folder):
-            main()
+        main()
     except SystemExit:
         print("the sweep was stopped; to go on: the same command with resume=auto "
               f"hydra.sweep.dir={shlex.quote(str(folder))}", file=sys.stderr)
@@ -180,27 +176,6 @@ def removed_if_empty(folder: Path) -> bool:
     return True
 
 
-@contextmanager
-def stoppable(folder: Path):
-    """While this lasts Ctrl-C and SIGTERM reach the jobs in processes of their own too, and wait
-    until those have saved. A job in this process sees to itself."""
-    def stop(number, frame):
-        running = [lock for lock in folder.glob("*/.lock") if sweep.is_held(lock)]
-        processes = multiprocessing.active_children()
-        for process in processes:
-            process.terminate()
-        while any(map(sweep.is_held, running)) and any(process.is_alive() for process in processes):
-            time.sleep(0.05)
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def job_name(settings: dict[str, str]) -> str:
     """The name of the folder of the job with these settings: the same whatever their order."""
     named = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
@@ -215,8 +190,7 @@ def write_note(path: Path, note: dict) -> None:
 
 
 def summarise(folder: Path) -> list[Run]:
-    """Write sweep.csv and sweep.html anew from what is in the folder; jobs that end at the same
-    time wait for each other."""
+    """Write sweep.csv and sweep.html anew from the folder, one process at a time."""
     sweep.require_sweep(folder)  # before a lock is left in a folder that is none of ours
     with FileLock(folder / ".lock"):
         runs = read_sweep(folder)

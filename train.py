@@ -30,9 +30,8 @@ import sweeps
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from config import Config, UserError
 from data.batches import Batches
-from data.prepare import prepare_text
 from data.tokenizer import load_tokenizer
-from data.tokens import Tokens
+from data.tokens import Tokens, prepare_text
 from files import METRICS, best_row, read_rows
 from model import GPT, autocast
 from report.conclusion import conclude
@@ -41,10 +40,9 @@ from training import checkpoint, device
 from training.checkpoint import Checkpoints
 from training.evaluate import Validation
 from training.optim import build_optimizers, clip_gradients, lr_factor, set_rates
-from training.plan import print_plan, resolve
+from training.plan import print_plan, print_run, resolve
 from training.processes import Stopped, World, averaging, join, plain_copy, shard_model
-from training.record import Record, Stopwatch, goes_on, run_folder
-from training.summary import print_run, print_summary
+from training.record import Record, Stopwatch, goes_on, print_summary, run_folder
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -115,7 +113,8 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
     clock = Stopwatch(partial(device.synchronize, config.device), manifest.get("seconds", {}),
                       tokens_seen(step, config))
 
-    with world, begin_record(config, world, run_dir, experiment, manifest) as record:
+    with world, (Record(config, run_dir, experiment, manifest.get("step", -1))
+                 if world.rank == 0 else nullcontext()) as record:
         snapshots = record and Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS),
                                          record.tolerate_io_errors)
         try:
@@ -128,7 +127,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                     looks = is_due(config.attention.every, step, config)
                     seen = plain_copy(model, world) if looks else None  # whole, on rank 0
                     if record:
-                        observe(record, snapshots, seen, {"step": step} | row, clock)
+                        observe(record, snapshots, seen, {"step": step} | row, clock, world)
                     world.check_stop()
                 if step == config.max_steps:
                     break
@@ -195,8 +194,7 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
 
 def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal
               ) -> tuple[Tokens, Callable[[GPT], object]]:
-    """The text, for a run that goes on that with which it began; and what gives a new model its
-    first weights, where `init_from` does."""
+    """The text, that of the run that goes on, and what loads the first weights of a new model."""
     log, tokenizer, load_initial_weights = cli.printer(console), None, lambda model: None
     if manifest:
         folder = checkpoint.step_folder(run_dir, manifest["step"])
@@ -219,8 +217,7 @@ def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Termin
 
 def build(config: Config, world: World, load_initial_weights: Callable[[GPT], object]
           ) -> tuple[GPT, Callable, list[torch.optim.Optimizer]]:
-    """The model, on its device or divided among the ranks; what takes its forward passes in
-    training; its optimizers."""
+    """The model on its device or divided among the ranks, its forward passes, its optimizers."""
     device.set_up(config)
     torch.manual_seed(config.seed)
     model = GPT(config.model)
@@ -248,16 +245,8 @@ def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
         yield tuple(part.to(config.device, non_blocking=True) for part in batch)
 
 
-def begin_record(config: Config, world: World, run_dir: Path, experiment: str, manifest: dict):
-    """The record of a run that goes on from the manifest, on rank 0; elsewhere a context alone."""
-    if world.rank > 0:
-        return nullcontext()
-    check_stop = partial(world.check_stop, together=False)
-    return Record(config, run_dir, experiment, check_stop, manifest.get("step", -1))
-
-
-def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch
-            ) -> None:
+def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch,
+            world: World) -> None:
     """Look at the heads of the model, where one is given, and write the row of this step."""
     step, images = row["step"], {}
     last = step == record.config.max_steps
@@ -268,7 +257,8 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
         clock.switch("attention")
         record.doing("measuring what each head is worth" if last else "looking at attention")
         try:
-            metrics, images, sample = snapshots.take(model, step, record.rows, record.check_stop)
+            with world.interruptible():
+                metrics, images, sample = snapshots.take(model, step, record.rows)
         except Stopped:
             return  # the row is left to the resumed run
         row |= metrics
@@ -284,7 +274,7 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
                 record.log(f"page     {record.run_dir / 'report.html'} (open it in a browser; it "
                            "updates itself)")
             record.doing("drawing the page")
-            record.page(write_page(record.run_dir), last=last)
+            record.wandb.page(write_page(record.run_dir), record.rows[-1], last)
 
 
 def sum_up(record: Record, clock: Stopwatch) -> None:

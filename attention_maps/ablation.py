@@ -3,7 +3,6 @@
 Each is the real model, of which the blocks above what was changed are computed again.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -22,13 +21,10 @@ def at_once(model: GPT, length: int) -> int:
 
 
 @torch.no_grad()
-def losses_without_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32",
-                         check_stop: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
+def losses_without_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32"
+                         ) -> dict[str, np.ndarray]:
     """The loss of every token of windows x, y (W, T) in nats, nan where y is -1: `loss` (W, T), and
-    for each head `loss_without` (L, H, W, T), when its output is zeroed.
-
-    `check_stop` is called before each pass, and may raise.
-    """
+    for each head `loss_without` (L, H, W, T), when its output is zeroed."""
     whole, without = [], []
     with model.evaluating(), autocast(x.device.type, precision):
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
@@ -36,19 +32,17 @@ def losses_without_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp3
             keep = partial(store, residuals)
             model.hidden(tokens, taps={"embedding": keep, "residual": keep})
             whole.append(token_losses(model, residuals[-1], targets))
-            without.append(without_heads(model, tokens, targets, residuals, check_stop))
+            without.append(without_heads(model, tokens, targets, residuals))
     return {"loss": torch.cat(whole).cpu().numpy(),
             "loss_without": torch.stack(without, dim=2).cpu().numpy()}
 
 
-def without_heads(model: GPT, tokens: Tensor, targets: Tensor, residuals: list[Tensor] | Tensor,
-                  check_stop: Callable[[], None]) -> Tensor:
-    """The losses (L, H, T) of targets (1, T) without each head, given what each layer of the whole
-    model gets of tokens (1, T): what is below a head is not computed again."""
+def without_heads(model: GPT, tokens: Tensor, targets: Tensor, residuals: list[Tensor] | Tensor
+                  ) -> Tensor:
+    """The losses (L, H, T) of targets (1, T) without each head, from each layer's own input."""
     c, found = model.config, []
     for layer in range(c.n_layer):
         for heads in torch.arange(c.n_head).split(at_once(model, tokens.shape[1])):
-            check_stop()
             x = model.hidden(tokens, taps={"heads": partial(silence, layer, heads)},
                              entry=(layer, residuals[layer]))  # (n, T, C)
             found.append(token_losses(model, x, targets.expand(len(heads), -1)))
@@ -66,21 +60,19 @@ def silence(where: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def knockout(model: GPT, whole: Forward,
-             check_stop: Callable[[], None] = lambda: None) -> np.ndarray:
-    """knockout[l, h, i] (L, H, T): how many nats the token after i costs more without head (l, h),
-    in one text; nan for the last, after which nothing is known."""
+def knockout(model: GPT, whole: Forward) -> np.ndarray:
+    """knockout[l, h, i] (L, H, T): nats that the token after i costs more without head (l, h)."""
     targets = next_tokens(whole.tokens)  # (1, T)
     with model.evaluating():
-        without = without_heads(model, whole.tokens, targets, whole.residuals, check_stop)
+        without = without_heads(model, whole.tokens, targets, whole.residuals)
     return (without - token_losses(model, whole.residuals[-1], targets)).cpu().numpy()
 
 
 @torch.no_grad()
-def need(model: GPT, whole: Forward, check_stop: Callable[[], None] = lambda: None) -> np.ndarray:
+def need(model: GPT, whole: Forward) -> np.ndarray:
     """need[i, j] (T, T) in one text: how many nats the token after i costs more where token j is
     hidden from all later queries, in all layers and heads. 0 for j ≥ i; nan in the last row, after
-    which nothing is known. `check_stop` is called before each pass, and may raise.
+    which nothing is known.
 
     Queries up to j see what they saw: only what follows the first hidden token of a pass is
     computed again, over the keys and values of those before it.
@@ -90,7 +82,6 @@ def need(model: GPT, whole: Forward, check_stop: Callable[[], None] = lambda: No
     loss = token_losses(model, whole.residuals[-1], targets)  # (1, T)
     found = torch.zeros(T, T, dtype=loss.dtype, device=tokens.device)
     while start < T - 1:
-        check_stop()
         rest = place[start + 1:]
         # As many as are worth that a pass begins at the first of them.
         hidden = place[start:min(T - 1, start + at_once(model, len(rest)),

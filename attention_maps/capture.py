@@ -116,8 +116,7 @@ def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
 
 
 def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -> None:
-    """Write a snapshot's arrays, the maps as float16, and what they are of, to an .npz without
-    pickle; not compressed, which would take as long as to capture them, and halve it at most."""
+    """Write a snapshot's arrays, the maps as float16, and what they are of, as an .npz."""
     p, small = probes, {name: arrays[name].astype(np.float16) for name in MAPS}
     with atomic_write(path) as part, part.open("wb") as file:
         np.savez(file, step=step, text_ids=p.text, repeat_ids=p.repeat, control_ids=p.control,

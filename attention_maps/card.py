@@ -1,7 +1,5 @@
 """What a model predicts after each token of a text, and which of its parts said so."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -18,12 +16,9 @@ LONGEST = 40  # characters of a token that is named
 TEN = 10  # among so many of all tokens the copying score looks for the token itself
 
 
-def explain(model: GPT, whole: Forward, tokenizer: Tokenizer,
-            check_stop: Callable[[], None] = lambda: None) -> dict[str, np.ndarray]:
-    """What each prediction in one text needed, and its card; the tokens that it names, `words_ids`
-    (n,), as text, `words`."""
-    found = {"need": need(model, whole, check_stop),
-             "knockout": knockout(model, whole, check_stop), **card(model, whole)}
+def explain(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """What each prediction in a text needed, its card, and as text the tokens that it names."""
+    found = {"need": need(model, whole), "knockout": knockout(model, whole), **card(model, whole)}
     named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
     # A model of others may have more ids than its tokenizer.
     spelt = [word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
@@ -92,8 +87,7 @@ def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
 def copying(model: GPT, whole: Forward) -> tuple[np.ndarray, np.ndarray]:
     """How a head tells of a token that it looks at, (L, H), and its standard error over tokens: the
     share of tokens j that v_j W_O puts among the ten likeliest, through the last norm and the
-    output layer, less the share that it puts among the ten least likely.
-    """
+    output layer, less the share that it puts among the ten least likely."""
     own, found = whole.tokens.flatten()[:, None, None], []
     for block, v in zip(model.blocks, whole.v):
         v = v.repeat_interleave(model.config.n_head // v.shape[1], dim=1)  # (B, H, T, d_v)

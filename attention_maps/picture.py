@@ -58,8 +58,7 @@ def draw(maps: np.ndarray, words: list[str], path: Path, groups: int, title: str
 
 
 def make_axes(width: float, height: float, margin: float, scale: float) -> Axes:
-    """Axes in inches that fill a figure: room for maps from 0, 0 to width, height, downwards, a
-    margin beside and below them, a title above, and the colours of the weights on the right."""
+    """Axes in inches that fill a figure, with room around the maps and the weights' colours."""
     right, above = 0.95 * scale, 1.2 * scale
     figure = Figure(figsize=(margin + width + right, above + height + margin), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-margin, width + right),

@@ -29,6 +29,10 @@ class Probes:
     control: np.ndarray
     periods: np.ndarray
 
+    @property
+    def random(self) -> np.ndarray:
+        return np.concatenate((self.repeat, self.control))
+
 
 def make_probes(train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int,
                 seed: int) -> Probes:

@@ -115,8 +115,7 @@ def own(tables: Tables) -> Tables:
 
 
 def as_metrics(tables: Tables) -> dict[str, float]:
-    """All values, and the errors of the scores themselves, as metrics, but nan:
-    `heads/<name>/L<layer>H<head>` and `heads/<name>_se/…`, counted from 0."""
+    """All values, and the errors of the scores themselves, as `heads/<name>/L<layer>H<head>`."""
     found = {name: mean for name, (mean, _) in tables.items()}
     found |= {f"{name}_se": error for name, (_, error) in own(tables).items()}
     return {f"heads/{name}/L{layer}H{head}": float(value) for name, table in found.items()
@@ -130,13 +129,10 @@ SHARES = {"previous_token": 0.25, "duplicate_token": 0.2, "induction": 0.2, "sin
 
 def threshold(score: str, length: int) -> float:
     """The score, less its standard error, from which a head is of a kind, at `length` tokens."""
-    even = 0.0 if score in ("duplicate_token", "induction") else even_attention(length)
+    # Attention spread evenly gives any one token 1 / (i + 1) of each i ≥ 1.
+    even = 0.0 if score in ("duplicate_token", "induction") else \
+        float((1 / np.arange(2, length + 1)).mean())
     return even + SHARES[score] * (1 - even)
-
-
-def even_attention(length: int) -> float:
-    """What attention spread evenly gives any one token: the mean over i ≥ 1 of 1 / (i + 1)."""
-    return float((1 / np.arange(2, length + 1)).mean())
 
 
 def births(before: dict, now: dict, length: int) -> dict[str, int]:

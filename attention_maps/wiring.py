@@ -1,7 +1,5 @@
 """Who feeds whom: a head's score when a part of its input lacks what a head below it wrote."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,8 +20,7 @@ Table = tuple[np.ndarray, np.ndarray]  # shares and standard errors, (3, layers 
 
 @torch.no_grad()
 def wiring(model: GPT, text: Forward, random: Forward, periods: np.ndarray,
-           heads: dict[str, list[tuple[int, int]]],
-           check_stop: Callable[[], None] = lambda: None) -> dict[tuple[str, int, int], Table]:
+           heads: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int, int], Table]:
     """Who feeds each of the heads (layer, head) of a score: (score, layer, head) → the share of the
     score that is lost where its queries, or keys, or values are computed from the residual stream
     without what a head below wrote (its mean over tokens stands in its place).
@@ -31,7 +28,7 @@ def wiring(model: GPT, text: Forward, random: Forward, periods: np.ndarray,
     Values do not decide where a head looks. Theirs is the share of what it writes that is lost: of
     its squared length, the part across what it wrote with all of them (1 - cos²), which does not
     see that the norm makes the rest larger. The random texts are those that repeat, with these
-    periods, and then as many that do not. `check_stop` is called before each head, and may raise.
+    periods, and then as many that do not.
     """
     found = {}
     for score, asked in heads.items():
@@ -39,16 +36,15 @@ def wiring(model: GPT, text: Forward, random: Forward, periods: np.ndarray,
         read = (text, None) if own else (random.rows(ROWS), periods[ROWS])
         for layer in sorted({layer for layer, _ in asked} - {0}):  # nothing is below layer 0
             of = [head for at, head in asked if at == layer]
-            share, error = fed(model, layer, of, *read, check_stop)
+            share, error = fed(model, layer, of, *read)
             for n, head in enumerate(of):
                 found[score, layer, head] = share[..., n], error[..., n]
     return found
 
 
-def fed(model: GPT, layer: int, of: list[int], whole: Forward, periods: np.ndarray | None,
-        check_stop: Callable[[], None]) -> Table:
-    """Shares and errors (3, layer, H, n) of n heads of one layer; of induction where there are
-    periods, else of the previous token."""
+def fed(model: GPT, layer: int, of: list[int], whole: Forward, periods: np.ndarray | None
+        ) -> Table:
+    """Shares and errors (3, layer, H, n) of n heads of a layer, for one kind of score."""
     block, E = model.blocks[layer], whole.residuals[layer]  # (B, T, C)
     rotary = None if model.rotary is None else model.rotary[:, :E.shape[1]]
 
@@ -61,7 +57,6 @@ def fed(model: GPT, layer: int, of: list[int], whole: Forward, periods: np.ndarr
     for below in range(layer):
         wrote = written(model.blocks[below].attention, whole.heads[below])  # (B, T, H, C)
         for one in wrote.unbind(2):
-            check_stop()
             after.append(heads.readings(project(E - one + one.mean(dim=(0, 1))), periods))
     after = np.array(after).reshape(layer, -1, *before.shape)
     return lost(before[:, None, None], after.transpose(2, 0, 1, 3, 4))
@@ -105,8 +100,7 @@ class Heads:
 
 
 def lost(before: np.ndarray, after: np.ndarray) -> Table:
-    """The share 1 - Σ after / Σ before over the last axis, and its standard error, that of a ratio.
-    """
+    """The share 1 - Σ after / Σ before over the last axis, and the standard error of that ratio."""
     n, total = before.shape[-1], before.sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         left = after.sum(axis=-1) / total

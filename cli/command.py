@@ -4,13 +4,12 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from config import UserError, not_one_of
 
@@ -53,7 +52,9 @@ def run(main: Callable[[], object]):
         why = explained(e)
         if why is None:
             raise
-        fail(why)
+        if rank() == 0:  # of all processes that meet with a mistake, the first says it
+            print(f"error: {why}", file=sys.stderr)
+        sys.exit(1)
 
 
 def explained(error: Exception) -> str | None:
@@ -66,7 +67,7 @@ def explained(error: Exception) -> str | None:
         if error.filename is None:  # of a stream: the disk under stdout is full
             discard_output()
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
-    if is_memory_error(error):
+    if TOO_LITTLE_MEMORY.search(f"{type(error).__name__}: {error}"):
         return (f"there is too little memory ({first_line(error)}): free some, or ask for less, "
                 "such as a smaller model, batch or text")
     return None
@@ -89,18 +90,6 @@ def sentence(error: Exception) -> str:
 
 def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def is_memory_error(error: Exception) -> bool:
-    """Whether something was refused for want of memory."""
-    return bool(TOO_LITTLE_MEMORY.search(f"{type(error).__name__}: {error}"))
-
-
-def fail(why: str) -> None:
-    """End with status 1; of all the processes that meet with a mistake, the first says it."""
-    if rank() == 0:
-        print(f"error: {why}", file=sys.stderr)
-    sys.exit(1)
 
 
 def discard_output() -> None:
@@ -132,14 +121,3 @@ def printer(console: Console, wrap: bool = False) -> Callable[[str], None]:
             console.on_broken_pipe()
 
     return log
-
-
-@contextmanager
-def waiting(console: Console, what: str) -> Iterator[None]:
-    """Name what is waited for: on a terminal with its seconds while it goes on, else in a line."""
-    if not console.is_terminal:
-        printer(console)(f"{what} …")
-    with Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=console,
-                  transient=True, disable=not console.is_terminal) as bar:
-        bar.add_task("", total=None)
-        yield

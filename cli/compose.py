@@ -38,18 +38,15 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def answer_early() -> None:
-    """Answer --help and mistakes before torch takes seconds to load, and leave the arguments as
-    Hydra takes them."""
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # while imports take seconds too
+    """Answer --help and mistakes before torch takes seconds to load."""
+    for stop in (signal.SIGINT, signal.SIGTERM):  # while imports take seconds too
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
     start(check_composed, lambda: train_help(OmegaConf.to_object(composed([]))), check_arguments)
 
 
 def check_composed() -> None:
-    """Refuse a configuration that cannot work; where a run follows, say what it waits for.
-
-    The jobs of a sweep are checked as each begins. Of several processes only the first looks at
-    folders, where what the others see may be its own doing.
-    """
+    """Refuse a configuration that cannot work, of a job as it begins; say what a run waits for. Of
+    several processes the first alone looks at folders: the others might see its own doing."""
     given = hydra_options(sys.argv[1:])
     if given.asked:
         return

@@ -11,9 +11,7 @@ from omegaconf import OmegaConf
 from cli.arguments import groups, no_setting
 from config import Config, SampleConfig, settings, shown
 
-
-def sample_config(argv: list[str]) -> SampleConfig:
-    return read_settings(argv, SampleConfig, "python sample.py")
+ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}  # of a stop string: a shell makes them hard to type
 
 
 def read_settings(argv: list[str], kind: type, command: str):
@@ -25,7 +23,8 @@ def read_settings(argv: list[str], kind: type, command: str):
         if not equals or key not in known:
             raise no_setting(arg, known, command)
         if key == "stop":
-            texts[key] = [*texts.get(key, []), unescape(value)]
+            typed = re.sub(r"\\([nt\\])", lambda m: ESCAPED[m[1]], value)
+            texts[key] = [*texts.get(key, []), typed]
         elif value == "null" and "None" in known[key]:
             values[key] = None
         elif "str" in known[key]:
@@ -35,12 +34,6 @@ def read_settings(argv: list[str], kind: type, command: str):
     config = replace(OmegaConf.to_object(values), **texts)
     config.check()
     return config
-
-
-def unescape(stop: str) -> str:
-    """A stop string as it is meant: a shell makes line ends hard to type."""
-    meant = {"n": "\n", "t": "\t", "\\": "\\"}
-    return re.sub(r"\\([nt\\])", lambda m: meant[m[1]], stop)
 
 
 def train_help(plain: Config) -> str:

@@ -15,14 +15,7 @@ class Batches:
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int):
-        """tokens (N,) with N > block_size; batch_size sequences over all processes.
-
-        Raises:
-            ValueError: there are too few tokens for one window and the token that follows it.
-        """
-        if len(tokens) <= block_size:
-            raise ValueError(f"{len(tokens)} tokens are too few for a window of {block_size} "
-                             "and the token after it")
+        """tokens (N,) with N > block_size; batch_size sequences over all processes."""
         self.tokens, self.block_size = tokens, block_size
         self.batch_size, self.seed = batch_size, seed
         self.windows = len(tokens) // block_size  # in an epoch

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from config import UserError
@@ -84,21 +84,13 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
     names = {key: name.get("content") if isinstance(name, dict) else name
              for key in ("eos_token", "bos_token", "unk_token", "pad_token")
              if (name := settings.get(key))}
-    is_gpt2 = config.get("model_type") == "gpt2" and (folder / "merges.txt").is_file()
-    if not is_gpt2 and not (folder / FILE).is_file():
+    if not (folder / FILE).is_file():
         raise UserError(
             f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
             f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
             "makes one of other tokenizer files")
     try:
-        if (folder / FILE).is_file():
-            library = Library.from_str(json.dumps(read_json(folder / FILE)))
-        else:
-            library = Library(
-                models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-            library.decoder = decoders.ByteLevel()
-            names.setdefault("eos_token", END_OF_TEXT)
+        library = Library.from_str(json.dumps(read_json(folder / FILE)))
         library.add_special_tokens(
             [AddedToken(name, special=True, normalized=False) for name in names.values()
              if isinstance(name, str) and library.token_to_id(name) is not None])

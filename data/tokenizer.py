@@ -24,12 +24,9 @@ PATTERNS = {  # how text is split before BPE, which never merges across a split
     "code": r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+",
     "gpt2": r50k_pat_str,
 }
-# Characters of one kind in a row that BPE sees as one: its time grows with their square.
+# Characters that BPE sees as one: its time grows with the square of a run that nothing splits.
 LONGEST = 512
-# The kinds that patterns keep together; an underscore is a letter to some and a sign to others.
-KINDS = [re.compile(kind)
-         for kind in (r"\s+", r"[^\W\d]+", r"\d+", r"_*[^\w\s]+(?:_+[^\w\s]+)*_*")]
-ANY_KIND = re.compile("|".join(kind.pattern for kind in KINDS))
+LONG_RUN = re.compile(r"(?<!\S)\S{513,}|(?<!\s)\s{513,}")
 
 
 class CharTokenizer:
@@ -75,8 +72,8 @@ class BPETokenizer:
     """Byte-level byte-pair encoding, run by tiktoken. Decoding gives any text back exactly.
 
     Text never produces the end-of-text token: its name in a text is encoded as ordinary characters.
-    Ids are those of every other byte-pair encoder, but in runs of more than LONGEST letters,
-    digits, signs or white space, which `bounded` cuts first.
+    Ids are those of every other byte-pair encoder, but in runs of more than LONGEST characters of
+    white space or without any, which `bounded` cuts first.
     """
 
     begin_of_text = None  # texts are kept apart, and begun, by end-of-text
@@ -155,18 +152,10 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def bounded(text: str) -> list[str]:
-    """The text cut after each LONGEST characters of a longer run of one kind, or left whole.
-
-    A run that long fills one of the blocks of half its length: only their beginnings are looked at.
-    """
-    cuts, half = [0], LONGEST // 2
-    for end in range(half, len(text) + 1, half):
-        if end > cuts[-1] + half and ANY_KIND.fullmatch(text, end - half, end):
-            kind = next(kind for kind in KINDS if kind.fullmatch(text, end - half, end))
-            before = kind.match(text[max(cuts[-1], end - LONGEST):end - half][::-1])
-            begin = end - half - (before.end() if before else 0)
-            cuts += range(begin + LONGEST, kind.match(text, begin).end(), LONGEST)
-    return [text[a:b] for a, b in pairwise([*cuts, len(text)])]
+    """The text cut after each LONGEST characters of a longer run, of white space or without any."""
+    cuts = [at for run in LONG_RUN.finditer(text)
+            for at in range(run.start() + LONGEST, run.end(), LONGEST)]
+    return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
 
 def of_tiktoken(name: str) -> BPETokenizer:

@@ -8,11 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from config import DataConfig, TokenizerConfig, UserError
+from config import Config, DataConfig, TokenizerConfig, UserError
 from data.cache import cache_root, making
 from data.corpus import Corpus, cut_up, is_jsonl, open_corpus
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
@@ -26,7 +30,7 @@ MANY = 100  # from so many documents on, whole ones validate
 SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
 UNBROKEN = 8_000_000  # bytes of text without spaces, of which learning takes 65 times the memory
 CHECKED = 1_000_000_000  # bytes of a file that is checked against its hash at each start, at most
-Progress = Callable[[str, int, int | None], None]  # takes a stage, its bytes so far and in all
+OnProgress = Callable[[str, int, int | None], None]  # takes a stage, its bytes so far and in all
 Part = tuple[bool, str, bool]  # is it for training, its text, does it begin a document
 
 
@@ -46,9 +50,6 @@ class Tokens:
     val_documents: int | None  # None: the text is split by position
     characters: int
     bytes: int
-    crlf: int  # line ends of carriage return and line feed
-    unseen: list[int]  # tokens of the validation split that the training split has not
-    unseen_share: float  # of the validation split, that are those
 
     def summary(self) -> list[str]:
         """What was read and what it became, in lines of at most 80 columns."""
@@ -56,24 +57,35 @@ class Tokens:
         plural = "" if self.documents == 1 else "s"
         split = (f"{self.val_documents:,} of them, one in ten,"
                  if self.val_documents is not None else "the last tenth of the characters")
-        lines = [f"text     {self.name}",
-                 f"         {self.documents:,} document{plural}, {self.characters:,} characters",
-                 f"         {split} for validation",
-                 f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
-                 f"         vocabulary {self.tokenizer.vocab_size:,}, "
-                 f"{self.bytes / tokens:.2f} bytes per token"]
-        if self.crlf:
-            lines.append(f"         {self.crlf:,} line ends are CR LF, and are kept as they are")
-        if self.unseen:
-            some = [repr(self.tokenizer.decode([id])) for id in self.unseen[:3]]
-            some += ["…"] if len(self.unseen) > 3 else []
-            lines.append(f"         {self.unseen_share:.2%} of the validation text is tokens "
-                         f"that training never sees: {' '.join(some)}")
-        return lines
+        return [f"text     {self.name}",
+                f"         {self.documents:,} document{plural}, {self.characters:,} characters",
+                f"         {split} for validation",
+                f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
+                f"         vocabulary {self.tokenizer.vocab_size:,}, "
+                f"{self.bytes / tokens:.2f} bytes per token"]
+
+
+def prepare_text(config: Config, console: Console, log: Callable[[str], None],
+                 tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
+    """The tokens of a configuration's text, as `prepare` makes them, with a progress bar."""
+    columns = (TextColumn("{task.description:<12}"), TimeElapsedColumn(), BarColumn(),
+               TextColumn("{task.fields[size]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True,
+                  disable=not console.is_terminal) as bar:
+        return prepare(config.data, config.tokenizer, log, tokenizer, partial(_show, bar), whole)
+
+
+def _show(bar: Progress, stage: str, done: int, total: int | None) -> None:
+    """Show how many bytes of a stage are done, in a line of its own."""
+    task = next((task.id for task in bar.tasks if task.description == stage), None)
+    if task is None:
+        task = bar.add_task(stage, size="")
+    size = f"{decimal(done)} of {decimal(total)}" if total else decimal(done) if done else ""
+    bar.update(task, completed=done, total=total, size=size)
 
 
 def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None] = print,
-            tokenizer: Tokenizer | None = None, on_progress: Progress = lambda *stage: None,
+            tokenizer: Tokenizer | None = None, on_progress: OnProgress = lambda *stage: None,
             whole: bool = False) -> Tokens:
     """The tokens of the configured text, from the cache or made now.
 
@@ -116,11 +128,8 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
 
 
 def split_texts(corpus: Corpus, cut: int | None) -> Iterator[Part]:
-    """The parts of the text.
-
-    Characters before `cut` train, the rest validates. Without a cut, whole documents validate: of
-    every ten one, drawn by chance, always the same.
-    """
+    """The parts of the text: characters before `cut` train, the rest validates. Without a cut,
+    whole documents validate: of every ten one, drawn by chance, always the same."""
     at, document, drawn, rng = 0, -1, -1, np.random.default_rng(0)
     for text, begins in corpus.pieces():
         if cut is None:
@@ -170,9 +179,9 @@ def utf8_length(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def _count(corpus: Corpus, on_progress: Progress) -> tuple[dict[str, int], int]:
+def _count(corpus: Corpus, on_progress: OnProgress) -> tuple[dict[str, int], int]:
     """What is counted in a text, and the characters of its longest document."""
-    counts = dict.fromkeys(("documents", "characters", "bytes", "crlf"), 0)
+    counts = dict.fromkeys(("documents", "characters", "bytes"), 0)
     longest, document, distinct = 0, 0, set()
     for text, begins in corpus.pieces():
         document = len(text) + (0 if begins else document)  # characters of this one so far
@@ -180,7 +189,6 @@ def _count(corpus: Corpus, on_progress: Progress) -> tuple[dict[str, int], int]:
         counts["documents"] += begins
         counts["characters"] += len(text)
         counts["bytes"] += utf8_length(text)
-        counts["crlf"] += text.count("\r\n")
         if len(distinct) < 2:
             distinct.update(text)
         on_progress("reading", counts["bytes"], None)
@@ -191,7 +199,7 @@ def _count(corpus: Corpus, on_progress: Progress) -> tuple[dict[str, int], int]:
 
 
 def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, part: Path,
-           on_progress: Progress) -> None:
+           on_progress: OnProgress) -> None:
     """Write FILES into a folder, then meta.json, and wait until all is on the disk."""
     counts, longest = _count(corpus, on_progress)
     characters = counts["characters"]
@@ -207,22 +215,16 @@ def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None,
     between = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
     done = val_documents = 0
     with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
-        seen = {file: np.zeros(tokenizer.vocab_size, np.int64) for file in (train, val)}
         parts = split_texts(corpus, cut)
         for (is_train, text, begins), encoded in encode_parts(tokenizer, parts):
             ids, file = encoded.result(), train if is_train else val
             if begins and file.tell():
                 ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
             file.write(ids.astype(dtype).tobytes())
-            seen[file] += np.bincount(ids, minlength=tokenizer.vocab_size)
             val_documents += begins and not is_train
             done += utf8_length(text)
             on_progress("tokens", done, counts["bytes"])
-    train, val = seen[train], seen[val]  # how often each token is there
-    unseen = np.flatnonzero((train == 0) & (val > 0))
-    figures = {**counts, "val_documents": val_documents if by_document else None,
-               "unseen": unseen.tolist(),
-               "unseen_share": float(val[unseen].sum() / max(1, val.sum()))}
+    figures = {**counts, "val_documents": val_documents if by_document else None}
     files = {name: [(part / name).stat().st_size, sha256_of(part / name)] for name in FILES}
     (part / "meta.json").write_text(json.dumps({"files": files, "figures": figures}, indent=1))
     for path in (*part.iterdir(), part):
@@ -230,11 +232,8 @@ def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None,
 
 
 def _open(folder: Path, whole: bool = False) -> dict:
-    """The fields of `Tokens` that are kept in a folder.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError: it is not there, or not as it was written.
-    """
+    """The fields of `Tokens` that are kept in a folder. Raises an OSError, ValueError, KeyError or
+    TypeError where they are not there as they were written."""
     meta = read_object(folder / "meta.json")
     for name in FILES:
         size, written = meta["files"][name]

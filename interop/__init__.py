@@ -1,10 +1,5 @@
 """Hugging Face checkpoints in and out: GPT-2, Llama, Qwen 2 and Qwen 3 by shape, in safetensors;
-neither way needs transformers or runs a pickle.
-
-    python -m interop run_dir=runs/mine to=out/       a run's best model, for transformers, vLLM, …
-    python sample.py init_from=FOLDER prompt="…"      text from a model of others
-    python train.py init_from=FOLDER data.path=…      fine-tune it
-"""
+neither way needs transformers or runs a pickle."""
 
 import json
 import os
@@ -29,6 +24,7 @@ from model import GPT, rotary_table
 from training.checkpoint import (
     MODEL,
     TOKENIZER,
+    check_shapes,
     find_checkpoint,
     load_run,
     load_weights,
@@ -59,8 +55,7 @@ DERIVED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 
 
 def load_hf(path: str | os.PathLike) -> GPT:
-    """The model in a folder of Hugging Face's format, in evaluation mode, on the CPU, in float32.
-    """
+    """The model in a folder of Hugging Face's format, for evaluation, on the CPU, in float32."""
     return Checkpoint(path).load(torch.float32)
 
 
@@ -75,9 +70,7 @@ def load_model(folder: Path, which: str | int = "best", log=print) -> tuple[GPT,
 
 
 def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
-    """What a run that starts from a trained model has from it: `init_from`, a name on the hub with
-    its commit; the settings of its model and of its tokenizer.
-    """
+    """`init_from`, of the hub with its commit, and its model's and tokenizer's settings."""
     init_from = fetched(init_from)
     folder = folder_of(init_from)
     if is_hf(folder):
@@ -87,8 +80,7 @@ def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
 
 
 def starting_point(folder: Path, log=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
-    """What a run starts from: the tokenizer, and what copies the weights, of a run's best model or
-    of a folder in Hugging Face's format or of a name on the hub."""
+    """The tokenizer that a run starts from, and what copies the weights into its model."""
     folder = folder_of(folder)
     if is_hf(folder):
         checkpoint = Checkpoint(folder)
@@ -111,13 +103,7 @@ class Checkpoint:
             self.config = replace(self.config, tie_embeddings=False)
         self._layout = list(layout(parameter_shapes(self.config), self.family))
         expected = {theirs: shape for theirs, _, _, shape in self._layout}
-        wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, "
-                 f"{expected.get(name, 'absent')} by {CONFIG}"
-                 for name in sorted(expected.keys() | shapes.keys())
-                 if shapes.get(name) != expected.get(name)]
-        if wrong:
-            raise UserError(f"{self.folder} does not hold the model of its {CONFIG}: "
-                            f"{'; '.join(wrong[:3])}{' …' if len(wrong) > 3 else ''}")
+        check_shapes(self.folder, shapes, expected)
 
     def tokenizer(self) -> HFTokenizer:
         """The tokenizer beside the weights; it may have fewer tokens than the model, not more."""
@@ -128,8 +114,7 @@ class Checkpoint:
         return tokenizer
 
     def load(self, dtype: torch.dtype | None = None) -> GPT:
-        """The model, in evaluation mode. What has the dtype already, or all where it is None, is
-        mapped from the files and not copied."""
+        """The model, for evaluation; what has the dtype, or all for None, is mapped, not copied."""
         with torch.device("meta"):
             model = GPT(self.config)
         model.load_state_dict({name: t.to(dtype) for name, t in self._weights()},
@@ -142,8 +127,7 @@ class Checkpoint:
 
     @torch.no_grad()
     def copy_to(self, model: GPT) -> None:
-        """Copy the weights into a model of this configuration, or of a smaller block_size, whose
-        positions are the first of ours."""
+        """Copy the weights into a model of this configuration, or a smaller block_size."""
         params = dict(model.named_parameters())
         for name, tensor in self._weights():
             params[name].copy_(tensor[:len(params[name])])
@@ -184,8 +168,7 @@ def layout(shapes: dict[str, list[int]], family: str
 
 def find_tensors(folder: Path, family: str
                  ) -> tuple[dict[str, list[int]], dict[str, tuple[Path, str]]]:
-    """The shapes of the tensors in a folder's files, by transformers' names; and of each its file
-    and its name there."""
+    """Of each tensor in a folder's files, by transformers' name: its shape, file and name there."""
     files = [path for path in [folder / WEIGHTS] if path.is_file()] or sorted(folder.glob(SHARDS))
     if not files:
         pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
@@ -205,8 +188,6 @@ def find_tensors(folder: Path, family: str
                 kept = file.get_slice(stored)
                 if DERIVED.search(tensor):
                     continue
-                if tensor in shapes:
-                    raise UserError(f"{folder} holds the tensor {stored} twice")
                 if kept.get_dtype() not in DTYPES:
                     raise UserError(
                         f"{path} holds {stored} in {kept.get_dtype()}, and what is read is "
@@ -216,9 +197,7 @@ def find_tensors(folder: Path, family: str
 
 
 def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
-    """Write a folder, whole or not at all, that transformers loads with AutoModelForCausalLM and,
-    where a tokenizer is given, AutoTokenizer.
-    """
+    """Write a folder, whole or not at all, for transformers' AutoModelForCausalLM."""
     folder = Path(path)
     settings = hf_settings(model.config, tokenizer)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -246,8 +225,7 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
 
 
 def hf_tensors(model: GPT) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield each tensor that a checkpoint of the model has: its name, itself as our linear layers
-    have it, and whether the checkpoint has it transposed."""
+    """Yield a checkpoint's tensors: name, tensor as ours are, whether it is transposed there."""
     config, family = model.config, family_of(model.config)
     params = {name: p.detach().cpu() for name, p in model.named_parameters()}
     table = params["token_embedding.weight"]

@@ -32,8 +32,9 @@ class ExportConfig:
                             "they are: leave it out")
 
 
-def export(config: ExportConfig) -> None:
+def main() -> None:
     """Write a run's model and tokenizer as a folder of Hugging Face's format, or as a .gguf."""
+    config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
     run_dir, to = (Path(path).expanduser() for path in (config.run_dir, config.to))
     model, tokenizer, _ = load_run(run_dir, config.checkpoint, log)
     if to.suffix == ".gguf":
@@ -45,10 +46,6 @@ def export(config: ExportConfig) -> None:
 
 def log(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def main() -> None:
-    export(cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop"))
 
 
 def help() -> str:

@@ -7,13 +7,11 @@ from config import FETCHED, UserError
 
 # What is fetched: weights without pickle, settings, the tokenizer; nothing in folders.
 WEIGHTS, SHARDS = "model.safetensors", "model-*-of-*.safetensors"
-FILES = [WEIGHTS, SHARDS, "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json",
-         "merges.txt"]
+FILES = [WEIGHTS, SHARDS, "config.json", "tokenizer.json", "tokenizer_config.json"]
 
 
 def fetched(init_from: str) -> str:
-    """A folder as it is; a name on the hub with its commit, once its files are in the cache.
-    """
+    """A folder as it is; a name on the hub with its commit, once its files are here."""
     name = re.fullmatch(r"(\w[\w.-]*/[\w.-]+?)(@[0-9a-f]{40})?", init_from)
     if Path(init_from).exists():
         return init_from
@@ -37,7 +35,7 @@ def folder_of(init_from: str | Path) -> Path:
     name = FETCHED.fullmatch(str(init_from))
     if not name:
         return Path(init_from)
-    from huggingface_hub import constants
+    from huggingface_hub import snapshot_download
 
-    cached = f"models--{name[1].replace('/', '--')}"
-    return Path(constants.HF_HUB_CACHE, cached, "snapshots", name[2])
+    return Path(snapshot_download(name[1], revision=name[2], local_files_only=True,
+                                  allow_patterns=FILES, ignore_patterns=["*/*"]))

@@ -90,9 +90,7 @@ def from_hf(settings: dict) -> GPTConfig:
 
 
 def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
-    """The config.json by which transformers builds a model: of GPT-2, Llama, Qwen 2 or Qwen 3, by
-    its model_type.
-    """
+    """The config.json by which transformers builds a model."""
     c = spelled_out(counterpart(config))
     kind = family_of(c)
     settings = {"architectures": [ARCHITECTURES[kind]], "model_type": kind,

@@ -28,8 +28,7 @@ SPLITS = {
 
 def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") -> None:
     """Write a .gguf file, whole or not at all. Matrices are in `dtype`, f16 or q8_0, or in f16
-    where their rows are no multiple of q8_0's 32 numbers; norms and biases in float32.
-    """
+    where their rows are no multiple of q8_0's 32 numbers; norms and biases in float32."""
     try:
         import gguf
     except ImportError:
@@ -57,8 +56,7 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer, dtype: str = "f16") 
 
 
 def tokens_of(tokenizer: Tokenizer) -> tuple[dict, str]:
-    """The vocabulary as a tokenizer.json has it, and llama.cpp's name for how text is split.
-    """
+    """The vocabulary as a tokenizer.json has it, and llama.cpp's name for how text is split."""
     described = json.loads(hf_files(tokenizer, 1)[FILE])
     before = described["pre_tokenizer"] or {}
     steps = before.get("pretokenizers", [before])
@@ -139,6 +137,5 @@ def add_tensors(writer, model: GPT, kind: str, dtype: str, gguf) -> None:
 
 
 def interleaved(rows: Tensor, heads: int) -> Tensor:
-    """The rows of queries or keys in the order that llama.cpp's Llama turns them in: the two of a
-    pair, which are half a head apart here, side by side."""
+    """The rows of queries or keys as llama.cpp's Llama has them: those of a pair side by side."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -9,7 +9,6 @@ KINDS = {"previous_token": "looks at the token just before",
          "induction": "looks at what followed last time"}
 COPIES = 0.5  # a score of copying beyond this, either way, is told
 TOLD, FED = 2, 0.2  # heads of a kind that are told of, at most; shares of wiring, at least
-NAMED = 6  # other heads that were born, at most
 
 
 def conclude(rows: list[dict]) -> list[str]:
@@ -17,31 +16,22 @@ def conclude(rows: list[dict]) -> list[str]:
     scored = [row for row in rows if is_scored(row)]
     if not scored:
         return []
-    found, told = [gain(scored)], set()
+    found = [gain(scored[-1])]
     for kind in KINDS:
         heads = [key.rpartition("/")[2] for key in scored[-1] if key.startswith(f"births/{kind}/")]
         heads = [head for head in heads if known(scored[-1], f"heads/{kind}", head)]
         heads.sort(key=lambda head: -scored[-1][f"heads/{kind}/{head}"])
         found += [of_head(rows, scored[-1], kind, head) for head in heads[:TOLD]]
-        told |= {f"births/{kind}/{head}" for head in heads[:TOLD]}
-    found += [others(scored[-1], told), most_important(scored[-1])]
-    return [sentence for sentence in found if sentence]
+    return [sentence for sentence in [*found, most_important(scored[-1])] if sentence]
 
 
-def gain(scored: list[dict]) -> str | None:
-    """By how much the loss of what comes again is lower, and since when."""
-    key, row = "probe/repeat_gain", scored[-1]
-    value, error = row.get(key), row.get(f"{key}_se")
+def gain(row: dict) -> str | None:
+    """By how much the loss of what comes again is lower."""
+    value, error = row.get("probe/repeat_gain"), row.get("probe/repeat_gain_se")
     if not is_known(value, error) or value < 2 * error:
         return None
-    measured = [r for r in scored if key in r]
-    below = max((r["step"] for r in measured if r[key] < value / 2), default=None)
-    half = ""
-    if below is not None:
-        since = next(r["step"] for r in measured if r["step"] > below)
-        half = f"; half of that was there by step {since:,}" if since < row["step"] else ""
     return (f"In random tokens that repeat, a token's loss is {as_known(value, error)} nats lower "
-            f"the second time{half}.")
+            "the second time.")
 
 
 def of_head(rows: list[dict], row: dict, kind: str, head: str) -> str:
@@ -58,14 +48,6 @@ def of_head(rows: list[dict], row: dict, kind: str, head: str) -> str:
         sentence += (f" Without it the loss rises by {pair} nats at pairs that repeat, by {new} at "
                      "tokens not seen before.")
     return sentence
-
-
-def others(row: dict, told: set[str]) -> str | None:
-    """The heads that were born and are not told of."""
-    born = [key.split("/")[1:] for key in row if key.startswith("births/") and key not in told]
-    named = [f"{head} ({kind.replace('_', ' ')})" for kind, head in born[:NAMED]]
-    named += [f"{len(born) - NAMED} more"] if len(born) > NAMED else []
-    return f"Born too: {', '.join(named)}." if born else None
 
 
 def fed(row: dict, kind: str, head: str) -> str:

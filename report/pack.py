@@ -70,8 +70,7 @@ class Shot:
         return self._cache[name, kind]
 
     def pack(self, name: str, kind: str) -> Packed | None:
-        """The maps of a probe in one of KINDS; or its `needs`, None where they were not
-        measured."""
+        """A probe's maps in one of KINDS; or its `needs`, None where they were not measured."""
         with self._load() as held:
             if kind == "needs":
                 return pack_needs(held, name)
@@ -211,8 +210,7 @@ def sizes(shots: list[Shot], names: tuple[str, ...], kind: str) -> Iterator[int]
 
 
 def put_maps(shots: list[Shot], names: tuple[str, ...], kind: str, blobs: Blobs) -> dict:
-    """Add the maps of a run's snapshots to `blobs`, and give what the page needs to know of
-    them."""
+    """Add the maps of a run's snapshots to `blobs`; return what the page needs to know of them."""
     probes = [{"name": name, "period": probe.period, "T": probe.shape[2],
                "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
                "kind": kind,

@@ -62,22 +62,14 @@ def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = 
     """Write a page of one prompt's attention: `snapshot` holds text, text_tokens, text_value_norms
     and perhaps step and what `attention_maps.card.explain` gives, as an .npz does.
 
-    `groups`: how many key/value heads the query heads share; None: each has its own. `tied`:
-    whether the output layer is the token embedding. `scores`: of the heads, as in metrics.jsonl.
-    `prompted`: of how many tokens the prompt is; the model made the others.
+    groups: key/value heads, None: each query head has its own. tied: the output layer is the token
+    embedding. scores: as in metrics.jsonl. prompted: tokens of the prompt; the model made the rest.
     """
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(snapshot))
     rows = [{"step": shot.step, **scores}] if scores else []
     content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "groups": groups,
                "tied": tied, "prompted": prompted, "looked": [], "scored": scored(rows)}
     return write(Path(path), content, [shot], PROBES[:1])
-
-
-def save_look(found: dict, scores: dict[str, float], groups: int, path: Path) -> None:
-    """Write what a page of a prompt shows as numbers."""
-    with atomic_write(path) as part, part.open("wb") as file:
-        np.savez_compressed(file, **found, groups=groups, scores=np.array([*scores.values()]),
-                            score_names=np.array([*scores]))
 
 
 # --- what is in the page --------------------------------------------------------------------------
@@ -111,8 +103,7 @@ def shots_of(folder: Path) -> dict[tuple, Shot]:
 
 
 def shots_in(folder: Path, run_dir: Path) -> list[Shot]:
-    """The snapshots of a run that can be read, in the order of their steps, for a page of `folder`:
-    the same while their files stay as they are."""
+    """A run's snapshots that can be read, in the order of their steps, for a page of `folder`."""
     found = []
     for path in (run_dir / "attention").glob("step_*.npz"):
         if step := re.fullmatch(r"step_(\d+)", path.stem):
@@ -169,7 +160,6 @@ def template(name: str) -> str:
 
 
 def safe_json(value) -> str:
-    """JSON in ASCII that cannot end or open an element: < > & are escaped, and so is all that is
-    not ASCII, U+2028 too."""
+    """JSON in ASCII in which < > & are escaped, so that it cannot end or open an element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return re.sub("[<>&]", lambda c: f"\\u{ord(c[0]):04x}", text)

@@ -1,6 +1,5 @@
 """The runs of a folder, such as runs/: read, in a table, and in index.html, where they are sorted,
-filtered and compared. Does not import torch.
-"""
+filtered and compared. Does not import torch."""
 
 from datetime import datetime
 from pathlib import Path
@@ -13,16 +12,14 @@ from rich.text import Text
 from config import UserError, read_experiment
 from files import METRICS, printable
 from report.page import put_together
-from report.sweep import JOB, Run, is_held, is_sweep, read_run
+from report.sweep import JOB, Run, is_sweep, read_run
 from report.sweep_page import about, most_points
 
 INDEX = "index.html"
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """The runs in a folder and in the sweeps there, newest first, and in words what
-    cannot be read.
-    """
+    """The runs in a folder and in the sweeps there, newest first, and what cannot be read."""
     found = [path.parent for pattern in ("*/config.yaml", "*/*/config.yaml")
              for path in folder.glob(pattern) if path.parent.parent.name != "checkpoints"]
     runs, troubles = [], []
@@ -49,17 +46,9 @@ def experiment(run: Run) -> str:
     return "sweep" if is_job else read_experiment(run.path / "config.yaml") or ""
 
 
-def state(run: Run) -> str:
-    """Its status, or that it is running: its process holds the folder's lock."""
-    running = run.status == "unfinished" and is_held(run.path / ".lock")
-    return "running" if running else run.status
-
-
 def steps(run: Run) -> str:
-    taken, asked, now = run.measures.get("step", 0), run.config.max_steps, state(run)
-    if now == "finished":
-        return f"{taken:,}"
-    return f"{taken:,} of {asked:,}{', running' if now == 'running' else ''}"
+    taken, asked = run.measures.get("step", 0), run.config.max_steps
+    return f"{taken:,}" if run.status == "finished" else f"{taken:,} of {asked:,}"
 
 
 def table(folder: Path, runs: list[Run]) -> Table:
@@ -88,4 +77,4 @@ def entry(folder: Path, run: Run, most: int) -> dict:
     """What the page knows of a run."""
     sweep = quote(f"{run.path.parent.name}/sweep.html") if is_sweep(run.path.parent) else None
     return about(folder, run, most) | {"experiment": experiment(run), "sweep": sweep,
-                                       "status": state(run), "written": int(written(run))}
+                                       "written": int(written(run))}

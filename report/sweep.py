@@ -7,18 +7,16 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import isfinite, nan, prod, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from config import Config, UserError, read_config
+from config import Config, UserError, read_config, settings
 from files import ASIDE, METRICS, best_row, read_object, read_rows
 
 CSV, PAGE = "sweep.csv", "sweep.html"
@@ -28,28 +26,21 @@ HEAD_METRIC = re.compile(rf"(heads|births)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d
 
 @dataclass(frozen=True)
 class Run:
-    """A job of a sweep, or a run of no sweep, as its folder has it.
-
-    status: finished (all its steps are recorded), failed (its last attempt was), unfinished
-    (stopped, or still running).
-    """
+    """A job of a sweep, or a run of no sweep, as its folder has it."""
 
     path: Path
     settings: dict[str, str]  # what the sweep varied, as typed: model.n_kv_head → 2; `seed` too
     overrides: dict[str, str]  # all that was typed when it first trained
     config: Config | None  # as resolved; None before it trained
     rows: list[dict]  # metrics.jsonl
-    status: str
+    status: str  # finished; failed in its last attempt; unfinished: stopped, or still running
     reason: str  # why its last attempt failed, in one line; of a finished run, why it did not go on
 
     @cached_property
     def measures(self) -> dict[str, float]:
-        """What it came to, as far as it was measured; the names are those of metrics.jsonl.
-
-        Losses at the best step, `best_step`, size, speed (`tokens_per_second` in training), bytes
-        of the KV cache of one sequence; for each kind of head the first birth (`births/induction`)
-        and the greatest last score (`heads/induction`).
-        """
+        """What it came to, as far as it was measured, by the names of metrics.jsonl: the losses of
+        the best step, size, speed in training, bytes of the KV cache of one sequence; for each kind
+        of head the first birth (`births/induction`) and the greatest last score."""
         best, last = best_row(self.rows) or {}, self.rows[-1] if self.rows else {}
         found = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
         found |= {"best_step": best["step"]} if best else {}
@@ -105,8 +96,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_job(path: Path) -> dict:
-    """The note in a job's folder: `overrides`, `swept` (keys of those), `failed` (a reason, or
-    empty)."""
+    """The note in a job's folder: `overrides`, `swept` (keys of those), `failed` (why, or "")."""
     try:
         job = read_object(path / JOB)
         texts = [*job["overrides"].values(), *job["swept"], job["failed"]]
@@ -133,28 +123,8 @@ def cached_config(path: Path, version: int) -> Config:
 
 def settings_of(config: Config | None) -> dict[str, str]:
     """Settings by their dotted names, as YAML would put them."""
-    return dict(flat(asdict(config))) if config else {}
-
-
-def flat(settings: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value if isinstance(value, str) else json.dumps(value)
-
-
-def is_held(lock: Path) -> bool:
-    """Whether a process has this lock, as one that trains has that of its folder."""
-    if lock.is_symlink() or not lock.exists():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:  # a folder of someone else's
-        return False
+    return {name: value if isinstance(value, str) else json.dumps(value)
+            for name, _, value in (settings(config) if config else ())}
 
 
 def parameters(run_dir: Path) -> int | None:

@@ -1,24 +1,14 @@
 """A sweep's folder → sweep.html, one file that opens offline: its settings compared, and the
-attention of any two of its runs side by side.
-"""
+attention of any two of its runs side by side."""
 
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from report.pack import PROBES, Blobs, Shot, clipped, maps_that_fit
+from report.pack import PROBES, Blobs, clipped, maps_that_fit
 from report.page import curve, number, put_together, room_beside, shots_in
-from report.sweep import (
-    PAGE,
-    Run,
-    best_run,
-    command,
-    compared_by,
-    no_better,
-    of_heads,
-    ranked,
-)
+from report.sweep import PAGE, Run, best_run, command, compared_by, no_better, of_heads, ranked
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
@@ -47,26 +37,21 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
                  for k, setting in enumerate(settings) for run in setting.runs],
     }
     shots = [shots_in(folder, run.path) for setting in settings for run in setting.runs]
-    return write_sides(folder / PAGE, "sweep.html", content, shots, MOST_SNAPSHOTS)
-
-
-def write_sides(path: Path, name: str, content: dict, shots: list[list[Shot]], most: int) -> Path:
-    """Write a page where any two runs stand side by side, with at most so many snapshots of
-    each."""
-    blobs = Blobs()
-    maps = maps_that_fit(shots, PROBES[:1], room_beside(name, content), most, blobs)
-    return put_together(path, name, content | {"maps": maps}, blobs)
+    blobs, room = Blobs(), room_beside("sweep.html", content)
+    content["maps"] = maps_that_fit(shots, PROBES[:1], room, MOST_SNAPSHOTS, blobs)
+    return put_together(folder / PAGE, "sweep.html", content, blobs)
 
 
 def about(folder: Path, run: Run, most: int) -> dict:
     """What a page tells of a run in this folder: how it ended, its figures, its curves."""
     name, config = run.path.relative_to(folder).as_posix(), run.config
     link = quote(f"{name}/report.html") if (run.path / "report.html").exists() else None
+    induction = of_heads(run.rows[-1] if run.rows else {}, "heads")["induction"]
     return {
         "name": clip(name), "page": link, "status": run.status, "reason": clip(run.reason),
         "maxSteps": config.max_steps if config else None,
         "groups": config.model.kv_heads if config else None,
-        "head": first_head(run.rows[-1] if run.rows else {}),
+        "head": max(induction, key=induction.get, default=(0, 0)),  # to look at first
         "figures": {key: number(run.measures.get(key)) for key in FIGURES},
         "curves": {key: curve(run.rows, key, most) for key in CURVES},
     }
@@ -74,7 +59,7 @@ def about(folder: Path, run: Run, most: int) -> dict:
 
 def in_sweep(run: Run, keys: list[str], most: int) -> dict:
     """What was swept in a run, and what its heads became."""
-    rows = [{"step": row["step"], **{score: combined(score, [*values.values()])
+    rows = [{"step": row["step"], **{score: (max if score in STRONGEST else fmean)(values.values())
                                      for score, values in of_heads(row, "heads").items()}}
             for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
@@ -83,16 +68,6 @@ def in_sweep(run: Run, keys: list[str], most: int) -> dict:
             "heads": {score: curve(rows, score, most) for score in scores},
             "births": {kind: run.measures[f"births/{kind}"] for kind in STRONGEST
                        if f"births/{kind}" in run.measures}}
-
-
-def combined(score: str, values: list[float]) -> float:
-    return max(values) if score in STRONGEST else fmean(values)
-
-
-def first_head(row: dict) -> tuple[int, int]:
-    """(layer, head) to look at first: in this row the strongest by induction."""
-    scores = of_heads(row, "heads")["induction"]
-    return max(scores, key=scores.get, default=(0, 0))
 
 
 def most_points(curves: int) -> int:

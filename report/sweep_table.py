@@ -12,23 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from files import atomic_write, printable
-from report.sweep import (
-    CSV,
-    PAGE,
-    Run,
-    Setting,
-    best_run,
-    command,
-    compared_by,
-    no_better,
-    ranked,
-)
+from report.sweep import CSV, PAGE, Run, Setting, best_run, command, compared_by, no_better, ranked
 
 
 def write_csv(path: Path, runs: list[Run]) -> None:
-    """A line for each run, those of the best setting first: its folder, how it ended, what was
-    swept, and its `measures`.
-    """
+    """A line for each run, those of the best setting first: what was swept, and its `measures`."""
     lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings,
               **run.measures} for setting in ranked(runs) for run in setting.runs]
     fullest_first = sorted(lines, key=len, reverse=True)
@@ -101,9 +89,7 @@ def counted(n: int, of: int) -> str:
 
 
 def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
-    """What is printed below the table, (name, value) each: the best setting as a command; what
-    failed and why; what is not finished; where the files are.
-    """
+    """What is printed below the table, (name, value) each: the best, what failed, what is next."""
     lines, best, settings = [], best_run(runs), ranked(runs)
     if best and settings[0].name:  # more than the seed
         second = no_better(settings, compared_by(runs))

@@ -79,7 +79,7 @@ SAMPLE_WRONG = [
     ({"interactive": True, "score": "b"}, "interactive= and score= are both given"),
     ({"run_dir": "a", "init_from": "b"}, "run_dir= and init_from= are both given"),
     ({"stop": ["a", ""]}, "stop= is empty"),
-    ({"attention": "map.png"}, "attention=map.png does not end in .html or .npz"),
+    ({"attention": "map.png"}, "attention=map.png does not end in .html"),
 ]
 RIGHT = [
     {}, {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1},
@@ -105,7 +105,7 @@ def test_a_value_at_its_bound_is_taken():
     for values in RIGHT:
         changed(Config(), values).check()
     for values in ({"temperature": 0.0}, {"top_p": 1.0}, {"min_p": 0.0}, {"checkpoint": "0"},
-                   {"prompt": ""}, {"attention": "a.npz"}):
+                   {"prompt": ""}, {"attention": "a.html"}):
         changed(SampleConfig(), values).check()
 
 

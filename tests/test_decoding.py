@@ -11,15 +11,7 @@ from models import configs, few, lively, random_tokens, seeds, small, streamed
 
 from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, train_bpe
-from decoding import (
-    Noise,
-    Text,
-    draw,
-    next_token_probabilities,
-    penalise_repetition,
-    window_start,
-    write,
-)
+from decoding import Noise, Text, draw, next_token_probabilities, window_start, write
 from files import printable
 from kernels import Decoder, KVCache
 from model import GPT
@@ -40,14 +32,14 @@ def test_the_window_moves_once_in_a_quarter_of_the_block():
     assert starts == {16 * i: 16 for i in range(1, 11)}
 
 
-def without_a_cache(model, tokens, new, seed=0, penalty=1.0, **choice):
+def without_a_cache(model, tokens, new, seed=0, **choice):
     """The text (B, T + new) from passes over the whole window of each token."""
     rows, T = tokens.shape
     noise = Noise(rows, [seed + row for row in range(rows)], 23, CPU)
     with torch.no_grad():
         for length in range(T, T + new):
             start = window_start(length, model.config.block_size)
-            logits = penalise_repetition(model(tokens[:, start:])[0][:, -1], tokens, penalty)
+            logits = model(tokens[:, start:])[0][:, -1]
             token = draw(next_token_probabilities(logits.float(), **choice), noise.at(length))
             tokens = torch.cat((tokens, token[:, None]), dim=1)
     return tokens
@@ -55,15 +47,14 @@ def without_a_cache(model, tokens, new, seed=0, penalty=1.0, **choice):
 
 @few
 @given(config=configs, block=st.integers(2, 16), rows=st.integers(1, 2), prompt=st.integers(1, 40),
-       new=st.integers(1, 30), temperature=st.sampled_from([0.0, 1.2]),
-       penalty=st.sampled_from([1.0, 1.5]), seed=seeds)
+       new=st.integers(1, 30), temperature=st.sampled_from([0.0, 1.2]), seed=seeds)
 def test_text_with_the_cache_is_that_without_also_past_the_block(
-        config, block, rows, prompt, new, temperature, penalty, seed):
+        config, block, rows, prompt, new, temperature, seed):
     config.block_size = block
     model, tokens = lively(GPT(config).double(), seed), random_tokens(rows, prompt, seed=seed)
     choice = {"temperature": temperature, "top_p": 0.9}
-    got = model.generate(tokens, new, seed=seed, repetition_penalty=penalty, **choice)
-    assert torch.equal(got, without_a_cache(model, tokens, new, seed, penalty, **choice))
+    got = model.generate(tokens, new, seed=seed, **choice)
+    assert torch.equal(got, without_a_cache(model, tokens, new, seed, **choice))
 
 
 HAND_BUILT = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log()
@@ -248,22 +239,19 @@ def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
 
 @given(seed=seeds, rows=st.integers(1, 3), vocab_size=st.integers(2, 60),
        temperature=st.floats(0.2, 3), top_k=st.none() | st.integers(1, 70),
-       top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9),
-       penalty=st.sampled_from([1.0, 0.7, 1.2, 3.0]))
+       top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9))
 def test_the_choice_is_that_of_transformers_processors(seed, rows, vocab_size, temperature, top_k,
-                                                       top_p, min_p, penalty):
+                                                       top_p, min_p):
     from transformers import generation as hf
 
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(rows, vocab_size, generator=generator, dtype=torch.float64)
     tokens = torch.randint(vocab_size, (rows, 10), generator=generator)
-    theirs = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(penalty),
-                                     hf.TemperatureLogitsWarper(temperature)])
+    theirs = hf.LogitsProcessorList([hf.TemperatureLogitsWarper(temperature)])
     theirs += [hf.TopKLogitsWarper(top_k)] if top_k else []
     theirs += [hf.TopPLogitsWarper(top_p)] if top_p else []
     theirs += [hf.MinPLogitsWarper(min_p)] if min_p else []
-    ours = next_token_probabilities(penalise_repetition(logits, tokens, penalty), temperature,
-                                    top_k, top_p, min_p)
+    ours = next_token_probabilities(logits, temperature, top_k, top_p, min_p)
     torch.testing.assert_close(ours, theirs(tokens, logits).softmax(dim=-1), atol=1e-12, rtol=1e-9)
 
 

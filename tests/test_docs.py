@@ -98,7 +98,7 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
         script = f"{path}.py" if (ROOT / f"{path}.py").exists() else f"{path}/__main__.py"
     else:
         script = first
-    if script in ("train.py", "data/prepare.py") and not {"--help", "--cfg"} & {*argv}:
+    if script == "train.py" and not {"--help", "--cfg"} & {*argv}:
         argv = small(argv)
     argv = [argument.replace("=RUN", "=runs/llama") for argument in argv]
     if "data=shakespeare" in argv:

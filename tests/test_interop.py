@@ -272,11 +272,6 @@ def tokenizers_of_theirs(tmp_path_factory) -> dict[str, Path]:
         tokenizer_object=library, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
     for name, tokenizer in made.items():
         tokenizer.save_pretrained(root / name)
-    (root / "gpt2_files").mkdir()
-    saved = json.loads((root / "gpt2" / "tokenizer.json").read_text())["model"]
-    (root / "gpt2_files" / "vocab.json").write_text(json.dumps(saved["vocab"]))
-    (root / "gpt2_files" / "merges.txt").write_text(
-        "#version: 0.2\n" + "".join(f"{' '.join(pair)}\n" for pair in saved["merges"]))
     return {path.name: path for path in root.iterdir()}
 
 
@@ -286,12 +281,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40)
      "👩‍👩‍👧 日本", "it's  the\r\nglass"])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_files", "llama", "llama3"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "llama3"])
 def test_a_tokenizer_of_theirs_gives_their_ids_and_texts(name, tokenizers_of_theirs, tmp_path):
     folder = tokenizers_of_theirs[name]
     ours = read_tokenizer(folder, {"model_type": "gpt2"})
-    oracle = transformers.AutoTokenizer.from_pretrained(
-        folder.with_name(name.removesuffix("_files")))
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
     save_tokenizer(ours, tmp_path / "kept.json")
     again = load_tokenizer(tmp_path / "kept.json")
     assert ours.end_of_text == oracle.eos_token_id
@@ -420,9 +414,8 @@ def damage(folder, settings=None, tensors=None, cut=None):
     ("llama", {"settings": {"layer_types": ["sliding_attention"]}}, "layer_types has sliding"),
     ("llama", {"settings": {"mlp_bias": True}}, "bias: missing in the file"),
     ("gpt2", {"tensors": lambda t: t.pop(WTE)}, "wte.weight: missing in the file"),
-    ("gpt2", {"tensors": lambda t: t.update(extra=torch.zeros(2))}, "absent by config.json"),
+    ("gpt2", {"tensors": lambda t: t.update(extra=torch.zeros(2))}, "absent in the model"),
     ("gpt2", {"tensors": lambda t: t.update({WTE: t[WTE].to(torch.int8)})}, "in I8"),
-    ("gpt2", {"tensors": lambda t: t.update({"wte.weight": t[WTE].clone()})}, "twice"),
     ("gpt2", {"cut": SAFE}, "cannot be read as safetensors"),
     ("shards", {"cut": "*1-of-*"}, "1-of-.*cannot be read as safetensors")])
 def test_damage_is_a_sentence(family, change, why, good, tmp_path):

@@ -7,7 +7,6 @@ import select
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import TINY
 from processes import Process, become, finished
@@ -96,13 +95,6 @@ def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(comm
     assert page.startswith("<!doctype html>") and '"T":32' in page
 
 
-def test_numbers_of_attention_are_those_of_the_prompt(run, tmp_path):
-    sample(SampleConfig(run_dir=str(run / "char"), prompt="the glass", max_new_tokens=40,
-                        attention=str(tmp_path / "look.npz")))
-    with np.load(tmp_path / "look.npz") as kept:
-        assert kept["text"].shape == (2, 2, 9, 9) and "".join(kept["text_tokens"]) == "the glass"
-
-
 def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path):
     process = Process(tmp_path, f"run_dir={run / 'char'}", "max_new_tokens=5", script="sample.py",
                       stdout=os.open("/dev/full", os.O_WRONLY))
@@ -135,12 +127,6 @@ def test_texts_end_before_a_stop_string(capsys, run):
     stop = free[5:8]
     assert said(capsys, run, temperature=1.0, stop=["never seen", stop]) == (
         free[:free.index(stop)] + "\n")
-
-
-def test_a_repetition_penalty_makes_text_repeat_less(capsys, run):
-    free, fined = (said(capsys, run, kind="char", temperature=0.0, repetition_penalty=penalty)
-                   for penalty in (1.0, 5.0))
-    assert len(set(fined)) > len(set(free))
 
 
 def test_a_score_of_a_file_or_of_stdin_is_a_line_in_a_pipe(command, run, tmp_path):

@@ -54,8 +54,7 @@ class Checkpoints:
         return self.guard
 
     def restore(self, manifest: dict, rows: list[dict]) -> None:
-        """Load the checkpoint of the manifest, {} for none, with the rows up to it; remove later
-        ones."""
+        """Load the checkpoint of the manifest, {} for none; remove later ones."""
         if not manifest:
             return
         step = self.saved = manifest["step"]
@@ -169,8 +168,7 @@ def saved_steps(run_dir: Path) -> list[int]:
 
 
 def best_saved(run_dir: Path, rows: list[dict]) -> dict | None:
-    """The row of the lowest validation loss that has a checkpoint, by the rows of the record and
-    what the checkpoints themselves hold."""
+    """The row of the lowest validation loss that has a checkpoint, by rows and manifests."""
     known = {row["step"]: row for row in rows}
     found = []
     for step in saved_steps(run_dir):
@@ -282,9 +280,13 @@ def check_weights(path: Path, config: GPTConfig) -> None:
     with opened(path) as file:
         names = file.keys()
         shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
-    expected = parameter_shapes(config)
     positions = shapes.get("position_embedding.weight") or [0]
     positions[0] = min(positions[0], config.block_size)
+    check_shapes(path, shapes, parameter_shapes(config))
+
+
+def check_shapes(path: Path, shapes: dict[str, list], expected: dict[str, list]) -> None:
+    """Raise `UserError` where tensors at path, name → shape, are not those expected of them."""
     wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, "
              f"{expected.get(name, 'absent')} in the model"
              for name in sorted(shapes.keys() | expected.keys())

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -24,8 +25,7 @@ BF16_DECODES_FROM = 384
 
 
 def pick_device(device: str, processes: int = 1) -> str:
-    """The device named, or for `auto` the best one here; each of several processes gets a GPU of
-    its own."""
+    """The device named, or for `auto` the best here; each process gets a GPU of its own."""
     if device == "auto":
         mps = processes == 1 and torch.backends.mps.is_available()
         device = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
@@ -56,16 +56,10 @@ def bf16_is_fast(device: str) -> bool:
     """Whether the hardware multiplies bf16 faster than fp32: newer GPUs, AVX512-BF16, AMX."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
-    return device == "cpu" and bool({"avx512_bf16", "amx_bf16"} & processor_flags())
-
-
-def processor_flags() -> set[str]:
-    """The processor's feature flags, where Linux lists them."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                return set(line.split(":", 1)[1].split())
-    return set()
+    with suppress(OSError):  # Linux lists the processor's flags
+        return device == "cpu" and bool(re.search(r"^flags.*\b(avx512_bf16|amx_bf16)\b",
+                                                  Path("/proc/cpuinfo").read_text(), re.M))
+    return False
 
 
 def has_compiler() -> bool:

@@ -3,7 +3,7 @@ token of a text is to it. Leaves the model and the random state as they were."""
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -73,8 +73,7 @@ class Validation:
         return nats, count
 
     def excerpt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of about so many tokens, in whole windows spread evenly over all, on
-        the device."""
+        """Inputs and targets of about so many tokens, in windows spread evenly, on the device."""
         windows = len(self.inputs)
         some = min(windows, max(1, tokens // self.inputs.shape[1]))
         chosen = np.linspace(0, windows - 1, some).round().astype(int)
@@ -84,13 +83,10 @@ class Validation:
 @contextmanager
 def forward_only(model: GPT, sharded: bool) -> Iterator[None]:
     """The model in evaluation; a sharded one uncompiled, and at the end sharded again."""
+    eager = torch.compiler.set_stance("force_eager") if sharded else nullcontext()
     try:
-        with model.evaluating():
-            if sharded:
-                with torch.compiler.set_stance("force_eager"):
-                    yield
-            else:
-                yield
+        with model.evaluating(), eager:
+            yield
     finally:
         reshard(model)
 

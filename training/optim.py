@@ -182,36 +182,35 @@ class NonFiniteGuard:
 
     def __init__(self, model: nn.Module):
         self._names = [name for name, _ in model.named_parameters()]
-        self._unread: tuple[int, Tensor, torch.cuda.Event] | None = None
+        self._unread: tuple[int, Tensor, torch.cuda.Event | None] | None = None
 
     def check(self, step: int, loss: Tensor, norms: Tensor) -> None:
-        """Look at the loss () and the norm of each gradient (parameters,) of the step that follows
-        `step` others."""
-        finite = torch.cat((loss[None], norms)).isfinite()
+        """Look at the loss () and each gradient's norm (parameters,) after `step` steps."""
+        self.flush()
+        finite, copied = torch.cat((loss[None], norms)).isfinite(), None
         if finite.is_cuda:
-            self.flush()
             finite, copied = finite.to("cpu", non_blocking=True), torch.cuda.Event()
             copied.record()  # after the copy, which waits for no later work of the device
-            self._unread = step, finite, copied
-        elif not finite.all():
-            raise UserError(self._message(step, finite.tolist()))
+        self._unread = step, finite, copied
+        if copied is None:
+            self.flush()
 
     def flush(self) -> None:
         """Look at what has not been looked at yet."""
-        if self._unread:
-            (step, finite, copied), self._unread = self._unread, None
+        if self._unread is None:
+            return
+        (step, finite, copied), self._unread = self._unread, None
+        if copied:
             copied.synchronize()
-            if not finite.all():
-                raise UserError(self._message(step, finite.tolist()))
-
-    def _message(self, step: int, finite: list[bool]) -> str:
-        wrong = [name for name, fine in zip(self._names, finite[1:]) if not fine]
-        what = ["the loss"] if not finite[0] else []
+        if finite.all():
+            return
+        loss, *fine = finite.tolist()
+        wrong = [name for name, is_fine in zip(self._names, fine) if not is_fine]
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        what += [f"the gradient of {wrong[0]}{more}"] if wrong else []
-        return (f"step {step + 1}: {' and '.join(what)} is not a finite number, so the run stops "
-                "before that update: go on from its last checkpoint with resume=auto and a lower "
-                "optim.lr")
+        what = ["the loss"] * (not loss) + [f"the gradient of {n}{more}" for n in wrong[:1]]
+        raise UserError(f"step {step + 1}: {' and '.join(what)} is not a finite number, so the run "
+                        "stops before that update: go on from its last checkpoint with resume=auto "
+                        "and a lower optim.lr")
 
 
 # What each optimizer keeps of a parameter.
@@ -227,8 +226,7 @@ def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str
 
 @torch.no_grad()
 def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit, from a safetensors file; of what is
-    sharded, the rows that are here."""
+    """Put back what `optimizer_tensors` gave, bit for bit, from a safetensors file."""
     names = {p: name for name, p in model.named_parameters()}
     with opened(path) as file:
         there = set(file.keys())

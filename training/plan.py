@@ -5,7 +5,9 @@ The formulas are those of docs/scaling.md, which has how far real runs were from
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import torch
 from torch.utils.benchmark import Timer
@@ -14,13 +16,7 @@ from config import Config, GPTConfig, UserError
 from data.tokenizer import DEFAULT_VOCAB_SIZE
 from data.tokens import Tokens
 from model import GPT
-from training.device import (
-    describe,
-    has_compiler,
-    memory_here,
-    pick_device,
-    pick_precision,
-)
+from training.device import describe, has_compiler, memory_here, pick_device, pick_precision
 from training.processes import World
 
 # Floating-point operations of a whole run from which compiling pays. Measured on CPUs (LOG.md), a
@@ -38,6 +34,7 @@ OF_A_MACHINE = 8  # GPUs
 # Share of that rate, assumed: large models were trained at 0.21 to 0.46 (Chowdhery et al. 2022).
 UTILISATION = 0.4
 ALPHABET = 256  # characters, assumed
+MANY_EPOCHS = 20  # beyond these a run is out of proportion to its text
 
 
 def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> Config:
@@ -127,8 +124,7 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
 
 @dataclass
 class Memory:
-    """Bytes by kind that a process holds in training; of a sharded model it has its part, and
-    beside it what it gathers of the others'."""
+    """Bytes by kind that a process holds in training, with what it gathers of a sharded model."""
 
     weights: float
     gradients: float
@@ -158,6 +154,22 @@ class Memory:
         most = activations + logits + held if stay else max(activations + logits, held)
         return cls(held, held, optimizer, gathered, activations, logits,
                    at_once=held + optimizer + gathered + most)
+
+
+def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
+              processes: int) -> None:
+    """Print what is going to be trained, for how long, where."""
+    parameters = model.num_parameters()
+    step_tokens = config.batch_size * config.model.block_size
+    epochs = config.max_steps * step_tokens / len(tokens.train)
+    many = f"{processes} processes, each " if processes > 1 else ""
+    how = "compiled, which takes a minute or two once" if config.compile else "eager"
+    log(f"model    {parameters:,} parameters")
+    log(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:,.2f} epochs")
+    if epochs > MANY_EPOCHS:
+        log(f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by "
+            "heart: give more text or fewer max_steps")
+    log(f"machine  {many}{describe(config.device)}, {config.precision}, {how}")
 
 
 def print_plan(config: Config, experiment: str) -> None:
@@ -194,7 +206,8 @@ def print_plan(config: Config, experiment: str) -> None:
         **{f"  {kind.replace('_', ' ')}": f"{value / 1e9:9,.3f} GB"
            for kind, value in vars(held).items()},
         "operations": f"{flops:,} a token, forward and backward; {flops * tokens:.3g} in all",
-        "time": f"{duration(seconds)} at {UTILISATION:.0%} of {rate / 1e12:,.3g} TFLOP/s each"}
+        "time": f"{timedelta(seconds=round(seconds))} at {UTILISATION:.0%} of "
+                f"{rate / 1e12:,.3g} TFLOP/s each"}
     print("\n".join(f"{name:<15}{value}" for name, value in lines.items()))
 
 
@@ -210,17 +223,9 @@ def named_gpus(machine: str) -> tuple[int, str, float, float]:
 
 
 def matmul_rate(device: str, precision: str) -> float:
-    """Operations per second of a matrix product here, of 2048³ or, as a GPU does that in less time
-    than its launch takes, 8192³."""
+    """Operations per second of a matrix product here, large enough to fill the device."""
     size = 8192 if device.startswith("cuda") else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
     return 2 * size ** 3 / timer.blocked_autorange(min_run_time=0.5).median
-
-
-def duration(seconds: float) -> str:
-    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-    unit, scale = next((unit, scale) for unit, scale in units
-                       if seconds >= 1.5 * scale or scale == 1)
-    return f"{seconds / scale:,.3g} {unit}"

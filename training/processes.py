@@ -39,11 +39,11 @@ class Stopped(Exception):
 class World:
     """The ranks of a run, of which this is `rank` of `size`, and the signals that they got.
 
-    Within it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends at once.
+    Within it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends the process.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size, self.exit_status = rank, size, 0
+        self.rank, self.size, self.exit_status, self._at_once = rank, size, 0, False
 
     def __enter__(self):
         self._before = {number: signal.signal(number, self._note)
@@ -58,6 +58,18 @@ class World:
     def _note(self, number, frame):
         self.exit_status = 128 + number
         signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if self._at_once:
+            raise Stopped(self.exit_status)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within it a signal raises `Stopped` at once: for what takes long and can be redone."""
+        self._at_once = True
+        try:
+            self.check_stop(together=False)  # what came before
+            yield
+        finally:
+            self._at_once = False
 
     def broadcast(self, value=None):
         """Rank 0's value, on every rank."""
@@ -109,8 +121,7 @@ def join(alone: bool) -> Iterator[World]:
 
 
 def compile_model(model: GPT, processes: int) -> Callable:
-    """The model, to be compiled at its first step; of several processes attention and MLP of each
-    block, which are sharded as they are."""
+    """The model, to be compiled at its first step; of several processes its blocks' parts."""
     # On a CPU, kernels in two files, not in fifty, whose headers take the time.
     options = {"cpp_wrapper": True} if model.head.weight.device.type == "cpu" else None
     if processes == 1:
@@ -161,19 +172,14 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
     """The model as one process has it, on rank 0, made of all ranks' parts; None elsewhere."""
     if world.size == 1:
         return model
-    plain = None
-    if world.rank == 0:
-        with torch.device("meta"):
-            plain = GPT(model.config)
-        plain = plain.to_empty(device=model.head.weight.device).train(model.training)
-        if model.config.tie_embeddings:  # which that took apart
-            plain.head.weight = plain.token_embedding.weight
-    mine = dict([*plain.named_parameters(), *plain.named_buffers()]) if plain else {}
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        tensor = whole(tensor)
-        if plain:
-            mine[name].copy_(tensor)
-    return plain
+    tensors = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    if world.rank > 0:
+        return None
+    with torch.device("meta"):
+        plain = GPT(model.config)
+    plain.load_state_dict(tensors, assign=True)
+    plain.rotary = model.rotary
+    return plain.train(model.training)
 
 
 def reshard(model: GPT) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cli import Terminal, printer
 from config import Config, UserError, config_yaml, read_experiment
-from files import METRICS, SAMPLES, atomic_write, printable, read_rows
+from files import METRICS, SAMPLES, atomic_write, best_row, printable, read_rows
 
 # In the terminal: name → metric, format.
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"),
@@ -47,7 +48,7 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
         if not goes_on(config) and {p.name for p in path.iterdir()} - OURS:
             raise UserError(f"run_dir={path} is not empty: choose another folder, "
                             "or continue the run in it with resume=true")
-        lock.acquire(timeout=0.2)  # who only looks whether it is held is soon gone
+        lock.acquire(timeout=0)
     except Timeout:
         raise UserError(f"run_dir={path} is in use by another process: "
                         "wait for it, or choose another folder") from None
@@ -76,13 +77,10 @@ def new_run_dir(experiment: str) -> Path:
 class Record:
     """Records what a run measures: in a line of metrics.jsonl for each step, W&B, the terminal."""
 
-    def __init__(self, config: Config, run_dir: Path, experiment: str,
-                 check_stop: Callable[[], None], step: int = 0):
-        """Continue the record after `step` steps; the rows of later ones are left out of it.
-        `check_stop` raises where a signal came, amid what takes long."""
+    def __init__(self, config: Config, run_dir: Path, experiment: str, step: int = 0):
+        """Continue the record after `step` steps."""
         self.console = Terminal()
         self.config, self.run_dir, self.log = config, run_dir, printer(self.console)
-        self.check_stop = check_stop
         path = run_dir / "config.yaml"  # what has one can be resumed
         name = read_experiment(path) if path.exists() else experiment
         with atomic_write(path) as part:
@@ -93,7 +91,7 @@ class Record:
         self._failed = False  # whether something could not be written
         from training.wandb_record import WandbRecord  # W&B takes a third of a second
 
-        self._wandb = WandbRecord(config, run_dir, experiment, self.log)
+        self.wandb = WandbRecord(config, run_dir, experiment, self.log)
         self._latest: dict[str, str] = {}
         self._figures, self._bar = "", None
 
@@ -110,7 +108,7 @@ class Record:
     def __exit__(self, kind, *_):
         if self._bar:
             self._bar.stop()
-        self._wandb.finish(failed=kind is not None)
+        self.wandb.finish(failed=kind is not None)
 
     def advance(self, step: int) -> None:
         """Move the progress bar."""
@@ -126,7 +124,7 @@ class Record:
         """Record a step: its row, with step, tokens and train_seconds; its images for W&B."""
         self.rows.append(row)
         self._append(METRICS, row)
-        self._wandb.log(row, images)
+        self.wandb.log(row, images)
 
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote after `step` steps."""
@@ -151,10 +149,6 @@ class Record:
                 self.log(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): "
                          "training goes on, its record may lack something")
             self._failed = True
-
-    def page(self, path: Path, last: bool) -> None:
-        """Give W&B the run's page; with the last one, what is only known at the end."""
-        self._wandb.page(path, self.rows[-1], last)
 
     def show(self, row: dict) -> None:
         """Print what a row says of the losses and the speed."""
@@ -217,3 +211,21 @@ class Stopwatch:
         before, began = self._measured
         self._measured = tokens, self.read()
         return (tokens - before) / (self._measured[1] - began)
+
+
+def print_summary(log: Callable[[str], None], run_dir: Path, rows: list[dict],
+                  seconds: dict[str, float]) -> None:
+    """Print where a run is, its best loss, its time, and what is next."""
+    lines, best = [("run", run_dir)], best_row(rows)
+    if best is not None:
+        lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
+                                           f"{best['val/bits_per_byte']:.4f} bits per byte"),
+                  ("", f"after {best['step']:,} steps")]
+    maps = sorted((run_dir / "attention").glob("*.png"))
+    lines += [("attention", maps[-1])] if maps else []
+    lines += [("numbers", run_dir / METRICS),
+              ("page", run_dir / "report.html"),
+              ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
+              ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}")]
+    for name, value in lines:
+        log(f"{name:<21}{value}".rstrip())

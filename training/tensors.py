@@ -6,6 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import distribute_tensor
 
 from config import UserError
 
@@ -18,17 +19,6 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together, by all ranks at once; any other tensor itself."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def rows_here(tensor: Tensor) -> slice:
-    """Which rows of a tensor are here, all of one that is not sharded."""
-    if not hasattr(tensor, "to_local"):
-        return slice(0, len(tensor))
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements)
-    return slice(offset[0], offset[0] + shape[0])
 
 
 @contextmanager
@@ -44,7 +34,8 @@ def opened(path: Path) -> Iterator:
 
 
 def copy_rows(file, name: str, tensor: Tensor) -> None:
-    """Copy from an open safetensors file into a tensor, of a sharded one the rows that are here."""
-    here = local(tensor)
-    if here.numel():
-        here.copy_(file.get_slice(name)[rows_here(tensor)])
+    """Copy the first rows of an open safetensors file's tensor; each rank takes its part."""
+    rows = file.get_slice(name)[:len(tensor)]
+    if hasattr(tensor, "to_local"):
+        rows = distribute_tensor(rows, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.copy_(rows)

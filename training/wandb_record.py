@@ -26,8 +26,7 @@ class WandbRecord:
         self._run = start(config, run_dir, experiment, log)
 
     def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
-        """Record a step's metrics, and images under their keys; with images, a table of each head's
-        scores."""
+        """Record a step's metrics, and images under their keys, with a table of the heads."""
         self._do(lambda run: run.log(
             without_heads(row) | {key: _image(key, image, row["step"])
                                   for key, image in images.items()}
@@ -55,15 +54,12 @@ class WandbRecord:
             self._run = None
 
 
-def without_aside(row: dict) -> dict:
-    """The row without the errors of scores, and the like."""
-    return {key: value for key, value in row.items()
-            if not any(part.endswith(ASIDE) for part in key.split("/"))}
-
-
 def without_heads(row: dict) -> dict:
-    """The row with the greatest score of the heads, `heads/<score>/max`, in place of each."""
-    row, most = without_aside(row), {}
+    """The row with the greatest score of the heads, `heads/<score>/max`, in place of each; without
+    the errors of scores, and the like."""
+    row = {key: value for key, value in row.items()
+           if not any(part.endswith(ASIDE) for part in key.split("/"))}
+    most: dict[str, float] = {}
     for key, value in row.items():
         if key.startswith("heads/"):
             name = f"{key.rpartition('/')[0]}/max"

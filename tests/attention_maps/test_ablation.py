@@ -93,23 +93,6 @@ def test_what_is_measured_leaves_the_model_as_it_was():
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
 
 
-def test_a_signal_is_heard_between_the_passes():
-    class Asked(Exception):
-        pass
-
-    def check_stop():
-        raise Asked
-
-    model, tokens = GPT(small()).train(), random_tokens(2, 16)
-    whole = captured(model, tokens[0])
-    for measure in (ablation.need, ablation.knockout):
-        with pytest.raises(Asked):
-            measure(model, whole, check_stop)
-    with pytest.raises(Asked):
-        ablation.losses_without_heads(model, tokens, tokens, check_stop=check_stop)
-    assert model.training
-
-
 def test_costs_are_of_pairs_that_came_before_and_of_tokens_that_did_not():
     rng = np.random.default_rng(0)
     x, y = (torch.from_numpy(rng.integers(0, n, (5, 30))) for n in (6, 9))

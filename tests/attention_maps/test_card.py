@@ -8,7 +8,7 @@ from models import configs, few, lively, random_tokens, small
 
 from attention_maps.capture import capture
 from attention_maps.card import card, copying, explain
-from attention_maps.prompt import look
+from attention_maps.snapshot import look
 from data.tokenizer import CharTokenizer
 from model import GPT
 

@@ -1,5 +1,7 @@
 """What a snapshot keeps: scores often, pictures seldom, and all that a score is computed from."""
 
+import os
+import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from config import AttentionConfig, Config, UserError
 from data.tokenizer import CharTokenizer
 from files import ASIDE
 from model import GPT
+from training.processes import Stopped, World
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 MODEL = lively(GPT(small(block_size=32, position="rope")))
@@ -72,20 +75,20 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
     assert "heads/importance_se/L0H0" in row
 
 
-def test_a_snapshot_can_be_left_between_its_parts_and_taken_again(snapshots, tmp_path):
-    class Asked(Exception):
-        pass
+def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, tmp_path,
+                                                                     monkeypatch):
+    taker = snapshots()
 
-    taker, calls = snapshots(), []
+    def asked(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was only noted")
 
-    def check_stop():
-        calls.append(len(calls))
-        if len(calls) == 3:
-            raise Asked
-
-    with pytest.raises(Asked):
-        taker.take(MODEL, 4, [], check_stop)
-    assert not list((tmp_path / "attention").iterdir())
+    for part in ("explain", "sample_text"):
+        world = World()
+        with monkeypatch.context() as patch, world, pytest.raises(Stopped), world.interruptible():
+            patch.setattr(snapshot, part, asked)
+            taker.take(MODEL, 4, [])
+    (tmp_path / "attention" / "step_00000004.png").unlink()
     taker.take(MODEL, 4, [])
     assert {p.name for p in (tmp_path / "attention").iterdir()} == {"step_00000004.npz",
                                                                    "step_00000004.png"}

@@ -92,12 +92,6 @@ def test_the_tokens_need_not_lie_in_memory(tmp_path):
         assert np.array_equal(a, b) and a.dtype == np.int64
 
 
-@pytest.mark.parametrize("number, block", [(0, 1), (1, 1), (8, 8), (7, 8)])
-def test_too_few_tokens_are_refused(number, block):
-    with pytest.raises(ValueError, match=f"{number} tokens are too few for a window of {block}"):
-        Batches(counted(number), block, 1, 0)
-
-
 # --- an epoch -------------------------------------------------------------------------------------
 
 

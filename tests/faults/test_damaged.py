@@ -23,8 +23,8 @@ from processes import tiny as typed
 from safetensors.torch import load_file
 
 import attention_maps.snapshot
-import cli
 import training.evaluate
+from cli.command import explained
 from config import UserError, read_config
 from data.tokens import Tokens, prepare
 from report.page import write_page
@@ -110,7 +110,7 @@ def at_most_a_sentence():
     try:
         yield
     except Exception as e:
-        why = cli.explained(e)
+        why = explained(e)
         if why is None or "\n" in why:
             raise
     finally:

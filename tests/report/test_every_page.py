@@ -19,7 +19,6 @@ from pages import (
 )
 
 from report import page
-from report.compare import compare_runs
 from report.runs import read_runs, write_index
 from report.sweep import read_sweep
 from report.sweep_page import write_sweep_page
@@ -48,18 +47,13 @@ def of_sweep(folder: Path, words: list[str] | None) -> Path:
     return write_sweep_page(folder / NAME, read_sweep(folder / NAME))
 
 
-def of_comparison(folder: Path, words: list[str] | None) -> Path:
-    runs = [make_run(folder / name, words=words) for name in (NAME, "two")]
-    return compare_runs(runs, folder / "compare.html")
-
-
 def of_runs(folder: Path, words: list[str] | None) -> Path:
     for name in (NAME, "two"):
         make_run(folder / "runs" / name, words=words)
     return write_index(folder / "runs", read_runs(folder / "runs")[0])
 
 
-every_page = pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep, of_comparison, of_runs])
+every_page = pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep, of_runs])
 
 
 @every_page

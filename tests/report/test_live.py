@@ -1,25 +1,14 @@
-"""A page that follows its run, has an address for what is looked at, and shows the maps first; two
-runs or two prompts compared. In Chromium, from files."""
+"""A page that follows its run, has an address for what is looked at, and shows the maps first. In
+Chromium, from files."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
 from conftest import wait_until
-from pages import (
-    aside,
-    exactly,
-    expect_text,
-    make_run,
-    read_tip,
-    snapshot,
-)
+from pages import aside, exactly, expect_text, make_run, read_tip, snapshot
 
-import report.__main__ as command
-from config import UserError
 from report import page
-from report.compare import compare_runs
 
 HEAD = "[role=radio][aria-label='layer 1, head 2']"
 
@@ -152,27 +141,3 @@ def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     tab.keyboard.press("ArrowDown")
     query, key, value = read_tip(tab)
     assert exactly(value) == snapshot(T=300)["text"][1, 2, query, key]
-
-
-@pytest.mark.slow
-def test_two_runs_stand_side_by_side(see, tmp_path):
-    runs = [make_run(tmp_path / name, steps=steps) for name, steps in
-            (("one<script>", (0, 10, 20)), ("two", (0, 20, 40)))]
-    tab = see(compare_runs(runs, tmp_path / "compare.html"))
-    assert tab.title().startswith("one<script> beside two")
-    titles = tab.locator(".side h3")
-    assert [text[-14:] for text in titles.all_inner_texts()] == ["after 20 steps", "after 40 steps"]
-    tab.focus("#step")
-    tab.keyboard.press("Home")
-    expect_text(tab, ".side:last-child h3", "after 0 steps")
-    assert tab.locator("#chart-val svg").count() == 1
-    assert tab.evaluate("window.hacked") is None
-
-
-@pytest.mark.parametrize("typed", [["a", "b", "c"], ["to=x"], ["nowhere", "nowhere"]])
-def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path, monkeypatch, typed):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["report", *typed])
-    with pytest.raises(UserError, match=re.compile("give|is not the folder")):
-        command.main()
-    assert not list(tmp_path.iterdir())

@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import (
-    causal,
-    check_maps,
-    explain,
-    make_run,
-    read_back,
-    snapshot,
-    unpack,
-)
+from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
 
 from report import pack, page
 

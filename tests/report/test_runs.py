@@ -5,7 +5,6 @@ import os
 import shutil
 
 import pytest
-from filelock import FileLock
 from playwright.sync_api import expect
 from processes import run as command
 
@@ -77,16 +76,6 @@ def test_a_checkpoint_is_no_run_and_a_run_is_no_folder_of_runs(tmp_path):
     (one / "report.html").write_text("a page")
     done = command(tmp_path, "report/__main__.py", "runs/mine")
     assert done.stdout == "runs/mine is one run: open runs/mine/report.html\n"
-
-
-def test_a_run_whose_lock_is_held_is_running(folder):
-    with FileLock(folder / "mine" / ".lock"):
-        done = command(folder.parent, "report/__main__.py")
-        assert "10 of 20, running" in done.stdout
-        assert "run_dir=runs/new resume=true" in done.stdout
-        index = (folder / "index.html").read_text()
-        assert index.count('"status":"running"') == 1
-    assert "run_dir=runs/mine resume=true" in command(folder.parent, "report/__main__.py").stdout
 
 
 def test_a_run_with_a_name_of_its_own_tells_its_experiment(folder):

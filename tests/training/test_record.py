@@ -44,7 +44,7 @@ def test_a_resume_keeps_the_rows_up_to_its_step_and_beside_them_what_was_there(t
 
 def test_while_a_run_goes_its_record_is_only_appended_to(tiny, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    with Record(tiny, tmp_path, "test", lambda: None, step=1) as record:
+    with Record(tiny, tmp_path, "test", step=1) as record:
         seen = []
         for step in (2, 3):
             record.write({"step": step}, {})
@@ -77,7 +77,7 @@ def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are
 def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monkeypatch):
     console = Terminal(file=io.StringIO(), force_terminal=True, width=80)
     monkeypatch.setattr(training.record, "Terminal", lambda: console)
-    with Record(tiny, tmp_path, "default", lambda: None) as record:
+    with Record(tiny, tmp_path, "default") as record:
         def shown() -> str:
             with console.capture() as drawn:
                 console.print(record._bar.get_renderable())
