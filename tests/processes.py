@@ -57,7 +57,6 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
     gc.freeze()  # what this process was given is no garbage: looking at it would copy it
     try:
         GlobalHydra.instance().clear()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         hasten()
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
@@ -99,9 +98,14 @@ class Process:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(folder, script, argv, fault, stdout)
+            try:
+                self._run(folder, script, argv, fault, stdout)
+            finally:  # never back into pytest
+                os._exit(70)
 
     def _run(self, folder, script, argv, fault, stdout):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

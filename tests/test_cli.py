@@ -1,9 +1,7 @@
 """What is typed: checked before anything is made, and carried unchanged."""
 
-import io
 import re
 import shlex
-from copy import deepcopy
 from pathlib import Path
 
 import processes
@@ -20,7 +18,6 @@ from omegaconf import OmegaConf
 
 import cli
 from cli.arguments import CONFIGS, check_arguments
-from cli.compose import continued
 from config import (
     Config,
     GPTConfig,
@@ -129,6 +126,7 @@ def answered(monkeypatch, tmp_path, capsys):
         return (status, *capsys.readouterr())
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # what is signalled is pytest
     monkeypatch.delitem(Singleton._instances, GlobalHydra, raising=False)  # as in a new process
     return answer
 
@@ -169,13 +167,6 @@ def test_a_mistake_is_answered_before_torch_is_imported(script, line, new_comman
     done = new_command(script, *line.split(), env={"PYTHONPATH": str(folder)})
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-
-
-def test_a_gpu_that_is_not_there_is_one_sentence(command, tmp_path):
-    done = command("train.py", "device=cuda:99", "run_dir=run")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("error: device=cuda:99 is not available here")
-    assert not (tmp_path / "run").exists()
 
 
 # --- what is taken --------------------------------------------------------------------------------
@@ -222,13 +213,6 @@ def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(hydra):
         config = composed(*(f"{name}={text}" for name, text in
                             zip(("data.path", "data.name", "run_dir"), texts)))
         assert [config.data.path, config.data.name, config.run_dir][:len(texts)] == texts
-
-
-def test_a_sweeps_folder_is_taken_as_it_is_typed(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/someone")
-    for path, meant in (("my runs, [x]=1", "my runs, [x]=1"), ("~/it's", "/home/someone/it's")):
-        arg = check_arguments(["-m", f"hydra.sweep.dir={path}"])[0]
-        assert OverridesParser.create().parse_override(arg).value() == meant
 
 
 def test_what_wins_over_what(hydra):
@@ -300,36 +284,12 @@ def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_win
     assert "(true | false | auto)" in text
 
 
-def test_the_help_of_sample_lists_every_setting():
-    lines = cli.sample_help().splitlines()
-    for name, _, _ in settings(SampleConfig()):
-        assert len([line for line in lines if line.startswith(f"  {name}=")]) == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [["train.py", "--help"], ["sample.py", "-h"], ["sweeps", "--help"],
                                   ["interop", "--help"], ["report", "--help"]])
 def test_help_is_printed_in_every_encoding(argv, tmp_path):
     done = processes.run(tmp_path, *argv, env={"PYTHONIOENCODING": "ascii"}, text=False)
     assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.decode("ascii")) > 100
-
-
-def test_the_configuration_is_printed_and_nothing_made(command, tmp_path):
-    done = command("train.py", "max_steps=3", "--cfg", "job", "data.name=it's, ${x}")
-    assert (done.returncode, done.stderr) == (0, "")
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config),
-                                                 OmegaConf.create(done.stdout)))
-    assert (config.max_steps, config.data.name) == (3, "it's, ${x}")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sentences_are_wrapped_on_a_terminal_alone_and_commands_never():
-    sentence = "L0H0 matters most: without it the loss is 1.42 ± 0.07 nats higher. " * 3
-    for terminal, wrap, lines in ((True, True, 3), (True, False, 1), (False, True, 1)):
-        console = cli.Terminal(file=io.StringIO(), force_terminal=terminal, width=80)
-        cli.printer(console, wrap=wrap)(sentence.strip())
-        said = console.file.getvalue().splitlines()
-        assert len(said) == lines and " ".join(map(str.strip, said)) == sentence.strip()
 
 
 def test_every_setting_of_nanogpt_in_the_docs_is_taken_or_answered():
@@ -436,11 +396,3 @@ def test_home_is_found_behind_an_equals_sign(hydra, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2-xl").mkdir()
     assert check_arguments(["init_from=gpt2-xl"]) == ["init_from='gpt2-xl'"]
-
-
-def test_neither_what_is_asked_for_nor_the_run_that_goes_on_is_changed():
-    run, asked = Config(model=GPTConfig(vocab_size=9)), Config(max_steps=7, run_dir="x")
-    before = deepcopy((run, asked))
-    config = continued(run, asked, ["experiment", "max_steps", "optim.lr"], print)
-    assert config.max_steps == 7 and config.model.vocab_size == 9
-    assert (run, asked) == before

@@ -12,13 +12,11 @@ from omegaconf import OmegaConf
 from config import (
     Config,
     GPTConfig,
-    OptimConfig,
     SampleConfig,
     UserError,
     absolute_paths,
     config_from,
     config_yaml,
-    did_you_mean,
     read_config,
     settings,
 )
@@ -143,17 +141,6 @@ def test_what_is_left_out_follows_from_the_rest(heads, size, kv, mlp):
         assert shape.hidden_dim == 4 * shape.n_embd
 
 
-def test_what_is_given_is_kept():
-    shape = GPTConfig(vocab_size=9, head_dim=7, value_head_dim=3, mlp_hidden=11)
-    assert (shape.key_dim, shape.value_dim, shape.hidden_dim) == (7, 3, 11)
-    assert GPTConfig(vocab_size=9, head_dim=7).value_dim == 7
-
-
-def test_the_warm_up_is_a_twentieth_of_the_run():
-    assert OptimConfig().warmup(1000) == 50
-    assert OptimConfig(warmup_steps=0).warmup(200) == 0
-
-
 # --- the page itself ------------------------------------------------------------------------------
 
 
@@ -164,11 +151,6 @@ def test_every_setting_has_a_line_of_help_and_every_number_a_bound_below():
         assert not choices or default in choices, name
         if "int" in str(f.type) or "float" in str(f.type):
             assert f.metadata.get("ge") is not None or f.metadata.get("gt") is not None, name
-
-
-def test_a_near_miss_is_proposed_and_a_far_one_is_not():
-    assert did_you_mean("max_step", ["max_steps", "seed"]) == "; did you mean max_steps?"
-    assert did_you_mean("zzz", ["max_steps", "seed"]) == ""
 
 
 # --- kept and read back ---------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 import math
 import unicodedata
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, train_bpe
 from decoding import Noise, Text, draw, next_token_probabilities, window_start, write
 from files import printable
-from kernels import Decoder, KVCache
+from kernels import Decoder
 from model import GPT
 
 CPU = torch.device("cpu")
@@ -25,11 +24,6 @@ def test_the_window_keeps_between_three_quarters_of_the_block_and_the_block_in_s
     assert length - start <= block
     assert start == 0 if length <= block else length - start >= 3 * block / 4
     assert 0 <= window_start(length + 1, block) - start <= max(1, block // 4)
-
-
-def test_the_window_moves_once_in_a_quarter_of_the_block():
-    starts = Counter(window_start(length, 64) for length in range(65, 64 + 10 * 16 + 1))
-    assert starts == {16 * i: 16 for i in range(1, 11)}
 
 
 def without_a_cache(model, tokens, new, seed=0, **choice):
@@ -131,26 +125,6 @@ def test_generation_drops_nothing_and_leaves_the_mode_as_it_was(training):
     assert all(m.training == training for m in model.modules())
 
 
-def test_generation_builds_no_graph_and_keeps_the_prompt():
-    model, tokens = lively(GPT(small())), random_tokens(2, 3)
-    assert torch.equal(model.generate(tokens, 0), tokens)
-    text = model.generate(tokens, 7, seed=0)
-    assert text.shape == (2, 10)
-    assert torch.equal(text[:, :3], tokens)
-    assert torch.is_grad_enabled()
-    cache = KVCache(model.config, 2)
-    first, again = (torch.stack(list(streamed(model, tokens, 3, [1, 2], cache=cache)))
-                    for _ in range(2))
-    assert torch.equal(first, again)  # a cache that was used is used afresh
-    assert not cache.keys.requires_grad
-    assert cache.length == 5  # the token drawn last is not read any more
-
-
-def test_generation_from_no_token_is_refused():
-    with pytest.raises(ValueError, match="at least one token"):
-        GPT(small()).generate(torch.zeros(1, 0, dtype=torch.long), 3)
-
-
 @few
 @given(config=configs, norm_embedding=st.booleans(), rows=st.integers(1, 3),
        filled=st.integers(1, 15), seed=seeds)
@@ -210,14 +184,6 @@ def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds,
 
 def alone(model, prompt, new, seed, **choice):
     return [int(token) for token in streamed(model, prompt[None], new, [seed], **choice)]
-
-
-def test_a_text_that_goes_on_from_where_it_was_cut_is_the_text_that_was_not():
-    model, prompt = lively(GPT(small()).double()), random_tokens(3)
-    whole = alone(model, prompt, 30, 5)
-    for cut in (1, 13, 29):
-        begun = torch.cat((prompt, torch.tensor(whole[:cut])))
-        assert alone(model, begun, 30 - cut, 5) == whole[cut:]
 
 
 def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
@@ -354,4 +320,3 @@ def test_a_sample_is_a_text_from_its_beginning_the_same_every_time_and_moves_no_
     text, again, other = (sample_text(model, tokenizer, 30, seed) for seed in (3, 3, 4))
     assert text == again != other
     assert "<|endoftext|>" not in text and torch.equal(torch.get_rng_state(), state)
-

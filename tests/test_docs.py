@@ -81,7 +81,9 @@ def small(argv: list[str]) -> list[str]:
     return [*kept, *(size for key, size in sizes.items() if key not in swept), *text, *names]
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", [
+    pytest.param(line, marks=pytest.mark.soak) if "sweep=" in line else line
+    for line in commands()])
 def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
     program, first, *argv = shlex.split(command)

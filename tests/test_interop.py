@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 
-import cli
 from config import GPTConfig, UserError
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import (
@@ -30,7 +28,6 @@ from data.tokenizer import (
 )
 from files import read_rows
 from interop import Checkpoint, load_hf, save_hf
-from interop.__main__ import ExportConfig
 from interop.settings import hf_settings
 from model import GPT
 from training.checkpoint import load_run
@@ -133,17 +130,6 @@ def test_a_checkpoint_of_theirs_gives_their_logits_and_goes_back(family, tmp_pat
     check()
 
 
-def test_far_tokens_turn_as_theirs_do(tmp_path):
-    config = transformers.LlamaConfig(vocab_size=100, hidden_size=64, intermediate_size=64,
-                                      num_hidden_layers=2, num_attention_heads=2,
-                                      max_position_embeddings=4096,
-                                      rope_parameters=llama3(500000.0, 32.0, 1.0, 4.0, 1024))
-    model = theirs(config)
-    ours = load_hf(folder_of(model, tmp_path / "hf"))
-    tokens = torch.randint(100, (1, 2048), generator=torch.Generator().manual_seed(0))
-    assert difference(model, ours, tokens) < 1e-5
-
-
 def test_weights_kept_in_half_precision_are_read_exactly(tmp_path):
     model = theirs(transformers.GPT2Config(**GPT2)).bfloat16()
     folder = folder_of(model, tmp_path / "hf")
@@ -176,14 +162,6 @@ def test_a_head_in_the_file_counts_and_so_do_the_names_of_the_first_files(more, 
                 "h.0.attn.masked_bias": torch.tensor(-1e4)}
     save_file(tensors, folder / SAFE)
     assert difference(model, load_hf(folder), random_tokens(1, 16)) < 1e-5
-
-
-def test_a_shorter_context_takes_the_first_positions(tmp_path):
-    model = theirs(transformers.GPT2Config(**GPT2))
-    folder = folder_of(model, tmp_path / "hf")
-    short = GPT(replace(load_hf(folder).config, block_size=6)).eval()
-    Checkpoint(folder).copy_to(short)
-    assert difference(model, short, random_tokens(1, 6)) < 1e-5
 
 
 # --- our models -----------------------------------------------------------------------------------
@@ -535,10 +513,3 @@ def test_a_run_of_ours_is_exported(more, text_file, tmp_path):
     for to, why in (("out", "is there already"), ("no/out", "No such file")):
         said = finished(tmp_path, "run_dir=run", f"to={to}", script=EXPORT, status=1)
         assert why in said and said.count("\n") == 1
-
-
-def test_what_export_cannot_do_is_a_sentence():
-    for args, why in ((["to=out"], "run_dir= is missing"),
-                      (["run_dir=a", "to=b", "dtype=q8_0"], "is for a .gguf file")):
-        with pytest.raises(UserError, match=why):
-            cli.read_settings(args, ExportConfig, "python -m interop")

@@ -139,7 +139,7 @@ def test_without_a_network_a_name_is_a_sentence_and_a_folder_works(
     assert fetched(NAME) == NAME and load_model(folder_of(NAME))[0].config.n_layer == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_from_a_name_keeps_the_commit_and_goes_on_without_the_hub(
         served, repository, text_file, new_command, tmp_path):
     settings = ["data=text", f"data.path={text_file}", "run_dir=run", "batch_size=2",

@@ -24,15 +24,12 @@ def test_it_is_kept_with_its_outputs_in_order_and_small():
         ) and "/home/" not in PATH.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [25, pytest.param(150, marks=pytest.mark.soak)])
-def test_every_cell_runs(steps):
+@pytest.mark.soak
+def test_every_cell_runs():
     from nbclient import NotebookClient
 
     fresh = notebook()
-    assert sum("max_steps=150" in cell.source for cell in fresh.cells) == 1
     for cell in fresh.cells:
-        cell.source = cell.source.replace("max_steps=150", f"max_steps={steps}")
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     NotebookClient(fresh, timeout=600, kernel_name="python3",

@@ -36,6 +36,8 @@ def test_every_experiment_trains(trains, test_data, tiktoken, name):
     if name.startswith("gpt2_"):
         local += ["data=text", "accumulate=1", "model.n_layer=1", "model.n_embd=32",
                   "model.n_head=2", "model.block_size=64"]
+    elif name.endswith("_gpu"):
+        local += ["model.n_layer=1", "model.block_size=64"]
     trains(f"experiment={name}", "max_steps=2", "batch_size=4", *local, *SMALL_DATA,
            "optim.warmup_steps=0")
 
@@ -43,7 +45,7 @@ def test_every_experiment_trains(trains, test_data, tiktoken, name):
 @pytest.mark.parametrize("name", presets("model"))
 def test_every_model_trains_at_a_size_that_fits(trains, text_file, name):
     cut = ["model.n_layer=2", "model.block_size=32", "batch_size=2", "tokenizer=char"]
-    if name == "llama3_8b" or name.startswith("gpt2_"):
+    if name == "llama3_8b" or name.startswith("gpt2"):
         cut += ["model.n_embd=80", "model.mlp_hidden=96", "model.n_head=4",
                 *(["model.n_kv_head=2"] if name == "llama3_8b" else [])]
     trains(f"model={name}", "data=text", f"data.path={text_file}", "max_steps=2", *cut, *SMALL_DATA)

@@ -91,14 +91,6 @@ def test_eval_only_reports_the_loss_that_was_recorded(command, run):
     assert (run / "metrics.jsonl").read_text() == before
 
 
-def test_a_text_too_short_is_refused_and_leaves_no_run(command, tmp_path):
-    (tmp_path / "short.txt").write_text("too short")
-    done = command("train.py", *TINY, "data=text", "data.path=short.txt")
-    assert done.returncode == 1 and "too few for model.block_size=32" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert not list((tmp_path / "runs").iterdir())
-
-
 def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(
         command, tmp_path, text_file, run):
     moved = tmp_path / "moved.txt"
@@ -128,12 +120,3 @@ def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file,
     kept = {name: value for name, _, value in settings(read_config(whole / "config.yaml"))}
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
     assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}
-
-
-def test_the_default_run_starts_on_this_pythons_library(new_command, command):
-    done = new_command("train.py", "max_steps=2", "batch_size=2", "compile=false",
-                       "data.val_max_tokens=2000", "run_dir=run")
-    assert done.returncode == 0, done.stderr
-    assert "standard library" in done.stdout
-    text = command("sample.py", "run_dir=run", "prompt=import ", "max_new_tokens=20")
-    assert text.returncode == 0 and text.stdout.strip()

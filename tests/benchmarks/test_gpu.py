@@ -17,7 +17,7 @@ def settings(test_data, tmp_path) -> list[str]:
             f"json={tmp_path / 'out.json'}"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_part_that_fails_is_named_and_the_rest_goes_on(settings, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k captured")  # one of the tests
     result = gpu.main([*settings, "parts=tests,training,quality", "sizes=9x9"])

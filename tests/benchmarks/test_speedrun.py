@@ -5,7 +5,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 
 def test_the_speedrun_benchmark_compares_the_runs_and_writes_json(test_data, tmp_path):

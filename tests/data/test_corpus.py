@@ -19,7 +19,6 @@ import pytest
 import data.corpus
 from config import DataConfig, UserError, read_config
 from data.corpus import open_corpus, stdlib_files, text_files
-from files import sha256_of
 
 
 @pytest.fixture(autouse=True)
@@ -204,12 +203,6 @@ def shakespeare(path=None, log=lambda line: None):
     return documents(open_corpus(DataConfig(source="shakespeare", path=path), log))
 
 
-def test_a_local_copy_of_shakespeare_is_taken(test_data):
-    file = test_data / "data" / "tinyshakespeare.txt"
-    (text,) = shakespeare(str(file), silent)
-    assert len(text) == 1_115_394 and sha256_of(file) == data.corpus.SHAKESPEARE_SHA256
-
-
 @pytest.fixture
 def web(monkeypatch):
     """web(body) answers with it, or raises it where it is an error; it counts what is asked."""
@@ -297,12 +290,6 @@ def test_a_split_or_a_subset_that_is_not_there_is_named(dataset, cache, more):
     assert "\n" not in str(error.value) and [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-def test_without_the_library_it_is_named(dataset, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match="pip install datasets"):
-        rows_of(dataset)
-
-
 @pytest.mark.slow
 def test_without_a_network_one_sentence_says_how_to_do_without(new_command, tmp_path):
     done = new_command("train.py", "data=tinystories",
@@ -329,12 +316,6 @@ def test_a_document_in_pieces_is_the_document_cut_before_lines_that_begin_with_a
     if size > 7:  # else the pieces are so small that lines do not fit into two of them
         assert all(before.endswith("\n") and not before[-2].isspace()
                    and (not after or after[0].isalnum()) for before, after in pairwise(pieces))
-
-
-def test_a_text_of_one_long_line_is_cut_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(data.corpus, "PIECE", 100)
-    (tmp_path / "a.txt").write_text("x" * 5000)
-    assert [len(piece) for piece, _ in text_corpus(tmp_path).pieces()] == [200] * 25
 
 
 # --- packed files and lines of JSON ---------------------------------------------------------------
@@ -373,11 +354,3 @@ def test_a_line_without_its_text_is_named_and_shown(tmp_path, field, line):
         documents(text_corpus(tmp_path / "a.jsonl", field=field))
     assert str(error.value).endswith(f"line 2 of {tmp_path / 'a.jsonl'} is no JSON object with "
                                      f"text in data.field={field}: {line[:80]}")
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"no gzip",
-                                    lambda data: data[:12] + bytes(8) + data[20:]])
-def test_a_damaged_gzip_is_named(tmp_path, damage):
-    (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"some text " * 9000)))
-    with pytest.raises(UserError, match=r"a\.gz cannot be read: .+"):
-        documents(text_corpus(tmp_path / "a.gz"))

@@ -1,13 +1,11 @@
 """Token files: prepared once, never stale, never half there."""
 
-import errno
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +15,11 @@ import pytest
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 import data.tokens
-from config import Config, DataConfig, TokenizerConfig, UserError
+from config import DataConfig, TokenizerConfig, UserError
 from data.tokenizer import CharTokenizer
-from data.tokens import prepare, prepare_text
+from data.tokens import prepare
 
 ROOT = Path(__file__).parents[2]
 CHAR, SMALL_BPE = TokenizerConfig(name="char"), TokenizerConfig(name="bpe", vocab_size=280)
@@ -129,17 +126,6 @@ def test_of_every_ten_documents_one_validates_whole_and_always_the_same(
     assert text_of(prepare(source, config, quiet)) == text_of(tokens)
 
 
-@pytest.mark.parametrize("texts", [numbered(99), [*numbered(150), "long " * 1000]])
-def test_few_documents_or_one_long_one_are_split_by_position(folder, texts):
-    tokens = prepare(folder(*texts), CHAR, quiet)
-    assert tokens.val_documents is None and "".join(text_of(tokens)) == "".join(texts)
-
-
-def test_symbols_that_only_the_validation_split_has_are_tokens(write):
-    tokens = prepare(write("ab" * 90 + "abéab☃é" * 3 + "a" * 1), CHAR, quiet)
-    assert text_of(tokens)[1].count("é") > 0
-
-
 @pytest.mark.parametrize("symbols, dtype", [(2, "uint8"), (256, "uint8"), (257, "uint16"),
                                             (65536, "uint16"), (65537, "uint32")])
 def test_the_smallest_type_that_holds_the_vocabulary_is_kept(symbols, dtype, write):
@@ -149,16 +135,6 @@ def test_the_smallest_type_that_holds_the_vocabulary_is_kept(symbols, dtype, wri
     assert tokens.tokenizer.vocab_size == symbols
     assert tokens.train.dtype == tokens.val.dtype == dtype
     assert "".join(text_of(tokens)) == alphabet
-
-
-def test_the_summary_names_the_text_and_counts_it(write):
-    tokens = prepare(write(PROSE), CHAR, quiet)
-    name, text, split, size, vocabulary = tokens.summary()
-    assert name.endswith("a.txt")
-    assert "1 document, 1,040 characters" in text
-    assert "the last tenth of the characters" in split
-    assert "936 for training, 104 for validation" in size
-    assert "1.00 bytes per token" in vocabulary
 
 
 def test_a_second_call_does_not_prepare_again_and_the_text_has_its_own_name(write, cache):
@@ -189,20 +165,6 @@ def test_a_changed_text_and_borders_of_documents_give_other_tokens(write, folder
     assert "".join(text_of(old)) == PROSE
     sources = (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""))
     assert len({prepare(folder(*texts), SMALL_BPE, quiet).fingerprint for texts in sources}) == 4
-
-
-def test_another_tokenizer_setting_gives_other_tokens(write, cache):
-    configs = [CHAR, SMALL_BPE, TokenizerConfig(vocab_size=300), TokenizerConfig()]
-    text = Path(__file__).read_text(encoding="utf-8")
-    made = [prepare(write(text), config, quiet) for config in configs]
-    assert len({tokens.fingerprint for tokens in made}) == len(prepared(cache)) == 4
-    assert [tokens.tokenizer.vocab_size for tokens in made][1:] == [280, 300, 1024]
-
-
-def test_a_cache_that_cannot_be_written_is_named_with_its_variable(write, monkeypatch):
-    monkeypatch.setenv("GLASSGPT_CACHE", str(Path(write(PROSE).path) / "cache"))
-    with pytest.raises(UserError, match=r"the cache folder .*set GLASSGPT_CACHE"):
-        prepare(write(PROSE), CHAR, quiet)
 
 
 def flip_a_byte(file: Path) -> None:
@@ -283,21 +245,6 @@ def test_a_tokenizer_from_elsewhere_is_used_and_what_it_does_not_know_is_shown(w
         prepare(write(PROSE + "on\ntat Ω\n"), CHAR, quiet, CharTokenizer(PROSE))
 
 
-def test_a_process_that_waits_for_another_one_says_so(write, cache):
-    prepare(write(PROSE), CHAR, quiet)
-    said, held = [], threading.Event()
-
-    def hold():
-        with FileLock(*cache.glob("*.lock")):
-            held.set()
-            time.sleep(1.5)
-
-    threading.Thread(target=hold).start()
-    held.wait()
-    assert "".join(text_of(prepare(write(PROSE), CHAR, said.append))) == PROSE
-    assert said == ["waiting for another process that prepares this text"]
-
-
 def test_what_killed_processes_left_is_removed_and_nothing_else_is(write, cache):
     killed, held, *others = (cache / name for name in (
         "0123456789abcdef.ab_1cd2e.part", "fedcba9876543210.ab_1cd2e.part",
@@ -308,16 +255,6 @@ def test_what_killed_processes_left_is_removed_and_nothing_else_is(write, cache)
     with FileLock(cache / "fedcba9876543210.lock"):
         prepare(write(PROSE), CHAR, quiet)
     assert not killed.exists() and all((p / "train.bin").exists() for p in (held, *others))
-
-
-def test_a_full_disk_is_a_sentence_and_nothing_is_kept(write, cache, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(data.tokens, "save_tokenizer", full)
-    with pytest.raises(UserError, match=r"No space left on device.*set GLASSGPT_CACHE"):
-        prepare(write(PROSE), CHAR, quiet)
-    assert [p.suffix for p in cache.iterdir()] == [".lock"]
 
 
 SCRIPT = """
@@ -381,15 +318,7 @@ def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(
     assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.val, pieces.val)
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_bar_shows_the_bytes_on_a_terminal(write, capsys, is_terminal):
-    console = Console(force_terminal=is_terminal, width=80)
-    prepare_text(Config(data=write(PROSE), tokenizer=CHAR), console, quiet)
-    shown = capsys.readouterr().out
-    assert ("1.0 kB of 1.0 kB" in shown) == is_terminal and "?" not in shown.replace("[?", "")
-
-
-@pytest.mark.slow
+@pytest.mark.soak
 def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(write, cache):
     source = write(PROSE * 10_000)  # 10 MB
     process = subprocess.Popen([sys.executable, "train.py", "data=text", "prepare_only=true",

@@ -23,8 +23,8 @@ QUICK = [*TINY, "data=text", "run_dir=run", "max_steps=1", "eval.every=0", "atte
          "attention.tokens=16"]
 
 
-@pytest.mark.parametrize("home", ["read-only", pytest.param(None, marks=pytest.mark.soak),
-                                  pytest.param("/nowhere", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("home", ["read-only", None, "/nowhere"])
 def test_with_nothing_around_it_a_run_finishes_and_is_sampled_from(
         new_command, tmp_path, text_file, home):
     (tmp_path / "home").mkdir(mode=0o555)

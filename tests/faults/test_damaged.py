@@ -11,7 +11,6 @@ import signal
 import struct
 import tempfile
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,6 @@ from training.checkpoint import (
     read_pointer,
     saved_steps,
 )
-from training.record import run_folder
 
 # --- whatever a file holds ------------------------------------------------------------------------
 
@@ -236,17 +234,6 @@ def test_whatever_a_file_holds_is_read_or_is_told_in_a_sentence(place, name, rea
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_said_in_a_line_and_the_run_goes_on_from_the_one_before(
-        tmp_path, text_file, whole, run):
-    path = run / "checkpoints" / "step_00000008" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-7])
-    said = finished(tmp_path, *typed(text_file, "resume=true")).splitlines()
-    assert sum("is damaged" in line and "step_00000008" in line for line in said) == 1
-    assert "resuming at step 4" in said
-    assert_same_run(whole, run)
-
-
 def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those_after_it(
         whole, run):
     shutil.copytree(whole / "checkpoints" / "step_00000006", run / "checkpoints" / "step_00000006")
@@ -256,18 +243,6 @@ def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those
         (run / "checkpoints" / f"step_{damaged:08d}" / "model.safetensors").write_bytes(b"")
         assert find_checkpoint(run, "best", said.append)[1]["step"] == taken
         assert "is damaged" in said[-1] and f"taking that of step {taken}" in said[-1]
-
-
-@pytest.mark.parametrize("changes, why", [
-    ({"format": 9}, "its format is 9, and this version of GlassGPT reads 1"),
-    *(({key: value}, "manifest.json is of something else") for key, value in (
-        ("fingerprint", 7), ("seconds", [1]), ("metrics", None), ("step", 4)))],
-    ids=str)
-def test_a_manifest_of_another_format_or_step_or_type_is_a_damaged_checkpoint(run, changes, why):
-    forge(run / "checkpoints" / "step_00000008", **changes)
-    said = []
-    assert find_checkpoint(run, "last", said.append)[1]["step"] == 4
-    assert "step_00000008 is damaged" in said[0] and why in said[0]
 
 
 NO_ROWS = ["{}", "[]", "7", "null", '{"step": "9"}', '{"step": true}', '{"step": -1}', "\0", "",
@@ -350,19 +325,6 @@ def test_links_in_a_run_are_replaced_and_never_written_through(tmp_path, text_fi
     finished(tmp_path, *typed(text_file, "resume=true"))
     assert_same_run(whole, run)
     assert {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()} == before
-
-
-@pytest.mark.parametrize("name", [".lock", "checkpoints", "attention", "wandb"])
-def test_a_link_for_a_folder_of_the_run_or_for_its_lock_is_refused(tmp_path, tiny, run, name):
-    if (run / name).is_dir():
-        shutil.rmtree(run / name)
-    (run / name).unlink(missing_ok=True)
-    (tmp_path / "outside").write_text("mine")
-    (run / name).symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match=f"has a link for its {name}"), \
-            run_folder(replace(tiny, run_dir=str(run), resume=True), "test"):
-        pytest.fail("it was taken")
-    assert (tmp_path / "outside").read_text() == "mine"
 
 
 # --- the code -------------------------------------------------------------------------------------

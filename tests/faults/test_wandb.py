@@ -88,7 +88,8 @@ def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
 
 
-@pytest.mark.parametrize("manner", ["silent", pytest.param("broken", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("manner", ["silent", "broken"])
 def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
         tmp_path, text_file, monkeypatch, manner):
     with serving("well") as server:

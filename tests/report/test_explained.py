@@ -1,8 +1,6 @@
 """What predictions needed, the cards, the wiring, the sentences: packed for the page, and seen in
 Chromium."""
 
-import base64
-import io
 import re
 
 import numpy as np
@@ -13,12 +11,8 @@ from pages import (
     explain,
     focus_map,
     make_explained,
-    pixels,
     read_tip,
-    snapshot,
-    write_snapshot,
 )
-from PIL import Image
 
 from report import page
 
@@ -54,26 +48,6 @@ def read_need(tab) -> tuple[int, int, str]:
     text = tab.inner_text("#tip")
     query, key = re.search(r"w?(\d+), with .* (\d+) hidden", text).groups()
     return int(query), int(key), text.split("\n")[1]
-
-
-@pytest.mark.slow
-def test_needs_that_were_not_measured_at_a_step_are_those_of_the_last_before(see, tmp_path):
-    run = make_explained(tmp_path / "run")
-    write_snapshot(run, snapshot(step=20))
-    tab = see(page.write_page(run))
-    tab.check("#needs")
-    expect_text(tab, "#map-title", "What each prediction needed after 10 steps")
-    focus_map(tab, 14, 3, 16)
-    assert read_need(tab)[2].startswith(signed(explain(step=10)["need"][14, 3]))
-    assert "(at step 10)" in tab.inner_text("#expected")
-    write_snapshot(run, snapshot(step=0))
-    tab = see(page.write_page(run))
-    tab.check("#needs")
-    tab.focus("#step")
-    tab.keyboard.press("Home")
-    expect_text(tab, "#map-title", "after 0 steps")
-    assert "What predictions needed is not in this page for this step" in tab.inner_text(
-        "#precision") and tab.locator("#expected").is_hidden()
 
 
 @pytest.mark.slow
@@ -132,29 +106,6 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
     grid.focus()
     tab.keyboard.press("ArrowRight")
     assert f"without L1H1\n{signed(held['knockout'][1, 1, 5])} nats" in tab.inner_text("#tip")
-
-
-@pytest.mark.slow
-def test_the_stripe_that_a_score_reads_is_framed_on_the_repeats(see, tmp_path):
-    tab = see(page.write_page(make_explained(tmp_path / "run")))
-    assert "framed" not in tab.inner_text("#seen")
-    tab.select_option("#probe", index=1)
-    expect_text(tab, "#seen", "The scores read the framed cells: duplicate token")
-    focus_map(tab, 10, 3, 16)  # the marks know where the cells begin
-    left = tab.eval_on_selector("#map .mark.row", "mark => parseFloat(mark.style.left)")
-    drawn = base64.b64decode(pixels(tab, "#map canvas").partition(",")[2])
-    image = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
-    cell, colours = (image.shape[1] - left) / 16, {"c3": [0, 128, 94], "c2": [184, 106, 0]}
-
-    def framed(i: float, j: float, colour: str) -> bool:
-        """Whether the place has about this colour, of the light theme."""
-        y, x = round(i * cell), round(left + j * cell)
-        return np.abs(image[y - 1:y + 2, x - 1:x + 2] - colours[colour]).sum(axis=-1).min() < 90
-
-    for i in range(8, 16):  # the period is 8: the edges of the two cells that face outwards
-        assert framed(i, i - 7 + 0.5, "c3") and framed(i + 0.97, i - 8 + 0.5, "c2")
-    for i, j in ((7, 0.5), (10, 8.5), (10.97, 8.5)):
-        assert not framed(i, j, "c3") and not framed(i, j, "c2")
 
 
 @pytest.mark.slow

@@ -87,33 +87,6 @@ def test_a_hostile_address_is_left_alone(see, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_maps_are_on_the_first_screen(see, tmp_path):
-    tab = see(page.write_page(make_run(tmp_path / "run", L=3, T=48)), width=1400)
-    tab.set_viewport_size({"width": 1400, "height": 1000})
-    tab.wait_for_timeout(300)
-    for part in ("#map canvas", "#heads-grid"):
-        box = tab.locator(part).bounding_box()
-        assert box["y"] + box["height"] <= 1000 and box["height"] > 400
-
-
-@pytest.mark.slow
-def test_another_head_paints_its_own_map_and_no_other(see, tmp_path):
-    tab = see(page.write_page(make_run(tmp_path / "run", L=4, H=6, groups=None)))
-    tab.evaluate("""() => {
-        window.painted = [];
-        const put = CanvasRenderingContext2D.prototype.putImageData;
-        CanvasRenderingContext2D.prototype.putImageData = function (...how) {
-            window.painted.push(this.canvas.width);
-            return put.apply(this, how);
-        };
-    }""")
-    tab.click("[role=radio][aria-label='layer 3, head 1']")
-    assert tab.evaluate("window.painted.length") <= 2  # the map, and nothing of 24 heads and scores
-    tab.check("#weighted")
-    assert tab.evaluate("window.painted.length") > 24
-
-
-@pytest.mark.slow
 def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     rng = np.random.default_rng(0)
     scores = {f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9 for layer in range(2)

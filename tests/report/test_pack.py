@@ -87,9 +87,3 @@ def test_what_is_too_large_is_kept_more_coarsely_then_at_fewer_steps(room, kind,
     assert len(found["steps"]) == steps and found["of"] == 6 and found["steps"][-1] == 50
     assert sum(map(len, blobs)) <= room
     assert pack.maps_that_fit([shots], pack.PROBES, 100, 6, blobs) == [None]
-
-
-def test_a_page_without_room_has_no_maps(tmp_path, monkeypatch):
-    run = make_run(tmp_path / "run", T=80)
-    monkeypatch.setattr(page, "BUDGET", 1000)
-    assert read_back(page.write_page(run))[0]["steps"] == []

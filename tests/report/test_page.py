@@ -1,16 +1,11 @@
 """The page: what is embedded, decoded here; what a person sees of it, in Chromium."""
 
-import os
 import re
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 from pages import (
     aside,
-    causal,
-    check_maps,
     exactly,
     expect_text,
     focus_map,
@@ -19,7 +14,6 @@ from pages import (
     read_back,
     read_tip,
     snapshot,
-    unpack,
 )
 
 from files import read_rows
@@ -223,56 +217,3 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     assert tab.inner_text("#sample") == "sample 10"
     tab.click("#config summary")
     assert "model.n_kv_head" in tab.inner_text("#config")
-
-
-@pytest.mark.slow
-def test_small_and_empty_runs_open(see, tmp_path):
-    tab = see(page.write_page(make_run(tmp_path / "one", L=1, H=1, T=4, groups=None)))
-    assert "L0H0" in tab.inner_text("#map-title") and tab.locator("#average").is_hidden()
-    (tmp_path / "empty").mkdir()
-    tab = see(page.write_page(tmp_path / "empty"))
-    assert "No attention has been captured yet" in tab.inner_text("main")
-    assert tab.locator("#looking").is_hidden()
-
-
-@pytest.fixture(scope="session", params=[4, pytest.param(20, marks=pytest.mark.soak)])
-def long_run(request, tmp_path_factory) -> Path:
-    """12 layers of 12 heads on 512 tokens: two snapshots, each under half of the names."""
-    folder, rng = tmp_path_factory.mktemp("long"), np.random.default_rng(0)
-    (folder / "attention").mkdir()
-    names = [folder / "attention" / f"step_{step:08d}.npz" for step in range(request.param)]
-    for sharp, some in ((1.0, names[0::2]), (2.0, names[1::2])):
-        text = np.stack([causal(rng, 12, 512, sharp=sharp) for _ in range(12)])
-        norms = rng.random((12, 12, 512), dtype=np.float32)
-        np.savez(some[0], text=text, text_tokens=np.array([f" t{i}" for i in range(512)]),
-                 text_value_norms=norms, repeat=text[:, None],
-                 repeat_tokens=np.array([[f" r{i % 256}" for i in range(512)]]),
-                 repeat_value_norms=norms[:, None], repeat_periods=np.array([256]))
-        for name in some[1:]:
-            os.link(some[0], name)
-    return folder
-
-
-@pytest.mark.slow
-def test_a_long_context_stays_small_and_quick(see, long_run):
-    path = page.write_page(long_run)
-    assert path.stat().st_size < 25_000_000
-    content, blobs = read_back(path)
-    *_, newest = sorted((long_run / "attention").glob("*.npz"))
-    last = content["steps"][-1]
-    assert newest.name == f"step_{last:08d}.npz"
-    held = np.load(newest)["text"]
-    probe = content["probes"][0]
-    assert probe["kind"] == "bytes" and content["of"] > len(content["steps"])
-    found, _ = unpack(blobs[probe["maps"][-1][0]], "bytes", 12, 12, 512)
-    check_maps(found[3], held[3])
-
-    tab = see(path)
-    aside(tab)
-    tab.focus("#map canvas")
-    tab.keyboard.press("Home")
-    for _ in range(3):
-        tab.keyboard.press("ArrowRight")
-    query, key, value = read_tip(tab)
-    assert key == 3
-    assert abs(float(value.split()[0]) - held[0, 0, query, 3]) <= float(value.split("±")[1])

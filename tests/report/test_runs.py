@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 from processes import run as command
 
-from config import Config, UserError, config_yaml
-from report.runs import experiment, read_runs, table, write_index
+from config import Config, config_yaml
+from report.runs import read_runs, write_index
 
 HOSTILE = "<img src=x onerror=alert(1)> & 'q'"
 
@@ -49,22 +49,6 @@ def test_runs_are_read_newest_first_in_any_state(folder):
     assert len(runs) == 3 and len(troubles) == 1 and "new" in troubles[0]
 
 
-def test_a_folder_without_runs_gets_a_sentence(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="there is no run in"):
-            read_runs(path)
-
-
-def test_the_table_fits_80_columns(folder):
-    from rich.console import Console
-
-    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(table(folder, read_runs(folder)[0]))
-    text = console.export_text()
-    assert "10 of 20" in text and "2.5000" in text and "1.2500" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-
-
 def test_a_checkpoint_is_no_run_and_a_run_is_no_folder_of_runs(tmp_path):
     one = add(tmp_path / "runs", "mine", [5.0, 2.5])
     add(one / "checkpoints", "step_00000010", [])
@@ -76,14 +60,6 @@ def test_a_checkpoint_is_no_run_and_a_run_is_no_folder_of_runs(tmp_path):
     (one / "report.html").write_text("a page")
     done = command(tmp_path, "report/__main__.py", "runs/mine")
     assert done.stdout == "runs/mine is one run: open runs/mine/report.html\n"
-
-
-def test_a_run_with_a_name_of_its_own_tells_its_experiment(folder):
-    path = folder / "mine" / "config.yaml"
-    path.write_text(f"# experiment=induction\n{path.read_text()}")
-    runs, _ = read_runs(folder)
-    assert [experiment(run) for run in runs] == ["induction", "", "", ""]
-    assert "mine (induction)" in command(folder.parent, "report/__main__.py").stdout
 
 
 @pytest.mark.slow

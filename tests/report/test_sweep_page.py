@@ -11,7 +11,6 @@ import pytest
 from pages import (
     HOSTILE,
     aside,
-    check_maps,
     exactly,
     expect_text,
     fail_job,
@@ -19,10 +18,9 @@ from pages import (
     pixels,
     read_back,
     read_tip,
-    unpack,
 )
 
-from report import page, sweep_page
+from report import sweep_page
 from report.sweep import read_sweep
 
 STEPS = (0, 10, 20)
@@ -81,34 +79,6 @@ def test_its_figures_are_those_of_the_files(grouped):
                 combine(of.values()), rel=1e-4)
         of = {key: value for key, value in last.items() if "/induction/" in key}
         assert f"heads/induction/L{run['head'][0]}H{run['head'][1]}" == max(of, key=of.get)
-
-
-@pytest.mark.slow
-def test_a_large_sweep_stays_within_its_budget_and_says_what_is_left_out(tmp_path, monkeypatch):
-    for k in range(6):
-        make_job(tmp_path, {"seed": str(k)}, 2 + k / 10, T=80, steps=tuple(range(0, 21, 5)))
-    whole = write(tmp_path).stat().st_size
-    assert whole < page.BUDGET
-    bare = len(page.template("sweep.html")) + 100_000 + len(
-        page.safe_json({**content_of(tmp_path), "maps": []}))
-    for room, kind in ((1_200_000, "bytes"), (30_000, None)):
-        monkeypatch.setattr(page, "BUDGET", bare + room)
-        path = write(tmp_path)
-        content, blobs = read_back(path)
-        assert path.stat().st_size <= page.BUDGET
-        held = [maps for maps in content["maps"] if maps]
-        assert 0 < len(held) <= 6 and all(maps["of"] == 5 for maps in held)
-        probe, k = held[0]["probes"][0], content["maps"].index(held[0])
-        if kind:
-            assert {maps["probes"][0]["kind"] for maps in held} == {kind}
-            captured = np.load(tmp_path / content["runs"][k]["name"] / "attention"
-                               / "step_00000020.npz")["text"]
-            found, _ = unpack(blobs[probe["maps"][-1][0]], kind, 2, 4, 80)
-            check_maps(found, captured)
-        else:
-            assert all(len(maps["steps"]) < 5 for maps in held) or len(held) < 6
-    monkeypatch.setattr(page, "BUDGET", 1000)
-    assert content_of(tmp_path)["maps"] == [None] * 6
 
 
 def test_nothing_at_all_and_broken_maps_make_a_page(tmp_path):
@@ -279,16 +249,6 @@ def test_what_did_not_finish_is_shown_as_such(see, tmp_path):
 
 
 @pytest.mark.slow
-def test_where_the_vocabulary_changes_bits_per_byte_compare(see, tmp_path):
-    for size in (512, 1024):
-        make_job(tmp_path, {"tokenizer.vocab_size": str(size)}, 3 - size / 1000, vocab=size)
-    tab = see(write(tmp_path))
-    assert tab.locator("#curves h3").all_inner_texts() == ["Validation loss, bits per byte"]
-    assert "bits per byte compare across it" in tab.inner_text("#table-note")
-    assert "2.964" in tab.inner_text("#figures") and "nats" not in tab.inner_text("main")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("typed", "order", "is_log"), [
     ("1e-3 1e-4 1e-2", "1e-4 1e-3 1e-2", True), ("3 1 2", "1 2 3", False),
     ("64 32", "32 64", False), ("0.1 0.001", "0.001 0.1", True), ("0 0.2 0.1", "0 0.1 0.2", False),
@@ -300,35 +260,3 @@ def test_values_are_put_in_order_and_on_a_fitting_axis(see, tmp_path, typed, ord
     shown = [name.removesuffix(" ★") for name in tab.locator(".chip").all_inner_texts()]
     assert shown == order.split()
     assert ("logarithmic" in tab.text_content("#against-0 svg")) == is_log
-
-
-@pytest.mark.slow
-def test_two_keys_give_the_colours_in_turn(see, tmp_path):
-    for lr, final in (("1e-4", 3), ("1e-3", 2.5), ("1e-2", 2.2)):
-        for position in ("learned", "rope"):
-            make_job(tmp_path, {"optim.lr": lr, "model.position": position},
-                     final - (position == "rope") / 10)
-    tab = see(write(tmp_path))
-    tone = "getComputedStyle(document.querySelector(\"#curve-0 .bold[data-group='{}']\")).stroke"
-    for key, chips, same, other in (("lr", ["1e-4", "1e-3", "1e-2 ★"], 1, 2),
-                                    ("position", ["learned", "rope ★"], 2, 1)):
-        tab.select_option("#colour", label=key)
-        assert tab.locator(".chip").all_inner_texts() == chips
-        first, same, other = (tab.evaluate(tone.format(g)) for g in (0, same, other))
-        assert first == same != other
-    assert tab.locator("#against-0 .joined").count() == 2
-    assert tab.locator("#against-1 .joined").count() == 0
-
-
-@pytest.mark.slow
-def test_no_run_and_sixty_read_sensibly(see, tmp_path):
-    tab = see(sweep_page.write_sweep_page(tmp_path, []))
-    assert "No run has finished yet" in tab.inner_text("main")
-    assert tab.locator("#looking").is_hidden()
-    for k in range(60):
-        make_job(tmp_path, {"seed": str(k)}, 2 + k / 20, L=1, H=2, T=8)
-    tab = see(write(tmp_path))
-    assert tab.locator("#settings tbody tr").count() == 1
-    assert tab.locator("#runs tbody tr").count() == 60 and tab.locator(".side").count() == 2
-    assert tab.locator("#against-0 .dot").count() == 60
-    assert tab.locator(".side select option").all_inner_texts()[0] == "★ seed 0 · 2.000"

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from processes import assert_same_run, at_call, rows
 from ranks import Ranks, in_ranks, trained
 from safetensors.numpy import load_file
@@ -64,7 +63,7 @@ slow, soak = pytest.mark.slow, pytest.mark.soak
 @pytest.mark.parametrize("optim, first, then, more", [
     pytest.param("muon", (2, 2), (1, 1), [], marks=slow),
     pytest.param("adamw", (2, 1), (2, 2), ["accumulate=4"], marks=slow),
-    pytest.param("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"], marks=slow),
+    pytest.param("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"], marks=soak),
     pytest.param("adamw", (4, 4), (4, 1), ["accumulate=4"], marks=soak),
     pytest.param("muon", (1, 1), (4, 4), ["model.tie_embeddings=false", "accumulate=4"],
                  marks=soak),
@@ -77,14 +76,6 @@ def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
         said = trained(tmp_path, size, *argv, f"shard={shard}", changed)
         assert said.count(f"{size} processes") == (size > 1)
     trained(tmp_path, 1, *argv, "run_dir=one")
-    assert_same_steps(tmp_path / "one", tmp_path / "run")
-
-
-@soak
-def test_ranks_that_compile_take_the_steps_of_one_that_does_not(tmp_path, text_file):
-    said = trained(tmp_path, 2, *odd(text_file, "compile=true", "shard=2"))
-    assert "fp32, compiled" in said
-    trained(tmp_path, 1, *odd(text_file), "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
@@ -101,7 +92,7 @@ def tokens_of(world: World) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @slow
-@pytest.mark.parametrize("size, shard", [(2, 2), (4, 2)])
+@pytest.mark.parametrize("size, shard", [(2, 2), pytest.param(4, 2, marks=soak)])
 def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_path, size, shard):
     def work(world):
         take_step = steps_of(world, shard)
@@ -166,22 +157,6 @@ def test_what_does_not_go_with_so_many_processes_is_refused():
         divided(4, shard=3)
 
 
-def test_one_process_alone_is_a_world_that_changes_nothing():
-    world, values = World(), torch.tensor([1.0, 2.0])
-    assert world.sum(values) is values and world.broadcast(values) is values
-    world.check_stop()
-    with pytest.raises(ValueError), world:
-        raise ValueError
-
-
-def test_nothing_on_the_disk_goes_through_a_pickle():
-    wrong = re.compile(r"torch\.(load|save)\b|pickle\.(load|dump)|import pickle")
-    for path in [*ROOT.glob("*.py"), *(path for room in ("training", "attention_maps", "data",
-                                                         "benchmarks", "interop", "report", "cli")
-                                       for path in (ROOT / room).rglob("*.py"))]:
-        assert not wrong.search(path.read_text(encoding="utf-8")), path
-
-
 # Faults. `fault(rank)` runs in each rank before the program.
 
 def of(rank: int, *call):
@@ -216,7 +191,7 @@ def two_ranks(shared, text_file) -> Path:
 def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
         tmp_path, text_file, two_ranks, rank, fault):
     ranks = Ranks(tmp_path, 2, *sharded(text_file), fault=of(rank, *fault))
-    statuses = ranks.wait(60)
+    statuses = ranks.wait()
     assert statuses[rank] in (1, -9) and statuses[1 - rank] == 1, ranks.said()
     if rank == 1:
         said = ranks.processes[0].said()
@@ -233,7 +208,7 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
         tmp_path, text_file, two_ranks, number, step, call):
     argv = sharded(text_file, "checkpoint.every=0")
     ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
-    assert ranks.wait(60) == [128 + number] * 2, ranks.said()
+    assert ranks.wait() == [128 + number] * 2, ranks.said()
     said, = re.findall(r"stopped after (\d+) steps; to go on", ranks.said())
     assert int(said) in (step, step + 1)
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == int(said)
@@ -243,12 +218,10 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
 
 @slow
 def test_a_mistake_is_said_once(tmp_path, text_file):
-    for wrong, sentence in (("batch_sise=4", "batch_sise"), ("data.path=nothing", "nothing"),
-                            ("batch_size=3", "batch_size=3 cannot be divided among 2")):
-        ranks = Ranks(tmp_path, 2, *odd(text_file), "tokenizer=char", wrong, script=True)
-        assert ranks.processes[0].wait(30) == 1
-        ranks.processes[1].signal(signal.SIGTERM)  # as torchrun does
-        ranks.wait(30)
-        said = re.findall("^error: .*", ranks.said(), re.M)
-        assert len(said) == 1 and sentence in said[0], ranks.said()
-        assert not (tmp_path / "run").exists()
+    ranks = Ranks(tmp_path, 2, *odd(text_file), "tokenizer=char", "batch_size=3", script=True)
+    assert ranks.processes[0].wait() == 1
+    ranks.processes[1].signal(signal.SIGTERM)  # as torchrun does
+    ranks.wait()
+    said, = re.findall("^error: .*", ranks.said(), re.M)
+    assert "batch_size=3 cannot be divided among 2" in said
+    assert not (tmp_path / "run").exists()

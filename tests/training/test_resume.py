@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from processes import assert_same_run, at_call, rows, same_tensors
 
@@ -23,7 +22,8 @@ def stop():
 
 
 @pytest.mark.parametrize("optimizer, where", [
-    ("muon", (training.evaluate, "autocast", 3)), ("adamw", (Snapshots, "take", 2))])
+    pytest.param("muon", (training.evaluate, "autocast", 3)),
+    pytest.param("adamw", (Snapshots, "take", 2), marks=pytest.mark.soak)])
 def test_a_run_stopped_in_between_and_resumed_has_the_same_bits(
         tiny: Config, train_here, tmp_path, monkeypatch, optimizer, where):
     tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
@@ -42,15 +42,13 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
     tiny.model.dropout = 0.2
     train_here(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
-    for evaluation, attention, save in ((0, 0, 0), (1, 3, 1)):
-        other = replace(tiny, run_dir=str(tmp_path / str(evaluation)),
-                        eval=replace(tiny.eval, every=evaluation),
-                        attention=replace(tiny.attention, every=attention),
-                        checkpoint=replace(tiny.checkpoint, every=save))
-        train_here(other)
-        assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
-        assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors")
-                              for run in (tiny.run_dir, other.run_dir)))
+    other = replace(tiny, run_dir=str(tmp_path / "other"), eval=replace(tiny.eval, every=0),
+                    attention=replace(tiny.attention, every=0),
+                    checkpoint=replace(tiny.checkpoint, every=0))
+    train_here(other)
+    assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
+    assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors")
+                          for run in (tiny.run_dir, other.run_dir)))
 
 
 def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_here):
@@ -86,11 +84,3 @@ def test_a_changed_text_is_refused_on_resume(tiny: Config, train_here, text_file
     mine.write_text(mine.read_text(encoding="utf-8").replace("glass", "grass", 1), encoding="utf-8")
     with pytest.raises(UserError, match="has changed since the run began"):
         train_here(tiny, resume=True)
-
-
-def test_a_run_learns(tiny: Config, train_here):
-    tiny.max_steps, tiny.optim.name, tiny.optim.lr, tiny.eval.every = 120, "muon", 1e-2, 120
-    best = train_here(tiny)
-    untrained = rows(tiny.run_dir)[0]["val/loss"]
-    assert untrained == pytest.approx(np.log(21), rel=0.05)
-    assert best < 0.75 * untrained
