@@ -39,7 +39,7 @@ from report.page import write_page
 from training import checkpoint, device
 from training.checkpoint import Checkpoints
 from training.evaluate import Validation
-from training.optim import build_optimizers, clip_gradients, lr_factor, set_rates
+from training.optim import build_optimizers, clip_gradients, lr_factor, set_learning_rates
 from training.plan import print_plan, print_run, resolve
 from training.processes import Stopped, World, averaging, join, plain_copy, shard_model
 from training.record import Record, Stopwatch, goes_on, print_summary, run_folder
@@ -56,10 +56,11 @@ def main(cfg) -> float:
 
 def run(cfg, job) -> float:
     """Train as Hydra composed it, or only plan the run, or prepare its text."""
-    told = cli.rank() > 0 and cfg.distributed == "auto"  # by rank 0, what is to be done
-    if told and (cfg.dry_run is not False or cfg.prepare_only):
+    waits_for_rank_0 = cli.rank() > 0 and cfg.distributed == "auto"
+    if waits_for_rank_0 and (cfg.dry_run is not False or cfg.prepare_only):
         return nan
-    config = None if told else cli.to_config(cfg, job.overrides.task, interop.starting_config)
+    config = None if waits_for_rank_0 else cli.to_config(cfg, job.overrides.task,
+                                                         interop.starting_config)
     experiment = job.runtime.choices.get("experiment") or "default"
     if config and config.dry_run is not False:
         print_plan(config, experiment)
@@ -99,11 +100,11 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
         return loss_of(best_row(rows))
 
     device.pick_device(config.device, world.size)  # before the text is prepared, which takes long
-    text, load_weights = read_text(config, run_dir, manifest, console)
+    text, load_initial_weights = read_text(config, run_dir, manifest, console)
     config = resolve(config, world, text, step)
     batches = Batches(text.train, config.model.block_size, config.batch_size, config.seed)
     validation = Validation(text.val, text.tokenizer, config, world)
-    model, forward, optimizers = build(config, world, load_weights)
+    model, forward, optimizers = build(config, world, load_initial_weights)
     checkpoints = Checkpoints(config, run_dir, world, log)
     guard = checkpoints.begin(model, optimizers, text)
     checkpoints.restore(manifest, rows)
@@ -124,17 +125,17 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                         clock.switch("evaluate")
                         row |= validation.evaluate(model)
                     checkpoints.keep(step, row, clock)
-                    looks = is_due(config.attention.every, step, config)
-                    seen = plain_copy(model, world) if looks else None  # whole, on rank 0
+                    look = is_due(config.attention.every, step, config)
+                    undivided = plain_copy(model, world) if look else None  # on rank 0
                     if record:
-                        observe(record, snapshots, seen, {"step": step} | row, clock, world)
+                        observe(record, snapshots, undivided, {"step": step} | row, clock, world)
                     world.check_stop()
                 if step == config.max_steps:
                     break
 
                 clock.switch("train")
                 x, y = batches.batch(step, world.rank, world.size)  # (batch_size / processes, T)
-                set_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
+                set_learning_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
                 loss = torch.zeros((), device=config.device)
                 for micro_step, batch in enumerate(micro_batches(x, y, config, world)):
                     device.seed_micro_step(config.seed, step, micro_step, world.rank)
@@ -166,7 +167,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
 
 
 def is_due(every: int, step: int, config: Config) -> bool:
-    """Whether what comes every so many steps, 0 being never, and at the last, comes now."""
+    """True at the last step, and after each `every` steps (0: at the last alone)."""
     return step == config.max_steps or (every > 0 and step % every == 0)
 
 
@@ -179,11 +180,11 @@ def loss_of(row: dict | None) -> float:
 
 
 def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tuple[dict, list[dict]]:
-    """The manifest that a run goes on from, {} for a new one, and the rows of its record."""
+    """The manifest of the checkpoint to go on from, {} for a new run, and the rows up to it."""
     if not goes_on(config):
         return {}, []
     if not checkpoint.saved_steps(run_dir):
-        if config.resume == "auto":
+        if config.resume == "auto" and not config.eval_only:
             return {}, []
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
                         "start it again with resume=auto")
@@ -194,7 +195,7 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
 
 def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal
               ) -> tuple[Tokens, Callable[[GPT], object]]:
-    """The text, that of the run that goes on, and what loads the first weights of a new model."""
+    """The text, checked to be that of the run that goes on; and what fills a new model."""
     log, tokenizer, load_initial_weights = cli.printer(console), None, lambda model: None
     if manifest:
         folder = checkpoint.step_folder(run_dir, manifest["step"])

@@ -117,9 +117,13 @@ def tiny(text_file, tmp_path) -> Config:
 
 
 @pytest.fixture
-def train_here():
+def train_here(monkeypatch):
     """Train in this process: train_here(config, resume=True, …) → best validation loss."""
+    from processes import hasten
+
     from train import start
+
+    hasten(monkeypatch.setattr)
 
     def run(config: Config, **changes) -> float:
         return start(replace(config, **changes), "test")

@@ -39,15 +39,17 @@ def ready() -> None:
             hydra.compose("config", TINY)
 
 
-def hasten() -> None:
+def hasten(set_attribute: Callable[..., None] = setattr) -> None:
     """Make this process write, measure and draw less, so that it is sooner at what a test is
     about: the picture is of the first head."""
     from matplotlib.image import imsave
 
     from attention_maps import picture, snapshot
 
-    snapshot.SAMPLE_TOKENS, snapshot.ABLATION_TOKENS = 8, 64
-    picture.draw = lambda maps, words, path, *_: imsave(path, maps[0, 0], format="png")
+    set_attribute(snapshot, "SAMPLE_TOKENS", 8)
+    set_attribute(snapshot, "ABLATION_TOKENS", 64)
+    set_attribute(picture, "draw", lambda maps, words, path, *_: imsave(path, maps[0, 0],
+                                                                        format="png"))
 
 
 def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:

@@ -5,7 +5,7 @@ import torch
 from config import Config
 from model import GPT, autocast
 from train import micro_batches
-from training.optim import build_optimizers, clip_gradients, lr_factor, set_rates
+from training.optim import build_optimizers, clip_gradients, lr_factor, set_learning_rates
 from training.processes import World, averaging, shard_model
 
 ALONE = World()
@@ -24,7 +24,7 @@ class Steps:
         """x, y (batch_size / processes, T) → the loss (), and each gradient's norm before clipping
         (parameters,)."""
         config, world, loss = self.config, self.world, torch.zeros((), device=self.config.device)
-        set_rates(self.optimizers, lr_factor(step, config.optim, config.max_steps))
+        set_learning_rates(self.optimizers, lr_factor(step, config.optim, config.max_steps))
         for n, batch in enumerate(micro_batches(x.numpy(), y.numpy(), config, world)):
             with averaging(self.forward, last=n + 1 == config.accumulate):
                 with autocast(config.device, config.precision):

@@ -158,8 +158,7 @@ def test_of_several_processes_the_first_alone_speaks_and_looks_at_folders(answer
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script, line", [
-    ("train.py", "max_step=3"), ("train.py", "data=text data.path=nowhere"),
-    ("sample.py", "temprature=1")])
+    ("train.py", "data=text data.path=nowhere"), ("sample.py", "temprature=1")])
 def test_a_mistake_is_answered_before_torch_is_imported(script, line, new_command, tmp_path):
     folder = tmp_path / "path"
     folder.mkdir()
@@ -231,9 +230,7 @@ def test_the_command_above_a_preset_composes_a_configuration_that_is_right(hydra
         for path in presets.values() if group != "sweep" else ():
             lines = path.read_text(encoding="utf-8").splitlines()
             command = next(line for line in lines if line.startswith("# python train.py"))
-            command = command.removeprefix("# python train.py")
-            for words in {re.sub(r"\[.*?\]", "", command), re.sub(r"[\[\]]", "", command)}:
-                composed(*shlex.split(words)).check()
+            composed(*shlex.split(re.sub(r"# python train\.py|[\[\]]", "", command))).check()
 
 
 # --- the settings of sample.py --------------------------------------------------------------------
@@ -285,8 +282,7 @@ def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_win
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", [["train.py", "--help"], ["sample.py", "-h"], ["sweeps", "--help"],
-                                  ["interop", "--help"], ["report", "--help"]])
+@pytest.mark.parametrize("argv", [["train.py", "--help"], ["sample.py", "-h"]])
 def test_help_is_printed_in_every_encoding(argv, tmp_path):
     done = processes.run(tmp_path, *argv, env={"PYTHONIOENCODING": "ascii"}, text=False)
     assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.decode("ascii")) > 100

@@ -10,7 +10,7 @@ from models import configs, few, lively, random_tokens, seeds, small, streamed
 
 from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, train_bpe
-from decoding import Noise, Text, draw, next_token_probabilities, window_start, write
+from decoding import Noise, Text, draw, next_token_probabilities, window_start
 from files import printable
 from kernels import Decoder
 from model import GPT
@@ -49,27 +49,6 @@ def test_text_with_the_cache_is_that_without_also_past_the_block(
     choice = {"temperature": temperature, "top_p": 0.9}
     got = model.generate(tokens, new, seed=seed, **choice)
     assert torch.equal(got, without_a_cache(model, tokens, new, seed, **choice))
-
-
-HAND_BUILT = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2]).log()
-
-
-@pytest.mark.parametrize(("how", "left"), [
-    ({"temperature": 0.5}, [x / 0.275 for x in (0.01, 0.16, 0.0025, 0.0625, 0.04)]),
-    ({"top_k": 1}, [0, 1, 0, 0, 0]),
-    ({"top_k": 2}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"top_p": 0.645}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"top_p": 0.655}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
-    ({"min_p": 0.55}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    ({"min_p": 1.0}, [0, 1, 0, 0, 0]),
-    ({"top_k": 3, "top_p": 0.6}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-    # of what top_k left, 0.65/0.85 is enough
-    ({"top_k": 3, "top_p": 0.75}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
-])
-def test_a_setting_leaves_the_tokens_that_its_definition_leaves(how, left):
-    other = HAND_BUILT.flip(0)
-    got = next_token_probabilities(torch.stack((HAND_BUILT, other)), **how)
-    torch.testing.assert_close(got, torch.tensor([left, left[::-1]], dtype=torch.float32))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-320, 1e-45, 1e-39, 1e-30, 1e-4])
@@ -282,26 +261,6 @@ def test_the_end_of_text_token_ends_a_text_and_gives_what_was_held_back():
     ids = [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]
     assert grown(text, ids) == ["x", "x", "xa"]
     assert text.ended == "end_of_text" and len(text.tokens) == 3
-
-
-def test_texts_written_together_are_those_written_alone_and_end_each_for_its_own_reason():
-    model = lively(GPT(small(vocab_size=257, block_size=32)).double())
-    tokenizer = train_bpe([""], 257)
-
-    def written(*kinds):
-        texts = [Text(tokenizer, [97], seed, stop) for seed, stop in kinds]
-        for _ in write(Decoder(model, model.make_cache(len(texts))), texts, 40):
-            pass
-        return [(text.text, text.tokens, text.ended) for text in texts]
-
-    free, = written((1, []))
-    stop = free[0][3:5]
-    kinds = [(1, [stop]), (1, []), (2, []), (3, ["never"])]
-    together = written(*kinds)
-    assert together == [written(kind)[0] for kind in kinds]
-    assert together[0] == (free[0][:free[0].index(stop)], together[0][1], "stop")
-    assert together[1] == free
-    assert {ended for _, _, ended in together} <= {"stop", "length", "end_of_text"}
 
 
 @given(text=st.text() | st.text(st.characters(categories=["Cc"])))

@@ -130,13 +130,3 @@ def test_llama_cpp_has_our_logits_and_greedy_texts(shape, tokenizer, llama_cpp, 
         best = logits.topk(2).values
         sure = best[:, 0] - best[:, 1] > 2e-2  # else the two may come in another order
         assert torch.equal(found.argmax(dim=-1)[sure], logits.argmax(dim=-1)[sure])
-
-
-@pytest.mark.soak
-def test_llama_cpp_has_our_token_ids(tokenizer, llama_cpp, tmp_path):
-    save_gguf(model_of(tokenizer, **LLAMA), tmp_path / "m.gguf", tokenizer)
-    theirs = opened(llama_cpp, tmp_path / "m.gguf")
-    for seed in range(1000):
-        text = drawn(seed, 30)
-        assert theirs.tokenize(text.encode(), add_bos=False, special=False) == tokenizer.encode(
-            text), text

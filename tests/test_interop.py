@@ -332,7 +332,7 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
     check()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
     ours = of_tiktoken("gpt2")
@@ -485,7 +485,7 @@ QUIET = ["attention.every=0", "batch_size=4", "model.block_size=32", "compile=fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.soak), "llama"])
 def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text_file, tmp_path):
     shutil.copytree(good[family], tmp_path / "hf")
     finished(tmp_path, "init_from=hf", "data=text", f"data.path={text_file}", "max_steps=4",

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from processes import finished, rows, tiny, without_rights
+from processes import finished, rows, tiny
 
 from config import read_config
 
@@ -28,20 +28,8 @@ def short(*more: str) -> list[str]:
 NEW = ["data=text", "max_steps=2", "batch_size=4"]  # a run that starts from another
 
 
-def test_the_home_folder_is_found_in_run_dir_and_init_from(tmp_path, text_file, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    finished(tmp_path, *tiny(text_file, "run_dir=~/run", "max_steps=4", "attention.every=0"))
-    assert [path.name for path in (tmp_path / "home").iterdir()] == ["run"]
-    assert not (tmp_path / "~").exists()
-    finished(tmp_path, "run_dir=~/run", "resume=true", "max_steps=6")
-    finished(tmp_path, "run_dir=~/run", "max_new_tokens=5", script="sample.py")
-    finished(tmp_path, "run_dir=tuned", "init_from=~/run", f"data.path={text_file}", *NEW)
-
-
-@pytest.mark.parametrize("path", ["notes/a.txt", "notes/*.txt", "../here [1]/notes/a.txt"])
-def test_a_run_of_a_relative_path_goes_on_from_another_folder(tmp_path, text, path):
-    finished(text, *short(f"data.path={path}", f"run_dir={tmp_path / 'run'}"))
+def test_a_run_of_a_relative_path_goes_on_from_another_folder(tmp_path, text):
+    finished(text, *short("data.path=notes/*.txt", f"run_dir={tmp_path / 'run'}"))
     (tmp_path / "elsewhere").mkdir()
     finished(tmp_path / "elsewhere", "run_dir=../run", "resume=true", "max_steps=6")
     assert rows(tmp_path / "run")[-1]["step"] == 6
@@ -51,9 +39,10 @@ def test_a_run_of_a_relative_path_goes_on_from_another_folder(tmp_path, text, pa
 def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, text):
     finished(text, *short("run_dir=first"))
     finished(text, "run_dir=tuned", "init_from=first", "data.path=notes/a.txt", *NEW)
+    trained, untrained = rows(text / "tuned")[0], rows(text / "first")[0]
+    assert trained["val/loss"] < untrained["val/loss"]  # and by the same tokenizer: characters
     go_on = ["run_dir=here [1]/tuned", "resume=true"]
-    finished(tmp_path, *go_on, "max_steps=4")
-    finished(tmp_path, *go_on, "max_steps=5", "init_from=here [1]/first")
+    finished(tmp_path, *go_on, "max_steps=4", "init_from=here [1]/first")
     said = finished(tmp_path, *go_on, "max_steps=6", "init_from=here [1]/tuned", status=1)
     assert "cannot continue with other settings (init_from" in said
 
@@ -76,11 +65,3 @@ def test_a_run_that_fails_before_it_begins_removes_what_it_made_and_nothing_else
             assert line.startswith("error: ")
     made = {path.name for path in text.iterdir()} - {"out.txt", "err.txt"}
     assert made == {"mine", "notes"} and not list((text / "mine").iterdir())
-
-
-def test_a_sweep_that_cannot_write_says_so(tmp_path, text):
-    (tmp_path / "runs").mkdir(mode=0o555)
-    sweep = [arg for arg in short("-m", "seed=1,2", f"data.path={text / 'notes' / 'a.txt'}")
-             if not arg.startswith("run_dir=")]
-    said = finished(tmp_path, *sweep, status=1, fault=without_rights)
-    assert "cannot be read or written: Permission denied" in said

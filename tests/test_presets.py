@@ -1,5 +1,4 @@
-"""Every preset runs. The experiments train for a few steps; the groups' presets compose and train
-where they fit."""
+"""Every preset runs: the experiments train for a few steps, the groups' presets where they fit."""
 
 import pytest
 from conftest import ROOT, TINY
@@ -8,6 +7,7 @@ pytestmark = pytest.mark.slow
 
 SMALL_DATA = ["eval.every=0", "attention.every=0", "data.val_max_tokens=300", "log.every=1",
               "compile=false"]
+SLOWER = ("default", "induction", "gpt2_")  # with large vocabularies to learn or to score
 
 
 def presets(group: str) -> list[str]:
@@ -29,7 +29,9 @@ def tiktoken(test_data, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
 
 
-@pytest.mark.parametrize("name", presets("experiment"))
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.soak] * name.startswith(SLOWER))
+    for name in presets("experiment")])
 def test_every_experiment_trains(trains, test_data, tiktoken, name):
     local = [] if name in (
         "default", "induction") else [f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}"]
@@ -42,6 +44,7 @@ def test_every_experiment_trains(trains, test_data, tiktoken, name):
            "optim.warmup_steps=0")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", presets("model"))
 def test_every_model_trains_at_a_size_that_fits(trains, text_file, name):
     cut = ["model.n_layer=2", "model.block_size=32", "batch_size=2", "tokenizer=char"]
@@ -51,6 +54,7 @@ def test_every_model_trains_at_a_size_that_fits(trains, text_file, name):
     trains(f"model={name}", "data=text", f"data.path={text_file}", "max_steps=2", *cut, *SMALL_DATA)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("setting", [f"{group}={name}" for group in ("optim", "tokenizer")
                                      for name in presets(group)])
 def test_every_optimizer_and_tokenizer_trains(trains, text_file, tiktoken, setting):

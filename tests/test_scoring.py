@@ -85,12 +85,6 @@ def test_without_colours_there_is_the_line_of_figures_alone(capsys, monkeypatch,
     assert "\x1b" not in out and out.count("\n") == 1 and "bits per byte" in out
 
 
-def test_what_would_drive_a_terminal_is_shown_as_a_sign(capsys, monkeypatch):
-    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m\r\x08 [bold]x[/bold] \x7f"
-    out = ANSI.sub("", shown(capsys, monkeypatch, text=hostile, FORCE_COLOR="1"))
-    assert out.startswith("␛]0;title␇␛[2J\ufffd31m␍␈ [bold]x[/bold] ␡\n")
-
-
 def test_a_text_by_characters_is_scored_from_the_line_end_that_it_would_begin_with(
         capsys, monkeypatch):
     out = shown(capsys, monkeypatch, text="ab", tokenizer=CharTokenizer("ab\n"))

@@ -77,13 +77,6 @@ def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path
     assert not (tmp_path / "none").exists()
 
 
-def test_a_run_cannot_go_on_with_another_model_or_tokenizer(command, whole):
-    done = command("train.py", f"run_dir={whole}", "resume=true", "model.n_layer=3",
-                   "tokenizer=bpe")
-    assert done.returncode == 1 and "model.n_layer: 2 in the run, 3 asked for" in done.stderr
-    assert "tokenizer.name: char in the run, bpe asked for" in done.stderr
-
-
 def test_eval_only_reports_the_loss_that_was_recorded(command, run):
     before = (run / "metrics.jsonl").read_text()
     done = command("train.py", "run_dir=run", "eval_only=true")

@@ -113,7 +113,7 @@ def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
 
 def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
                      mesh: DeviceMesh | None = None) -> list[Optimizer]:
-    """The optimizers of all parameters, each with the peak rate, which `set_rates` scales.
+    """The optimizers of all parameters, each with the peak rate, which `set_learning_rates` scales.
 
     Weight decay is for matrices and embeddings. `optim.name=muon`: Muon for the blocks' matrices,
     in the run's `precision`, divided among the ranks of `mesh`; AdamW for the rest.
@@ -156,7 +156,7 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
     return optim.min_lr_ratio + height * (1 - optim.min_lr_ratio)
 
 
-def set_rates(optimizers: list[Optimizer], factor: float) -> None:
+def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
     """Set every learning rate to its peak times the factor."""
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["lr"] = group["peak_lr"] * factor

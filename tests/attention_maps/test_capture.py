@@ -95,23 +95,6 @@ def test_what_is_captured_is_what_the_model_with_its_fused_attention_computes(mo
     assert torch.allclose(logits, model(text.tokens)[0], atol=1e-5)
 
 
-def test_some_rows_of_a_pass_are_a_pass_of_some_rows(model, probes):
-    random = look(model, probes)[1]
-    alone = capture(model, probes.repeat[3:5])
-    for name, values in vars(random.rows([3, 4])).items():
-        assert torch.allclose(values, getattr(alone, name), atol=1e-6)
-
-
-def test_capture_leaves_no_trace(model, probes):
-    model.train()
-    before = [p.clone() for p in model.parameters()]
-    state = torch.get_rng_state()
-    look(model, probes)
-    assert model.training
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
-
-
 def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tmp_path):
     found = look(model, probes)[2]
     save(tmp_path / "step.npz", 7, probes, found)

@@ -50,12 +50,6 @@ def test_any_tokens_are_drawn_as_text_without_a_warning(tmp_path):
     assert printable("\r\n") == "⇤⏎"
 
 
-def test_labels_show_white_space_and_stay_short():
-    assert printable("\n        ") == "⏎·×8"
-    assert printable(" word") == "·word"
-    assert len(printable("x" * 100)) <= 12
-
-
 @pytest.mark.parametrize("top", [0.01, 0.7, 30.0])
 def test_a_table_of_scores_is_an_image_of_cells_in_the_order_of_layers_and_heads(top):
     table = np.array([[0.0, top / 4, top], [top / 2, 0.0, -1.0]])
@@ -65,4 +59,3 @@ def test_a_table_of_scores_is_an_image_of_cells_in_the_order_of_layers_and_heads
     assert cells[0, 0] > cells[0, 1] > cells[1, 0] > cells[0, 2]
     assert cells[1, 1] == cells[1, 2] == cells[0, 0]
     assert (image[24:48, 48:72] == image[24, 48]).all()
-

@@ -41,10 +41,3 @@ def test_a_part_ends_with_its_time_and_so_do_the_processes_that_it_started(tmp_p
 def test_a_part_that_ends_without_results_is_named_by_its_last_line():
     done = gpu.run_part(60, ["-c", "print('one'); raise ValueError('two')", ""], "cpu")
     assert done["error"] == "ValueError: two"
-
-
-def test_all_parts_together_take_at_most_forty_minutes():
-    given = {"parts": ",".join(gpu.BUDGET), "device": "cuda", "sizes": "10M,124M,350M", "rest": [],
-             "peers": "compiled", "seconds": 15.0, "models": "124M", "batches": "1,64",
-             "tokens": 256, "seeds": 3, "experiment": "shakespeare_gpu"}
-    assert sum(budget for budget, _ in gpu.commands(given).values()) <= 40 * 60

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import sysconfig
-from dataclasses import replace
 from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 import data.corpus
-from config import DataConfig, UserError, read_config
+from config import DataConfig, UserError
 from data.corpus import open_corpus, stdlib_files, text_files
 
 
@@ -142,16 +141,6 @@ def test_what_glassgpt_wrote_is_passed_by(tmp_path, monkeypatch):
     assert names(text_files(f"{tmp_path}/**", silent), tmp_path) == found
     mine = tmp_path / "runs" / "one"  # is read where it is asked for
     assert names(text_files(str(mine), silent), mine) == ["config.yaml", "metrics.jsonl"]
-
-
-def test_a_run_in_the_folder_of_its_text_goes_on_with_the_same_text(
-        tmp_path, tiny, train_here, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("the glass model attends to every token\n" * 99)
-    train_here(replace(tiny, run_dir="run", data=DataConfig(source="text", path=".")), max_steps=2)
-    assert "1 document, 3,861 characters" in capsys.readouterr().out
-    train_here(read_config(Path("run", "config.yaml")), resume=True, max_steps=4)
-    assert "1 document, 3,861 characters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path, exclude, left", [
@@ -290,7 +279,7 @@ def test_a_split_or_a_subset_that_is_not_there_is_named(dataset, cache, more):
     assert "\n" not in str(error.value) and [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_without_a_network_one_sentence_says_how_to_do_without(new_command, tmp_path):
     done = new_command("train.py", "data=tinystories",
                        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")})

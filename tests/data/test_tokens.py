@@ -191,15 +191,6 @@ def test_a_damaged_cache_is_said_and_prepared_again(name, damage, write, cache):
     assert text_of(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == whole
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff",
-                                     b'{"files": {"train.bin": [0, ""]}}'])
-def test_a_cache_without_its_record_is_prepared_again(content, write, cache):
-    whole, said = prepare(write(PROSE), CHAR, quiet), []
-    (prepared(cache)[0] / "meta.json").write_bytes(content)
-    assert prepare(write(PROSE), CHAR, said.append).summary() == whole.summary()
-    assert "is damaged" in said[0]
-
-
 def test_of_a_file_above_the_bound_the_size_is_looked_at_and_all_where_that_is_asked(
         write, cache, monkeypatch):
     monkeypatch.setattr(data.tokens, "CHECKED", 500)

@@ -39,6 +39,7 @@ def test_with_nothing_around_it_a_run_finishes_and_is_sampled_from(
     assert said.returncode == 0 and said.stdout, said.stderr
 
 
+@pytest.mark.soak
 def test_with_no_stdout_and_no_stderr_a_run_finishes(tmp_path, text_file):
     argv = " ".join(f"'{word}'" for word in [*QUICK, f"data.path={text_file}"])
     done = subprocess.run(f"exec '{sys.executable}' '{ROOT}/train.py' {argv} <&- >&- 2>&-",

@@ -1,5 +1,5 @@
-"""The run's folder: refused at once where it cannot be written, has one owner, may be renamed. Too
-little memory costs no checkpoint."""
+"""The run's folder: refused at once where it cannot be written, has one owner. Too little memory
+costs no checkpoint."""
 
 import resource
 import time
@@ -10,7 +10,6 @@ import torch
 from processes import (
     KILL,
     Process,
-    after_8_steps,
     assert_same_run,
     at_call,
     finished,
@@ -51,13 +50,6 @@ def test_the_second_run_in_a_folder_is_refused_and_the_lock_of_a_dead_process_is
     assert (tmp_path / "run" / ".lock").exists()
     finished(tmp_path, *tiny(text_file, "resume=true"))
     assert_same_run(whole, tmp_path / "run")
-
-
-def test_a_run_that_was_renamed_goes_on_in_its_new_place(tmp_path, text_file, whole):
-    after_8_steps(whole, tmp_path / "elsewhere" / "new name")
-    finished(tmp_path, "run_dir=elsewhere/new name", "resume=true", "max_steps=12")
-    assert_same_run(whole, tmp_path / "elsewhere" / "new name")
-    assert not (tmp_path / "run").exists()
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -9,7 +9,13 @@ import torch
 
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
-from training.optim import NonFiniteGuard, build_optimizers, clip_gradients, lr_factor, set_rates
+from training.optim import (
+    NonFiniteGuard,
+    build_optimizers,
+    clip_gradients,
+    lr_factor,
+    set_learning_rates,
+)
 from training.processes import World
 
 
@@ -25,7 +31,7 @@ def made(**optim):
 
 def take_step(model, optimizers, x, y, config, step=0) -> tuple[torch.Tensor, torch.Tensor]:
     """A step as train.py takes it: the loss, and the norm of the gradient before it is clipped."""
-    set_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
+    set_learning_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
     loss = torch.zeros(())
     for batch in zip(x.chunk(config.accumulate), y.chunk(config.accumulate)):
         micro_loss = model(*batch)[1] / config.accumulate

@@ -53,10 +53,7 @@ def of_runs(folder: Path, words: list[str] | None) -> Path:
     return write_index(folder / "runs", read_runs(folder / "runs")[0])
 
 
-every_page = pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep, of_runs])
-
-
-@every_page
+@pytest.mark.parametrize("write", [of_run, of_prompt, of_sweep, of_runs])
 def test_data_cannot_leave_its_element(tmp_path, write: Callable):
     path = write(tmp_path, HOSTILE)
     text, (content, blobs) = path.read_bytes(), read_back(path)
@@ -67,7 +64,7 @@ def test_data_cannot_leave_its_element(tmp_path, write: Callable):
 
 
 @pytest.mark.slow
-@every_page
+@pytest.mark.parametrize("write", [of_run, of_sweep])
 def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
     tab = see(write(tmp_path, HOSTILE))
     for canvas in tab.locator("canvas[tabindex]").all():
@@ -83,8 +80,8 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
 
 
 @pytest.mark.slow
-@every_page
-@pytest.mark.parametrize("width", [360, 2560])
+@pytest.mark.parametrize(("write", "width"), [
+    (of_run, 360), (of_prompt, 360), (of_sweep, 360), (of_runs, 360), (of_run, 2560)])
 def test_it_fits_the_window(see, tmp_path, write: Callable, width):
     tab = see(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -118,9 +115,8 @@ def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [of_run, of_sweep])
-def test_light_and_dark(see, tmp_path, write: Callable):
-    path = write(tmp_path, None)
+def test_light_and_dark(see, tmp_path):
+    path = of_run(tmp_path, None)
     tab, map_of = see(path, color_scheme="dark"), "#map canvas, .map canvas >> nth=0"
     look = ("[getComputedStyle(document.documentElement).backgroundColor, "
             "getComputedStyle(document.querySelector('svg .bold')).stroke]")

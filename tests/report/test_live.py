@@ -41,7 +41,7 @@ def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_pa
     expect_text(tab, "#alive", "finished", timeout=20_000)
     assert tab.inner_text("#step-now") == "step 0"  # an older one stays
     tab.evaluate("window.same = true")
-    tab.wait_for_timeout(5000)
+    tab.wait_for_timeout(2500)
     assert tab.evaluate("window.same")  # a run that has ended is not looked after
 
 

@@ -2,7 +2,6 @@ import io
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from conftest import TINY
@@ -12,13 +11,8 @@ import training.record
 from cli import Terminal
 from config import UserError, read_config, settings
 from files import as_known, born_when, read_rows
-from training.record import Record, Stopwatch, begin_rows, new_run_dir, run_folder
+from training.record import Record, begin_rows, run_folder
 from training.wandb_record import head_table, wandb_mode, without_heads
-
-
-def test_two_runs_of_the_same_second_get_two_folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len({new_run_dir("x") for _ in range(5)}) == 5
 
 
 def test_a_folder_has_one_owner_at_a_time_and_goes_where_nothing_came_of_it(tiny):
@@ -90,16 +84,6 @@ def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monk
         assert max(map(len, Text.from_ansi(shown()).plain.splitlines())) <= 80
         record.advance(12)
         assert "loss 2.500" in shown() and "measuring" not in shown()
-
-
-def test_the_stopwatch_books_time_by_kind():
-    began, watch = time.perf_counter(), Stopwatch(lambda: None, {"train": 10.0})
-    for kind, seconds in (("train", 0.02), ("evaluate", 0.03), ("train", 0), (None, 0)):
-        watch.switch(kind)
-        time.sleep(seconds)
-    elapsed, trained, evaluated = (time.perf_counter() - began, watch.seconds["train"] - 10,
-                                   watch.seconds["evaluate"])
-    assert trained > 0.019 and evaluated > 0.029 and trained + evaluated <= elapsed + 1e-6
 
 
 @pytest.mark.parametrize(("setting", "env", "key", "mode"), [

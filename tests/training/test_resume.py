@@ -8,7 +8,7 @@ from processes import assert_same_run, at_call, rows, same_tensors
 
 import training.evaluate
 from attention_maps.snapshot import Snapshots
-from config import Config, UserError
+from config import Config
 
 pytestmark = pytest.mark.slow
 
@@ -60,27 +60,3 @@ def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, trai
             "heads/induction/L1H1"} <= row.keys()
     assert Path(tiny.run_dir, "attention", "step_00000012.png").exists()
     assert Path(tiny.run_dir, "checkpoints", "step_00000012").is_dir()
-
-
-def test_a_finished_run_is_told_so_and_one_that_is_extended_goes_on_with_its_clock(
-        tiny: Config, train_here, capsys):
-    train_here(tiny)
-    best = train_here(tiny, resume=True)
-    assert "is finished" in capsys.readouterr().out
-    assert best == min(row["val/loss"] for row in rows(tiny.run_dir) if row["step"]
-                       and "val/loss" in row)
-    train_here(tiny, resume=True, max_steps=16)
-    found = rows(tiny.run_dir)
-    assert [row["step"] for row in found] == list(range(17))
-    seconds = [row["train_seconds"] for row in found]
-    assert seconds == sorted(seconds) and seconds[1] > 0
-
-
-def test_a_changed_text_is_refused_on_resume(tiny: Config, train_here, text_file, tmp_path):
-    mine = tmp_path / "mine.txt"
-    mine.write_text(text_file.read_text(encoding="utf-8"), encoding="utf-8")
-    tiny.data.path = str(mine)
-    train_here(tiny, max_steps=8)
-    mine.write_text(mine.read_text(encoding="utf-8").replace("glass", "grass", 1), encoding="utf-8")
-    with pytest.raises(UserError, match="has changed since the run began"):
-        train_here(tiny, resume=True)

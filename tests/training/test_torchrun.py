@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import training.device
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp_path, text_file):
     """By its agent, whose processes are forks of this one."""
     argv = odd(text_file, "optim.name=muon", "resume=auto")
