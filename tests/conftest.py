@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(items):
     soaks out. So is what starts a command or a browser. The slow come first, so that no worker is
     left alone with them at the end."""
     for item in items:
-        starts = {"command", "new_command", "whole", "chromium"} & set(item.fixturenames)
+        starts = {"command", "new_command", "whole", "swept", "served", "chromium"} & set(
+            item.fixturenames)
         if starts or item.get_closest_marker("soak"):
             item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

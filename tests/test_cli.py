@@ -196,6 +196,7 @@ def test_a_sweep_separates_what_hydra_can_read_and_takes_the_rest_as_one_text(va
     assert alternatives(value) == meant
 
 
+@pytest.mark.slow
 @few
 @given(text=typed)
 @example(text="\\\n")
@@ -206,6 +207,7 @@ def test_a_text_arrives_as_it_was_typed(text, hydra):
         assert (config.data.path, config.data.name) == (text, text)
 
 
+@pytest.mark.slow
 def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(hydra):
     for n in range(0, len(KNOWN_HARD), 3):
         texts = KNOWN_HARD[n:n + 3]
@@ -214,6 +216,7 @@ def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(hydra):
         assert [config.data.path, config.data.name, config.run_dir][:len(texts)] == texts
 
 
+@pytest.mark.slow
 def test_what_wins_over_what(hydra):
     assert composed("experiment=nanogpt_cpu").data.source == "shakespeare"
     assert composed("experiment=nanogpt_cpu", "data=stdlib").data.source == "stdlib"
@@ -356,6 +359,7 @@ def test_a_mistake_in_a_preset_of_ones_own_is_one_sentence(name, text, sentence,
 # --- from arguments to a configuration ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_presets_sizes_follow_those_that_are_typed(hydra, capsys):
     for n_head, fitting in ((1, 1), (2, 2), (4, 2), (16, 2)):
         assert configured(f"model.n_head={n_head}").model.n_kv_head == fitting
@@ -367,6 +371,7 @@ def test_a_presets_sizes_follow_those_that_are_typed(hydra, capsys):
             configured(*argv)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_configuration_and_what_is_typed(hydra, tmp_path, capsys):
     kept = Config(model=GPTConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
     (tmp_path / "config.yaml").write_text(config_yaml(kept))

@@ -161,6 +161,7 @@ def read_back(config, folder):
     return read_config(folder / "config.yaml")
 
 
+@pytest.mark.slow
 def test_a_kept_configuration_is_read_back_the_same(tmp_path):
     for values in RIGHT:
         config = changed(Config(), values)
@@ -168,6 +169,7 @@ def test_a_kept_configuration_is_read_back_the_same(tmp_path):
         assert config_from(asdict(config)) == config
 
 
+@pytest.mark.slow
 @given(text=st.text(st.characters(exclude_categories=["Cs"])), lr=st.floats(1e-12, 1e3),
        seed=st.integers(0, 2**63 - 1))
 @example(text="null", lr=1e-5, seed=0)

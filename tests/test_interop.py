@@ -108,6 +108,7 @@ def folder_of(model, path: Path, **how) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_of_theirs_gives_their_logits_and_goes_back(family, tmp_path_factory):
     @few

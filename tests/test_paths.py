@@ -58,10 +58,10 @@ def test_a_text_that_was_moved_is_the_same_text(tmp_path, text):
 
 def test_a_run_that_fails_before_it_begins_removes_what_it_made_and_nothing_else(tmp_path, text):
     (text / "mine").mkdir()
-    for setting in ("data.path=missing.txt", "init_from=missing", "run_dir=odd\udcff/run"):
-        for folder in ("mine", "new"):
-            finished(text, *short(f"run_dir={folder}", setting), status=1)
-            (line,) = [line for line in (text / "err.txt").read_text().splitlines() if line]
-            assert line.startswith("error: ")
+    for folder, setting in (("mine", "data.path=missing.txt"), ("new", "init_from=missing"),
+                            ("new", "run_dir=odd\udcff/run")):
+        finished(text, *short(f"run_dir={folder}", setting), status=1)
+        (line,) = [line for line in (text / "err.txt").read_text().splitlines() if line]
+        assert line.startswith("error: ")
     made = {path.name for path in text.iterdir()} - {"out.txt", "err.txt"}
     assert made == {"mine", "notes"} and not list((text / "mine").iterdir())

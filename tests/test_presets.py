@@ -7,7 +7,7 @@ pytestmark = pytest.mark.slow
 
 SMALL_DATA = ["eval.every=0", "attention.every=0", "data.val_max_tokens=300", "log.every=1",
               "compile=false"]
-SLOWER = ("default", "induction", "gpt2_")  # with large vocabularies to learn or to score
+QUICK = ("nanogpt_cpu", "speedrun")
 
 
 def presets(group: str) -> list[str]:
@@ -30,7 +30,7 @@ def tiktoken(test_data, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.soak] * name.startswith(SLOWER))
+    pytest.param(name, marks=[pytest.mark.soak] * (name not in QUICK))
     for name in presets("experiment")])
 def test_every_experiment_trains(trains, test_data, tiktoken, name):
     local = [] if name in (

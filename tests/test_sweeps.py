@@ -312,6 +312,7 @@ def test_every_job_of_a_prepared_sweep_is_right():
             for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
 
 
+@pytest.mark.slow
 def test_depth_and_width_are_compared_at_equal_parameters():
     shapes = {(c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model
               for c in expanded("sweep=depth_width", "seed=1")}

@@ -40,6 +40,7 @@ def test_the_cells_of_the_picture_are_the_weights(tmp_path):
             assert np.abs(seen - want).max() < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_any_tokens_are_drawn_as_text_without_a_warning(tmp_path):
     words = ["</script>", "\0", "😀", "שלום", "\n\n    ", "$x^2", "a" * 5000, "\\frac", "\ufffd",

@@ -68,6 +68,7 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
     assert "heads/importance_se/L0H0" in row
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, tmp_path,
                                                                      monkeypatch):
     taker = snapshots()
@@ -87,6 +88,7 @@ def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, t
                                                                    "step_00000004.png"}
 
 
+@pytest.mark.slow
 def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
     metrics, images, text = snapshots().take(MODEL, 12, [])
     assert images.pop("attention/map") == tmp_path / "attention" / "step_00000012.png"
@@ -111,6 +113,7 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
     assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= metrics.keys()
 
 
+@pytest.mark.slow
 def test_where_it_would_cost_too_much_it_is_told_where_a_picture_is_due(snapshots, tmp_path):
     for batch_size, step, told in ((4, 2, set()), (4, 6, {"need", "repeat_need"}),
                                    (4096, 2, {"need"})):

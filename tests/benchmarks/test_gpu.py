@@ -29,6 +29,7 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(settings, tmp_path, mon
     assert "FAILED" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_part_ends_with_its_time_and_so_do_the_processes_that_it_started(tmp_path):
     child = f"import time; time.sleep(2); open({str(tmp_path / 'alive')!r}, 'w')"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

@@ -115,6 +115,7 @@ def test_no_token_is_seen_twice_in_an_epoch(size, seed, epoch):
     assert len(np.unique(seen)) == len(seen) == number // block * block
 
 
+@pytest.mark.slow
 def test_over_many_epochs_every_token_is_seen_about_as_often_as_every_other():
     number, block, epochs = 97, 10, 3000
     batches = Batches(counted(number), block, 9 * epochs, seed=3)
@@ -124,6 +125,7 @@ def test_over_many_epochs_every_token_is_seen_about_as_often_as_every_other():
     assert abs(share - 90 / 97).max() < 5 * (left_out * (1 - left_out) / epochs) ** 0.5
 
 
+@pytest.mark.slow
 def test_every_token_opens_a_window_about_as_often_as_every_other():
     batches = Batches(counted(97), 10, 9 * 5000, seed=3)
     opened = np.bincount(batches.starts(0), minlength=97)

@@ -17,6 +17,8 @@ from training.checkpoint import (
     verify,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tiny, train_here, shared) -> Path:
@@ -45,7 +47,6 @@ def test_best_last_and_a_step_name_checkpoints(run):
         load_run(run, 5)
 
 
-@pytest.mark.slow
 def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.max_steps = 1, 2, 20
     train_here(tiny)
@@ -54,7 +55,6 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     assert not list((run / "checkpoints").glob(".*"))
 
 
-@pytest.mark.slow
 def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
     most, prune = [], Checkpoints.prune
     monkeypatch.setattr(Checkpoints, "prune", lambda self: (

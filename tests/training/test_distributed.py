@@ -205,15 +205,13 @@ def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
     pytest.param(signal.SIGTERM, 10, (training.evaluate, "autocast", 3), marks=slow),
     pytest.param(signal.SIGINT, 8, (training.device, "seed_micro_step", 8), marks=soak)])
 def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
-        tmp_path, text_file, two_ranks, number, step, call):
+        tmp_path, text_file, number, step, call):
     argv = sharded(text_file, "checkpoint.every=0")
     ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
     assert ranks.wait() == [128 + number] * 2, ranks.said()
     said, = re.findall(r"stopped after (\d+) steps; to go on", ranks.said())
     assert int(said) in (step, step + 1)
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == int(said)
-    trained(tmp_path, 2, *argv, "resume=true")
-    assert_same_run(two_ranks, tmp_path / "run", 20)
 
 
 @slow
