@@ -227,7 +227,7 @@ def test_what_wins_over_what(hydra):
     assert composed("data.name=null").data.name is None
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_command_above_a_preset_composes_a_configuration_that_is_right(hydra):
     for group, presets in cli.groups().items():
         for path in presets.values() if group != "sweep" else ():

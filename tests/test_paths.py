@@ -47,6 +47,7 @@ def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, t
     assert "cannot continue with other settings (init_from" in said
 
 
+@pytest.mark.soak
 def test_a_text_that_was_moved_is_the_same_text(tmp_path, text):
     finished(text, *short())
     (text / "notes" / "a.txt").rename(text / "b.txt")

@@ -65,6 +65,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step(tmp_path, text_file, smal
                           for run in (whole, small)))
 
 
+@pytest.mark.soak
 def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path, text_file, whole):
     """As `ulimit -f` sets one; needs no rights."""
     process = Process(tmp_path, *tiny(text_file),
@@ -75,6 +76,7 @@ def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path, text_file, who
     assert_same_run(whole, tmp_path / "run")
 
 
+@pytest.mark.soak
 def test_a_log_that_nobody_reads_or_that_cannot_be_written_does_not_end_the_run(
         tmp_path, text_file):
     argv = tiny(text_file, "attention.every=0", "max_steps=4")

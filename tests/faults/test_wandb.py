@@ -63,7 +63,7 @@ def trained(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> str:
         monkeypatch.setenv(name, value)
 
     def impatient():
-        training.wandb_record.START = training.wandb_record.FINISH = 3
+        training.wandb_record.START = training.wandb_record.FINISH = 1
         fault()
 
     process = Process(tmp_path, *tiny(text_file, "wandb.mode=online", "attention.every=0"),

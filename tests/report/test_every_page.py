@@ -16,6 +16,7 @@ from pages import (
     pixels,
     read_back,
     snapshot,
+    soak,
 )
 
 from report import page
@@ -64,7 +65,7 @@ def test_data_cannot_leave_its_element(tmp_path, write: Callable):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [of_run, of_sweep])
+@pytest.mark.parametrize("write", [of_run, soak(of_sweep), soak(of_prompt), soak(of_runs)])
 def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
     tab = see(write(tmp_path, HOSTILE))
     for canvas in tab.locator("canvas[tabindex]").all():
@@ -81,7 +82,8 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("write", "width"), [
-    (of_run, 360), (of_prompt, 360), (of_sweep, 360), (of_runs, 360), (of_run, 2560)])
+    (of_run, 360), (of_sweep, 360), soak(of_prompt, 360), soak(of_runs, 360), soak(of_run, 2560),
+    soak(of_sweep, 2560)])
 def test_it_fits_the_window(see, tmp_path, write: Callable, width):
     tab = see(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -98,10 +100,11 @@ def test_it_fits_the_window(see, tmp_path, write: Callable, width):
               "expected BUTTON", "card CANVAS", "scores CANVAS", "trajectory svg", "births svg",
               "births g", "chart-loss svg", "sample-before BUTTON", "sample-step SELECT",
               "config SUMMARY"]),
-    (of_sweep, ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV", "settings BUTTON",
-                "chips BUTTON", "curve-0 svg", "curve-1 svg", "against-0 g", "head-induction svg",
-                "heads-ends DIV", "play BUTTON", "step INPUT", "raw INPUT", "average INPUT",
-                "sides SELECT", "sides BUTTON", "sides CANVAS"])])
+    soak(of_sweep, ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV",
+                    "settings BUTTON", "chips BUTTON", "curve-0 svg", "curve-1 svg", "against-0 g",
+                    "head-induction svg", "heads-ends DIV", "play BUTTON", "step INPUT",
+                    "raw INPUT", "average INPUT", "sides SELECT", "sides BUTTON",
+                    "sides CANVAS"])])
 def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
     tab, found = see(write(tmp_path, None)), []
     for _ in range(65):

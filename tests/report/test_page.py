@@ -155,7 +155,7 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp
     assert "1 attends to" in tab.inner_text("#lists .to h4")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_is_not_exact_is_shown_with_how_far_off_it_may_be(see, tmp_path, monkeypatch):
     run, held = make_run(tmp_path / "run", T=64, steps=(0, 10, 20, 30)), snapshot(T=64, step=30)
     whole = page.write_page(run).stat().st_size

@@ -55,6 +55,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     assert not list((run / "checkpoints").glob(".*"))
 
 
+@pytest.mark.soak
 def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
     most, prune = [], Checkpoints.prune
     monkeypatch.setattr(Checkpoints, "prune", lambda self: (

@@ -21,9 +21,9 @@ def stop():
     raise Stopped
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("optimizer, where", [
-    pytest.param("muon", (training.evaluate, "autocast", 3)),
-    pytest.param("adamw", (Snapshots, "take", 2), marks=pytest.mark.soak)])
+    ("muon", (training.evaluate, "autocast", 3)), ("adamw", (Snapshots, "take", 2))])
 def test_a_run_stopped_in_between_and_resumed_has_the_same_bits(
         tiny: Config, train_here, tmp_path, monkeypatch, optimizer, where):
     tiny.model.dropout, tiny.accumulate, tiny.optim.name = 0.2, 2, optimizer
