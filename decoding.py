@@ -66,7 +66,7 @@ def stream(decoder, prompt: Tensor, max_new_tokens: int,
             decoder.forget()
         with torch.inference_mode():
             logits = decoder.fill(tokens[:, read:]).float()  # (B, V)
-            token = draw(next_token_probabilities(logits, **choice), noise.at(length))
+            token = sample_token(next_token_probabilities(logits, **choice), noise.at(length))
         token, read = token.clone(), length  # an ordinary tensor again
         new = token.masked_fill(ended, -1)
         if stop_token is not None:
@@ -115,8 +115,8 @@ class Text:
         self._held, self.ended = "", why
 
 
-def write(decoder, texts: Sequence[Text], max_new_tokens: int,
-          **choice) -> Iterator[None]:
+def generate_texts(decoder, texts: Sequence[Text], max_new_tokens: int, **choice
+                   ) -> Iterator[None]:
     """Continue texts of one prompt by `stream`, a token each between two yields, until all end."""
     ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
     prompt = torch.tensor([text.prompt_tokens for text in texts], device=decoder.device)
@@ -201,7 +201,7 @@ class Noise:
         return 2 ** -25 - torch.log1p(-uniform)  # uniform: multiples of 2⁻²⁴, 0 included
 
 
-def draw(probabilities: Tensor, noise: Tensor) -> Tensor:
+def sample_token(probabilities: Tensor, noise: Tensor) -> Tensor:
     """A token (B,) for each row of probabilities (B, V), given exponential noise (B, V).
 
     Of clocks that ring after noise / probability, each rings first as often as its probability.

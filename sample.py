@@ -85,7 +85,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
     Returns how fast they were made, and with how large a cache, in two lines.
     """
     from data.tokenizer import prompt_ids
-    from decoding import Text, write
+    from decoding import Text, generate_texts
 
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
@@ -101,7 +101,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
         if number % rows == 0:
             batch = texts[number:number + rows]
             decoder = model.make_decoder(len(batch), length)
-            steps = write(decoder, batch, config.max_new_tokens, **choice)
+            steps = generate_texts(decoder, batch, config.max_new_tokens, **choice)
         if len(texts) > 1:
             log(f"--- text {number + 1} of {len(texts)}")
         show(prompt, text, steps)

@@ -16,7 +16,7 @@ from attention_maps.probe import LONGEST, make_probes, words
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
-from decoding import Text, write
+from decoding import Text, generate_texts
 from files import is_scored
 from model import GPT
 
@@ -129,7 +129,7 @@ def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int
     """A text as the model begins one, always the same for the same weights and seed."""
     text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
     decoder = model.make_decoder(1, 1 + max_new_tokens)
-    for _ in write(decoder, [text], max_new_tokens, temperature=0.8):
+    for _ in generate_texts(decoder, [text], max_new_tokens, temperature=0.8):
         pass
     return text.text
 

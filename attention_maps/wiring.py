@@ -73,13 +73,13 @@ class Heads:
         self.W_O = layer.W_O.weight.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
         self.mask = causal_mask(v.shape[2], v.shape[2], v.device)
         self.weights = attention_weights(self.q, self.k, self.mask)
-        self.wrote = self.write(v)
+        self.wrote = self.output(v)
 
     def own(self, projected: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = projected
         return q[:, self.heads], k[:, self.groups], v[:, self.groups]  # (B, n, T, d) each
 
-    def write(self, v: Tensor) -> Tensor:
+    def output(self, v: Tensor) -> Tensor:
         """What they write, (B, n, T, C), looking where they look, with values (B, n, T, d_v)."""
         return torch.einsum("bntd,cnd->bntc", self.weights @ v, self.W_O)
 
@@ -89,7 +89,7 @@ class Heads:
         q, k, v = self.own(other)
         maps = torch.stack([attention_weights(q, self.k, self.mask),
                             attention_weights(self.q, k, self.mask)]).float().cpu().numpy()
-        cosine = F.cosine_similarity(self.write(v), self.wrote, dim=-1)  # (B, n, T)
+        cosine = F.cosine_similarity(self.output(v), self.wrote, dim=-1)  # (B, n, T)
         along = cosine.float().square().cpu().numpy()
         if periods is None:
             return np.stack([*scores.previous_token(maps[:, 0]), along[0, :, 1:]])

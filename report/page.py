@@ -53,7 +53,7 @@ def write_page(run_dir: Path) -> Path:
                    for key, value in settings_of(config).items()],
         "looked": snapshot_steps(rows), "scored": scored(rows), "conclusion": conclude(rows),
     }
-    return write(run_dir / "report.html", content, shots_in(run_dir, run_dir))
+    return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir))
 
 
 def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None,
@@ -69,13 +69,13 @@ def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = 
     rows = [{"step": shot.step, **scores}] if scores else []
     content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "groups": groups,
                "tied": tied, "prompted": prompted, "looked": [], "scored": scored(rows)}
-    return write(Path(path), content, [shot], PROBES[:1])
+    return fill(Path(path), content, [shot], PROBES[:1])
 
 
 # --- what is in the page --------------------------------------------------------------------------
 
 
-def write(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES) -> Path:
+def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     blobs, room, left = Blobs(), room_beside("run.html", content), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}

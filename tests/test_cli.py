@@ -330,6 +330,7 @@ def own(tmp_path):
     return write
 
 
+@pytest.mark.soak
 def test_presets_of_ones_own_are_for_runs_that_go_on_and_for_sweeps(own, tmp_path, command):
     folder = own(OWN)
     for steps, more in ((2, []), (3, ["resume=true", "max_steps=3"])):

@@ -10,7 +10,7 @@ from models import configs, few, lively, random_tokens, seeds, small, streamed
 
 from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, train_bpe
-from decoding import Noise, Text, draw, next_token_probabilities, window_start
+from decoding import Noise, Text, next_token_probabilities, sample_token, window_start
 from files import printable
 from kernels import Decoder
 from model import GPT
@@ -34,7 +34,8 @@ def without_a_cache(model, tokens, new, seed=0, **choice):
         for length in range(T, T + new):
             start = window_start(length, model.config.block_size)
             logits = model(tokens[:, start:])[0][:, -1]
-            token = draw(next_token_probabilities(logits.float(), **choice), noise.at(length))
+            probabilities = next_token_probabilities(logits.float(), **choice)
+            token = sample_token(probabilities, noise.at(length))
             tokens = torch.cat((tokens, token[:, None]), dim=1)
     return tokens
 
@@ -139,8 +140,8 @@ def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float
 def test_the_race_that_draws_is_won_as_often_as_a_token_is_likely():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     many, noise = Noise(20_000, None, 5, CPU).at(0), Noise(1, [5], 5, CPU)
-    one_by_one = torch.cat([draw(p[None], noise.at(t)) for t in range(20_000)])
-    for drawn in (draw(p.expand(20_000, -1), many), one_by_one):
+    one_by_one = torch.cat([sample_token(p[None], noise.at(t)) for t in range(20_000)])
+    for drawn in (sample_token(p.expand(20_000, -1), many), one_by_one):
         often = torch.bincount(drawn, minlength=5) / 20_000
         assert ((often - p).abs() <= 4 * (p * (1 - p) / 20_000).sqrt()).all()
 

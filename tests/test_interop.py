@@ -502,7 +502,7 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text
     compared(tmp_path / "out", ours, tokenizer, WORDS)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("more", [["tokenizer=char", "model=nanogpt_cpu"],
                                   ["tokenizer=bpe", "tokenizer.vocab_size=300"]],
                          ids=["gpt2", "default"])

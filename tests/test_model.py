@@ -570,7 +570,8 @@ def test_the_operations_of_a_gpt2_training_step_are_counted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", [p.stem for p in PRESETS])
+@pytest.mark.parametrize("name", [
+    pytest.param(p.stem, marks=[pytest.mark.soak] * p.stem.startswith("gpt2")) for p in PRESETS])
 def test_the_first_loss_is_that_of_a_uniform_guess(name, tied):
     config = preset(name, vocab_size=2048, block_size=32, tie_embeddings=tied)
     with torch.device("meta"):

@@ -28,6 +28,7 @@ def short(*more: str) -> list[str]:
 NEW = ["data=text", "max_steps=2", "batch_size=4"]  # a run that starts from another
 
 
+@pytest.mark.soak
 def test_a_run_of_a_relative_path_goes_on_from_another_folder(tmp_path, text):
     finished(text, *short("data.path=notes/*.txt", f"run_dir={tmp_path / 'run'}"))
     (tmp_path / "elsewhere").mkdir()

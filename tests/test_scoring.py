@@ -79,12 +79,6 @@ def test_a_character_of_several_tokens_has_the_surprise_of_all_of_them(capsys, m
     assert [b for _, b in bits] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("env", [{}, {"FORCE_COLOR": "1", "NO_COLOR": "1"}], ids=str)
-def test_without_colours_there_is_the_line_of_figures_alone(capsys, monkeypatch, env):
-    out = shown(capsys, monkeypatch, **env)
-    assert "\x1b" not in out and out.count("\n") == 1 and "bits per byte" in out
-
-
 def test_a_text_by_characters_is_scored_from_the_line_end_that_it_would_begin_with(
         capsys, monkeypatch):
     out = shown(capsys, monkeypatch, text="ab", tokenizer=CharTokenizer("ab\n"))

@@ -117,7 +117,7 @@ def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
     assert places == sorted(places)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_light_and_dark(see, tmp_path):
     path = of_run(tmp_path, None)
     tab, map_of = see(path, color_scheme="dark"), "#map canvas, .map canvas >> nth=0"
