@@ -1,4 +1,4 @@
-"""Every command of the README and docs/ is run as it stands there, but for its sizes."""
+"""Commands of the README, and in the soak tests of docs/, run as they stand there but smaller."""
 
 import gzip
 import json
@@ -20,7 +20,6 @@ ELSEWHERE = ("pip ", "torchrun ", "srun ", "export ", "head=", "#", "hf ", "wand
              "llama-")
 FROM_THE_HUB = ("data=tinystories", "data=hf", "init_from=openai-community/", "init_from=Qwen/")
 LAUNCHERS = ("hydra/launcher=",)  # packages of others
-SOAKS = r"python train.py (-m (?!.*runs/)|tokenizer=gpt2)"  # many jobs, a large vocabulary
 SMALL = ["max_steps=2", "batch_size=4", "model.n_layer=1", "model.n_head=4", "model.n_kv_head=1",
          "model.n_embd=32", "model.block_size=32", "compile=false", "precision=fp32",
          "eval.every=0", "attention.every=0", "log.every=1"]
@@ -28,16 +27,17 @@ CHOOSES_TOKENS = ("tokenizer", "tokenizer.vocab_size", "init_from", "experiment"
 VOCABULARY = ["tokenizer.vocab_size=300"]  # of bytes: any prompt can be encoded
 
 
-def commands() -> list[str]:
-    """The lines of the shell blocks, those that a backslash continues put together."""
+def commands() -> dict[str, int]:
+    """The lines of the shell blocks, those that a backslash continues put together, and the place
+    among the pages of the first that has it: 0 is the README."""
     found = {}
-    for page in PAGES:
+    for place, page in enumerate(PAGES):
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 command = line.split("  #")[0].strip()
                 if command and not command.startswith(ELSEWHERE):
-                    found.setdefault(command)
-    return list(found)
+                    found.setdefault(command, place)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def small(argv: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("line", [
-    pytest.param(line, marks=[pytest.mark.soak] * bool(re.match(SOAKS, line)))
-    for line in commands()])
+    pytest.param(line, marks=[pytest.mark.soak] * (page > 0 or "train.py -m" in line))
+    for line, page in commands().items()])
 def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
     program, first, *argv = shlex.split(command)

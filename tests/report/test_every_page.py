@@ -82,8 +82,8 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("write", "width"), [
-    (of_run, 360), (of_sweep, 360), soak(of_prompt, 360), soak(of_runs, 360), soak(of_run, 2560),
-    soak(of_sweep, 2560)])
+    (of_run, 360), *(soak(write, width) for write in (of_prompt, of_sweep, of_runs, of_run)
+                     for width in (360, 2560))])
 def test_it_fits_the_window(see, tmp_path, write: Callable, width):
     tab = see(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
