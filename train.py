@@ -183,8 +183,8 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
     """The manifest of the checkpoint to go on from, {} for a new run, and the rows up to it."""
     if not goes_on(config):
         return {}, []
-    if not checkpoint.saved_steps(run_dir):
-        if config.resume == "auto" and not config.eval_only:
+    if not config.eval_only and not checkpoint.saved_steps(run_dir):
+        if config.resume == "auto":
             return {}, []
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
                         "start it again with resume=auto")

@@ -45,14 +45,18 @@ TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=
         "tokenizer=char", "log.every=1", "compile=false", "precision=fp32"]
 
 
+def soak(*values):
+    """A case of a parametrized test that soaks."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     """What soaks is slow too: `-m "not slow"` stands in place of the default choice, which leaves
     soaks out. So is what starts a command or a browser. The slow come first, so that no worker is
     left alone with them at the end."""
     for item in items:
-        starts = {"command", "new_command", "whole", "swept", "served", "chromium"} & set(
-            item.fixturenames)
+        starts = {"command", "new_command", "whole", "swept", "chromium"} & set(item.fixturenames)
         if starts or item.get_closest_marker("soak"):
             item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -58,6 +58,8 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
     status = 1
     gc.freeze()  # what this process was given is no garbage: looking at it would copy it
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         GlobalHydra.instance().clear()
         hasten()
         fault()
@@ -106,8 +108,6 @@ class Process:
                 os._exit(70)
 
     def _run(self, folder, script, argv, fault, stdout):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import soak
 from hypothesis import given
 from hypothesis import strategies as st
 from models import few, lively, random_tokens, seeds
@@ -486,7 +487,7 @@ QUIET = ["attention.every=0", "batch_size=4", "model.block_size=32", "compile=fa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.soak), "llama"])
+@pytest.mark.parametrize("family", [soak("gpt2"), "llama"])
 def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text_file, tmp_path):
     shutil.copytree(good[family], tmp_path / "hf")
     finished(tmp_path, "init_from=hf", "data=text", f"data.path={text_file}", "max_steps=4",

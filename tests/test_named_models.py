@@ -18,6 +18,7 @@ from interop import load_model, save_hf
 from interop.hub import FILES, WEIGHTS, fetched, folder_of
 from model import GPT
 
+pytestmark = pytest.mark.slow
 COMMIT, NAME = "0123456789abcdef" * 2 + "01234567", "owner/small"
 
 

@@ -41,7 +41,8 @@ def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, t
     finished(text, *short("run_dir=first"))
     finished(text, "run_dir=tuned", "init_from=first", "data.path=notes/a.txt", *NEW)
     trained, untrained = rows(text / "tuned")[0], rows(text / "first")[0]
-    assert trained["val/loss"] < untrained["val/loss"]  # and by the same tokenizer: characters
+    assert trained["val/loss"] < untrained["val/loss"]
+    assert read_config(text / "tuned" / "config.yaml").tokenizer.name == "char"
     go_on = ["run_dir=here [1]/tuned", "resume=true"]
     finished(tmp_path, *go_on, "max_steps=4", "init_from=here [1]/first")
     said = finished(tmp_path, *go_on, "max_steps=6", "init_from=here [1]/tuned", status=1)

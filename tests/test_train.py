@@ -97,6 +97,8 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_a
     shutil.rmtree(run / "checkpoints")
     refused = command("train.py", "run_dir=run", "resume=true")
     assert refused.returncode == 1 and "resume=auto" in refused.stderr
+    refused = command("train.py", "run_dir=run", "resume=auto", "eval_only=true")
+    assert refused.returncode == 1 and "run has no checkpoint" in refused.stderr
     assert command("train.py", "run_dir=run", "resume=auto").returncode == 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import soak
 from processes import (
     KILL,
     Process,
@@ -55,8 +56,8 @@ def test_the_second_run_in_a_folder_is_refused_and_the_lock_of_a_dead_process_is
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [["model.n_embd=1000000"], pytest.param(
-    ["model.n_layer=10000", "model.n_embd=4096"], marks=pytest.mark.soak)])
+@pytest.mark.parametrize("size", [["model.n_embd=1000000"],
+                                  soak(["model.n_layer=10000", "model.n_embd=4096"])])
 def test_a_model_larger_than_the_memory_is_refused_and_leaves_nothing(tmp_path, text_file, size):
     finished(tmp_path, *tiny(text_file, *size), status=1)
     sentence, = (tmp_path / "err.txt").read_text().splitlines()

@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig, config_yaml
@@ -22,11 +21,6 @@ HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "
            "]]>", "\\u003c"]
 STEPS = (0, 10, 20)
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
-
-
-def soak(*values):
-    """One case of a parametrized test, for the soak tests."""
-    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 # A run's folder, made up

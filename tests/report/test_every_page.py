@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import soak
 from pages import (
     HOSTILE,
     explain,
@@ -16,7 +17,6 @@ from pages import (
     pixels,
     read_back,
     snapshot,
-    soak,
 )
 
 from report import page

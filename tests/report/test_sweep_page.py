@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from conftest import soak
 from pages import (
     HOSTILE,
     aside,
@@ -18,7 +19,6 @@ from pages import (
     pixels,
     read_back,
     read_tip,
-    soak,
 )
 
 from report import sweep_page

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import soak
 from steps import Steps
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,8 +26,7 @@ def run_of(model: GPTConfig, **changes) -> Config:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape, precision", [
-    pytest.param("gpt2", "fp32", marks=pytest.mark.soak), ("llama", "bf16")])
+@pytest.mark.parametrize("shape, precision", [soak("gpt2", "fp32"), ("llama", "bf16")])
 def test_bytes_and_operations_are_about_those_of_a_real_step(shape, precision):
     model = GPTConfig(500, n_layer=2, n_embd=64, **SHAPES[shape])
     config, kept = run_of(model, precision=precision, optim=OptimConfig(name="muon")), {}
