@@ -21,6 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
 LARGEST_SEED = 2**63 - 1  # of torch's generators
+LARGEST_NUMBER = {bool: 1, int: LARGEST_SEED, float: 1e30}  # of a setting; float32 has to hold it
+BF16_DECODES_FROM = 384  # width of a model that decodes faster in bf16 on a CPU that multiplies it
 FETCHED = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
 
 
@@ -240,8 +242,9 @@ class Config:
     distributed: str = field("auto", "one run by all that torchrun started; none: by this process",
                              choices=("auto", "none"))
     shard: int | str = field("auto", "processes that divide the model; auto: as few as can", ge=1)
-    max_steps: int = field(1000, "optimizer steps", ge=1)
-    batch_size: int = field(32, "sequences per step, over all processes and micro-steps", ge=1)
+    max_steps: int = field(1000, "optimizer steps", ge=1, le=10**12)
+    batch_size: int = field(32, "sequences per step, over all processes and micro-steps", ge=1,
+                            le=1_000_000)
     accumulate: int = field(1, "micro-steps of each process in a step, to save memory", ge=1)
     model: GPTConfig = dataclasses.field(default_factory=lambda: GPTConfig(vocab_size=None))
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -293,13 +296,14 @@ class SampleConfig:
     prompt: str | None = field(None, "text to continue; - is stdin; null: the start of a text")
     interactive: bool = field(False, "ask for prompts; Ctrl-C stops a text, Ctrl-D leaves")
     score: str | None = field(None, "FILE, - is stdin: its loss, coloured by token")
-    max_new_tokens: int = field(500, "tokens to generate", ge=1)
+    max_new_tokens: int = field(500, "tokens to generate", ge=1, le=10**9)
     temperature: float = field(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
     top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)
     top_p: float | None = field(None, "keep the fewest tokens that together have p", gt=0, le=1)
     min_p: float | None = field(None, "keep tokens min_p times as likely as the first", ge=0, le=1)
     stop: list[str] = field(list, "end before this string, \\n: a line end; may be given again")
-    num_samples: int = field(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1)
+    num_samples: int = field(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1,
+                             le=100_000)
     attention: str | None = field(None, "PATH.html: a page of the first text's attention")
     seed: int = field(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
@@ -340,6 +344,8 @@ def check_fields(node, prefix: str = "") -> None:
             limit = f.metadata.get(key)
             if limit is not None and not isinstance(value, str) and breaks(value, limit):
                 raise UserError(f"{name}={value} must be {words} {limit}")
+        if isinstance(value, (int, float)) and value > LARGEST_NUMBER[type(value)]:
+            raise UserError(f"{name}={value} must be at most {LARGEST_NUMBER[type(value)]}")
 
 
 def not_one_of(name: str, value, known) -> str:
@@ -396,9 +402,19 @@ def config_from(saved: dict) -> Config:
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(saved)))
 
 
+def home(key: str, path: str) -> Path:
+    """The path that was typed for `key`, from the home that a ~ at its beginning names: shells
+    leave it as it is behind an equals sign."""
+    whole = os.path.expanduser(path)
+    if whole.startswith("~") and not os.path.exists(whole):
+        raise UserError(f"{key}={path} does not exist: {path.partition('/')[0]} is nobody's home; "
+                        f"for a name that begins so write ./{path}")
+    return Path(whole)
+
+
 def require_path(path: str) -> None:
     """Raise `UserError` where a path is of nothing, as is known before any text is read."""
-    whole = os.path.expanduser(path)
+    whole = str(home("data.path", path))
     if not os.path.exists(whole) and not glob.has_magic(whole):
         raise UserError(f"data.path={path} does not exist: give the path of a text file, of a "
                         "folder, or a glob")
@@ -412,8 +428,8 @@ def absolute_paths(config: Config) -> Config:
         if glob.has_magic(path) and not os.path.exists(path):
             here = glob.escape(here)
         data = replace(data, path=str(Path(here, path)))
-    if data.name is not None and os.path.isdir(os.path.expanduser(data.name)):
-        data = replace(data, name=str(Path(data.name).expanduser().absolute()))
+    if data.name is not None and os.path.isdir(folder := os.path.expanduser(data.name)):
+        data = replace(data, name=str(Path(folder).absolute()))
     if init_from and not FETCHED.fullmatch(init_from):
         init_from = str(Path(init_from).absolute())
     return replace(config, data=data, init_from=init_from)

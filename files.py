@@ -12,6 +12,7 @@ from pathlib import Path
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
 LARGEST_JSON = 100_000_000  # bytes of a JSON file that is read
+TOO_LARGE = 1e300  # of a number in a row: what is reckoned from larger ones is no float any more
 # What ends the names of metrics that stand beside a score of heads.
 ASIDE = ("_se", "_without_first")
 # Control characters → signs that show them.
@@ -21,13 +22,17 @@ SIGNS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to, which gets its name at the end: the file is there
-    whole or not at all. A link at `path` is replaced, not followed."""
+    """Give a path beside `path` to write to, which gets its name at the end, when it is on the
+    disk: the file is there whole or not at all. A link at `path` is replaced, not followed."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)
         yield part
+        sync(part)
         part.replace(path)
+    except OSError as e:
+        e.filename = e.filename or str(path)  # which writing and syncing leave out
+        raise
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -74,6 +79,8 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(path)) from None
     finally:
         os.close(handle)
 
@@ -96,7 +103,9 @@ def parse_row(line: bytes) -> dict | None:
     if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return None
     numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
-    return row if {type(value) for value in numbers} <= {int, float} else None
+    fine = all(type(value) in (int, float) and not TOO_LARGE <= abs(value) < inf
+               for value in numbers)
+    return row if fine else None
 
 
 def best_row(rows: list[dict]) -> dict | None:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import cli
-from config import SampleConfig, UserError
+from cli import tell
+from config import SampleConfig, UserError, home
 from files import printable
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
@@ -30,7 +31,8 @@ def main() -> None:
 def sample(config: SampleConfig) -> None:
     """Write config.num_samples texts, or the score of one, to stdout; notes go to stderr."""
     given = read_text(config)
-    folder = Path(config.run_dir or config.init_from or newest_run()).expanduser()
+    key = "run_dir" if config.run_dir else "init_from"
+    folder = home(key, getattr(config, key) or str(newest_run()))
     if config.run_dir and not folder.exists():
         raise UserError(f"run_dir={config.run_dir} does not exist: python -m report lists your "
                         "runs")
@@ -41,14 +43,14 @@ def sample(config: SampleConfig) -> None:
 
     if config.init_from:
         folder = Path(fetched(str(folder)))
-    model, tokenizer = load_model(folder, config.checkpoint, log)
+    model, tokenizer = load_model(folder, config.checkpoint, tell)
     for_sampling(model, pick_device(config.device), config.precision)
     if config.score is not None:
         show_score(model, tokenizer, given)
     elif config.interactive:
         converse(config, model, tokenizer, folder)
     else:
-        log(f"{folder}: {write_texts(config, model, tokenizer, given, config.seed)}")
+        tell(f"{folder}: {write_texts(config, model, tokenizer, given, config.seed)}")
 
 
 def read_text(config: SampleConfig) -> str:
@@ -57,7 +59,7 @@ def read_text(config: SampleConfig) -> str:
         return config.prompt or ""
     path = "-" if config.score is None else config.score
     try:
-        written = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
+        written = sys.stdin.buffer.read() if path == "-" else home("score", path).read_bytes()
         text = written.decode("utf-8")
     except UnicodeDecodeError as e:
         raise UserError(f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset "
@@ -89,7 +91,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
 
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
-        log(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
+        tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
     texts = [Text(tokenizer, ids, seed + n, config.stop) for n in range(config.num_samples)]
     choice = {name: getattr(config, name) for name in
               ("temperature", "top_k", "top_p", "min_p")}
@@ -103,11 +105,11 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
             decoder = model.make_decoder(len(batch), length)
             steps = generate_texts(decoder, batch, config.max_new_tokens, **choice)
         if len(texts) > 1:
-            log(f"--- text {number + 1} of {len(texts)}")
+            tell(f"--- text {number + 1} of {len(texts)}")
         show(prompt, text, steps)
     seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
     if config.attention is not None:
-        write_attention(model, tokenizer, prompt, texts[0], Path(config.attention).expanduser())
+        write_attention(model, tokenizer, prompt, texts[0], home("attention", config.attention))
     return (f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
             f"KV cache {rows * cache.nbytes:,} bytes: {rows} text{'s' * (rows > 1)} of "
             f"{cache.capacity} tokens, {model.config.kv_heads} key/value and "
@@ -132,16 +134,11 @@ def put(new: str, stream=None) -> None:
     print(printable(new) if stream.isatty() else new, end="", file=stream, flush=True)
 
 
-def log(line: str) -> None:
-    with suppress(OSError):  # a full disk under stderr costs no text
-        print(line, file=sys.stderr)
-
-
 def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
     """Ask for prompts; Ctrl-C stops a text, Ctrl-D leaves. Each text has the next seed."""
     with suppress(ImportError):
         import readline  # noqa: F401  the arrow keys and a history, where the platform has them
-    log(f"{folder}: type the beginning of a text. Each prompt is new. Ctrl-C stops a text, "
+    tell(f"{folder}: type the beginning of a text. Each prompt is new. Ctrl-C stops a text, "
         "Ctrl-D leaves.")
     terminal, seed = sys.stdin.isatty() and sys.stdout.isatty(), config.seed
     while True:
@@ -153,10 +150,10 @@ def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
             print(flush=True)
         except EOFError:
             if terminal:
-                log("")
+                tell("")
             return
         except (UserError, UnicodeDecodeError) as e:
-            log(f"error: {e}")
+            tell(f"error: {e}")
 
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
@@ -166,11 +163,11 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
 
     config = model.config
     ids = (text.prompt_tokens + text.tokens)[-config.block_size:]
-    found, scores = look(model, tokenizer, ids, log)
+    found, scores = look(model, tokenizer, ids, tell)
     title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
     attention_page(found, title, path, config.kv_heads, config.tie_embeddings, scores,
                    max(0, len(ids) - len(text.tokens)))
-    log(f"attention {path}")
+    tell(f"attention {path}")
 
 
 def show_score(model, tokenizer, text: str) -> None:
@@ -185,7 +182,8 @@ def show_score(model, tokenizer, text: str) -> None:
     from data.tokenizer import first_token
     from training.evaluate import surprise
 
-    ids = tokenizer.encode(text)
+    if not (ids := tokenizer.encode(text)):
+        raise UserError("to this model's tokenizer the text is empty: there is nothing to score")
     tokens = torch.tensor([first_token(tokenizer), *ids], device=model.head.weight.device)
     console = Console(highlight=False, soft_wrap=True)
     coloured = console.color_system is not None and not console.no_color

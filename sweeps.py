@@ -21,7 +21,6 @@ from filelock import FileLock
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 import cli
@@ -58,15 +57,15 @@ def run_sweep(main: Callable[[], object]) -> None:
     try:
         main()
     except SystemExit:
-        print("the sweep was stopped; to go on: the same command with resume=auto "
-              f"hydra.sweep.dir={shlex.quote(str(folder))}", file=sys.stderr)
+        cli.tell("the sweep was stopped; to go on: the same command with resume=auto "
+                 f"hydra.sweep.dir={shlex.quote(str(folder))}")
         summarise(folder)
         raise
     except Exception as e:
         if removed_if_empty(folder):
             raise
         failed = True  # not a job, but what starts them, as where a job's process was killed
-        print(f"error: {type(e).__name__}: {cli.sentence(e)}", file=sys.stderr)
+        cli.tell(f"error: {type(e).__name__}: {cli.sentence(e)}")
     runs = summarise(folder)
     print_sweep(cli.Terminal(), folder, runs)
     if failed or any(run.reason or run.status != "finished" for run in runs):
@@ -99,11 +98,11 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         write_note(path, {"overrides": given, "swept": swept, "failed": ""})
         best = train()
     except Exception as e:
-        reason, foreseen = cli.sentence(e), isinstance(e, (UserError, OmegaConfBaseException))
-        if not foreseen:
-            reason = f"{type(e).__name__}: {reason}" if str(e) else reason
+        reason = cli.explained(e)
+        if reason is None:
+            reason = ": ".join(dict.fromkeys([type(e).__name__, cli.sentence(e)]))
             traceback.print_exc()
-        print(printable(f"error in {path}: {reason}", one_line=True), file=sys.stderr)
+        cli.tell(printable(f"error in {path}: {reason}", one_line=True))
     gc.collect()  # what is left of the job refers to itself, and may hold a model
     with suppress(UserError, OSError):  # the end of the sweep meets with it again
         write_note(path, {**read_job(path), "failed": reason})

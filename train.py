@@ -30,8 +30,8 @@ import sweeps
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from config import Config, UserError
 from data.batches import Batches
-from data.tokenizer import load_tokenizer
-from data.tokens import Tokens, prepare_text
+from data.tokenizer import Tokenizer, load_tokenizer
+from data.tokens import Tokens, open_tokens, prepare_text
 from files import METRICS, best_row, read_rows
 from model import GPT, autocast
 from report.conclusion import conclude
@@ -39,9 +39,15 @@ from report.page import write_page
 from training import checkpoint, device
 from training.checkpoint import Checkpoints
 from training.evaluate import Validation
-from training.optim import build_optimizers, clip_gradients, lr_factor, set_learning_rates
+from training.optim import (
+    build_optimizers,
+    clip_gradients,
+    learning_rates,
+    lr_factor,
+    set_learning_rates,
+)
 from training.plan import print_plan, print_run, resolve
-from training.processes import Stopped, World, averaging, join, plain_copy, shard_model
+from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.record import Record, Stopwatch, goes_on, print_summary, run_folder
 
 
@@ -59,13 +65,13 @@ def run(cfg, job) -> float:
     waits_for_rank_0 = cli.rank() > 0 and cfg.distributed == "auto"
     if waits_for_rank_0 and (cfg.dry_run is not False or cfg.prepare_only):
         return nan
-    config = None if waits_for_rank_0 else cli.to_config(cfg, job.overrides.task,
-                                                         interop.starting_config)
+    config = None if waits_for_rank_0 else cli.to_config(
+        cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal()))
     experiment = job.runtime.choices.get("experiment") or "default"
     if config and config.dry_run is not False:
         print_plan(config, experiment)
     elif config and config.prepare_only:
-        read_text(config, Path(), {}, cli.Terminal())
+        read_text(config, World(), Path(), {}, cli.Terminal())
     else:
         return start(config, experiment)
     return nan
@@ -100,7 +106,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
         return loss_of(best_row(rows))
 
     device.pick_device(config.device, world.size)  # before the text is prepared, which takes long
-    text, load_initial_weights = read_text(config, run_dir, manifest, console)
+    text, load_initial_weights = read_text(config, world, run_dir, manifest, console)
     config = resolve(config, world, text, step)
     batches = Batches(text.train, config.model.block_size, config.batch_size, config.seed)
     validation = Validation(text.val, text.tokenizer, config, world)
@@ -139,22 +145,23 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                 loss = torch.zeros((), device=config.device)
                 for micro_step, batch in enumerate(micro_batches(x, y, config, world)):
                     device.seed_micro_step(config.seed, step, micro_step, world.rank)
-                    with averaging(forward, last=micro_step + 1 == config.accumulate):
-                        with autocast(config.device, config.precision):
-                            micro_loss = forward(*batch)[1]  # the logits are freed
-                        (micro_loss / config.accumulate).backward()
+                    with autocast(config.device, config.precision):
+                        micro_loss = forward(*batch)[1]  # the logits are freed
+                    (micro_loss / config.accumulate).backward()
                     loss += micro_loss.detach() / (config.accumulate * world.size)
+                if config.shard == 1:  # FSDP2 does it in each backward pass
+                    average_gradients(model, world)
                 norms = clip_gradients(model, config.optim.grad_clip, world, config.shard)
                 guard.check(step, world.sum(loss), norms)
                 for optimizer in optimizers:
                     optimizer.step()
-                    optimizer.zero_grad(set_to_none=world.size == 1 or config.shard > 1)
+                    optimizer.zero_grad()
                 step, row, recorded = step + 1, {}, False
                 if record:
                     record.advance(step)
                 if is_due(config.log.every, step, config):
                     row = {"train/loss": loss.item(), "train/grad_norm": norms.norm().item(),
-                           "train/lr": optimizers[0].param_groups[0]["lr"],
+                           **learning_rates(optimizers),
                            "train/tokens_per_second": clock.speed(tokens_seen(step, config))}
         except Stopped as stopped:
             checkpoints.save(step, row, clock, last_chance=True)
@@ -162,7 +169,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                 f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
             raise SystemExit(stopped.exit_status) from None
     if record:
-        sum_up(record, clock)
+        sum_up(record, checkpoints, clock)
     return loss_of(checkpoints.best)
 
 
@@ -183,27 +190,45 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
     """The manifest of the checkpoint to go on from, {} for a new run, and the rows up to it."""
     if not goes_on(config):
         return {}, []
+    rows = read_rows(run_dir / METRICS)
     if not config.eval_only and not checkpoint.saved_steps(run_dir):
+        if checkpoint.are_gone(run_dir, rows):
+            raise UserError(f"run_dir={run_dir} had checkpoints, and has none any more: put them "
+                            "back, or choose another folder")
         if config.resume == "auto":
             return {}, []
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
                         "start it again with resume=auto")
     _, manifest = checkpoint.find_checkpoint(run_dir, "last", log)
-    rows = read_rows(run_dir / METRICS)
+    if (size := checkpoint.recorded(run_dir)) < manifest["recorded"]:
+        log(f"note: {run_dir / METRICS} has {size:,} bytes, and had {manifest['recorded']:,} when "
+            f"step {manifest['step']:,} was saved: rows are lost")
     return manifest, [row for row in rows if row["step"] <= manifest["step"]]
 
 
-def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Terminal
+def read_text(config: Config, world: World, run_dir: Path, manifest: dict, console: cli.Terminal
               ) -> tuple[Tokens, Callable[[GPT], object]]:
-    """The text, checked to be that of the run that goes on; and what fills a new model."""
+    """The text, which rank 0 alone checks and prepares; and what fills a new model."""
     log, tokenizer, load_initial_weights = cli.printer(console), None, lambda model: None
     if manifest:
         folder = checkpoint.step_folder(run_dir, manifest["step"])
         tokenizer = load_tokenizer(folder / checkpoint.TOKENIZER)
     elif config.init_from:
         tokenizer, load_initial_weights = interop.starting_point(Path(config.init_from), log)
+    text = check_text(config, manifest, tokenizer, console) if world.rank == 0 else None
+    known = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
+    # On another machine the cache may be another one.
+    text = text or open_tokens(*known) or check_text(config, manifest, tokenizer, console)
+    for line in text.summary():
+        log(line)
+    return text, load_initial_weights
+
+
+def check_text(config: Config, manifest: dict, tokenizer: Tokenizer | None, console: cli.Terminal
+               ) -> Tokens:
+    """The text, checked to be that of the run that goes on, with that run's tokenizer."""
     # A run goes on with its own vocabulary, which another version might learn otherwise.
-    own = tokenizer if config.init_from else None
+    log, own = cli.printer(console), tokenizer if config.init_from else None
     text = prepare_text(config, console, log, own, whole=bool(manifest))
     if manifest and manifest["fingerprint"] != text.fingerprint:
         raise UserError("the text, or how it is prepared, has changed since the run began "
@@ -211,9 +236,7 @@ def read_text(config: Config, run_dir: Path, manifest: dict, console: cli.Termin
                         f"{text.fingerprint[:16]} now): restore it, or start a new run")
     if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
         text = prepare_text(config, console, log, tokenizer, whole=True)
-    for line in text.summary():
-        log(line)
-    return text, load_initial_weights
+    return text
 
 
 def build(config: Config, world: World, load_initial_weights: Callable[[GPT], object]
@@ -278,8 +301,10 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
             record.wandb.page(write_page(record.run_dir), record.rows[-1], last)
 
 
-def sum_up(record: Record, clock: Stopwatch) -> None:
-    """Print what came of a run."""
+def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
+    """Leave all in order, and print what came of a run."""
+    checkpoints.tidy()
+    clock.switch(None)
     for sentence in ["", *conclude(record.rows), ""]:
         cli.printer(record.console, wrap=True)(sentence)
     print_summary(record.log, record.run_dir, record.rows, clock.seconds)

@@ -54,7 +54,7 @@ def make_step(kind: str, config, world, x, y):
 
     from model import GPT, autocast
     from training.optim import build_optimizers, clip_gradients
-    from training.processes import shard_model
+    from training.processes import average_gradients, shard_model
 
     model, mesh = GPT(config.model).to(config.device), None
     if kind == "DDP":
@@ -70,10 +70,12 @@ def make_step(kind: str, config, world, x, y):
         if kind == "DDP":
             clip_grad_norm_(model.parameters(), config.optim.grad_clip)
         else:
+            if config.shard == 1:
+                average_gradients(model, world)
             clip_gradients(model, config.optim.grad_clip, world, config.shard)
         for optimizer in optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=kind == "DDP" or forward is model)
+            optimizer.zero_grad()
 
     return step
 

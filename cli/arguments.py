@@ -10,7 +10,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from config import Config, UserError, did_you_mean, escaped, settings
+from config import Config, UserError, did_you_mean, escaped, home, settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NOT_IN_A_SWEEP = {
@@ -75,7 +75,7 @@ def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
     if not names.get(key) or value == "null":
         return arg
     if key == "hydra.sweep.dir":
-        value = os.path.expanduser(value)  # shells leave ~ as it is behind an equals sign
+        value = str(home(key, value))
     elif sweep:
         with suppress(HydraException):
             OverridesParser.create().parse_override(arg)

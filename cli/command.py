@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from config import UserError, not_one_of
+from files import printable
 
 # How Python, the loader of libraries, and torch on a CPU and on a GPU put it.
 TOO_LITTLE_MEMORY = re.compile(
@@ -24,6 +25,7 @@ def start(main: Callable[[], object], help: Callable[[], str],
           check: Callable[[list[str]], list[str]] = list) -> None:
     """Print the `help` that is asked for, or run `main` on the arguments as `check` leaves them."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     sys.stdout.reconfigure(errors="replace")  # an output may lack a character
     # For the processes that this one starts, such as a sweep's jobs.
     os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
@@ -53,7 +55,7 @@ def run(main: Callable[[], object]):
         if why is None:
             raise
         if rank() == 0:  # of all processes that meet with a mistake, the first says it
-            print(f"error: {why}", file=sys.stderr)
+            tell(f"error: {why}")
         sys.exit(1)
 
 
@@ -110,13 +112,19 @@ class Terminal(Console):
             super().on_broken_pipe()
 
 
+def tell(line: str) -> None:
+    """Print a line to stderr; a full disk under it costs nothing else."""
+    with suppress(OSError):
+        print(printable(line), file=sys.stderr, flush=True)
+
+
 def printer(console: Console, wrap: bool = False) -> Callable[[str], None]:
     """What prints a line as it is: without markup, and unbroken, so that it can be copied; with
     `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
     def log(line: str) -> None:
         whole = not (wrap and console.is_terminal)
         try:
-            console.print(line, markup=False, highlight=False, soft_wrap=whole)
+            console.print(printable(line), markup=False, highlight=False, soft_wrap=whole)
         except OSError:  # the disk of the log is full, or the terminal is gone
             console.on_broken_pipe()
 

@@ -22,12 +22,15 @@ from config import (
     TokenizerConfig,
     UserError,
     absolute_paths,
+    home,
     read_config,
     require_path,
     settings,
 )
 
-IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from")
+# With other windows of validation the best loss so far would not compare.
+IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from",
+                       "data.val_max_tokens")
 # What belongs to a command and not to the run that it continues.
 PER_COMMAND = ("run_dir", "resume", "eval_only", "prepare_only", "dry_run", "distributed", "shard")
 
@@ -80,11 +83,13 @@ def to_config(cfg: DictConfig, overrides: list[str],
     asked = OmegaConf.to_object(cfg)
     for name in ("run_dir", "init_from"):
         if path := getattr(asked, name):
-            asked = replace(asked, **{name: os.path.expanduser(path)})
+            asked = replace(asked, **{name: str(home(name, path))})
     keys = [override.partition("=")[0] for override in overrides]
     run = kept_config(asked)
     if asked.init_from is None:
         asked = fit_to_typed(asked, keys, log)
+    elif run and begins_as(run, asked):  # which the run needs no more
+        asked = adopt(asked, overrides, run.init_from, run.model, run.tokenizer)
     elif starting_config is None:
         run = None
     else:
@@ -105,6 +110,12 @@ def kept_config(asked: Config) -> Config | None:
         raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: "
                         "leave resume=true out to start one there")
     return None
+
+
+def begins_as(run: Config, asked: Config) -> bool:
+    """Whether a run has the init_from that is asked for, if of the hub at any commit."""
+    name = str(run.init_from)
+    return name == absolute_paths(asked).init_from or name.startswith(f"{asked.init_from}@")
 
 
 def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], None]) -> Config:

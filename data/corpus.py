@@ -19,9 +19,9 @@ from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 
-from config import DataConfig, UserError, require_path
+from config import DataConfig, UserError, home, require_path
 from data.cache import cache_root, making
-from files import ordinary, printable, sha256_of
+from files import ordinary, printable, sha256_of, sync
 
 SHAKESPEARE_URL = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
                    "tinyshakespeare/input.txt")
@@ -186,16 +186,16 @@ def shakespeare_file(log: Callable[[str], None]) -> Path:
 
 def dataset_file(config: DataConfig, log: Callable[[str], None]) -> Path:
     """A dataset of the hub, or of a folder of its files, as a .jsonl: fetched once."""
-    local = Path(config.name).expanduser()
+    local = home("data.name", config.name)
     paths = sorted(local.rglob("*")) if local.is_dir() else []
     sizes = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
     asked = json.dumps([config.name, config.subset, config.split, sizes])
     key = hashlib.sha256(asked.encode()).hexdigest()[:16]
-    file = cache_root() / f"{key}.jsonl"
     with making(key, log) as part:
-        if file.exists():
-            return file
-        log(f"fetching {config.name} (kept in {file})")
+        for file in cache_root().glob(f"{key}_*.jsonl"):  # with its size, to see that it is whole
+            if file.stem == f"{key}_{ordinary(file).stat().st_size}":
+                return file
+        log(f"fetching {config.name} (kept in {cache_root()})")
         try:
             from datasets import load_dataset
             from huggingface_hub.utils import logging
@@ -212,8 +212,10 @@ def dataset_file(config: DataConfig, log: Callable[[str], None]) -> Path:
             raise UserError(f"data.name={config.name} cannot be read: {why}; without a network, "
                             "fetch its files elsewhere and give their folder as data.name=FOLDER"
                             ) from None
-        rows.to_json(part / file.name, force_ascii=False)
-        return (part / file.name).replace(file)
+        made = part / "made.jsonl"
+        rows.to_json(made, force_ascii=False)
+        sync(made)
+        return made.replace(cache_root() / f"{key}_{made.stat().st_size}.jsonl")
 
 
 def text_files(path: str, log: Callable[[str], None], encoding: str = "utf-8",
@@ -222,7 +224,7 @@ def text_files(path: str, log: Callable[[str], None], encoding: str = "utf-8",
 
     What is no text in the encoding is left out, with a line that says so.
     """
-    path = os.path.expanduser(path)
+    path = str(home("data.path", path))
     if os.path.isdir(path):
         root, found = Path(path), Path(path).rglob("*")
     elif os.path.exists(path) or not glob.has_magic(path):
@@ -273,7 +275,7 @@ def _is_text(path: Path, encoding: str) -> bool:
 def _given(path: str) -> Path:
     """The one file that a path names."""
     require_path(path)
-    file = Path(os.path.expanduser(path))
+    file = home("data.path", path)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "is a pipe, a socket or a device"
         raise UserError(f"data.path={path} {what}: give the path of a text file")

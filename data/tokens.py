@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -50,6 +52,7 @@ class Tokens:
     val_documents: int | None  # None: the text is split by position
     characters: int
     bytes: int
+    folder: Path  # where they are kept
 
     def summary(self) -> list[str]:
         """What was read and what it became, in lines of at most 80 columns."""
@@ -98,7 +101,7 @@ def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None
     folder = cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:16]
     with making(folder.name, log) as part:
         try:
-            return Tokens(**_open(folder, whole), fingerprint=fingerprint, name=corpus.name)
+            return _open(folder, corpus.name, fingerprint, math.inf if whole else CHECKED)
         except (OSError, ValueError, KeyError, TypeError, UserError) as e:
             damage = f", where what is kept is damaged: {e}" if folder.exists() else ""
             log(f"preparing {corpus.name} (kept in {folder}{damage})")
@@ -110,7 +113,15 @@ def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None
         shutil.rmtree(folder, ignore_errors=True)  # one that was damaged
         made.rename(folder)
         sync(folder.parent)
-        return Tokens(**_open(folder), fingerprint=fingerprint, name=corpus.name)
+        return _open(folder, corpus.name, fingerprint)
+
+
+def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
+    """What another process has checked, by the name of its folder in the cache; None where it is
+    not in this machine's."""
+    with suppress(OSError, ValueError, KeyError, TypeError, UserError):
+        return _open(cache_root() / folder, name, fingerprint)
+    return None
 
 
 def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
@@ -231,18 +242,18 @@ def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None,
         sync(path)
 
 
-def _open(folder: Path, whole: bool = False) -> dict:
-    """The fields of `Tokens` that are kept in a folder. Raises an OSError, ValueError, KeyError or
-    TypeError where they are not there as they were written."""
+def _open(folder: Path, name: str, fingerprint: str, checked: float = 0) -> Tokens:
+    """The tokens in a folder. Raises an OSError, ValueError, KeyError, TypeError or UserError where
+    they are not there as they were written, by their hash in files of up to `checked` bytes."""
     meta = read_object(folder / "meta.json")
-    for name in FILES:
-        size, written = meta["files"][name]
-        found = ordinary(folder / name).stat().st_size
-        if found != size or ((whole or size <= CHECKED) and sha256_of(folder / name) != written):
-            raise ValueError(f"{name} is not as it was written")
+    for file in FILES:
+        size, written = meta["files"][file]
+        found = ordinary(folder / file).stat().st_size
+        if found != size or (size <= checked and sha256_of(folder / file) != written):
+            raise ValueError(f"{file} is not as it was written")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     train, val = (np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size
                   else np.empty(0, dtype)  # numpy maps no empty file
                   for path in (folder / "train.bin", folder / "val.bin"))
-    return {"train": train, "val": val, "tokenizer": tokenizer, **meta["figures"]}
+    return Tokens(train, val, tokenizer, fingerprint, name, folder=folder, **meta["figures"])

@@ -3,10 +3,9 @@ to=FILE.gguf for llama.cpp."""
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import cli
-from config import UserError, check_fields, field
+from config import UserError, check_fields, field, home
 from interop import save_hf
 from interop.to_gguf import save_gguf
 from training.checkpoint import load_run
@@ -35,17 +34,13 @@ class ExportConfig:
 def main() -> None:
     """Write a run's model and tokenizer as a folder of Hugging Face's format, or as a .gguf."""
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
-    run_dir, to = (Path(path).expanduser() for path in (config.run_dir, config.to))
-    model, tokenizer, _ = load_run(run_dir, config.checkpoint, log)
+    run_dir, to = home("run_dir", config.run_dir), home("to", config.to)
+    model, tokenizer, _ = load_run(run_dir, config.checkpoint, cli.tell)
     if to.suffix == ".gguf":
         save_gguf(model, to, tokenizer, config.dtype or "f16")
     else:
         save_hf(model, to, tokenizer)
-    log(f"wrote {to}: {model.num_parameters():,} parameters")
-
-
-def log(line: str) -> None:
-    print(line, file=sys.stderr)
+    cli.tell(f"wrote {to}: {model.num_parameters():,} parameters")
 
 
 def help() -> str:

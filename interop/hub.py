@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from cli import tell
 from config import FETCHED, UserError
 
 # What is fetched: weights without pickle, settings, the tokenizer; nothing in folders.
@@ -13,13 +14,15 @@ FILES = [WEIGHTS, SHARDS, "config.json", "tokenizer.json", "tokenizer_config.jso
 def fetched(init_from: str) -> str:
     """A folder as it is; a name on the hub with its commit, once its files are here."""
     name = re.fullmatch(r"(\w[\w.-]*/[\w.-]+?)(@[0-9a-f]{40})?", init_from)
+    first = Path(init_from).parts[:1]
     if Path(init_from).exists():
         return init_from
-    if not name:
+    if not name or first == ("runs",) or Path(*first).is_dir():
         raise UserError(f"init_from={init_from} does not exist: give the folder of a run or of "
                         "Hugging Face weights, or a name on their hub")
     from huggingface_hub import snapshot_download  # it takes a while, and is seldom needed
 
+    tell(f"fetching {init_from} from the hub")
     try:
         folder = snapshot_download(name[1], revision=name[2] and name[2][1:],
                                    allow_patterns=FILES, ignore_patterns=["*/*"])

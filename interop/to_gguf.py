@@ -17,6 +17,7 @@ from interop import hf_tensors
 from interop.settings import family_of, hf_settings
 from model import GPT, rotary_frequencies
 
+LARGEST_F16 = 65504
 # How llama.cpp names ways to split text before byte-pair encoding, by their pattern.
 SPLITS = {
     PATTERNS["gpt2"]: "gpt-2",
@@ -104,14 +105,17 @@ def add_tokenizer(writer, described: dict, split: str, settings: dict, tokenizer
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(split)
     writer.add_token_list([token_of.get(id, f"[PAD{id}]") for id in range(size)])
+    ours = set(added.values())  # not made by merges: llama.cpp looks for them first
     writer.add_token_types([kinds.CONTROL if id in tokenizer.special else
+                            kinds.USER_DEFINED if id in ours else
                             kinds.NORMAL if id in token_of else kinds.UNUSED
                             for id in range(size)])
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair)
                              for pair in described["model"]["merges"]])
-    if tokenizer.end_of_text is not None:
-        writer.add_bos_token_id(settings["bos_token_id"])
-        writer.add_eos_token_id(settings["eos_token_id"])
+    begin, end = settings["bos_token_id"], settings["eos_token_id"]
+    if begin is not None:  # llama.cpp would take token 11 for what is not named
+        writer.add_bos_token_id(begin)
+        writer.add_eos_token_id(begin if end is None else end)
     writer.add_add_bos_token(tokenizer.begin_of_text is not None)
 
 
@@ -128,6 +132,8 @@ def add_tensors(writer, model: GPT, kind: str, dtype: str, gguf) -> None:
         stored = types.F32
         if tensor.dim() == 2 and "position" not in name:
             stored = types.Q8_0 if dtype == "q8_0" and tensor.shape[1] % 32 == 0 else types.F16
+            if abs(numbers).max() > LARGEST_F16:  # of the scales of q8_0 too
+                stored = types.F32
         writer.add_tensor(name, gguf.quantize(numbers, stored), raw_dtype=stored)
     if c.rope_factor != 1 and c.rope_trained is not None:
         plain = c.rope_theta ** -(torch.arange(0, c.key_dim, 2) / c.key_dim)

@@ -4,10 +4,9 @@
 
 import shlex
 import sys
-from pathlib import Path
 
 import cli
-from config import UserError
+from config import UserError, home
 from report.runs import read_runs, table, write_index
 
 MOST_SHOWN = 40  # runs in the terminal
@@ -18,7 +17,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         raise UserError("give one folder at most, of which the runs are listed: "
                         "python -m report FOLDER")
-    folder, console = Path(*sys.argv[1:] or ["runs"]).expanduser(), cli.Terminal()
+    folder, console = home("FOLDER", *sys.argv[1:] or ["runs"]), cli.Terminal()
     log, page = cli.printer(console), folder / "report.html"
     if (folder / "config.yaml").exists():
         if not page.exists():
@@ -28,8 +27,9 @@ def main() -> None:
     runs, troubles = read_runs(folder)
     for trouble in troubles:
         log(f"left out: {trouble}")
-    if runs:
-        console.print(table(folder, runs[:MOST_SHOWN]))
+    if not runs:
+        raise UserError(f"no run of {folder} can be read")
+    console.print(table(folder, runs[:MOST_SHOWN]))
     if len(runs) > MOST_SHOWN:
         log(f"… and {len(runs) - MOST_SHOWN} more, in the page")
     log(f"\ncompare them   open {write_index(folder, runs)}")

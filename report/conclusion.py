@@ -54,8 +54,9 @@ def fed(row: dict, kind: str, head: str) -> str:
     """What is lost without the head below that feeds this one most; empty where none does."""
     prefix, best = f"wiring/{kind}/{head}/", None
     for key, share in row.items():
+        part, _, feeder = key.removeprefix(prefix).partition("/")
         if key.startswith(prefix) and share >= max(FED, best[0] if best else 0):
-            best = share, *key.removeprefix(prefix).split("/")
+            best = share, part, feeder
     error = best and row.get(f"wiring/{kind}_se/{head}/{best[1]}/{best[2]}")
     if best is None or not is_known(best[0], error):
         return ""
@@ -84,5 +85,5 @@ def known(row: dict, score: str, head: str) -> str | None:
 
 
 def is_known(value: float | None, error: float | None) -> bool:
-    """Whether they are finite, and the error is not 0."""
-    return value is not None and bool(error) and math.isfinite(value) and math.isfinite(error)
+    """Whether they are finite, and the error is more than 0."""
+    return None not in (value, error) and math.isfinite(value) and 0 < error < math.inf

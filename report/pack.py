@@ -5,10 +5,9 @@ after row: as captured, or in a byte a weight, whichever fits.
 """
 
 import base64
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -54,13 +53,13 @@ class Shot:
 
     @cached_property
     def probes(self) -> dict[str, Probe]:
-        """The probes it has; none where the file cannot be read."""
+        """The probes it has; none where the file cannot be read, or holds something else."""
         try:
             with self._load() as held:
                 if isinstance(held, np.lib.npyio.NpzFile) and held.zip.testzip():
                     return {}  # a part is not what was written
                 return {name: describe(held, name) for name in PROBES if name in held}
-        except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        except Exception:  # of many kinds: numpy and zipfile have none of their own
             return {}
 
     def packed(self, name: str, kind: str) -> Packed | None:
@@ -73,7 +72,9 @@ class Shot:
         """A probe's maps in one of KINDS; or its `needs`, None where they were not measured."""
         with self._load() as held:
             if kind == "needs":
-                return pack_needs(held, name)
+                with suppress(KeyError, ValueError, TypeError):  # it holds something else
+                    return pack_needs(held, name)
+                return None
             return pack_maps(shown(held, name), shown(held, f"{name}_value_norms"), kind)
 
 
@@ -86,9 +87,15 @@ def shown(held, key: str) -> np.ndarray:
 
 
 def describe(held, name: str) -> Probe:
+    """What a snapshot holds of a probe; a ValueError where it is something else."""
     period = int(held["repeat_periods"].max()) if name == "repeat" else None
     tokens = tuple(map(str, shown(held, f"{name}_tokens")))
-    return Probe(shown(held, name).shape[:3], tokens, period)
+    maps, norms = shown(held, name), shown(held, f"{name}_value_norms")
+    shape, is_float = maps.shape[:3], {maps.dtype.kind, norms.dtype.kind} == {"f"}
+    if not (is_float and maps.size and maps.shape == (*shape, len(tokens)) and shape[2:] ==
+            maps.shape[3:] and norms.shape == shape):
+        raise ValueError(f"its {name} is no maps")
+    return Probe(shape, tokens, period)
 
 
 # --- packed ---------------------------------------------------------------------------------------

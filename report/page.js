@@ -235,7 +235,8 @@ function sayWhatIsSeen(view, by) {
     + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
     + precision(probe()) + (steps.length < data.of
-      ? ` ${steps.length} of ${data.of} snapshots are in this page, so that it stays small.` : "");
+      ? ` ${steps.length} of ${data.of} snapshots are in this page, so that it stays small.` : "")
+    + (data.unread ? ` ${data.unread} more cannot be read, and are left out.` : "");
 }
 
 function hold(i) {

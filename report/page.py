@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from files import METRICS, SAMPLES, atomic_write, is_scored, read_rows, snapshot_steps
+from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_rows, snapshot_steps
 from report.conclusion import conclude
 from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
 from report.sweep import config_of, settings_of
@@ -23,8 +23,8 @@ MOST_POINTS = 1500  # of a curve
 MOST_SCORED = 200  # steps for which every head's scores are kept
 # Characters shown of a setting, of a title and of a sample: it can take 12 bytes a character.
 LONGEST_VALUE, LONGEST_TITLE, LONGEST_SAMPLE = 2000, 200, SAMPLES_BUDGET // 12 - 100
-CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/grad_norm",
-          "train/tokens_per_second")
+CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/muon_lr",
+          "train/grad_norm", "train/tokens_per_second")
 OF_HEADS = ("heads/", "births/", "wiring/", "probe/repeat_gain")  # begin the metrics of a snapshot
 SPENT = {"train": "train_seconds", "evaluate": "seconds/evaluate",
          "attention": "seconds/attention", "save": "seconds/save"}
@@ -77,6 +77,8 @@ def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = 
 
 def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
+    read = [shot for shot in shots if shot.probes]
+    content, shots = content | {"unread": len(shots) - len(read)}, read
     blobs, room, left = Blobs(), room_beside("run.html", content), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}
     for shot in reversed(shots):
@@ -103,14 +105,19 @@ def shots_of(folder: Path) -> dict[tuple, Shot]:
 
 
 def shots_in(folder: Path, run_dir: Path) -> list[Shot]:
-    """A run's snapshots that can be read, in the order of their steps, for a page of `folder`."""
+    """A run's snapshots, in the order of their steps, for a page of `folder`."""
     found = []
     for path in (run_dir / "attention").glob("step_*.npz"):
         if step := re.fullmatch(r"step_(\d+)", path.stem):
-            stat, shot = path.stat(), Shot(int(step[1]), partial(np.load, path))
+            stat, shot = path.stat(), Shot(int(step[1]), partial(opened, path))
             version = path, stat.st_mtime_ns, stat.st_size
             found.append(shots_of(folder).setdefault(version, shot))
-    return sorted((shot for shot in found if shot.probes), key=lambda shot: shot.step)
+    return sorted(found, key=lambda shot: shot.step)
+
+
+def opened(path: Path):
+    """A snapshot's arrays, to read from while it is open."""
+    return np.load(ordinary(path))
 
 
 def scored(rows: list[dict]) -> dict:

@@ -3,19 +3,19 @@ filtered and compared. Does not import torch."""
 
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import quote
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from config import UserError, read_experiment
-from files import METRICS, printable
+from files import METRICS, ordinary, printable
 from report.page import put_together
-from report.sweep import JOB, Run, is_sweep, read_run
-from report.sweep_page import about, most_points
+from report.sweep import JOB, PAGE, Run, is_sweep, read_run
+from report.sweep_page import about, link, most_points
 
 INDEX = "index.html"
+OURS, MARKED = b'<meta name="generator" content="GlassGPT">', 2000  # a page of ours begins so
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
@@ -67,14 +67,19 @@ def table(folder: Path, runs: list[Run]) -> Table:
 
 
 def write_index(folder: Path, runs: list[Run]) -> Path:
-    """Write folder/index.html from what the runs' folders hold so far, and return its path."""
+    """Write folder/index.html from what the runs' folders hold so far, and return its path. Raises
+    `UserError` where it is another's page."""
+    path = folder / INDEX
+    if path.exists() and OURS not in ordinary(path).read_bytes()[:MARKED]:
+        raise UserError(f"{path} is there already, and no page of GlassGPT's: move it, or copy the "
+                        "runs to another folder")
     content = {"title": folder.resolve().name,
                "runs": [entry(folder, run, most_points(2 * len(runs))) for run in runs]}
-    return put_together(folder / INDEX, "runs.html", content, [])
+    return put_together(path, "runs.html", content, [])
 
 
 def entry(folder: Path, run: Run, most: int) -> dict:
     """What the page knows of a run."""
-    sweep = quote(f"{run.path.parent.name}/sweep.html") if is_sweep(run.path.parent) else None
+    sweep = link(folder, run.path.parent / PAGE) if is_sweep(run.path.parent) else None
     return about(folder, run, most) | {"experiment": experiment(run), "sweep": sweep,
                                        "written": int(written(run))}

@@ -19,6 +19,7 @@ async function start() {
   $("conclusion").append(...(data.conclusion ?? []).map(sentence => el("li", {}, sentence)));
   $("nothing").hidden = data.probes.length > 0;
   if (data.of) $("nothing").textContent = "These tokens are too many for a page to hold their attention maps.";
+  else if (data.unread) $("nothing").textContent = "The snapshots of this run cannot be read.";
   $("looking").hidden = !data.probes.length;
   [state.layer, state.head] = firstHead();
   setUpTheme(() => { if (data.kind === "run") drawTraining(); draw(); });

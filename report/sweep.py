@@ -16,8 +16,8 @@ from statistics import fmean, stdev
 
 from safetensors import SafetensorError, safe_open
 
-from config import Config, UserError, read_config, settings
-from files import ASIDE, METRICS, best_row, read_object, read_rows
+from config import BF16_DECODES_FROM, Config, UserError, read_config, settings
+from files import ASIDE, METRICS, best_row, ordinary, read_object, read_rows
 
 CSV, PAGE = "sweep.csv", "sweep.html"
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
@@ -130,19 +130,21 @@ def settings_of(config: Config | None) -> dict[str, str]:
 def parameters(run_dir: Path) -> int | None:
     """Numbers that are trained, counted in the newest checkpoint."""
     for weights in sorted(run_dir.glob("checkpoints/step_*/model.safetensors"))[-1:]:
-        with suppress(SafetensorError, OSError), safe_open(weights, "np") as tensors:
+        with suppress(SafetensorError, OSError), safe_open(ordinary(weights), "np") as tensors:
             names = tensors.keys()
             return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None
 
 
 def kv_cache_bytes(config: Config | None) -> int | None:
-    """Bytes of the keys and values of one sequence of block_size tokens, in the run's precision."""
+    """Bytes of the keys and values of one sequence of block_size tokens, as sample.py keeps them
+    where the run was trained."""
     if config is None:
         return None
     model = config.model
     numbers = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
-    return numbers * (2 if config.precision == "bf16" else 4)
+    wide = config.device != "cpu" or model.n_embd >= BF16_DECODES_FROM
+    return numbers * (2 if config.precision == "bf16" and wide else 4)
 
 
 # --- the runs, compared ---------------------------------------------------------------------------

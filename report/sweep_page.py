@@ -1,6 +1,7 @@
 """A sweep's folder → sweep.html, one file that opens offline: its settings compared, and the
 attention of any two of its runs side by side."""
 
+import os
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +37,8 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
         "runs": [about(folder, run, most) | in_sweep(run, keys, most) | {"setting": k}
                  for k, setting in enumerate(settings) for run in setting.runs],
     }
-    shots = [shots_in(folder, run.path) for setting in settings for run in setting.runs]
+    shots = [[shot for shot in shots_in(folder, run.path) if shot.probes]
+             for setting in settings for run in setting.runs]
     blobs, room = Blobs(), room_beside("sweep.html", content)
     content["maps"] = maps_that_fit(shots, PROBES[:1], room, MOST_SNAPSHOTS, blobs)
     return put_together(folder / PAGE, "sweep.html", content, blobs)
@@ -45,16 +47,22 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
 def about(folder: Path, run: Run, most: int) -> dict:
     """What a page tells of a run in this folder: how it ended, its figures, its curves."""
     name, config = run.path.relative_to(folder).as_posix(), run.config
-    link = quote(f"{name}/report.html") if (run.path / "report.html").exists() else None
+    page = run.path / "report.html"
     induction = of_heads(run.rows[-1] if run.rows else {}, "heads")["induction"]
     return {
-        "name": clip(name), "page": link, "status": run.status, "reason": clip(run.reason),
+        "name": clip(name), "page": link(folder, page) if page.exists() else None,
+        "status": run.status, "reason": clip(run.reason),
         "maxSteps": config.max_steps if config else None,
         "groups": config.model.kv_heads if config else None,
         "head": max(induction, key=induction.get, default=(0, 0)),  # to look at first
         "figures": {key: number(run.measures.get(key)) for key in FIGURES},
         "curves": {key: curve(run.rows, key, most) for key in CURVES},
     }
+
+
+def link(folder: Path, page: Path) -> str:
+    """The address of a page from a page in `folder`; a name may be of bytes that are no UTF-8."""
+    return quote(os.fsencode(page.relative_to(folder).as_posix()))
 
 
 def in_sweep(run: Run, keys: list[str], most: int) -> dict:

@@ -15,7 +15,9 @@ function drawTraining() {
   draw("chart-gain", { title: "Repeat gain, nats", zero: 0.1, series: [{ name: "repeat gain", colour: "accent", bold: true,
     xs: measured.map(k => scoredSteps[k]), ys: measured.map(k => gain[k]),
     errors: measured.map(k => columns["probe/repeat_gain_se"]?.[k] ?? null) }] });
-  small("chart-lr", "Learning rate", "train/lr");
+  const muon = curve("train/muon_lr", "Muon", "accent", true);
+  draw("chart-lr", { title: "Learning rate", series: muon.xs.length ? [curve("train/lr", "AdamW", "soft"), muon]
+    : [curve("train/lr", "learning rate", "accent")] });
   small("chart-speed", "Tokens per second", "train/tokens_per_second", { zero: 1 });
   small("chart-bits", "Bits per byte", "val/bits_per_byte");
   small("chart-norm", "Gradient norm", "train/grad_norm");

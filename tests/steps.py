@@ -6,7 +6,7 @@ from config import Config
 from model import GPT, autocast
 from train import micro_batches
 from training.optim import build_optimizers, clip_gradients, lr_factor, set_learning_rates
-from training.processes import World, averaging, shard_model
+from training.processes import World, average_gradients, shard_model
 
 ALONE = World()
 
@@ -25,14 +25,15 @@ class Steps:
         (parameters,)."""
         config, world, loss = self.config, self.world, torch.zeros((), device=self.config.device)
         set_learning_rates(self.optimizers, lr_factor(step, config.optim, config.max_steps))
-        for n, batch in enumerate(micro_batches(x.numpy(), y.numpy(), config, world)):
-            with averaging(self.forward, last=n + 1 == config.accumulate):
-                with autocast(config.device, config.precision):
-                    micro_loss = self.forward(*batch)[1]
-                (micro_loss / config.accumulate).backward()
+        for batch in micro_batches(x.numpy(), y.numpy(), config, world):
+            with autocast(config.device, config.precision):
+                micro_loss = self.forward(*batch)[1]
+            (micro_loss / config.accumulate).backward()
             loss += micro_loss.detach() / (config.accumulate * world.size)
+        if config.shard == 1:
+            average_gradients(self.model, world)
         norms = clip_gradients(self.model, config.optim.grad_clip, world, config.shard)
         for optimizer in self.optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=world.size == 1 or config.shard > 1)
+            optimizer.zero_grad()
         return world.sum(loss), norms

@@ -1,7 +1,9 @@
 """What is typed: checked before anything is made, and carried unchanged."""
 
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import processes
@@ -398,3 +400,16 @@ def test_home_is_found_behind_an_equals_sign(hydra, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2-xl").mkdir()
     assert check_arguments(["init_from=gpt2-xl"]) == ["init_from='gpt2-xl'"]
+
+
+def test_what_is_printed_shows_control_characters_and_goes_nowhere_else(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sample.py"])
+    for name in ("PYTHONIOENCODING", "HYDRA_FULL_ERROR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    cli.tell("a \x1b[31m\x9b name\n\tof two lines")
+    cli.printer(cli.Terminal())("a \x1b[31m")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("a ␛[31m\n", "a ␛[31m\ufffd name\n\tof two lines\n")
+    monkeypatch.setattr(sys, "stderr", None)  # as with 2>&-
+    cli.start(lambda: cli.tell("a note"), str)
+    assert capsys.readouterr().out == ""

@@ -60,6 +60,9 @@ WRONG = [
     ({"model.dropout": 1.0}, "model.dropout=1.0 must be below 1"),
     ({"model.dropout": float("nan")}, "model.dropout=nan is not a finite number"),
     ({"optim.lr": 0.0}, "optim.lr=0.0 must be above 0"),
+    ({"optim.muon_lr": 1e300}, "optim.muon_lr=1e+300 must be at most 1e+30"),
+    ({"batch_size": 10**22}, "batch_size=10000000000000000000000 must be at most 1000000"),
+    ({"log.every": 10**401}, f"must be at most {2**63 - 1}"),
     ({"optim.warmup_steps": 1000}, "is not shorter than the run's 1000 steps"),
     ({"data.source": "text"}, "data=text needs data.path=FILE_OR_FOLDER_OR_GLOB"),
     ({"data.path": "notes/"}, "data.path=notes/ needs a source that takes a path: add data=text"),
@@ -73,6 +76,7 @@ WRONG = [
 ]
 SAMPLE_WRONG = [
     ({"top_p": 1.1}, "top_p=1.1 must be at most 1"),
+    ({"max_new_tokens": 10**23}, "must be at most 1000000000"),
     ({"checkpoint": "²"}, "checkpoint=² is not best, last or a step's number"),
     ({"interactive": True, "score": "b"}, "interactive= and score= are both given"),
     ({"run_dir": "a", "init_from": "b"}, "run_dir= and init_from= are both given"),

@@ -1,6 +1,7 @@
 """Models as .gguf files: read back by the gguf package, and run by llama.cpp where it is here
 (pip install llama-cpp-python, ten minutes of compiling)."""
 
+import json
 import random
 import sys
 
@@ -9,7 +10,8 @@ import torch
 from models import lively
 
 from config import GPTConfig, UserError
-from data.tokenizer import PATTERNS, CharTokenizer, train_bpe
+from data.hf_tokenizer import HFTokenizer
+from data.tokenizer import PATTERNS, CharTokenizer, hf_files, train_bpe
 from interop.to_gguf import interleaved, save_gguf
 from model import GPT
 
@@ -66,6 +68,26 @@ def test_the_file_has_the_weights_the_shape_and_the_tokenizer(tokenizer, tmp_pat
     assert torch.equal(tensors["blk.1.ffn_gate.weight"], block.mlp.W_gate.weight.half())
     assert "output.weight" not in tensors
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_what_f16_cannot_hold_is_float32_and_every_kind_of_token_is_named(tokenizer, tmp_path):
+    described = json.loads(hf_files(tokenizer, 64)["tokenizer.json"])
+    end, new = tokenizer.end_of_text, tokenizer.vocab_size
+    described["added_tokens"].append({**described["added_tokens"][0], "id": new, "content": "<x>",
+                                      "special": False})
+    begun = HFTokenizer(json.dumps(described))
+    begun.begin_of_text, begun.end_of_text = end, None
+    model = model_of(begun, **SHAPES["llama"])
+    with torch.no_grad():
+        model.blocks[0].mlp.W_in.weight[0, 0] = 1e5
+    save_gguf(model, tmp_path / "m.gguf", begun)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    said = {name: field.contents() for name, field in reader.fields.items()}
+    assert said["tokenizer.ggml.bos_token_id"] == said["tokenizer.ggml.eos_token_id"] == end
+    assert said["tokenizer.ggml.token_type"][end:] == [3, 4]
+    tensors = {t.name: t for t in reader.tensors}
+    assert tensors["blk.0.ffn_up.weight"].data[0, 0] == 1e5
+    assert tensors["blk.1.ffn_up.weight"].data.dtype == "float16"
 
 
 def test_q8_0_is_for_rows_of_whole_blocks(tokenizer, tmp_path):

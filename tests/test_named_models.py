@@ -137,6 +137,9 @@ def test_without_a_network_a_name_is_a_sentence_and_a_folder_works(
         fetched(NAME)
     shutil.copytree(repository, tmp_path / "owner" / "small")
     monkeypatch.chdir(tmp_path)
+    for typed in ("runs/mine", "./small", "owner/smal"):  # which are paths, and not on the hub
+        with pytest.raises(UserError, match=rf"init_from={typed} does not exist"):
+            fetched(typed)
     assert fetched(NAME) == NAME and load_model(folder_of(NAME))[0].config.n_layer == 1
 
 

@@ -45,6 +45,9 @@ def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, t
     assert read_config(text / "tuned" / "config.yaml").tokenizer.name == "char"
     go_on = ["run_dir=here [1]/tuned", "resume=true"]
     finished(tmp_path, *go_on, "max_steps=4", "init_from=here [1]/first")
+    shutil.rmtree(text / "first")  # which is needed no more
+    again = ["run_dir=here [1]/tuned", "resume=auto", "init_from=here [1]/first"]
+    finished(tmp_path, *again, "max_steps=5")
     said = finished(tmp_path, *go_on, "max_steps=6", "init_from=here [1]/tuned", status=1)
     assert "cannot continue with other settings (init_from" in said
 

@@ -25,16 +25,25 @@ from hydra.core.override_parser.types import Override
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from processes import Process, finished, rows, timeless
+from processes import Process, at_call, finished, rows, timeless
 from processes import run as command_line
 from rich.console import Console
 
 import cli
+import report.page
 import sweeps
 from cli.arguments import CONFIGS, check_arguments
 from config import Config, GPTConfig, TokenizerConfig, read_config
 from model import GPT, KVCache
-from report.sweep import Run, best_run, command, compared_by, ranked, read_sweep
+from report.sweep import (
+    Run,
+    best_run,
+    command,
+    compared_by,
+    kv_cache_bytes,
+    ranked,
+    read_sweep,
+)
 from report.sweep_table import write_csv
 
 SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2",
@@ -172,6 +181,16 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
 
 
 @pytest.mark.slow
+def test_a_stop_signal_while_the_last_page_of_a_job_is_drawn_ends_the_sweep(tmp_path, text_file):
+    fault = at_call(report.page, "put_together", 1, lambda: os.kill(os.getpid(), signal.SIGTERM),
+                    when=lambda path, name, content, *_: content.get("step") == 4)
+    said = finished(tmp_path, "-m", "seed=1,2", *of(text_file, "max_steps=4"),
+                    "hydra.sweep.dir=sweep", fault=fault, status=143)
+    assert "the sweep was stopped" in said
+    assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"]
+
+
+@pytest.mark.slow
 def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
     def fault():
         import model
@@ -289,6 +308,13 @@ def expanded(*argv: str) -> list[Config]:
     made = BasicSweeper.split_arguments(given_in(*argv), None)[0]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return [OmegaConf.to_object(compose("config", job)) for job in made]
+
+
+@pytest.mark.parametrize("device, width, size", [("cpu", 64, 4), ("cpu", 384, 2), ("cuda", 64, 2)])
+def test_the_cache_is_counted_as_it_is_kept_while_decoding(device, width, size):
+    model = GPTConfig(9, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=width)
+    config = Config(device=device, precision="bf16", model=model)
+    assert kv_cache_bytes(config) == size * 2 * 2 * 8 * 2 * width // 4
 
 
 def test_the_number_of_jobs_is_known_before_they_begin():

@@ -93,8 +93,14 @@ def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_
     assert done.returncode == 0, done.stderr
 
 
+def test_other_windows_of_validation_are_refused_on_resume(command, run):
+    done = command("train.py", "run_dir=run", "resume=true", "data.val_max_tokens=100")
+    assert done.returncode == 1 and "data.val_max_tokens: 200000 in the run" in done.stderr
+
+
 def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_auto(command, run):
-    shutil.rmtree(run / "checkpoints")
+    for path in ((run / "checkpoints").iterdir()):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     refused = command("train.py", "run_dir=run", "resume=true")
     assert refused.returncode == 1 and "resume=auto" in refused.stderr
     refused = command("train.py", "run_dir=run", "resume=auto", "eval_only=true")

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from math import inf
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from config import Config, GPTConfig, UserError, config_yaml, read_config
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
-from files import METRICS, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
+from files import METRICS, SAMPLES, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
 from model import GPT
 from training.optim import NonFiniteGuard, load_optimizer_tensors, optimizer_tensors
 from training.processes import World
@@ -32,7 +33,7 @@ FILES = (MODEL, OPTIMIZER, TOKENIZER, CONFIG)
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
 LARGEST = 1 << 24  # bytes of a manifest that is read
 # What a manifest has of the run, and of what type: see `Checkpoints.save`.
-TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str}
+TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "recorded": int}
 
 
 class NotSaved(UserError):
@@ -54,7 +55,7 @@ class Checkpoints:
         return self.guard
 
     def restore(self, manifest: dict, rows: list[dict]) -> None:
-        """Load the checkpoint of the manifest, {} for none; remove later ones."""
+        """Load the checkpoint of the manifest, {} for none; set later ones aside."""
         if not manifest:
             return
         step = self.saved = manifest["step"]
@@ -65,12 +66,11 @@ class Checkpoints:
         load_optimizer_tensors(self.optimizers, self.model, folder / OPTIMIZER)
         if self.world.rank == 0:
             for later in saved_steps(self.run_dir):
-                if later > step:
-                    _remove(step_folder(self.run_dir, later))
+                if later > step:  # could not be read, which may be no fault of its own
+                    self.log(f"kept as {set_aside(step_folder(self.run_dir, later))}")
             self.best = best_saved(self.run_dir, rows)
-            if self.best:
-                write_pointer(self.run_dir, "best", self.best["step"])
         self.best = self.world.broadcast(self.best)
+        self.tidy()
         self.log(f"resuming at step {step:,}")
 
     def keep(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
@@ -83,11 +83,7 @@ class Checkpoints:
             return
         if better:
             self.best = {**row, "step": step}
-        if self.world.rank == 0:
-            with suppress(OSError):  # the pointer is written anew at the next resume
-                if better:
-                    write_pointer(self.run_dir, "best", step)
-                self.prune()
+            self.tidy()
 
     def save(self, step: int, row: dict[str, float], clock: Stopwatch,
              last_chance: bool = False) -> bool:
@@ -106,11 +102,12 @@ class Checkpoints:
         problem = ""
         if self.world.rank == 0:
             manifest = {"format": FORMAT, "step": step, "seconds": clock.seconds, "metrics": row,
-                        "fingerprint": self.text.fingerprint}
+                        "fingerprint": self.text.fingerprint, "recorded": recorded(self.run_dir)}
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if not problem:
             self.saved = step
+            self.tidy()
         elif last_chance:
             raise NotSaved(problem)
         else:
@@ -118,8 +115,8 @@ class Checkpoints:
         return self.saved == step
 
     def _write(self, manifest: dict, tensors: dict[str, dict[str, Tensor]]) -> str:
-        """Write checkpoints/step_XXXXXXXX and make `last` name it; return what went wrong, or "".
-        It gets its name when every byte of it is on disk, so what has the name is whole."""
+        """Write checkpoints/step_XXXXXXXX; return what went wrong, or "".
+        It gets its name when every byte of it, and of the record up to it, is on the disk."""
         folder = step_folder(self.run_dir, manifest["step"])
         part = folder.with_name(f".{folder.name}.part")
         try:
@@ -132,12 +129,11 @@ class Checkpoints:
             files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
                      for name in FILES}
             (part / MANIFEST).write_text(_sealed(json.dumps(manifest | {"files": files}, indent=1)))
-            for path in (*part.iterdir(), part):
+            record = (self.run_dir / name for name in (METRICS, SAMPLES, "attention", ""))
+            for path in (*part.iterdir(), part, *filter(Path.exists, record)):
                 sync(path)
-            _remove(folder)  # only ever a damaged one: a whole one is not saved again
             part.rename(folder)
             sync(folder.parent)
-            write_pointer(self.run_dir, "last", manifest["step"])
             return ""
         except (OSError, SafetensorError) as e:
             needed = sum(t.nbytes for found in tensors.values() for t in found.values())
@@ -147,14 +143,22 @@ class Checkpoints:
         finally:
             _remove(part)
 
-    def prune(self) -> None:
-        """Remove checkpoints except the newest and the best; and the rests of interrupted saves."""
+    def tidy(self) -> None:
+        """Have `last` and `best` name theirs. Remove checkpoints except the newest and the best,
+        and the rests of interrupted saves. What fails is tried again the next time."""
+        if self.world.rank > 0:
+            return
         best = self.best["step"] if self.best else None
-        for step in saved_steps(self.run_dir)[:-self.config.checkpoint.keep]:
-            if step != best:
-                _remove(step_folder(self.run_dir, step))
-        for part in (self.run_dir / "checkpoints").glob(".step_*.part"):
-            _remove(part)
+        for name, step in (("last", self.saved), ("best", best)):
+            with suppress(OSError):
+                if step is not None and read_pointer(self.run_dir, name) != step:
+                    write_pointer(self.run_dir, name, step)
+        with suppress(OSError):
+            for step in saved_steps(self.run_dir)[:-self.config.checkpoint.keep]:
+                if step != best:
+                    _remove(step_folder(self.run_dir, step))
+            for part in (self.run_dir / "checkpoints").glob(".step_*.part"):
+                _remove(part)
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -165,6 +169,25 @@ def saved_steps(run_dir: Path) -> list[int]:
     """Steps that have a checkpoint folder, oldest first."""
     names = [path.name for path in (run_dir / "checkpoints").glob("step_*")]
     return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d{8,})", name)))
+
+
+def recorded(run_dir: Path) -> int:
+    """Bytes of a run's metrics.jsonl."""
+    path = run_dir / METRICS
+    return path.stat().st_size if path.exists() else 0
+
+
+def are_gone(run_dir: Path, rows: list[dict]) -> bool:
+    """Whether a run that has no checkpoint had some, by what they left."""
+    return read_pointer(run_dir, "last") is not None or (
+        not (run_dir / "checkpoints").exists() and any(row.get("seconds/save") for row in rows))
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a checkpoint that could not be read to a new name that is no step's; return it."""
+    names = (folder.with_name(f"aside_{n}_{folder.name}") for n in count(1))
+    aside = next(path for path in names if not os.path.lexists(path))
+    return folder.rename(aside)
 
 
 def best_saved(run_dir: Path, rows: list[dict]) -> dict | None:
@@ -184,7 +207,6 @@ def write_pointer(run_dir: Path, name: str, step: int) -> None:
     """Make checkpoints/`name` hold the name of a step's folder, at once and for good."""
     with atomic_write(run_dir / "checkpoints" / name) as part:
         part.write_text(f"step_{step:08d}\n")
-        sync(part)
     sync(run_dir / "checkpoints")
 
 
@@ -222,7 +244,7 @@ def find_checkpoint(run_dir: Path, which: str | int = "last",
             return folder, verify(folder)
         except ValueError as e:
             instead = "" if after is None else f": taking that of step {after}"
-            log(f"checkpoint {folder} is damaged ({e}){instead}")
+            log(f"checkpoint {folder} is damaged or cannot be read ({e}){instead}")
     raise UserError(f"no checkpoint of {run_dir} up to step {max(order)} is whole: "
                     "it cannot be loaded")
 
@@ -249,6 +271,7 @@ def read_manifest(folder: Path) -> dict:
     try:
         text = ordinary(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
+        manifest.setdefault("recorded", 0)
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT "
                              f"reads {FORMAT}")
@@ -260,7 +283,8 @@ def read_manifest(folder: Path) -> dict:
         return manifest
     except OSError as e:
         raise ValueError(f"{MANIFEST}: {e.strerror}") from e
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError,
+            RecursionError) as e:
         raise ValueError(f"{MANIFEST} is damaged") from e
 
 

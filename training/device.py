@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cli import first_line
-from config import Config, UserError
+from config import BF16_DECODES_FROM, Config, UserError
 from model import GPT
 
 # Read by cuBLAS before its first product; without it deterministic=true has none to offer.
@@ -20,8 +20,6 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # Options of glibc's malloc, by their numbers there: bytes from which memory is asked of the system
 # for each tensor, and free bytes from which it is given back.
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = (-3, 32 << 20), (-1, 1 << 30)
-# Width of a model from which a CPU that multiplies bf16 fast decodes faster in it.
-BF16_DECODES_FROM = 384
 
 
 def pick_device(device: str, processes: int = 1) -> str:

@@ -162,6 +162,12 @@ def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
         group["lr"] = group["peak_lr"] * factor
 
 
+def learning_rates(optimizers: list[Optimizer]) -> dict[str, float]:
+    """The rates now, as a row of metrics has them."""
+    return {"train/muon_lr" if isinstance(optimizer, Muon) else "train/lr":
+            optimizer.param_groups[0]["lr"] for optimizer in optimizers}
+
+
 @torch.no_grad()
 def clip_gradients(model: nn.Module, largest: float, world: World, shard: int = 1) -> Tensor:
     """Scale the gradients of all ranks so that their norm is at most `largest` (0: any); return the

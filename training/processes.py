@@ -1,16 +1,15 @@
 """One process, or several that torchrun started, which train one run.
 
 Every rank runs the same train.py, with its slice of each batch. Rank 0 writes and prints. With
-shard = 1 each rank has the whole model, and DistributedDataParallel averages the gradients; else
-FSDP2 divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy.
+shard = 1 each rank has the whole model, and the gradients are averaged once a step; else FSDP2
+divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy.
 """
 
 import os
 import re
 import signal
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -39,7 +38,8 @@ class Stopped(Exception):
 class World:
     """The ranks of a run, of which this is `rank` of `size`, and the signals that they got.
 
-    Within it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends the process.
+    Within it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends the process. One
+    that came after the last check ends it when all is done.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
@@ -50,10 +50,12 @@ class World:
                         for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
         for number, handler in self._before.items():
             # torchrun signals who is still ending.
             signal.signal(number, signal.SIG_IGN if self.exit_status and self.size > 1 else handler)
+        if self.exit_status and kind is None and self.size == 1:
+            raise SystemExit(self.exit_status)  # a sweep takes no more jobs
 
     def _note(self, number, frame):
         self.exit_status = 128 + number
@@ -140,16 +142,12 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
         model.to(config.device)
         return compile_model(model, size) if config.compile else model, None
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.nn.parallel import DistributedDataParallel
 
     if config.compile:
         compile_model(model, size)
     if config.shard == 1:
-        with warnings.catch_warnings():  # torch 2.11 has no other name for the first argument
-            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-            forward = DistributedDataParallel(model.to(config.device), broadcast_buffers=False,
-                                              gradient_as_bucket_view=True)
-        return forward, init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
+        mesh = init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
+        return model.to(config.device), mesh
     shape, names = (config.shard,), ("shard",)
     if config.shard < size:
         shape, names = (size // config.shard, config.shard), ("replicate", "shard")
@@ -162,9 +160,15 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
     return model, mesh
 
 
-def averaging(forward: Callable, last: bool) -> AbstractContextManager:
-    """The context of a micro-step: only in the last one DDP averages the gradients."""
-    return nullcontext() if last or not hasattr(forward, "no_sync") else forward.no_sync()
+@torch.no_grad()
+def average_gradients(model: GPT, world: World) -> None:
+    """Replace each gradient by its mean over the ranks. Each is a message of its own, so that its
+    sum has one order in every step: DistributedDataParallel cuts others after the first one."""
+    if world.size > 1:
+        grads = [p.grad for p in model.parameters()]
+        for message in [dist.all_reduce(grad, async_op=True) for grad in grads]:
+            message.wait()
+        torch._foreach_div_(grads, world.size)
 
 
 @torch.no_grad()

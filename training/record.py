@@ -88,6 +88,7 @@ class Record:
                             f"{config_yaml(config)}", encoding="utf-8")
         self.rows = begin_rows(run_dir / METRICS, step, self.log)
         begin_rows(run_dir / SAMPLES, self.rows[-1]["step"] if self.rows else -1, self.log)
+        discard_snapshots(run_dir / "attention", step)
         self._failed = False  # whether something could not be written
         from training.wandb_record import WandbRecord  # W&B takes a third of a second
 
@@ -175,6 +176,14 @@ def begin_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dict]:
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows
+
+
+def discard_snapshots(folder: Path, step: int) -> None:
+    """Remove what was captured after `step`: the run may go another way from there."""
+    for path in folder.glob("step_*.*"):
+        number = path.name.removesuffix(path.suffix).removeprefix("step_")
+        if number.isdecimal() and int(number) > step:
+            path.unlink()
 
 
 class Stopwatch:

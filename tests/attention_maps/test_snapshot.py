@@ -79,7 +79,7 @@ def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, t
 
     for part in ("explain", "sample_text"):
         world = World()
-        with monkeypatch.context() as patch, world, pytest.raises(Stopped), world.interruptible():
+        with monkeypatch.context() as patch, pytest.raises(Stopped), world, world.interruptible():
             patch.setattr(snapshot, part, asked)
             taker.take(MODEL, 4, [])
     (tmp_path / "attention" / "step_00000004.png").unlink()

@@ -68,13 +68,6 @@ def test_the_standard_library_leaves_tests_and_installed_packages_out_and_comes_
                                            "testing.py"]
 
 
-def test_this_pythons_library_is_readable_text():
-    corpus = open_corpus(DataConfig(), silent)
-    assert sum(len(text) > 0 for text in documents(corpus)) > 300
-    assert {"argparse.py", "json"} <= {part for file in corpus.files for part in file.parts}
-    assert "Python 3." in corpus.name
-
-
 # --- your files -----------------------------------------------------------------------------------
 
 
@@ -85,14 +78,6 @@ def test_a_folder_gives_all_below_it_sorted_but_what_is_hidden(tmp_path):
     assert names(corpus.files, tmp_path) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
     assert documents(corpus) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
     assert documents(text_corpus(tmp_path / ".git")) == [".git/config"]  # asked for
-
-
-def test_a_glob_gives_what_it_matches(tmp_path):
-    write(tmp_path, "a.txt", "b.txt", "c.md", "sub/d.txt", "sub/.e.txt")
-    for path, found in (("*.txt", ["a.txt", "b.txt"]), ("*", ["a.txt", "b.txt", "c.md"]),
-                        ("**/*.txt", ["a.txt", "b.txt", "sub/d.txt"]),
-                        ("sub/**", ["sub/d.txt"])):
-        assert names(text_files(f"{tmp_path}/{path}", silent), tmp_path) == found
 
 
 def test_odd_paths_are_the_files_of_that_name(tmp_path, monkeypatch):
@@ -268,6 +253,9 @@ def test_it_is_read_once_and_again_when_it_changes(dataset, cache, monkeypatch):
         assert rows_of(dataset, said.append) == STORIES and len(said) == 1
         assert rows_of(dataset, field="talk.content") == ["Why?"] * 250
     assert sorted(path.suffix for path in cache.iterdir()) == [".jsonl", ".lock"]
+    kept, = cache.glob("*.jsonl")
+    kept.write_bytes(kept.read_bytes()[:9000])  # where a part of it is lost
+    assert rows_of(dataset) == STORIES
     (dataset / "train-1.parquet").unlink()
     assert rows_of(dataset) == STORIES[:150]
 

@@ -275,18 +275,6 @@ def process(config, before=""):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["data.tokens.save_tokenizer", "data.tokens.sync",
-                                   "data.tokens.shutil.rmtree"])
-def test_a_killed_preparation_leaves_nothing_that_looks_finished_or_stays(where, write, cache):
-    killed = process(write(PROSE), f"{where} = lambda *a, **k: os.kill(os.getpid(), 9)")
-    killed.communicate(timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    assert not prepared(cache) and len(list(cache.glob("*.part"))) == 1
-    assert "".join(text_of(prepare(write(PROSE), SMALL_BPE, quiet))) == PROSE
-    assert [p for p in cache.iterdir() if p.is_dir()] == prepared(cache)
-
-
-@pytest.mark.slow
 def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
     pair = [process(write(PROSE), SLOWLY) for _ in range(2)]
     out, errors = zip(*(p.communicate(timeout=60) for p in pair))

@@ -2,7 +2,6 @@
 only where it was the last."""
 
 import os
-import resource
 import subprocess
 from contextlib import suppress
 
@@ -63,17 +62,6 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step(tmp_path, text_file, smal
     assert all(row["train/loss"] == losses[row["step"]] for row in rows(small)[1:])
     assert same_tensors(*(run / "checkpoints" / "step_00000012" / "optimizer.safetensors"
                           for run in (whole, small)))
-
-
-@pytest.mark.soak
-def test_a_limit_on_the_size_of_files_is_as_a_full_disk(tmp_path, text_file, whole):
-    """As `ulimit -f` sets one; needs no rights."""
-    process = Process(tmp_path, *tiny(text_file),
-                      fault=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (98_000, 98_000)))
-    assert process.wait() == 1 and "Traceback" not in process.said()
-    assert process.said().count("the checkpoint of step") == 3
-    finished(tmp_path, *tiny(text_file, "resume=auto"))
-    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.soak

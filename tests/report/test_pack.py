@@ -1,6 +1,7 @@
 """Maps and needs in the page: what they come back as, and how much of them fits."""
 
 import base64
+import os
 import zlib
 from contextlib import nullcontext
 
@@ -50,6 +51,20 @@ def test_what_predictions_needed_comes_back():
         assert np.array_equal(np.frombuffer(ids, "<i4"), np.concatenate(whole))
         assert found.words[3] == " n3" and found.largest == pytest.approx(np.nanmax(np.abs(need)))
     assert pack.pack_needs(snapshot(), "text") is None
+
+
+@pytest.mark.parametrize("change", [
+    {"text": np.array(["a"])}, {"text": np.zeros((2, 4, 3, 16), "f2")}, {"text": 7},
+    {"text_value_norms": np.zeros((2, 4, 16), int)}, {"text_tokens": np.zeros(3)},
+    {"repeat_periods": np.array([1e400])}, {"repeat_periods": np.array(["x"])}])
+def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_path, change):
+    run = make_run(tmp_path / "run")
+    np.savez(run / "attention" / "step_00000010.npz", **(snapshot(step=10) | change))
+    os.mkfifo(run / "attention" / "step_00000030.npz")
+    content, _ = read_back(page.write_page(run))
+    assert content["steps"] == [0, 20] and content["unread"] == 2
+    held = snapshot() | explain() | {"lens": np.array(["a"]), "words_ids": np.zeros(3)}
+    assert pack.Shot(0, lambda: nullcontext(held)).pack("text", "needs") is None
 
 
 # What fits

@@ -5,6 +5,7 @@ import os
 import shutil
 
 import pytest
+from pages import read_back
 from playwright.sync_api import expect
 from processes import run as command
 
@@ -75,6 +76,34 @@ def test_the_command_lists_a_real_run_and_says_what_to_do_next(whole, tmp_path):
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: there is no run in nowhere")
     assert command(tmp_path, "report/__main__.py", "a", "b").returncode == 1
+
+
+def test_only_its_own_index_is_written_over_and_none_without_runs(tmp_path):
+    one = add(tmp_path / "runs", "mine", [5.0])
+    index = tmp_path / "runs" / "index.html"
+    for _ in range(2):
+        assert command(tmp_path, "report/__main__.py").returncode == 0
+    index.write_text("<title>my own page</title>")
+    refused = command(tmp_path, "report/__main__.py")
+    assert refused.returncode == 1 and "runs/index.html is there already" in refused.stderr
+    assert index.read_text() == "<title>my own page</title>"
+    index.unlink()
+    (one / "config.yaml").write_text("x: [")
+    refused = command(tmp_path, "report/__main__.py")
+    assert "no run of runs can be read" in refused.stderr and not index.exists()
+
+
+def test_links_hold_from_the_sweep_itself_and_any_name_is_shown(tmp_path):
+    job = add(tmp_path / "sweep", os.fsdecode(b"\x1b[31m \xff"), [5.0])
+    (job / "job.json").write_text('{"overrides": {"seed": "1"}, "swept": ["seed"], "failed": ""}')
+    (job / "report.html").write_text("a page")
+    for folder, links in ((tmp_path / "sweep", ("", "sweep.html")),
+                          (tmp_path, ("sweep/", "sweep/sweep.html"))):
+        assert command(folder, "report/__main__.py", ".").returncode == 0
+        run, = read_back(folder / "index.html")[0]["runs"]
+        assert (run["page"], run["sweep"]) == (f"{links[0]}%1B%5B31m%20%FF/report.html", links[1])
+    done = command(tmp_path, "report/__main__.py", "sweep")
+    assert "\x1b" not in done.stdout and "[31m" in done.stdout
 
 
 @pytest.mark.slow

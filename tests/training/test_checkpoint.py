@@ -9,7 +9,6 @@ from config import UserError
 from training.checkpoint import (
     FILES,
     MANIFEST,
-    Checkpoints,
     find_checkpoint,
     load_run,
     read_pointer,
@@ -53,16 +52,6 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
     run = Path(tiny.run_dir)
     assert set(saved_steps(run)) == {19, 20, read_pointer(run, "best")}
     assert not list((run / "checkpoints").glob(".*"))
-
-
-@pytest.mark.soak
-def test_checkpoints_that_only_an_improvement_caused_are_pruned_too(tiny, train_here, monkeypatch):
-    most, prune = [], Checkpoints.prune
-    monkeypatch.setattr(Checkpoints, "prune", lambda self: (
-        prune(self), most.append(len(saved_steps(self.run_dir)))))
-    tiny.checkpoint.every, tiny.checkpoint.keep, tiny.eval.every = 0, 1, 1
-    train_here(tiny)
-    assert len(most) > 3 and max(most) <= 2
 
 
 def test_no_byte_of_a_manifest_changes_unnoticed(run):

@@ -17,6 +17,7 @@ from ranks import Ranks, in_ranks, trained
 from safetensors.numpy import load_file
 from steps import Steps
 
+import data.tokens
 import training.checkpoint
 import training.device
 import training.evaluate
@@ -136,7 +137,7 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
         take_step, tokens = Steps(big, world), torch.randint(4000, (2 * accumulate, 128))
-        for step in range(3):  # after the second one's forward pass, DDP's memory is all in use
+        for step in range(3):
             take_step(tokens, tokens, step)
         return Memory.of(big, world.size).at_once, memory("VmHWM") - before
 
@@ -177,28 +178,37 @@ def sharded(text_file: Path, *more: str) -> list[str]:
                *more)
 
 
-@pytest.fixture(scope="session")
-def two_ranks(shared, text_file) -> Path:
-    """A run of `sharded` on two ranks that nothing befell."""
-    return shared("two_ranks", lambda folder: trained(folder, 2, *sharded(text_file))) / "run"
+def three(text_file: Path, *more: str) -> list[str]:
+    """For three ranks, each with the whole model."""
+    return odd(text_file, "shard=1", "batch_size=15", "model.dropout=0.3", *more)
+
+
+@pytest.fixture
+def alone(shared, text_file):
+    """alone(ranks, settings) → a run of so many ranks that nothing befell."""
+    return lambda size, argv: shared(
+        f"ranks{size}", lambda folder: trained(folder, size, *argv(text_file))) / "run"
 
 
 # In a step, in the first save, in an evaluation.
-@pytest.mark.parametrize("rank, fault", [
-    pytest.param(1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
-    pytest.param(0, (training.checkpoint, "whole", 40, kill()), marks=soak),
-    pytest.param(1, (training.evaluate, "autocast", 3, fail), marks=soak)])
+@pytest.mark.parametrize("size, argv, rank, fault", [
+    pytest.param(2, sharded, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
+    pytest.param(3, three, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
+    pytest.param(2, sharded, 0, (training.checkpoint, "whole", 40, kill()), marks=soak),
+    pytest.param(2, sharded, 1, (training.evaluate, "autocast", 3, fail), marks=soak)])
 def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
-        tmp_path, text_file, two_ranks, rank, fault):
-    ranks = Ranks(tmp_path, 2, *sharded(text_file), fault=of(rank, *fault))
+        tmp_path, text_file, alone, size, argv, rank, fault):
+    ranks = Ranks(tmp_path, size, *argv(text_file), fault=of(rank, *fault))
     statuses = ranks.wait()
-    assert statuses[rank] in (1, -9) and statuses[1 - rank] == 1, ranks.said()
+    assert statuses.pop(rank) in (1, -9) and set(statuses) == {1}, ranks.said()
     if rank == 1:
         said = ranks.processes[0].said()
         assert said.count("error: another process of the run has ended") == 1
         assert "Traceback" not in said
-    trained(tmp_path, 2, *sharded(text_file), "resume=auto")
-    assert_same_run(two_ranks, tmp_path / "run", 20)
+    # The first rank alone reads the whole text again.
+    trained(tmp_path, size, *argv(text_file), "resume=auto", fault=lambda here: here and
+            setattr(data.tokens, "sha256_of", fail))
+    assert_same_run(alone(size, argv), tmp_path / "run", 20)
 
 
 @pytest.mark.parametrize("number, step, call", [

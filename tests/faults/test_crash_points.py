@@ -1,0 +1,200 @@
+"""Every operation by which a job writes: the process ended right before it, the operation failing,
+the power lost after it. What is on the disk goes on to what an undisturbed job leaves, or says in a
+sentence what it lacks. Operations are met with by Debian's strace, from outside."""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import soak
+from processes import KILL, Process, rows, same_tensors, timeless, tiny
+
+from training.checkpoint import read_pointer, saved_steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("strace"), reason="no strace")]
+CALLS = ["open", "openat", "creat", "write", "writev", "pwrite64", "sendfile", "copy_file_range",
+         "truncate", "ftruncate", "fsync", "rename", "unlink", "unlinkat", "mkdir", "rmdir"]
+WRITES = re.compile(r"O_(WRONLY|RDWR|CREAT)")
+JOBS = {
+    "run": ["checkpoint.keep=1", "run_dir=place/run", "optim=muon", "accumulate=2"],
+    "prepare": ["prepare_only=true"],
+    "sweep": ["-m", "seed=1,2", "hydra.sweep.dir=place/sweep", "max_steps=2", "eval.every=1",
+              "checkpoint.every=1", "attention.every=2"]}
+LACKS = "its record may lack something"
+
+
+def argv_of(job: str, text_file: Path) -> list[str]:
+    given = [word for word in tiny(text_file) if job == "run" or word != "run_dir=run"]
+    return [*given, *JOBS[job]]
+
+
+def traced(folder: Path, job: str, text_file: Path, *options: str) -> Process:
+    """The job in a folder, its main thread under strace from its first line on."""
+    def wait_for_strace():
+        while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
+            time.sleep(0.002)
+
+    os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
+    process = Process(folder, *argv_of(job, text_file), fault=wait_for_strace)
+    strace = subprocess.Popen(["strace", "-y", "-s", "300", "-o", folder / "trace", *options,
+                               "-p", str(process.pid)], stderr=subprocess.PIPE)
+    while strace.poll() is None and not process.ended():
+        time.sleep(0.01)
+    if strace.wait() and not process.ended():
+        process.signal(KILL)
+        process.wait()
+        pytest.skip(f"strace cannot attach here: {strace.stderr.read().decode().strip()}")
+    return process
+
+
+def goes_on(folder: Path, job: str, text_file: Path) -> str:
+    """Give the job's command again, with resume=auto; what it says."""
+    os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
+    process = Process(folder, *argv_of(job, text_file), "resume=auto")
+    assert process.wait() == 0 and "Traceback" not in process.said(), process.said()
+    return process.said()
+
+
+def assert_same(job: str, whole: Path, other: Path, said: str) -> None:
+    """The other folder holds what the undisturbed one does, less what it said that it lacks."""
+    runs = sorted(path.parent.relative_to(whole) for path in whole.glob("place/**/metrics.jsonl"))
+    for one, run in ((whole / name, other / name) for name in runs):
+        step = saved_steps(one)[-1]
+        assert saved_steps(one) == saved_steps(run) and [
+            read_pointer(path, name) for path in (one, run) for name in ("best", "last")] == 2 * [
+            read_pointer(one, "best"), step]
+        for name in ("model", "optimizer"):
+            assert same_tensors(*(path / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors"
+                                  for path in (one, run)))
+        left = timeless(run)
+        assert left == [row for row in timeless(one) if row in left]
+        names = [{p.name for p in path.glob("attention/*.npz")} for path in (one, run)]
+        assert names[1] <= names[0]
+        if LACKS not in said:
+            assert len(left) == len(rows(one)) and names[0] == names[1]
+            assert (run / "report.html").exists()
+    kept = [{p.name: p.read_bytes() for p in path.glob("place/cache/*/*.bin")}
+            for path in (whole, other)]
+    assert kept[0] == kept[1] and len(kept[0]) == 2
+    assert not [p for p in other.glob("place/**/.*.part") if p.name != ".report.html.part"]
+    if job == "sweep":
+        assert (other / "place" / "sweep" / "sweep.csv").read_text().count("finished") == 2
+
+
+@pytest.fixture
+def undisturbed(tmp_path, text_file, monkeypatch):
+    """undisturbed(job) → its folder, and of each operation its call and its number among them."""
+    monkeypatch.setenv("GLASSGPT_CACHE", "")
+
+    def run(job: str) -> tuple[Path, list[tuple[str, int]]]:
+        folder = tmp_path / "whole"
+        folder.mkdir()
+        process = traced(folder, job, text_file, "-e", f"trace={','.join('?' + c for c in CALLS)}")
+        assert process.wait() == 0, process.said()
+        counts, points = dict.fromkeys(CALLS, 0), []
+        for line in (folder / "trace").read_text(errors="replace").splitlines():
+            call = line.partition("(")[0]
+            counts[call] = counts.get(call, 0) + 1
+            opens = call in ("open", "openat")
+            if f"{folder}/place" in line and (not opens or WRITES.search(line)):
+                points.append((call, counts[call]))
+        return folder, points
+
+    return run
+
+
+@pytest.mark.parametrize("job, sample", [("run", 2), soak("run", None), soak("prepare", None),
+                                         soak("sweep", 150)])
+def test_ended_before_or_failing_at_any_operation_a_job_goes_on(
+        undisturbed, tmp_path, text_file, job, sample):
+    whole, points = undisturbed(job)
+    cases = [(call, k, how) for call, k in points
+             for how in ("signal=KILL", "error=ENOSPC", "error=EIO")]
+    held, wrong = 0, []
+    for n, (call, k, how) in enumerate(random.Random(0).sample(cases, sample) if sample else cases):
+        folder = tmp_path / f"{n}"
+        folder.mkdir()
+        process = traced(folder, job, text_file, "-e", f"inject={call}:{how}:when={k}")
+        try:
+            assert process.wait() in ((-KILL,) if "KILL" in how else (0, 1))
+            said = process.said()
+            assert "Traceback" not in said, said
+            assert_same(job, whole, folder, said + goes_on(folder, job, text_file))
+            held += 1
+        except AssertionError as e:
+            wrong.append(f"{call} {k} {how}: {process.status} {process.said()[-600:]} {e}")
+        shutil.rmtree(folder)
+    print(f"{job}: {len(points)} operations, {len(cases)} cases, {held} held")
+    assert not wrong, "\n\n".join(wrong)
+
+
+class Disk:
+    """What is on a disk whose power is lost: of files what was synced, of folders the entries that
+    were synced (`strictly`), or all of them, as where only data is slow."""
+
+    def __init__(self, place: Path, out: Path):
+        self.place, self.out, self.files, self.folders = place, out, {}, {}
+        self.held, self.states, self.fsync = {}, [], os.fsync
+
+    def hold(self, path: str) -> int:
+        """The number of a file, which no other gets while it is held open."""
+        number = os.lstat(path).st_ino
+        if number not in self.held:
+            self.held[number] = os.open(path, os.O_RDONLY)
+        return number
+
+    def sync(self, fd: int) -> None:
+        """In place of os.fsync: note what is on the disk now, and keep it where it is new."""
+        self.fsync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not path.startswith(str(self.place)):
+            return
+        if os.path.isdir(path):
+            entries = {e.name: (self.hold(e.path), e.is_dir()) for e in os.scandir(path)}
+            self.folders[self.hold(path)] = entries
+        else:
+            self.files[self.hold(path)] = Path(path).read_bytes()
+        for strictly in (True, False):
+            state = self.state(str(self.place), strictly)
+            if state not in self.states:
+                self.states.append(state)
+                self.keep(self.out / f"{len(self.states)}" / self.place.name, state)
+
+    def state(self, path: str, strictly: bool, number: int | None = None) -> dict:
+        number = self.hold(path) if number is None else number
+        entries = self.folders.get(number, {}) if strictly else {
+            e.name: (self.hold(e.path), e.is_dir()) for e in os.scandir(path)}
+        return {name: self.state(f"{path}/{name}", strictly, child) if is_folder
+                else self.files.get(child, b"") for name, (child, is_folder) in entries.items()}
+
+    def keep(self, folder: Path, state: dict) -> None:
+        folder.mkdir(parents=True)
+        for name, value in state.items():
+            if isinstance(value, dict):
+                self.keep(folder / name, value)
+            else:
+                (folder / name).write_bytes(value)
+
+
+@pytest.mark.parametrize("sample", [2, soak(None)])
+def test_after_a_loss_of_power_at_any_moment_a_run_goes_on(
+        tmp_path, text_file, monkeypatch, sample):
+    whole, out = tmp_path / "whole", tmp_path / "lost"
+    (whole / "place").mkdir(parents=True)
+    monkeypatch.setenv("GLASSGPT_CACHE", str(whole / "place" / "cache"))
+
+    def fault():
+        os.fsync = Disk(whole / "place", out).sync
+
+    process = Process(whole, *argv_of("run", text_file), fault=fault)
+    assert process.wait() == 0, process.said()
+    states = sorted(out.iterdir(), key=lambda path: int(path.name))
+    assert len(states) > 20
+    for folder in random.Random(1).sample(states, sample) if sample else states:
+        assert_same("run", whole, folder, goes_on(folder, "run", text_file))
+    print(f"{len(states)} states of the disk")
