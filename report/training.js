@@ -16,8 +16,8 @@ function drawTraining() {
     xs: measured.map(k => scoredSteps[k]), ys: measured.map(k => gain[k]),
     errors: measured.map(k => columns["probe/repeat_gain_se"]?.[k] ?? null) }] });
   const muon = curve("train/muon_lr", "Muon", "accent", true);
-  draw("chart-lr", { title: "Learning rate", series: muon.xs.length ? [curve("train/lr", "AdamW", "soft"), muon]
-    : [curve("train/lr", "learning rate", "accent")] });
+  if (muon.xs.length) draw("chart-lr", { title: "Rate", series: [curve("train/lr", "AdamW", "soft"), muon] });
+  else small("chart-lr", "Learning rate", "train/lr");
   small("chart-speed", "Tokens per second", "train/tokens_per_second", { zero: 1 });
   small("chart-bits", "Bits per byte", "val/bits_per_byte");
   small("chart-norm", "Gradient norm", "train/grad_norm");

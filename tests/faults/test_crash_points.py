@@ -25,7 +25,7 @@ JOBS = {
     "prepare": ["prepare_only=true"],
     "sweep": ["-m", "seed=1,2", "hydra.sweep.dir=place/sweep", "max_steps=2", "eval.every=1",
               "checkpoint.every=1", "attention.every=2"]}
-LACKS = "its record may lack something"
+LACKS = "training goes on"  # without a checkpoint, a row or a snapshot, as it says before that
 
 
 def argv_of(job: str, text_file: Path) -> list[str]:
@@ -64,10 +64,10 @@ def assert_same(job: str, whole: Path, other: Path, said: str) -> None:
     """The other folder holds what the undisturbed one does, less what it said that it lacks."""
     runs = sorted(path.parent.relative_to(whole) for path in whole.glob("place/**/metrics.jsonl"))
     for one, run in ((whole / name, other / name) for name in runs):
-        step = saved_steps(one)[-1]
-        assert saved_steps(one) == saved_steps(run) and [
-            read_pointer(path, name) for path in (one, run) for name in ("best", "last")] == 2 * [
-            read_pointer(one, "best"), step]
+        *_, step = steps = saved_steps(one)
+        for name in ("best", "last"):
+            assert read_pointer(run, name) == read_pointer(one, name)
+        assert saved_steps(run) == steps or (LACKS in said and saved_steps(run)[-1] == step)
         for name in ("model", "optimizer"):
             assert same_tensors(*(path / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors"
                                   for path in (one, run)))

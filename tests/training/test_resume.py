@@ -1,11 +1,14 @@
 """A run that is stopped and continued ends at the same bits as one that was not."""
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import rows, same_tensors
+from processes import at_call, rows, same_tensors
 
+import training.device
 from config import Config
 
 pytestmark = pytest.mark.slow
@@ -22,6 +25,15 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
     assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
     assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors")
                           for run in (tiny.run_dir, other.run_dir)))
+
+
+def test_a_stop_gives_the_signals_back_as_they_were(tiny: Config, train_here, monkeypatch):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
+    at_call(*where, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))()
+    with pytest.raises(SystemExit, match="143"):
+        train_here(tiny)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_here):
