@@ -113,8 +113,8 @@ def undisturbed(tmp_path, text_file, monkeypatch):
 def test_ended_before_or_failing_at_any_operation_a_job_goes_on(
         undisturbed, tmp_path, text_file, job, sample):
     whole, points = undisturbed(job)
-    cases = [(call, k, how) for call, k in points
-             for how in ("signal=KILL", "error=ENOSPC", "error=EIO")]
+    cases = [(*point, how) for n, point in enumerate(points)
+             for how in ("signal=KILL", ("error=ENOSPC", "error=EIO")[n % 2])]
     held, wrong = 0, []
     for n, (call, k, how) in enumerate(random.Random(0).sample(cases, sample) if sample else cases):
         folder = tmp_path / f"{n}"
