@@ -202,10 +202,6 @@ def at_call(owner, name: str, call: int, do: Callable[[], None],
     return fault
 
 
-def kill_me() -> None:
-    os.kill(os.getpid(), KILL)
-
-
 def without_rights() -> None:
     """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
     if os.geteuid() == 0:

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import kernels
-from config import UserError
 from kernels import KVCache, cross_entropy, rms_norm, rotate, short_attention
 from model import (
     GPT,
@@ -28,7 +27,6 @@ from model import (
     rotary_table,
     store,
 )
-from training.plan import model_size
 
 PRESETS = sorted((Path(__file__).parents[1] / "configs" / "model").glob("*.yaml"))
 FLOAT32_MAX_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
@@ -488,13 +486,6 @@ def test_the_preset_has_the_published_number_of_parameters(name, vocab_size, par
         assert GPT(preset(name, vocab_size=vocab_size)).num_parameters() == parameters
 
 
-def test_the_operations_of_a_gpt2_training_step_are_counted():
-    matrices = 12 * 12 * 768**2 + 50257 * 768
-    pairs = 12 * 12 * (64 + 64) * 1024 // 2  # layers · heads · (d_k + d_v) · half of the block
-    _, operations = model_size(preset("gpt2", vocab_size=50257))
-    assert operations == 6 * (matrices + pairs) == 797_815_296
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", [
@@ -577,18 +568,6 @@ def test_more_tokens_than_the_block_are_refused():
             model(random_tokens(1, 17))
         with pytest.raises(ValueError, match="17 tokens"):
             model.attention_maps(random_tokens(1, 17))
-
-
-@pytest.mark.parametrize("wrong", [
-    {"n_head": 3}, {"n_kv_head": 3}, {"n_kv_head": 8}, {"n_kv_head": 0},
-    {"position": "rope", "head_dim": 5}, {"n_layer": 0}, {"n_embd": 0},
-    {"block_size": 0}, {"vocab_size": 0}, {"dropout": 1.0}, {"dropout": -0.1}, {"norm_eps": 0.0},
-    {"norm_eps": math.nan}, {"mlp": "silu"},
-    {"norm": "batchnorm"}, {"position": "alibi"}, {"head_dim": 0}, {"value_head_dim": 0},
-    {"mlp_hidden": 0}, {"rope_theta": -1.0}])
-def test_a_configuration_that_cannot_be_built_is_a_users_error(wrong):
-    with pytest.raises(UserError, match=str(next(reversed(wrong)))):
-        GPT(small(**wrong))
 
 
 # --- the KV cache ---------------------------------------------------------------------------------
@@ -739,11 +718,6 @@ def test_looking_at_attention_leaves_no_trace(training):
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
     # nothing was dropped from them
     close(maps, model.eval().attention_maps(tokens), atol=0, rtol=0)
-
-
-def test_a_model_without_a_vocabulary_is_refused():
-    with pytest.raises(UserError, match="vocab_size is not set"):
-        GPT(GPTConfig(vocab_size=None))
 
 
 def test_maps_are_exact_under_autocast_too():

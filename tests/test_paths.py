@@ -52,16 +52,6 @@ def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, t
     assert "cannot continue with other settings (init_from" in said
 
 
-@pytest.mark.soak
-def test_a_text_that_was_moved_is_the_same_text(tmp_path, text):
-    finished(text, *short())
-    (text / "notes" / "a.txt").rename(text / "b.txt")
-    assert "notes/a.txt" in finished(text, "run_dir=run", "resume=true", "max_steps=6", status=1)
-    finished(tmp_path, "run_dir=here [1]/run", "resume=true", "max_steps=6",
-             "data.path=here [1]/b.txt")
-    assert read_config(text / "run" / "config.yaml").data.path == str(text / "b.txt")
-
-
 def test_a_run_that_fails_before_it_begins_removes_what_it_made_and_nothing_else(tmp_path, text):
     (text / "mine").mkdir()
     for folder, setting in (("mine", "data.path=missing.txt"), ("new", "init_from=missing"),

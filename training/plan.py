@@ -149,9 +149,11 @@ class Memory:
         of_layers, of_logits = KEPT[config.precision, config.compile is True]
         activations = of_layers * tokens * c.n_layer * c.n_embd
         logits = of_logits * tokens * c.vocab_size
-        # Gradients come as activations go, but where there are some already.
-        stay = config.accumulate > 1 or processes > 1
-        most = activations + logits + held if stay else max(activations + logits, held)
+        # Gradients come as activations go, but where there are some already, or sharded ones. To be
+        # averaged, whole ones are copied then.
+        stay = config.accumulate > 1 or config.shard > 1
+        message = held if processes > 1 and config.shard == 1 else 0
+        most = max(activations + logits + held * stay, held + message)
         return cls(held, held, optimizer, gathered, activations, logits,
                    at_once=held + optimizer + gathered + most)
 

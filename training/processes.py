@@ -162,13 +162,13 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
 
 @torch.no_grad()
 def average_gradients(model: GPT, world: World) -> None:
-    """Replace each gradient by its mean over the ranks. Each is a message of its own, so that its
-    sum has one order in every step: DistributedDataParallel cuts others after the first one."""
+    """Replace each gradient by its mean over the ranks, all in one message, so that their sums have
+    one order in every step: DistributedDataParallel cuts other messages after the first one."""
     if world.size > 1:
         grads = [p.grad for p in model.parameters()]
-        for message in [dist.all_reduce(grad, async_op=True) for grad in grads]:
-            message.wait()
-        torch._foreach_div_(grads, world.size)
+        means = world.sum(torch.cat([grad.flatten() for grad in grads])).div_(world.size)
+        for grad, mean in zip(grads, means.split([grad.numel() for grad in grads])):
+            grad.copy_(mean.view_as(grad))
 
 
 @torch.no_grad()

@@ -3,10 +3,8 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -295,17 +293,3 @@ def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(
     monkeypatch.setenv("GLASSGPT_CACHE", str(Path(os.environ["GLASSGPT_CACHE"]).with_name("other")))
     pieces = prepare(write(text, "text/a.txt"), config, quiet)
     assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.val, pieces.val)
-
-
-@pytest.mark.soak
-def test_preparing_is_stopped_by_ctrl_c_and_leaves_nothing(write, cache):
-    source = write(PROSE * 10_000)  # 10 MB
-    process = subprocess.Popen([sys.executable, "train.py", "data=text", "prepare_only=true",
-                                f"data.path={source.path}", "tokenizer.vocab_size=257"], cwd=ROOT,
-                               env={**os.environ, "GLASSGPT_CACHE": str(cache)},
-                               stderr=subprocess.PIPE, text=True)
-    while not list(cache.glob("*.part/tokens/train.bin")) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    assert (process.wait(60), process.stderr.read()) == (130, "")
-    assert not list(cache.glob("*.part")) and not prepared(cache)

@@ -149,9 +149,8 @@ def pristine(whole, shared) -> Path:
     """A run with checkpoints of steps 4 and 8, which is the job of a sweep too, and a cache."""
     def make(folder: Path) -> None:
         run = after_8_steps(whole, folder / "sweep" / "job")
-        job = {"overrides": {"seed": "1"}, "swept": ["seed"], "failed": "", "until": []}
+        job = {"overrides": {"seed": "1"}, "swept": ["seed"], "failed": ""}
         (run / "job.json").write_text(json.dumps(job))
-        (folder / "sweep" / "sweep.json").write_text('{"jobs": {"job": {"seed": "1"}}}')
         prepared(folder)
 
     return shared("pristine", make)
@@ -205,7 +204,6 @@ READ = [
     *((f"sweep/job/{name}", read_folder) for name in (
         "config.yaml", "metrics.jsonl", "samples.jsonl", "job.json",
         "attention/step_00000012.npz")),
-    ("sweep/sweep.json", read_folder),
     *((f"cache/*/{name}", read_cache) for name in ("meta.json", "tokenizer.json", "train.bin"))]
 
 
