@@ -101,9 +101,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
     step, row = manifest.get("step", 0), manifest.get("metrics", {})
     recorded = bool(rows) and rows[-1]["step"] == step
     if not config.eval_only and step + recorded > config.max_steps:
-        log(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
-            "a larger max_steps extends it")
-        return loss_of(best_row(rows))
+        return finished(config, run_dir, step, log) if world.rank == 0 else nan
 
     device.pick_device(config.device, world.size)  # before the text is prepared, which takes long
     text, load_initial_weights = read_text(config, world, run_dir, manifest, console)
@@ -129,6 +127,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                 if not recorded:  # what a resumed run did before is not done again
                     if is_due(config.eval.every, step, config):
                         clock.switch("evaluate")
+                        guard.flush()
                         row |= validation.evaluate(model)
                     checkpoints.keep(step, row, clock)
                     look = is_due(config.attention.every, step, config)
@@ -204,6 +203,16 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
         log(f"note: {run_dir / METRICS} has {size:,} bytes, and had {manifest['recorded']:,} when "
             f"step {manifest['step']:,} was saved: rows are lost")
     return manifest, [row for row in rows if row["step"] <= manifest["step"]]
+
+
+def finished(config: Config, run_dir: Path, step: int, log: Callable[[str], None]) -> float:
+    """Say that all steps are done, and draw the page where the run was killed before that."""
+    log(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
+        "a larger max_steps extends it")
+    page, record = run_dir / "report.html", run_dir / METRICS
+    if not page.exists() or page.stat().st_mtime_ns < record.stat().st_mtime_ns:
+        write_page(run_dir)
+    return loss_of(best_row(read_rows(record)))
 
 
 def read_text(config: Config, world: World, run_dir: Path, manifest: dict, console: cli.Terminal

@@ -77,7 +77,9 @@ def assert_same(job: str, whole: Path, other: Path, said: str) -> None:
         assert names[1] <= names[0]
         if LACKS not in said:
             assert len(left) == len(rows(one)) and names[0] == names[1]
-            assert (run / "report.html").exists()
+            shown = {re.search(r'"looked":\[.*?\]', (path / "report.html").read_text())[0]
+                     for path in (one, run)}
+            assert len(shown) == 1
     kept = [{p.name: p.read_bytes() for p in path.glob("place/cache/*/*.bin")}
             for path in (whole, other)]
     assert kept[0] == kept[1] and len(kept[0]) == 2
