@@ -153,7 +153,7 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
         return new_run_dir("sweep")
     folder = Path(typed)
     folder.mkdir(parents=True, exist_ok=True)
-    if not any(folder.iterdir()):
+    if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:  # Hydra's, before a first job
         return folder
     if not sweep.is_sweep(folder):
         raise UserError(f"hydra.sweep.dir={folder} is not empty and holds no sweep: "

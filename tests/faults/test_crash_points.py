@@ -110,18 +110,21 @@ def undisturbed(tmp_path, text_file, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("job, sample", [("run", 2), soak("run", None), soak("prepare", None),
-                                         soak("sweep", 150)])
+@pytest.mark.parametrize("job, sample", [
+    ("run", 2), *(soak("run", slice(n, None, 4)) for n in range(4)), soak("prepare", slice(None)),
+    soak("sweep", 150)])
 def test_ended_before_or_failing_at_any_operation_a_job_goes_on(
         undisturbed, tmp_path, text_file, job, sample):
     whole, points = undisturbed(job)
     cases = [(*point, how) for n, point in enumerate(points)
              for how in ("signal=KILL", ("error=ENOSPC", "error=EIO")[n % 2])]
+    chosen = random.Random(0).sample(cases, sample) if isinstance(sample, int) else cases[sample]
     held, wrong = 0, []
-    for n, (call, k, how) in enumerate(random.Random(0).sample(cases, sample) if sample else cases):
+    for n, (call, k, how) in enumerate(chosen):
         folder = tmp_path / f"{n}"
         folder.mkdir()
-        process = traced(folder, job, text_file, "-e", f"inject={call}:{how}:when={k}")
+        process = traced(folder, job, text_file, "-e", f"trace={call}", "-e",
+                         f"inject={call}:{how}:when={k}")
         try:
             assert process.wait() in ((-KILL,) if "KILL" in how else (0, 1))
             said = process.said()
@@ -131,7 +134,7 @@ def test_ended_before_or_failing_at_any_operation_a_job_goes_on(
         except AssertionError as e:
             wrong.append(f"{call} {k} {how}: {process.status} {process.said()[-600:]} {e}")
         shutil.rmtree(folder)
-    print(f"{job}: {len(points)} operations, {len(cases)} cases, {held} held")
+    print(f"{job}: {len(points)} operations, {len(chosen)} of {len(cases)} cases, {held} held")
     assert not wrong, "\n\n".join(wrong)
 
 
