@@ -162,12 +162,15 @@ class TokenizerConfig:
                                 f"{self.name} has its own vocabulary: leave it out")
 
 
+MUON_MULTIPLE = 5  # of AdamW's rate
+
+
 @dataclass
 class OptimConfig:
     name: str = field("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW",
                       choices=("adamw", "muon"))
-    lr: float = field(1e-3, "peak learning rate of AdamW", gt=0)
-    muon_lr: float = field(0.02, "peak learning rate of Muon", gt=0)
+    lr: float = field(1e-3, "peak learning rate: AdamW's, and Muon's by its multiple", gt=0)
+    muon_lr: float | None = field(None, "peak learning rate of Muon; null: 5 × optim.lr", gt=0)
     schedule: str = field("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
                           choices=("cosine", "wsd", "constant"))
     warmup_steps: int | None = field(None, "in which the rate rises; null: max_steps / 20", ge=0)
@@ -178,6 +181,10 @@ class OptimConfig:
     beta2: float = field(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
     momentum: float = field(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
     grad_clip: float = field(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
+
+    @property
+    def muon_rate(self) -> float:
+        return self.muon_lr or MUON_MULTIPLE * self.lr
 
     def warmup(self, max_steps: int) -> int:
         """Steps of the warm-up in a run of so many steps."""

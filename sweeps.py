@@ -11,9 +11,16 @@ import os
 import re
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import (
+    AbstractContextManager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from math import prod
 from pathlib import Path
 
@@ -22,12 +29,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import OmegaConf
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import cli
 from config import UserError, shown
 from files import atomic_write, printable
 from report import sweep
-from report.sweep import CSV, JOB, Run, ranked, read_job, read_sweep
+from report.sweep import CSV, JOB, Run, ranked, read_job, read_run, read_sweep
 from report.sweep_page import write_sweep_page
 from report.sweep_table import notes, table, write_csv
 from training.record import new_run_dir
@@ -49,23 +57,30 @@ def run_sweep(main: Callable[[], object]) -> None:
     # For Hydra (configs/config.yaml), and for jobs in processes of their own, which also have to
     # find the modules from wherever they are started.
     constant = [o.key_or_group for o in given if not o.is_sweep_override()]
+    jobs = jobs_in_grid(given)
     os.environ["GLASSGPT_SWEEP_DIR"] = str(folder)
-    os.environ["GLASSGPT_SWEEP"] = json.dumps([options.config_dir, constant, jobs_in_grid(given)])
+    os.environ["GLASSGPT_SWEEP"] = json.dumps([options.config_dir, constant, jobs, time.time()])
+    log = cli.printer(cli.Terminal())
+    log(f"sweep    {f'{jobs} jobs' if jobs else 'jobs'}, in {folder}")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     failed = False
     try:
         main()
     except SystemExit:
-        cli.tell("the sweep was stopped; to go on: the same command with resume=auto "
-                 f"hydra.sweep.dir={shlex.quote(str(folder))}")
-        summarise(folder)
+        again = [arg for arg in sys.argv[1:] if not arg.startswith(("resume=", "hydra.sweep.dir="))]
+        again = ["python", "train.py", *again, "resume=auto", f"hydra.sweep.dir={folder}"]
+        cli.tell(f"the sweep was stopped; to go on:\n{shlex.join(again)}")
+        if not removed_if_empty(folder):
+            summarise(folder)
         raise
     except Exception as e:
         if removed_if_empty(folder):
             raise
         failed = True  # not a job, but what starts them, as where a job's process was killed
         cli.tell(f"error: {type(e).__name__}: {cli.sentence(e)}")
+    if removed_if_empty(folder):  # where the jobs were only planned
+        return
     runs = summarise(folder)
     print_sweep(cli.Terminal(), folder, runs)
     if failed or any(run.reason or run.status != "finished" for run in runs):
@@ -74,40 +89,86 @@ def run_sweep(main: Callable[[], object]) -> None:
 
 def run_job(cfg, job, train: Callable[[], float]) -> float:
     """Run a job in a folder of its own by `train`, which reads `cfg`; `job` is Hydra's
-    configuration of it.
+    configuration of it. What it says goes to log.txt there; at its end a line is printed.
 
     One that fails says why, in its folder too, and gives nan: an exception would end the sweep,
     with some of Hydra's sweepers.
     """
-    config_dir, constant, jobs = json.loads(os.environ["GLASSGPT_SWEEP"])
+    config_dir, constant, jobs, began = json.loads(os.environ["GLASSGPT_SWEEP"])
+    console, start = cli.Terminal(file=sys.stdout), time.time()
+    log = cli.printer(console)
     typed = given_to(cfg, job.overrides.task)
     swept = [key for key in typed if key not in constant]
     folder = Path(job.sweep.dir)
     path = folder / job_name({key: typed[key] for key in swept})
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
-    best, reason = float("nan"), ""
-    of = f" of {jobs}" if jobs else ""
-    title = " ".join([f"job {job.job.num + 1}{of}:", *(f"{key}={typed[key]}" for key in swept)])
-    cli.printer(cli.Terminal())(f"\n{printable(title, one_line=True)}")
+    best, reason, number = float("nan"), "", job.job.num + 1
+    named = " ".join(f"{key.rpartition('.')[2]}={typed[key]}" for key in swept)
+    title = printable(f"{number}{f'/{jobs}' if jobs else ''}  {named}", one_line=True)
+    if cfg.dry_run is not False:
+        log(title)
+        try:
+            return train()
+        except UserError as e:
+            cli.tell(f"error: {e}")
+            return best
     try:
         path.mkdir(parents=True, exist_ok=True)
         given = ({"--config-dir": config_dir} if config_dir else {}) | typed
         given.pop("resume", None)  # which is of the command
         refuse_another(path, given)
         write_note(path, {"overrides": given, "swept": swept, "failed": ""})
-        best = train()
+        with (path / "log.txt").open("a", encoding="utf-8") as said, \
+                progress(console, title, number, jobs, began), \
+                redirect_stdout(said), redirect_stderr(said):
+            best = train()
     except Exception as e:
         reason = cli.explained(e)
         if reason is None:
             reason = ": ".join(dict.fromkeys([type(e).__name__, cli.sentence(e)]))
-            traceback.print_exc()
-        cli.tell(printable(f"error in {path}: {reason}", one_line=True))
+            with suppress(OSError), (path / "log.txt").open("a", encoding="utf-8") as said:
+                traceback.print_exc(file=said)
+        cli.tell(printable(f"{title}  failed: {reason}", one_line=True))
     gc.collect()  # what is left of the job refers to itself, and may hold a model
     with suppress(UserError, OSError):  # the end of the sweep meets with it again
         write_note(path, {**read_job(path), "failed": reason})
         summarise(folder)
+        if not reason:
+            log(f"{title}  {came_of(read_run(path), time.time() - start)}")
+    if number == 1 and jobs > 1 and time.time() - start > 5:
+        log(f"the other {jobs - 1}: about {in_words((time.time() - start) * (jobs - 1))}, "
+            "one after another")
     return best
+
+
+def progress(console: Console, title: str, number: int, jobs: int, began: float
+             ) -> AbstractContextManager:
+    """On a terminal a bar of the jobs, with the time that is left, while one of them runs."""
+    if not (console.is_terminal and jobs):
+        return nullcontext()
+    spent, done = time.time() - began, number - 1
+    left = f"{in_words(spent / done * (jobs - done))} left" if done else ""
+    bar = Progress(TextColumn(title), BarColumn(), TimeElapsedColumn(), TextColumn(left),
+                   console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    bar.add_task("", total=jobs, completed=done)
+    return bar
+
+
+def came_of(run: Run, seconds: float) -> str:
+    """What came of a job, for its line."""
+    births = {name.partition("/")[2]: step for name, step in run.measures.items()
+              if name.startswith("births/")}
+    born = ", ".join(f"{kind.replace('_', ' ')} at {step:,}" for kind, step in births.items())
+    losses = [f"{run.measures[name]:.4f} {name}" for name in ("val/loss",) if name in run.measures]
+    return "  ".join([*losses, in_words(seconds), *([f"born: {born}"] if born else [])])
+
+
+def in_words(seconds: float) -> str:
+    """A time in its largest unit: 12 s, 3 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def refuse_another(path: Path, given: dict[str, str]) -> None:

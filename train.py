@@ -38,7 +38,7 @@ from report.conclusion import conclude
 from report.page import write_page
 from training import checkpoint, device
 from training.checkpoint import Checkpoints
-from training.evaluate import Validation
+from training.evaluate import evaluate, splits_of
 from training.optim import (
     build_optimizers,
     clip_gradients,
@@ -48,7 +48,14 @@ from training.optim import (
 )
 from training.plan import print_plan, print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
-from training.record import Record, Stopwatch, goes_on, print_summary, run_folder
+from training.record import (
+    Record,
+    Stopwatch,
+    goes_on,
+    print_losses,
+    print_summary,
+    run_folder,
+)
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -69,7 +76,7 @@ def run(cfg, job) -> float:
         cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal()))
     experiment = job.runtime.choices.get("experiment") or "default"
     if config and config.dry_run is not False:
-        print_plan(config, experiment)
+        print_plan(config, experiment, brief=job.mode == RunMode.MULTIRUN)
     elif config and config.prepare_only:
         read_text(config, World(), Path(), {}, cli.Terminal())
     else:
@@ -107,28 +114,28 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
     text, load_initial_weights = read_text(config, world, run_dir, manifest, console)
     config = resolve(config, world, text, step)
     batches = Batches(text.train, config.model.block_size, config.batch_size, config.seed)
-    validation = Validation(text.val, text.tokenizer, config, world)
+    splits = splits_of(text, config, world)
     model, forward, optimizers = build(config, world, load_initial_weights)
     checkpoints = Checkpoints(config, run_dir, world, log)
-    guard = checkpoints.begin(model, optimizers, text)
+    watch = checkpoints.begin(model, optimizers, text)
     checkpoints.restore(manifest, rows)
     if config.eval_only:
-        return evaluate_only(validation, model, step, log)
+        return evaluate_only(model, splits, step, log)
     print_run(log, config, model, text, world.size)
     clock = Stopwatch(partial(device.synchronize, config.device), manifest.get("seconds", {}),
                       tokens_seen(step, config))
 
     with world, (Record(config, run_dir, experiment, manifest.get("step", -1))
                  if world.rank == 0 else nullcontext()) as record:
-        snapshots = record and Snapshots(config, run_dir, text, validation.excerpt(ABLATION_TOKENS),
+        snapshots = record and Snapshots(config, run_dir, text, splits[0].excerpt(ABLATION_TOKENS),
                                          record.tolerate_io_errors)
         try:
             while True:
                 if not recorded:  # what a resumed run did before is not done again
                     if is_due(config.eval.every, step, config):
                         clock.switch("evaluate")
-                        guard.flush()
-                        row |= validation.evaluate(model)
+                        watch.flush()
+                        row |= evaluate(model, splits, last=step == config.max_steps)
                     checkpoints.keep(step, row, clock)
                     look = is_due(config.attention.every, step, config)
                     undivided = plain_copy(model, world) if look else None  # on rank 0
@@ -151,7 +158,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                 if config.shard == 1:  # FSDP2 does it in each backward pass
                     average_gradients(model, world)
                 norms = clip_gradients(model, config.optim.grad_clip, world, config.shard)
-                guard.check(step, world.sum(loss), norms)
+                watch.check(step, world.sum(loss), norms)
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -159,9 +166,9 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                 if record:
                     record.advance(step)
                 if is_due(config.log.every, step, config):
-                    row = {"train/loss": loss.item(), "train/grad_norm": norms.norm().item(),
-                           **learning_rates(optimizers),
-                           "train/tokens_per_second": clock.speed(tokens_seen(step, config))}
+                    row = {"train/loss": watch.mean(), "train/grad_norm": norms.norm().item(),
+                           "train/tokens_per_second": clock.speed(tokens_seen(step, config)),
+                           **learning_rates(optimizers)}
         except Stopped as stopped:
             checkpoints.save(step, row, clock, last_chance=True)
             log(f"stopped after {step:,} steps; to go on: "
@@ -259,9 +266,8 @@ def build(config: Config, world: World, load_initial_weights: Callable[[GPT], ob
     return model, forward, build_optimizers(model, config.optim, config.precision, mesh)
 
 
-def evaluate_only(validation: Validation, model: GPT, step: int, log: Callable[[str], None]
-                  ) -> float:
-    row = validation.evaluate(model)
+def evaluate_only(model: GPT, splits: tuple, step: int, log: Callable[[str], None]) -> float:
+    row = evaluate(model, splits)
     log(f"after {step:,} steps: validation loss {row['val/loss']:.4f} nats per token, "
         f"{row['val/bits_per_byte']:.4f} bits per byte")
     return row["val/loss"]
@@ -314,9 +320,11 @@ def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
     """Leave all in order, and print what came of a run."""
     checkpoints.tidy()
     clock.switch(None)
+    record.log("")
+    print_losses(record.log, record.rows)
     for sentence in ["", *conclude(record.rows), ""]:
         cli.printer(record.console, wrap=True)(sentence)
-    print_summary(record.log, record.run_dir, record.rows, clock.seconds)
+    print_summary(record.log, record.run_dir, clock.seconds)
 
 
 if __name__ == "__main__":

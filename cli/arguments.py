@@ -15,7 +15,6 @@ from config import Config, UserError, did_you_mean, escaped, home, settings
 CONFIGS = Path(__file__).parents[1] / "configs"
 NOT_IN_A_SWEEP = {
     "run_dir": "hydra.sweep.dir=PATH names its folder, in which each job has its own",
-    "dry_run": "leave -m out",
     "prepare_only": "leave -m out",
     "resume=true": "resume=auto runs the jobs that are missing or not finished"}
 # What is typed for nanoGPT → what it is here.
@@ -25,6 +24,8 @@ NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(enco
 def check_arguments(argv: list[str]) -> list[str]:
     """The arguments as Hydra takes them; what names no setting is refused."""
     given = hydra_options(argv)
+    if given.asked == "completion":  # of which Hydra reads install=bash and the like
+        return list(argv)
     if given.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("a sweep does not go with torchrun, whose processes train one run: "
                         "start it by python train.py -m")
@@ -34,6 +35,8 @@ def check_arguments(argv: list[str]) -> list[str]:
     options = list(argv)
     for arg in given.settings:
         options.remove(arg)
+    if any(arg.startswith("hydra.verbose=") for arg in given.settings):
+        options.append("hydra/job_logging=stdout")  # else there is nowhere to be verbose
     return [*(as_hydra_takes_it(arg, names, given.multirun) for arg in given.settings), *options]
 
 
@@ -45,8 +48,10 @@ def hydra_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", dest="asked", choices=("job", "hydra", "all"))
     parser.add_argument("--info", "-i", "--package", "-p", dest="asked", nargs="?", const="all")
-    parser.add_argument("--resolve", "--hydra-help", "--version", "--shell-completion", "-sc",
+    parser.add_argument("--resolve", "--hydra-help", "--version",
                         dest="asked", action="store_const", const="all")
+    parser.add_argument("--shell-completion", "-sc", dest="asked", action="store_const",
+                        const="completion")
     try:
         given, unknown = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as e:
@@ -70,6 +75,8 @@ def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
         raise no_setting(arg, names)
     if sweep and (wrong := NOT_IN_A_SWEEP.get(key) or NOT_IN_A_SWEEP.get(arg.lower())):
         raise UserError(f"{arg} does not go with a sweep: {wrong}")
+    if key == "hydra.run.dir":
+        raise UserError(f"{arg}: here run_dir={value} names the run's folder")
     if key == "sweep" and not sweep:
         raise UserError(f"{arg} is a sweep: add -m")
     if not names.get(key) or value == "null":

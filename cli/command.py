@@ -85,7 +85,9 @@ def sentence(error: Exception) -> str:
     if isinstance(error.__cause__, OmegaConfBaseException):
         error = error.__cause__
     if isinstance(error, HydraException):
-        return " ".join(str(error).split())
+        said, cause = " ".join(str(error).split()), error.__cause__
+        said = said.partition(" Set the environment variable HYDRA_FULL_ERROR")[0]
+        return f"{said}: {first_line(cause)}" if cause and first_line(cause) not in said else said
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else first_line(error)
 

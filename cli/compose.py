@@ -163,7 +163,11 @@ def fit_to_typed(config: Config, keys: list[str], log: Callable[[str], None]) ->
     if "model.n_embd" in keys and "model.mlp_hidden" not in keys and model.mlp_hidden:
         model = replace(model, mlp_hidden=None)
         log(f"note: model.mlp_hidden={model.hidden_dim} follows your model.n_embd, not the preset")
-    return replace(config, model=model)
+    optim = config.optim
+    if optim.muon_lr and "optim.lr" in keys and "optim.muon_lr" not in keys:
+        optim = replace(optim, muon_lr=None)
+        log(f"note: optim.muon_lr={optim.muon_rate:g} follows your optim.lr, not the preset")
+    return replace(config, model=model, optim=optim)
 
 
 def adopt(asked: Config, overrides: list[str], init_from: str, model: GPTConfig,

@@ -184,8 +184,12 @@ function showBest() {
     one(within(of.metric, of.error),
       `validation loss, ${metric}${of.n > 1 ? `; mean ± standard error of ${of.n} seeds` : ""}`),
     ...costs.map(name => one(written(name, cost(best, name)), `${COSTS[name].name} ${COSTS[name].more}`)));
-  $("as-good").hidden = !data.asGood;
+  $("as-good").hidden = !data.asGood && !data.oneSeed;
   $("as-good").replaceChildren("But ", bdi(data.asGood ?? ""), " is within the error: it may be as good.");
+  if (data.oneSeed) {
+    $("best-title").textContent = "The lowest loss";
+    $("as-good").textContent = "Of one seed each, which tells little: add seed=1,2,3 to learn how much seeds differ.";
+  }
   $("best-command").textContent = data.command;
   $("copy").onclick = async () => {
     try { await navigator.clipboard.writeText(data.command); } catch { // where that is not allowed

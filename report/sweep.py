@@ -160,7 +160,7 @@ class Setting:
     @property
     def name(self) -> str:
         """What was swept but for the seed: n_kv_head=2 lr=0.01."""
-        pairs = (f"{key.rpartition('.')[2]}={value}" for key, value in self.settings.items())
+        pairs = (f"{key.rpartition('.')[2]}={brief(value)}" for key, value in self.settings.items())
         return " ".join(pairs)
 
     @property
@@ -182,6 +182,19 @@ class Setting:
         if len(values) < 2 or not all(map(isfinite, values)):
             return nan
         return stdev(values) / sqrt(len(values))
+
+
+def brief(value: str) -> str:
+    """A value as it is shown: a number that a sweeper has drawn with four digits."""
+    if re.fullmatch(r"-?\d*\.\d{5,}(e-?\d+)?", value):
+        return f"{float(value):.4g}"
+    return value
+
+
+def one_seed(settings: list[Setting]) -> bool:
+    """Whether several settings have one finished run each: by how much seeds differ is not known,
+    and so none of them is the best."""
+    return len(settings) > 1 and all(len(setting.finished) < 2 for setting in settings)
 
 
 def compared_by(runs: list[Run]) -> str:

@@ -9,7 +9,18 @@ from urllib.parse import quote
 
 from report.pack import PROBES, Blobs, clipped, maps_that_fit
 from report.page import curve, number, put_together, room_beside, shots_in
-from report.sweep import PAGE, Run, best_run, command, compared_by, no_better, of_heads, ranked
+from report.sweep import (
+    PAGE,
+    Run,
+    best_run,
+    brief,
+    command,
+    compared_by,
+    no_better,
+    of_heads,
+    one_seed,
+    ranked,
+)
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
@@ -31,9 +42,9 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
     content = {
         "title": folder.resolve().name, "metric": metric, "points": most,
         "keys": [{"name": clip(key), "values": list(dict.fromkeys(
-            clip(run.settings.get(key, "")) for run in runs))} for key in keys],
+            clip(brief(run.settings.get(key, ""))) for run in runs))} for key in keys],
         "command": best and command(best),
-        "asGood": second.name if best and second else None,
+        "asGood": second.name if best and second else None, "oneSeed": one_seed(settings),
         "runs": [about(folder, run, most) | in_sweep(run, keys, most) | {"setting": k}
                  for k, setting in enumerate(settings) for run in setting.runs],
     }
@@ -72,7 +83,8 @@ def in_sweep(run: Run, keys: list[str], most: int) -> dict:
             for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     seed = run.settings.get("seed", run.config.seed if run.config else "")
-    return {"values": [clip(run.settings.get(key, "")) for key in keys], "seed": clip(str(seed)),
+    return {"values": [clip(brief(run.settings.get(key, ""))) for key in keys],
+            "seed": clip(str(seed)),
             "heads": {score: curve(rows, score, most) for score in scores},
             "births": {kind: run.measures[f"births/{kind}"] for kind in STRONGEST
                        if f"births/{kind}" in run.measures}}

@@ -12,7 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from files import atomic_write, printable
-from report.sweep import CSV, PAGE, Run, Setting, best_run, command, compared_by, no_better, ranked
+from report.sweep import (
+    CSV,
+    PAGE,
+    Run,
+    Setting,
+    best_run,
+    brief,
+    command,
+    compared_by,
+    no_better,
+    one_seed,
+    ranked,
+)
 
 
 def write_csv(path: Path, runs: list[Run]) -> None:
@@ -41,7 +53,7 @@ FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
            "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
            "tokens_per_second": "{:,.0f}".format, "train_seconds": "{:,.0f}".format}
 HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
-            "tokens_per_second": "tokens/s", "train_seconds": "train s"}
+            "tokens_per_second": "tokens/s here", "train_seconds": "train s"}
 
 
 def table(settings: list[Setting], metric: str, width: int) -> Table:
@@ -49,7 +61,7 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
     keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
     short = [key.rpartition(".")[2] for key in keys]
     columns = [[name if short.count(name) == 1 else key,
-                *(setting.settings.get(key, "") for setting in settings)]
+                *(brief(setting.settings.get(key, "")) for setting in settings)]
                for key, name in zip(keys, short)]
     if any("seed" in run.settings for setting in settings for run in setting.runs):
         columns.append(["seeds", *(counted(len(s.finished), len(s.runs)) for s in settings)])
@@ -91,7 +103,9 @@ def counted(n: int, of: int) -> str:
 def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     """What is printed below the table, (name, value) each: the best, what failed, what is next."""
     lines, best, settings = [], best_run(runs), ranked(runs)
-    if best and settings[0].name:  # more than the seed
+    if best and one_seed(settings):
+        lines += [("lowest", f"{settings[0].name}; one seed tells little: add seed=1,2,3")]
+    elif best and settings[0].name:  # more than the seed
         second = no_better(settings, compared_by(runs))
         lines += [("best", settings[0].name
                    + (f", but {second.name} is within the error" if second else ""))]

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from config import Config, GPTConfig
 from kernels import Decoder
 from model import GPT, SelfAttention, attention, causal_mask, store
-from training.optim import NonFiniteGuard
+from training.optim import LossWatch
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(
@@ -97,7 +97,7 @@ def test_decoding_gives_the_logits_of_the_whole_text(rows):
 def test_steps_make_nobody_wait(compile):
     take_step = Steps(Config(device=DEVICE, precision="bf16", compile=compile, batch_size=4,
                              model=small(n_embd=64)))
-    x, guard = random_tokens(4, 16), NonFiniteGuard(take_step.model)
+    x, guard = random_tokens(4, 16), LossWatch(take_step.model)
     for step in range(6):
         if step == 3:  # all is set up
             torch.cuda.set_sync_debug_mode("error")

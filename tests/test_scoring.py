@@ -16,7 +16,7 @@ from data.tokenizer import CharTokenizer, first_token, train_bpe
 from decoding import window_start
 from model import GPT
 from sample import show_score
-from training.evaluate import Validation, surprise
+from training.evaluate import Windows, surprise
 
 BYTES = train_bpe([""], 257)  # a token for each byte
 TEXT = "a line\nsigns: é日😀\n"
@@ -44,7 +44,7 @@ def test_within_one_block_the_loss_is_that_of_validation():
     model = lively(GPT(small(vocab_size=257, block_size=64)))
     ids = torch.tensor([first_token(BYTES), *BYTES.encode(TEXT)])
     config = Config(device="cpu", precision="fp32", model=model.config)
-    loss = Validation(ids.numpy(), BYTES, config).evaluate(model)["val/loss"]
+    loss = Windows(ids.numpy(), BYTES, config).loss(model)
     assert torch.cat(list(surprise(model, ids))).mean().item() == pytest.approx(loss, abs=1e-6)
 
 

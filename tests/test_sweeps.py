@@ -152,12 +152,14 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     # In another order, and so by other numbers; with a setting that changes nothing any more.
     again = ["-m", "seed=2,1", "model.n_kv_head=2,1", "hydra.sweep.dir=sweep", "resume=auto"]
     said = finished(tmp_path, *again, *of(text_file), status=1)  # as others there have failed
-    assert said.count("best validation loss") == 1 and said.count("is finished") == 3
+    logs = [(run.path / "log.txt").read_text() for run in before]
+    assert len(logs) == 3 and all("is finished" in log for log in logs)
+    assert len(re.findall(r"^[1-4]/4 .* \d\.\d{4} val/loss ", said, re.MULTILINE)) == 4
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
     assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(
         swept / "model.n_kv_head=1,seed=2")
     said = finished(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
-    assert said.count("was begun with other settings (model.n_layer=2)") == 2 * 4
+    assert said.count("was begun with other settings (model.n_layer=2)") == 2 * 4, said
     now = {run.path: run for run in read_sweep(copy)}
     assert all(now[run.path].overrides == run.overrides for run in before)
 
@@ -170,7 +172,9 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.said()
-    assert "to go on: the same command with resume=auto hydra.sweep.dir=sweep" in process.said()
+    again, = re.findall(r"^python (train\.py .*)", process.said(), re.MULTILINE)
+    assert {"-m", "resume=auto", "hydra.sweep.dir=sweep", *argv} == {*shlex.split(again)[1:]} - {
+        "max_steps=10000", "wandb.mode=disabled"}
     assert [run.status for run in read_sweep(job.parent)] == ["unfinished"]
     lines = list(csv.DictReader((job.parent / "sweep.csv").open(encoding="utf-8")))
     assert [line["status"] for line in lines] == ["unfinished"]
@@ -207,7 +211,8 @@ def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
                       "hydra.sweep.dir=sweep", fault=fault)
     assert process.wait() == 1
     assert "failed      model.n_kv_head=1: ZeroDivisionError" in process.said()
-    assert process.said().count("Traceback") == 1
+    job, = tmp_path.glob("sweep/*=1")
+    assert (job / "log.txt").read_text().count("Traceback") == 1
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["failed", "finished"]
 
 
@@ -262,7 +267,7 @@ def test_the_best_mean_comes_first_and_what_has_no_result_last():
 @pytest.mark.parametrize(("losses", "said"), [
     ((2.0, 2.2, 2.1, 2.3), "best        x=1, but x=2 is within the error"),
     ((2.0, 2.1, 2.5, 2.6), "best        x=1"),
-    ((2.0, None, 2.01, None), "best        x=1")])  # of one seed each no error is known
+    ((2.0, None, 2.01, None), "lowest      x=1; one seed tells little: add seed=1,2,3")])
 def test_the_next_best_is_named_where_it_is_within_the_error(losses, said, tmp_path):
     runs = [run_of({"a.x": x, "seed": seed}, loss) for loss, (x, seed) in
             zip(losses, product("12", "12")) if loss is not None]

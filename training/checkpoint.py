@@ -21,7 +21,7 @@ from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
 from files import METRICS, SAMPLES, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
 from model import GPT
-from training.optim import NonFiniteGuard, load_optimizer_tensors, optimizer_tensors
+from training.optim import LossWatch, load_optimizer_tensors, optimizer_tensors
 from training.processes import World
 from training.record import Stopwatch
 from training.tensors import copy_rows, opened, whole
@@ -33,7 +33,8 @@ FILES = (MODEL, OPTIMIZER, TOKENIZER, CONFIG)
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
 LARGEST = 1 << 24  # bytes of a manifest that is read
 # What a manifest has of the run, and of what type: see `Checkpoints.save`.
-TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "recorded": int}
+TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "recorded": int,
+         "losses": list}
 
 
 class NotSaved(UserError):
@@ -48,11 +49,11 @@ class Checkpoints:
         self.saved: int | None = None  # the step that was saved last
         self.best: dict | None = None  # the row of the lowest validation loss that has a checkpoint
 
-    def begin(self, model: GPT, optimizers: list, text: Tokens) -> NonFiniteGuard:
-        """Take what is saved; return the guard that is asked before."""
+    def begin(self, model: GPT, optimizers: list, text: Tokens) -> LossWatch:
+        """Take what is saved; return the watch on the loss, which is saved too."""
         self.model, self.optimizers, self.text = model, optimizers, text
-        self.guard = NonFiniteGuard(model)
-        return self.guard
+        self.watch = LossWatch(model)
+        return self.watch
 
     def restore(self, manifest: dict, rows: list[dict]) -> None:
         """Load the checkpoint of the manifest, {} for none; set later ones aside."""
@@ -64,6 +65,7 @@ class Checkpoints:
         if self.config.eval_only:
             return
         load_optimizer_tensors(self.optimizers, self.model, folder / OPTIMIZER)
+        self.watch.restore(manifest["losses"])
         if self.world.rank == 0:
             for later in saved_steps(self.run_dir):
                 if later > step:  # could not be read, which may be no fault of its own
@@ -91,7 +93,7 @@ class Checkpoints:
         cannot be written costs a note, and at the last chance raises `NotSaved`."""
         if self.saved == step:
             return True
-        self.guard.flush()
+        self.watch.flush()
         clock.switch("save")
         tensors = {MODEL: dict(self.model.named_parameters()),  # tied weights once
                    OPTIMIZER: optimizer_tensors(self.optimizers, self.model)}
@@ -102,7 +104,8 @@ class Checkpoints:
         problem = ""
         if self.world.rank == 0:
             manifest = {"format": FORMAT, "step": step, "seconds": clock.seconds, "metrics": row,
-                        "fingerprint": self.text.fingerprint, "recorded": recorded(self.run_dir)}
+                        "fingerprint": self.text.fingerprint, "recorded": recorded(self.run_dir),
+                        "losses": self.watch.state()}
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if not problem:
@@ -271,13 +274,14 @@ def read_manifest(folder: Path) -> dict:
     try:
         text = ordinary(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
-        manifest.setdefault("recorded", 0)
+        manifest = {"recorded": 0, "losses": [0.0, 0]} | manifest  # of older versions
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT "
                              f"reads {FORMAT}")
         if text != _sealed(text[:text.rfind(SEAL)] + "\n}"):
             raise ValueError(f"{MANIFEST} is not what was written: its sha256 differs")
         if any(type(manifest[name]) is not kind for name, kind in TYPES.items()) \
+                or list(map(type, manifest["losses"])) != [float, int] \
                 or folder.name != f"step_{manifest['step']:08d}":
             raise ValueError(f"{MANIFEST} is of something else")
         return manifest

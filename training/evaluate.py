@@ -12,25 +12,43 @@ from torch import Tensor
 
 from config import Config
 from data.tokenizer import Tokenizer
+from data.tokens import Tokens
 from model import GPT, autocast
 from training.processes import World, reshard
 
 TOKENS, LOGITS = 8192, 1 << 24  # that go through the model, and are made (64 MB), at once, at most
 
 
-class Validation:
-    """The validation split in non-overlapping windows of block_size, the last one filled up.
+def splits_of(text: Tokens, config: Config, world: World) -> tuple["Windows", "Windows"]:
+    """The windows of the validation split on which loss is measured, and as many of the training
+    split."""
+    val = Windows(text.val, text.tokenizer, config, world)
+    return val, Windows(text.train, text.tokenizer, config, world, len(val.inputs))
+
+
+def evaluate(model: GPT, splits: tuple["Windows", "Windows"], last: bool = False
+             ) -> dict[str, float]:
+    """The validation loss in nats per token, and in bits per byte of UTF-8, to compare across
+    vocabularies; at the last step the loss on the training split too, measured alike."""
+    val, train = splits
+    loss = val.loss(model)
+    row = {"val/loss": loss, "val/bits_per_byte": loss * val.predicted / math.log(2) / val.bytes}
+    return row | ({"train/eval_loss": train.loss(model)} if last else {})
+
+
+class Windows:
+    """A split in non-overlapping windows of block_size, the last one filled up.
 
     Of a split with more than `data.val_max_tokens` as many windows, spread evenly over all of it.
     """
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, config: Config,
-                 world: World | None = None):
-        """tokens (N,) with N ≥ 2, of which all but the first are predicted; the windows are divided
-        among the ranks of the world."""
+                 world: World | None = None, most: int | None = None):
+        """tokens (N,) with N ≥ 2, of which all but the first are predicted; the windows, if given
+        `most` in all, are divided among the ranks of the world."""
         block_size = config.model.block_size
         windows = math.ceil((len(tokens) - 1) / block_size)
-        most = max(1, math.ceil((config.data.val_max_tokens - 1) / block_size))
+        most = most or max(1, math.ceil((config.data.val_max_tokens - 1) / block_size))
         starts = np.linspace(0, windows - 1, min(windows, most)).round().astype(int) * block_size
         inputs = np.zeros((len(starts), block_size), np.int64)
         targets = np.full((len(starts), block_size), -1, np.int64)  # -1: nothing to predict
@@ -44,14 +62,14 @@ class Validation:
         self.device, self.precision = config.device, config.precision
         self.world = world or World()
         token_bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.predicted = int((targets >= 0).sum())
         self.bytes = sum(len(token_bytes[id]) for id in targets[targets >= 0].tolist())
 
-    def evaluate(self, model: GPT) -> dict[str, float]:
-        """The loss in nats per token; in bits per byte of UTF-8, to compare across vocabularies."""
+    def loss(self, model: GPT) -> float:
+        """The mean loss in nats per token."""
         sums = self.world.sum(torch.tensor(self.local_loss(model), dtype=torch.float64))
         nats, predicted = sums.tolist()
-        return {"val/loss": nats / predicted,
-                "val/bits_per_byte": nats / math.log(2) / self.bytes}
+        return nats / predicted
 
     @torch.no_grad()
     def local_loss(self, model: GPT) -> tuple[float, int]:

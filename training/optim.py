@@ -1,5 +1,5 @@
 """Muon for the blocks' matrices, AdamW for the rest: their parameter groups, schedule, clipping and
-state by name; the guard against numbers that are not finite."""
+state by name; the watch on the loss."""
 
 import math
 from collections import defaultdict
@@ -128,7 +128,7 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp3
                         betas=(optim.beta1, optim.beta2), fused=True)]
     if muon:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        optimizers.append(Muon(muon, optim.muon_lr, optim.momentum, optim.weight_decay, dtype,
+        optimizers.append(Muon(muon, optim.muon_rate, optim.momentum, optim.weight_decay, dtype,
                                mesh))
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["peak_lr"] = group["lr"]
@@ -182,17 +182,35 @@ def clip_gradients(model: nn.Module, largest: float, world: World, shard: int = 
     return norms
 
 
-class NonFiniteGuard:
-    """Stops a run whose loss or gradients are not finite, before that step is taken; on a GPU,
-    which is not waited for, before the step after it, and before anything is saved."""
+class LossWatch:
+    """Keeps the mean loss of the steps since it was last asked for, on the device. Stops a run
+    whose loss or gradients are not finite, before that step is taken; on a GPU, which is not waited
+    for, before the step after it, and before anything is saved."""
 
     def __init__(self, model: nn.Module):
         self._names = [name for name, _ in model.named_parameters()]
+        self._sum, self._steps = torch.zeros((), device=next(model.parameters()).device), 0
         self._unread: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+
+    def mean(self) -> float:
+        """The mean loss of the steps since this was last asked for."""
+        total, steps = self.state()
+        self.restore((0.0, 0))
+        return total / steps
+
+    def state(self) -> tuple[float, int]:
+        """The sum of the losses, and how many they are."""
+        return self._sum.item(), self._steps
+
+    def restore(self, state: tuple[float, int]) -> None:
+        self._sum.fill_(state[0])
+        self._steps = state[1]
 
     def check(self, step: int, loss: Tensor, norms: Tensor) -> None:
         """Look at the loss () and each gradient's norm (parameters,) after `step` steps."""
         self.flush()
+        self._sum += loss
+        self._steps += 1
         finite, copied = torch.cat((loss[None], norms)).isfinite(), None
         if finite.is_cuda:
             finite, copied = finite.to("cpu", non_blocking=True), torch.cuda.Event()

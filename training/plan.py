@@ -174,8 +174,9 @@ def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: To
     log(f"machine  {many}{describe(config.device)}, {config.precision}, {how}")
 
 
-def print_plan(config: Config, experiment: str) -> None:
-    """Print what a run would be, on this machine or the GPUs that `config.dry_run` names."""
+def print_plan(config: Config, experiment: str, brief: bool = False) -> None:
+    """Print what a run would be, on this machine or the GPUs that `config.dry_run` names; of a job
+    of a sweep its size and time alone."""
     if config.dry_run is True:
         device = pick_device(config.device)
         precision = pick_precision(config.precision, device)
@@ -210,7 +211,8 @@ def print_plan(config: Config, experiment: str) -> None:
         "operations": f"{flops:,} a token, forward and backward; {flops * tokens:.3g} in all",
         "time": f"{timedelta(seconds=round(seconds))} at {UTILISATION:.0%} of "
                 f"{rate / 1e12:,.3g} TFLOP/s each"}
-    print("\n".join(f"{name:<15}{value}" for name, value in lines.items()))
+    shown = ("model", "time") if brief else lines
+    print("\n".join(f"{name:<15}{lines[name]}" for name in shown))
 
 
 def named_gpus(machine: str) -> tuple[int, str, float, float]:

@@ -25,7 +25,7 @@ SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"),
          "bits/byte": ("val/bits_per_byte", "{:.3f}"),
          "tok/s": ("train/tokens_per_second", "{:,.0f}")}
 # What a run's folder may hold before the run begins.
-OURS = {".lock", ".config.yaml.part", "job.json"}
+OURS = {".lock", ".config.yaml.part", "job.json", "log.txt"}
 
 
 def goes_on(config: Config) -> bool:
@@ -222,19 +222,26 @@ class Stopwatch:
         return (tokens - before) / (self._measured[1] - began)
 
 
-def print_summary(log: Callable[[str], None], run_dir: Path, rows: list[dict],
-                  seconds: dict[str, float]) -> None:
-    """Print where a run is, its best loss, its time, and what is next."""
-    lines, best = [("run", run_dir)], best_row(rows)
-    if best is not None:
-        lines += [("best validation loss", f"{best['val/loss']:.4f} nats per token, "
-                                           f"{best['val/bits_per_byte']:.4f} bits per byte"),
-                  ("", f"after {best['step']:,} steps")]
+def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
+    """Print the best validation loss of a run, and the last beside the training split's."""
+    best, last = best_row(rows), rows[-1]
+    if best is None:
+        return
+    log(f"best validation loss {best['val/loss']:.4f} nats per token, "
+        f"{best['val/bits_per_byte']:.4f} bits per byte,")
+    log(f"                     after {best['step']:,} steps")
+    if "train/eval_loss" in last:
+        log(f"at the end           {last['val/loss']:.4f} in validation, "
+            f"{last['train/eval_loss']:.4f} in training")
+
+
+def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:
+    """Print where a run is, its time, and what is next."""
     maps = sorted((run_dir / "attention").glob("*.png"))
-    lines += [("attention", maps[-1])] if maps else []
-    lines += [("numbers", run_dir / METRICS),
-              ("page", run_dir / "report.html"),
-              ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
-              ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}")]
+    lines = [("run", run_dir), *([("attention", maps[-1])] if maps else []),
+             ("numbers", run_dir / METRICS),
+             ("page", run_dir / "report.html"),
+             ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
+             ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}")]
     for name, value in lines:
         log(f"{name:<21}{value}".rstrip())

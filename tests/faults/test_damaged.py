@@ -250,9 +250,8 @@ NO_ROWS = ["{}", "[]", "7", "null", '{"step": "9"}', '{"step": true}', '{"step":
 def losses(*values):
     """A fault: the evaluations give these losses, one after the other."""
     def fault():
-        rest = iter(values)
-        training.evaluate.Validation.evaluate = (
-            lambda self, model: {"val/loss": next(rest), "val/bits_per_byte": 1.0})
+        rest = iter(values)  # at last the training split's comes too
+        training.evaluate.Windows.loss = lambda self, model: next(rest, 9.0)
 
     return fault
 

@@ -9,7 +9,7 @@ from processes import assert_same_run, finished, rows, tiny
 import model
 from config import UserError
 from training.checkpoint import find_checkpoint
-from training.optim import NonFiniteGuard, clip_gradients
+from training.optim import LossWatch, clip_gradients
 from training.processes import World
 
 
@@ -59,5 +59,5 @@ def test_the_tensor_is_named(wrong, named):
     loss = wrong(small, small(tokens[:, :-1], tokens[:, 1:])[1])
     loss.backward()
     with pytest.raises(UserError) as error:
-        NonFiniteGuard(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
+        LossWatch(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
     assert str(error.value).startswith(named)

@@ -10,7 +10,7 @@ import torch
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
 from training.optim import (
-    NonFiniteGuard,
+    LossWatch,
     build_optimizers,
     clip_gradients,
     lr_factor,
@@ -38,7 +38,7 @@ def take_step(model, optimizers, x, y, config, step=0) -> tuple[torch.Tensor, to
         micro_loss.backward()
         loss += micro_loss.detach()
     norms = clip_gradients(model, config.optim.grad_clip, World())
-    NonFiniteGuard(model).check(step, loss, norms)
+    LossWatch(model).check(step, loss, norms)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

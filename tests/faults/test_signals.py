@@ -31,16 +31,16 @@ def signals(*numbers: int, then: float = 0.0):
 def in_evaluation(call: int):
     """A fault: SIGTERM in the n-th evaluation, of which each window then takes seconds."""
     def fault():
-        calls, evaluate = iter(range(1, 100)), training.evaluate.Validation.evaluate
+        calls, loss = iter(range(1, 100)), training.evaluate.Windows.loss
 
         def patched(self, model):
             if next(calls) == call:
                 self.rows = 1
                 at_call(training.evaluate, "autocast", 3, signals(signal.SIGTERM))()
                 at_call(training.evaluate, "autocast", 4, signals(then=40))()
-            return evaluate(self, model)
+            return loss(self, model)
 
-        training.evaluate.Validation.evaluate = patched
+        training.evaluate.Windows.loss = patched
 
     return fault
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from config import Config, DataConfig, GPTConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
-from training.evaluate import Validation
+from training.evaluate import Windows, evaluate
 from training.processes import World
 
 
@@ -25,18 +25,20 @@ def test_bits_per_byte_are_those_computed_by_hand():
     model = GPT(GPTConfig(vocab_size=3, block_size=7, n_layer=1, n_head=1, n_embd=4))
     with torch.no_grad():
         model.head.weight.zero_()  # every token is then equally likely
-    validation = Validation(np.array(tokenizer.encode(text)), tokenizer, config_of(7))
+    validation = Windows(np.array(tokenizer.encode(text)), tokenizer, config_of(7))
     bits = len(text[1:]) * math.log2(3) / len(text[1:].encode())
-    assert validation.evaluate(model) == {"val/loss": pytest.approx(math.log(3), abs=1e-6),
-                                          "val/bits_per_byte": pytest.approx(bits, abs=1e-6)}
+    found = evaluate(model, (validation, validation), last=True)
+    assert found == {"val/loss": pytest.approx(math.log(3), abs=1e-6),
+                     "train/eval_loss": pytest.approx(math.log(3), abs=1e-6),
+                     "val/bits_per_byte": pytest.approx(bits, abs=1e-6)}
 
 
 LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
 
 
-def windows(length: int, block_size: int, world: World | None = None, **data) -> Validation:
+def windows(length: int, block_size: int, world: World | None = None, **data) -> Windows:
     """Validation on `length` tokens, each with its own number where there are up to 300."""
-    return Validation(np.arange(length) % 300, LETTERS, config_of(block_size, **data), world)
+    return Windows(np.arange(length) % 300, LETTERS, config_of(block_size, **data), world)
 
 
 def test_windows_cover_the_first_the_middle_and_the_last_documents():

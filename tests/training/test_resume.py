@@ -41,7 +41,7 @@ def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, trai
     tiny.optim = replace(tiny.optim, name="muon", schedule="constant")
     train_here(tiny)
     row, = rows(tiny.run_dir)
-    assert (row["train/lr"], row["train/muon_lr"]) == (tiny.optim.lr, tiny.optim.muon_lr)
+    assert (row["train/lr"], row["train/muon_lr"]) == (tiny.optim.lr, 5 * tiny.optim.lr)
     assert row["step"] == 12 and row["tokens"] == 12 * 4 * 32
     assert {"train/loss", "train/tokens_per_second", "val/loss", "val/bits_per_byte",
             "heads/induction/L1H1"} <= row.keys()
