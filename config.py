@@ -225,7 +225,7 @@ class AttentionConfig:
 class WandbConfig:
     mode: str = field("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
                       choices=("auto", "online", "offline", "disabled"))
-    project: str = field("glassgpt", "project that the run is filed under")
+    project: str | None = field(None, "project of the run; null: WANDB_PROJECT, else glassgpt")
 
 
 @dataclass

@@ -83,9 +83,10 @@ class Text:
     """
 
     def __init__(self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0,
-                 stop: Sequence[str] = ()):
-        """A text after a prompt of at least one token."""
-        self.prompt_tokens, self.seed = prompt_tokens, seed
+                 stop: Sequence[str] = (), documents: int = 1):
+        """A text after a prompt of at least one token, which ends after so many documents: what a
+        model begins by itself may end at once."""
+        self.prompt_tokens, self.seed, self._documents = prompt_tokens, seed, documents
         self.tokens: list[int] = []
         self.text, self.ended = "", None
         self._tokenizer, self._stop, self._held = tokenizer, stop, ""
@@ -96,8 +97,11 @@ class Text:
         """Take the next token."""
         self.tokens.append(token)
         if token == self._tokenizer.end_of_text:
-            self.end("end_of_text")
-            return
+            self._documents -= 1
+            if self._documents == 0:
+                self.end("end_of_text")
+                return
+            self._held += "\n"
         self._held += self._characters.decode(self._tokenizer.token_bytes(token))
         found = [(self._held.index(stop) + len(stop), self._held.index(stop))
                  for stop in self._stop if stop in self._held]

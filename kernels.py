@@ -54,7 +54,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
                     dropout: float = 0.0) -> Tensor:
     """`model.attention` (B, H, T, d_v) by the fastest kernel; causal where the mask is None."""
     T, T_k = q.shape[2], k.shape[2]
-    whole = mask is None and T_k == T
+    whole = mask is None and bool(T_k == T)  # in an export whose lengths vary it is decided once
     if whole and q.dtype == torch.bfloat16 and q.device.type == "cpu" and T <= SHORT:
         return short_attention(q, k, v, dropout)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole,

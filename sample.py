@@ -37,6 +37,8 @@ def sample(config: SampleConfig) -> None:
         raise UserError(f"run_dir={config.run_dir} does not exist: python -m report lists your "
                         "runs")
 
+    if sys.stderr.isatty():
+        tell("loading …")
     # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import fetched, load_model
     from training.device import for_sampling, pick_device
@@ -92,7 +94,8 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
         tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
-    texts = [Text(tokenizer, ids, seed + n, config.stop) for n in range(config.num_samples)]
+    texts = [Text(tokenizer, ids, seed + n, config.stop, documents=1 if prompt else 2)
+             for n in range(config.num_samples)]
     choice = {name: getattr(config, name) for name in
               ("temperature", "top_k", "top_p", "min_p")}
     length = len(ids) + config.max_new_tokens

@@ -127,7 +127,7 @@ def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tup
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int) -> str:
     """A text as the model begins one, always the same for the same weights and seed."""
-    text = Text(tokenizer, prompt_ids(tokenizer, ""), seed)
+    text = Text(tokenizer, prompt_ids(tokenizer, ""), seed, documents=2)
     decoder = model.make_decoder(1, 1 + max_new_tokens)
     for _ in generate_texts(decoder, [text], max_new_tokens, temperature=0.8):
         pass

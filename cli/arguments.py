@@ -71,7 +71,7 @@ def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
     """
     key, equals, value = arg.partition("=")
     known = key in names or key.startswith(("hydra.", "hydra/"))
-    if not equals or not known or (arg in NANOGPT and not Path(value).exists()):
+    if not equals or not known or is_nanogpts(arg):
         raise no_setting(arg, names)
     if sweep and (wrong := NOT_IN_A_SWEEP.get(key) or NOT_IN_A_SWEEP.get(arg.lower())):
         raise UserError(f"{arg} does not go with a sweep: {wrong}")
@@ -88,6 +88,11 @@ def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
             OverridesParser.create().parse_override(arg)
             return arg
     return f"{key}={quote(value)}"
+
+
+def is_nanogpts(arg: str) -> bool:
+    """Whether a setting with its value is one of nanoGPT's, and names nothing here."""
+    return arg in NANOGPT and not Path(arg.partition("=")[2]).exists()
 
 
 def quote(text: str) -> str:

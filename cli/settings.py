@@ -5,10 +5,11 @@ import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from cli.arguments import groups, no_setting
+from cli.arguments import groups, is_nanogpts, no_setting
 from config import Config, SampleConfig, settings, shown
 
 ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}  # of a stop string: a shell makes them hard to type
@@ -20,7 +21,7 @@ def read_settings(argv: list[str], kind: type, command: str):
     values, texts = OmegaConf.structured(kind), {}
     for arg in argv:
         key, equals, value = arg.partition("=")
-        if not equals or key not in known:
+        if not equals or key not in known or is_nanogpts(arg):
             raise no_setting(arg, known, command)
         if key == "stop":
             typed = re.sub(r"\\([nt\\])", lambda m: ESCAPED[m[1]], value)
@@ -52,11 +53,33 @@ def train_help(plain: Config) -> str:
 
 Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
 replaces the one that the experiment chose; what the experiment sets itself wins
-over presets; KEY=VALUE wins over all.
+over presets; KEY=VALUE wins over all. Those with a * fetch something once.
 """
-    presets = [textwrap.fill(", ".join(names), 79, initial_indent=f"  {group:<12} ",
-                             subsequent_indent=" " * 15) for group, names in groups().items()]
+    presets, width = [], window()
+    for group, found in groups().items():
+        for name, path in found.items():
+            line = f"  {f'{group}={name}' + '*' * fetches(path):<32} {headline(path)}"
+            presets.append(line if len(line) <= width else f"{line[:width - 1]}…")
     return settings_help("\n".join([text, *presets]), lambda: plain)
+
+
+def window() -> int:
+    """Columns for a help."""
+    return max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
+
+
+def headline(path: Path) -> str:
+    """What a preset is, from the first comment in its file that is no command."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if re.match("# (?!@|python |torchrun )", line)), "")
+
+
+def fetches(path: Path) -> bool:
+    """Whether what a preset names has to be fetched at its first use."""
+    text = path.read_text(encoding="utf-8")
+    others = (path.with_name(f"{name}.yaml") for name in re.findall(r"^  - (\w+)$", text, re.M))
+    return bool(re.search(r"(data|source|tokenizer|name): (shakespeare|hf|tinystories|gpt2)\b",
+                          text)) or any(other.exists() and fetches(other) for other in others)
 
 
 def sample_help() -> str:
@@ -73,7 +96,7 @@ def sample_help() -> str:
 
 def settings_help(text: str, kind: Callable[[], object]) -> str:
     """A text, and below it the settings that `kind` makes, with their values."""
-    width = max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
+    width = window()
     lines, section = [text, "\nSettings (KEY=VALUE):"], None
     for name, f, default in settings(kind()):
         if name.rpartition(".")[0] != section:

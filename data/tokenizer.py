@@ -207,9 +207,10 @@ def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     if isinstance(tokenizer, HFTokenizer):
         library = Library.from_str(tokenizer.description)
     elif isinstance(tokenizer, CharTokenizer):
-        # Without an unknown token a character outside the alphabet is an error there too.
+        # There a character outside the alphabet becomes a space, as no token is spare.
         ids = {c: id for id, c in enumerate(tokenizer.alphabet)}
-        library = Library(models.WordLevel(ids, unk_token="<unk>"))
+        unknown = " " if " " in ids else tokenizer.alphabet[0]
+        library = Library(models.WordLevel(ids, unk_token=unknown))
         library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         library.decoder = decoders.Fuse()
     else:

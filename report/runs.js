@@ -41,7 +41,11 @@ const drawTable = () => fillTable($("runs"), COLUMNS, data.runs.filter(matches),
 function drawChart() {
   $("measure").replaceChildren(...MEASURES.map(([key, name]) => el("button", { type: "button",
     "aria-pressed": String(key === measure), onclick: () => { measure = key; draw(); } }, name)));
-  const series = [...ticked].map((run, k) => ({ name: run.name,
+  // Losses of other vocabularies, or texts, are no losses of this axis.
+  const first = [...ticked][0], drawn = [...ticked].filter(run => measure !== "val/loss" || run.vocabulary === first.vocabulary);
+  $("left-out").textContent = drawn.length < ticked.size
+    ? `${some(ticked.size - drawn.length, "ticked run")} of another tokenizer or text not drawn: bits per byte compares them.` : "";
+  const series = drawn.map((run, k) => ({ name: run.name,
     label: run.name.replace(/^\d{4}-(?=\d\d-\d\d_)/, ""), // without the year, for want of room
     group: k, colour: colour(run), dash: DASHES[Math.floor(k / COLOURS) % DASHES.length],
     xs: run.curves[measure].steps, ys: run.curves[measure].values }));

@@ -1,6 +1,7 @@
 """The runs of a folder, such as runs/: read, in a table, and in index.html, where they are sorted,
 filtered and compared. Does not import torch."""
 
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.text import Text
 from config import UserError, read_experiment
 from files import METRICS, ordinary, printable
 from report.page import put_together
-from report.sweep import JOB, PAGE, Run, is_sweep, read_run
+from report.sweep import JOB, PAGE, Run, is_sweep, named, read_run, vocabulary
 from report.sweep_page import about, link, most_points
 
 INDEX = "index.html"
@@ -31,7 +32,16 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     if not found:
         raise UserError(f"there is no run in {folder}: train one with python train.py, "
                         "or name the folder that holds yours: python -m report FOLDER")
-    return sorted(runs, key=written, reverse=True), troubles
+    return [run for group in by_sweep(runs) for run in group], troubles
+
+
+def by_sweep(runs: list[Run]) -> list[list[Run]]:
+    """The runs, those of a sweep together, newest first."""
+    groups: dict[Path, list[Run]] = {}
+    for run in sorted(runs, key=written, reverse=True):
+        is_job = (run.path / JOB).exists()
+        groups.setdefault(run.path.parent if is_job else run.path, []).append(run)
+    return list(groups.values())
 
 
 def written(run: Run) -> float:
@@ -57,12 +67,18 @@ def table(folder: Path, runs: list[Run]) -> Table:
     drawn.add_column("run", overflow="fold")
     for heading in ("steps", "val/loss", "bits/byte", "last written"):
         drawn.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        figures = (run.measures.get(key) for key in ("val/loss", "val/bits_per_byte"))
-        name, of = run.path.relative_to(folder).as_posix(), experiment(run)
-        name = printable(name if of in name else f"{name} ({of})", one_line=True)
-        drawn.add_row(Text(name), steps(run), *("–" if x is None else f"{x:.4f}" for x in figures),
-                      f"{datetime.fromtimestamp(written(run)):%d %b %H:%M}")
+    for group in by_sweep(runs):
+        if is_job := (group[0].path / JOB).exists():
+            name = os.path.relpath(group[0].path.parent, folder)
+            drawn.add_row(Text(printable(f"{name} (sweep)", one_line=True)))
+        for run in group:
+            figures = (run.measures.get(key) for key in ("val/loss", "val/bits_per_byte"))
+            name, of = run.path.relative_to(folder).as_posix(), experiment(run)
+            name = name if of in name else f"{name} ({of})"
+            name = f"  {named(run.settings)}" if is_job else name
+            drawn.add_row(Text(printable(name, one_line=True)), steps(run),
+                          *("–" if x is None else f"{x:.4f}" for x in figures),
+                          f"{datetime.fromtimestamp(written(run)):%d %b %H:%M}")
     return drawn
 
 
@@ -82,4 +98,5 @@ def entry(folder: Path, run: Run, most: int) -> dict:
     """What the page knows of a run."""
     sweep = link(folder, run.path.parent / PAGE) if is_sweep(run.path.parent) else None
     return about(folder, run, most) | {"experiment": experiment(run), "sweep": sweep,
+                                       "vocabulary": vocabulary(run.config),
                                        "written": int(written(run))}

@@ -160,8 +160,7 @@ class Setting:
     @property
     def name(self) -> str:
         """What was swept but for the seed: n_kv_head=2 lr=0.01."""
-        pairs = (f"{key.rpartition('.')[2]}={brief(value)}" for key, value in self.settings.items())
-        return " ".join(pairs)
+        return named(self.settings)
 
     @property
     def finished(self) -> list[Run]:
@@ -184,6 +183,11 @@ class Setting:
         return stdev(values) / sqrt(len(values))
 
 
+def named(settings: dict[str, str]) -> str:
+    """Settings by their last names: n_kv_head=2 lr=0.01."""
+    return " ".join(f"{key.rpartition('.')[2]}={brief(value)}" for key, value in settings.items())
+
+
 def brief(value: str) -> str:
     """A value as it is shown: a number that a sweeper has drawn with four digits."""
     if re.fullmatch(r"-?\d*\.\d{5,}(e-?\d+)?", value):
@@ -199,10 +203,14 @@ def one_seed(settings: list[Setting]) -> bool:
 
 def compared_by(runs: list[Run]) -> str:
     """The metric that ranks the runs: the loss, or bits per byte where vocabularies differ."""
-    configs = [run.config for run in runs if run.config and run.rows]
-    vocabularies = {(c.tokenizer.name, c.model.vocab_size, c.data.source, c.data.path, c.data.name)
-                    for c in configs}
+    vocabularies = {vocabulary(run.config) for run in runs if run.config and run.rows}
     return "val/loss" if len(vocabularies) < 2 else "val/bits_per_byte"
+
+
+def vocabulary(config: Config | None) -> str:
+    """What tells of a run whether its losses compare with another's: its vocabulary and text."""
+    c = config or Config()
+    return str((c.tokenizer.name, c.model.vocab_size, c.data.source, c.data.path, c.data.name))
 
 
 def ranked(runs: list[Run]) -> list[Setting]:

@@ -240,6 +240,8 @@ def test_the_end_of_text_token_ends_a_text_and_gives_what_was_held_back():
     ids = [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]
     assert grown(text, ids) == ["x", "x", "xa"]
     assert text.ended == "end_of_text" and len(text.tokens) == 3
+    text = Text(BYTES, [0], documents=2)  # as where no prompt is given
+    assert grown(text, [BYTES.end_of_text, *ids])[-1] == "\nxa" and text.ended == "end_of_text"
 
 
 @given(text=st.text() | st.text(st.characters(categories=["Cc"])))

@@ -75,7 +75,9 @@ def llama_settings(draw, kind=transformers.LlamaConfig):
     groups = draw(st.integers(1, 3))
     heads, head_dim = groups * draw(st.integers(1, 3)), 2 * draw(st.integers(4, 6))
     more = {}
-    if kind is not transformers.Qwen2Config:
+    if kind is transformers.MistralConfig:
+        more = {"sliding_window": None}
+    elif kind is not transformers.Qwen2Config:
         more = {"attention_bias": draw(st.booleans()), "head_dim": 2 * draw(st.integers(4, 8))}
     if kind is transformers.LlamaConfig:
         more["mlp_bias"] = more["attention_bias"] and draw(st.booleans())
@@ -89,6 +91,7 @@ def llama_settings(draw, kind=transformers.LlamaConfig):
 
 
 FAMILIES = {"gpt2": gpt2_settings, "llama": llama_settings(),
+            "mistral": llama_settings(transformers.MistralConfig),
             "qwen2": llama_settings(transformers.Qwen2Config),
             "qwen3": llama_settings(transformers.Qwen3Config)}
 
@@ -324,6 +327,7 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
         assert b"".join(map(back.token_bytes, ids)).decode() == text
         assert first_token(back) == first_token(ours) and back.end_of_text is None
         assert len(oracle) == ours.vocab_size
+        assert len(oracle("\ue000" + text).input_ids) == len(ids) + 1  # a character not known there
 
     check()
 
@@ -380,7 +384,8 @@ def damage(folder, settings=None, tensors=None, cut=None):
     ("gpt2", {"settings": {"n_layer": 9}}, "h.2.attn.c_attn.bias: missing in the file"),
     ("gpt2", {"settings": {"vocab_size": 10**12}}, "\\[1000000000000, 32\\]"),
     ("gpt2", {"settings": {"n_embd": None}}, "n_embd is missing"),
-    ("gpt2", {"settings": {"model_type": "bert"}}, "is bert"),
+    ("gpt2", {"settings": {"model_type": "bert"}}, "is bert, which has attention to what follows"),
+    ("llama", {"settings": {"model_type": "mistral", "sliding_window": 9}}, "sliding_window is 9"),
     ("gpt2", {"settings": {"activation_function": "gelu"}}, "activation_function is gelu"),
     ("llama", {"settings": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_type is yarn; what"),
     ("llama", {"settings": {"rope_parameters": llama3(500000.0, 8.0, 2.0, 4.0, 12)}},

@@ -63,13 +63,14 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
 def vocabulary_of(config: Config, text: Tokens) -> int:
     """The vocabulary of the model, on a text that has to fit it."""
     model, vocab_size = config.model, text.tokenizer.vocab_size
-    for split, ids in (("training", text.train), ("validation", text.val)):
-        if len(ids) <= model.block_size:
-            by_characters = config.tokenizer.name == "char" or config.init_from
-            ways = ("more text or a lower model.block_size" if by_characters else
-                    "more text, a lower model.block_size, or tokenizer=char")
-            raise UserError(f"the {split} split has {len(ids)} tokens, too few for "
-                            f"model.block_size={model.block_size}: give {ways}")
+    ids, split = min((len(text.train), "training"), (len(text.val), "validation"))
+    if ids <= model.block_size:
+        fitting = 1 << max(0, ids - 1).bit_length() - 1 if ids > 2 else 0  # a power of two below
+        ways = ["more text", *([f"model.block_size={fitting}"] if fitting > 1 else []),
+                *([] if config.tokenizer.name == "char" or config.init_from else
+                  ["tokenizer=char"])]
+        raise UserError(f"the {split} split has {ids} tokens, too few for "
+                        f"model.block_size={model.block_size}: give {' or '.join(ways)}")
     # A model of others may have more ids than its tokenizer.
     spare = bool(config.init_from) and (model.vocab_size or 0) > vocab_size
     if model.vocab_size not in (None, vocab_size) and not spare:
@@ -226,10 +227,11 @@ def named_gpus(machine: str) -> tuple[int, str, float, float]:
     return int(asked[1] or 1), gpu, *GPUS[gpu]
 
 
-def matmul_rate(device: str, precision: str) -> float:
-    """Operations per second of a matrix product here, large enough to fill the device."""
+def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:
+    """Operations per second of a matrix product here, large enough to fill the device, measured for
+    so many seconds."""
     size = 8192 if device.startswith("cuda") else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    a, b = torch.ones(2, size, size, device=device).to(dtype)
     timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
-    return 2 * size ** 3 / timer.blocked_autorange(min_run_time=0.5).median
+    return 2 * size ** 3 / timer.blocked_autorange(min_run_time=seconds).median

@@ -130,6 +130,7 @@ class Record:
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote after `step` steps."""
         self._append(SAMPLES, {"step": step, "text": text})
+        self.wandb.sample(step, text)
 
     def _append(self, name: str, row: dict) -> None:
         """Add a line to a file, whole or not at all."""

@@ -14,8 +14,10 @@ from requests.utils import get_netrc_auth
 from cli import first_line
 from config import Config
 from files import ASIDE, atomic_write, ordinary
+from training.plan import matmul_rate, model_size
 
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most
+PROJECT = "glassgpt"  # where neither the setting nor WANDB_PROJECT names one
 
 
 class WandbRecord:
@@ -24,19 +26,33 @@ class WandbRecord:
     def __init__(self, config: Config, run_dir: Path, experiment: str, log: Callable[[str], None]):
         self.log_line = log
         self._run = start(config, run_dir, experiment, log)
+        self._samples: list[list] = []  # step and text
+        if self._run is not None:
+            parameters, flops = model_size(config.model)
+            # Of a token, in seconds of matrix products alone.
+            self._least = flops / matmul_rate(config.device, config.precision, 0.1)
+            self._do(lambda run: run.summary.update({"parameters": parameters}))
 
     def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
         """Record a step's metrics, and images under their keys, with a table of the heads."""
+        found = without_heads(row)
+        if self._run is not None and "train/tokens_per_second" in row:
+            found["train/mfu"] = row["train/tokens_per_second"] * self._least
         self._do(lambda run: run.log(
-            without_heads(row) | {key: _image(key, image, row["step"])
-                                  for key, image in images.items()}
-            | ({"heads/table": head_table(row)} if images else {})))
+            found | {key: _image(key, image, row["step"]) for key, image in images.items()}
+            | ({"heads/table": head_table(row)} if images else {}), step=row["step"]))
+
+    def sample(self, step: int, text: str) -> None:
+        """Record a text that the model wrote, in a table with those before it."""
+        self._samples.append([step, text])
+        self._do(lambda run: run.log({"step": step, "samples": wandb.Table(
+            columns=["step", "text"], data=self._samples)}, step=step))
 
     def page(self, path: Path, row: dict, last: bool) -> None:
         """Record the run's page, the first and the last, which holds all before; and births."""
         if last or row["step"] == 0:
             self._do(lambda run: run.log({"step": row["step"], "attention/explorer": wandb.Html(
-                path.read_text(encoding="utf-8"), inject=False)}))
+                path.read_text(encoding="utf-8"), inject=False)}, step=row["step"]))
         if last:
             births = {key: value for key, value in row.items() if key.startswith("births/")}
             self._do(lambda run: run.summary.update(births))
@@ -135,19 +151,21 @@ def start(config: Config, run_dir: Path, experiment: str, log: Callable[[str], N
             part.write_text(run.id)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
+        run.define_metric("val/loss", step_metric="step", summary="min")
     except Exception as e:
         log(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")
         return None
     if mode == "offline":
-        record = run_dir / "wandb" / Path(run.dir).parent.name
-        log(f"W&B      recorded offline; to upload it: wandb sync {shlex.quote(str(record))}")
+        records = shlex.quote(str(run_dir / "wandb")) + "/offline-run-*"
+        log(f"W&B      recorded offline; to upload it: wandb sync {records}")
     return run
 
 
 def init(config: Config, run_dir: Path, experiment: str, mode: str, id: str | None):
     """Start a W&B run, or continue the one of this id."""
     return wandb.init(
-        project=config.wandb.project, name=os.environ.get("WANDB_NAME") or run_dir.name,
+        project=config.wandb.project or os.environ.get("WANDB_PROJECT") or PROJECT,
+        name=os.environ.get("WANDB_NAME") or run_dir.name,
         dir=str(run_dir), mode=mode, id=id, resume="allow" if id and mode == "online" else None,
         config={**asdict(config), "experiment": experiment},
         settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,

@@ -55,8 +55,8 @@ def test_any_tokens_are_drawn_as_text_without_a_warning(tmp_path):
 def test_a_table_of_scores_is_an_image_of_cells_in_the_order_of_layers_and_heads(top):
     table = np.array([[0.0, top / 4, top], [top / 2, 0.0, -1.0]])
     image = table_image(table)
-    assert image.shape == (48, 72, 3) and image.dtype == np.uint8
-    cells = image[12::24, 12::24].astype(int).sum(axis=-1)  # lightness falls with the score
+    assert image.shape == (32 + 2 * 40, 32 + 3 * 56, 3) and image.dtype == np.uint8
+    cells = image[34::40, 34::56].astype(int).sum(axis=-1)  # lightness falls with the score
     assert cells[0, 0] > cells[0, 1] > cells[1, 0] > cells[0, 2]
     assert cells[1, 1] == cells[1, 2] == cells[0, 0]
-    assert (image[24:48, 48:72] == image[24, 48]).all()
+    assert len(np.unique(image[32:72, 32:88], axis=0)) > 1  # its number

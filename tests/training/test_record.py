@@ -110,7 +110,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
                    "wandb.mode=auto", env={"WANDB_MODE": None})
     assert done.returncode == 0, done.stderr
     record, = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    assert f"to upload it: wandb sync run/wandb/{record.name}" in done.stdout
+    assert "to upload it: wandb sync run/wandb/offline-run-*" in done.stdout
     inspected = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json",
                                 str(record)], capture_output=True, text=True, check=True)
     back = [json.loads(line) for line in inspected.stdout.splitlines()]
@@ -125,6 +125,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         assert not any("_se/" in key or "_without_first/" in key for key in item)
         for key, value in without_heads(row).items():
             assert item[key] == pytest.approx(value, rel=1e-12)
+        assert row["step"] == 0 or 0 < item["train/mfu"] < 2
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
@@ -137,6 +138,8 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
         assert {"induction", "induction_se"} <= set(table["columns"])
     assert {"importance", "importance_se"} <= set(table["columns"])
+    samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
+    assert [step for step, _ in samples["data"]] == [0, 3, 6]
     page = (record / "files" / history[6]["attention/explorer.path"]).read_text(encoding="utf-8")
     assert page == (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "https://" not in page
