@@ -35,7 +35,7 @@ import cli
 from config import UserError, shown
 from files import atomic_write, printable
 from report import sweep
-from report.sweep import CSV, JOB, Run, ranked, read_job, read_run, read_sweep
+from report.sweep import CSV, JOB, Run, named, ranked, read_job, read_run, read_sweep
 from report.sweep_page import write_sweep_page
 from report.sweep_table import notes, table, write_csv
 from training.record import new_run_dir
@@ -61,7 +61,7 @@ def run_sweep(main: Callable[[], object]) -> None:
     os.environ["GLASSGPT_SWEEP_DIR"] = str(folder)
     os.environ["GLASSGPT_SWEEP"] = json.dumps([options.config_dir, constant, jobs, time.time()])
     log = cli.printer(cli.Terminal())
-    log(f"sweep    {f'{jobs} jobs' if jobs else 'jobs'}, in {folder}")
+    log(f"sweep    {f'{jobs} jobs, ' * bool(jobs)}in {folder}")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     failed = False
@@ -104,8 +104,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best, reason, number = float("nan"), "", job.job.num + 1
-    named = " ".join(f"{key.rpartition('.')[2]}={typed[key]}" for key in swept)
-    title = printable(f"{number}{f'/{jobs}' if jobs else ''}  {named}", one_line=True)
+    of, settings = f"/{jobs}" if jobs else "", named({key: typed[key] for key in swept})
+    title = printable(f"{number}{of}  {settings}", one_line=True)
     if cfg.dry_run is not False:
         log(title)
         try:

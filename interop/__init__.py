@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from config import GPTConfig, TokenizerConfig, UserError, is_hf, read_config
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
 from data.tokenizer import Tokenizer, hf_files, load_tokenizer
 from interop.hub import SHARDS, WEIGHTS, fetched, folder_of
+from interop.nanogpt import NanoGPT
 from interop.settings import CONFIG, counterpart, family_of, hf_settings, model_config
 from kernels import rms_norm
 from model import GPT, rotary_table
@@ -63,6 +65,14 @@ def load_model(folder: Path, which: str | int = "best", log=print) -> tuple[GPT,
     """The model and the tokenizer of a run, as `load_run`, or of a folder of Hugging Face's or a
     name on the hub, whose weights stay in its files, mapped and as fine as they are there."""
     folder = folder_of(folder)
+    if folder.suffix == ".pt":
+        checkpoint = NanoGPT(folder)
+        if (tokenizer := checkpoint.tokenizer()) is None:
+            raise UserError(f"{folder} is of characters that a pickle beside it has, which is not "
+                            "opened: go on with it on its text, python train.py init_from=")
+        model = GPT(checkpoint.config)
+        copy_nanogpt(checkpoint, model)
+        return model.eval(), tokenizer
     if not is_hf(folder):
         return load_run(folder, which, log)[:2]
     checkpoint = Checkpoint(folder)
@@ -73,21 +83,37 @@ def starting_config(init_from: str) -> tuple[str, GPTConfig, TokenizerConfig]:
     """`init_from`, of the hub with its commit, and its model's and tokenizer's settings."""
     init_from = fetched(init_from)
     folder = folder_of(init_from)
+    if folder.suffix == ".pt":
+        checkpoint = NanoGPT(folder)
+        return init_from, checkpoint.config, checkpoint.tokenizer_config
     if is_hf(folder):
         return init_from, Checkpoint(folder).config, TokenizerConfig(name="hf")
     source = read_config(folder / "config.yaml")
     return init_from, source.model, source.tokenizer
 
 
-def starting_point(folder: Path, log=print) -> tuple[Tokenizer, Callable[[GPT], None]]:
-    """The tokenizer that a run starts from, and what copies the weights into its model."""
+def starting_point(folder: Path, log=print) -> tuple[Tokenizer | None, Callable[[GPT], None]]:
+    """The tokenizer that a run starts from, None for that of its text, and what copies the weights
+    into its model."""
     folder = folder_of(folder)
+    if folder.suffix == ".pt":
+        nanogpt = NanoGPT(folder)
+        return nanogpt.tokenizer(), partial(copy_nanogpt, nanogpt)
     if is_hf(folder):
         checkpoint = Checkpoint(folder)
         return checkpoint.tokenizer(), checkpoint.copy_to
     trained, _ = find_checkpoint(folder, "best", log)
     tokenizer = load_tokenizer(trained / TOKENIZER)
     return tokenizer, lambda model: load_weights(model, trained / MODEL)
+
+
+@torch.no_grad()
+def copy_nanogpt(checkpoint: NanoGPT, model: GPT) -> None:
+    """Copy nanoGPT's weights into a model of its configuration, or a smaller block_size."""
+    params, shapes = dict(model.named_parameters()), parameter_shapes(checkpoint.config)
+    sizes = {name: shape[0] for name, shape in shapes.items()}
+    for name, tensor in checkpoint.weights(layout(shapes, "gpt2"), sizes):
+        params[name].copy_(tensor[:len(params[name])])
 
 
 class Checkpoint:

@@ -43,10 +43,10 @@ def of_head(rows: list[dict], row: dict, kind: str, head: str) -> str:
         facts += [f"copying {known(row, 'heads/copying', head)}"] if copies < 0 else []
     facts.append(f"born {born_when(row[f'births/{kind}/{head}'], snapshot_steps(rows))}")
     sentence = f"{head} {does} ({', '.join(facts)}{fed(row, kind, head)})."
-    pair, new = (known(row, f"heads/{cost}", head) for cost in ("pair_cost", "new_cost"))
-    if pair and new:
-        sentence += (f" Without it the loss rises by {pair} nats at pairs that repeat, by {new} at "
-                     "tokens not seen before.")
+    pair, new = (clear(row, f"heads/{cost}", head) for cost in ("pair_cost", "new_cost"))
+    if pair and known(row, "heads/new_cost", head):
+        sentence += (f" Without it the loss rises by {pair} nats at pairs that repeat, "
+                     f"{f'by {new}' if new else 'not clearly'} at tokens not seen before.")
     return sentence
 
 
@@ -82,6 +82,12 @@ def known(row: dict, score: str, head: str) -> str | None:
     """A head's score with its error, None where one of them is not known."""
     value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
     return as_known(value, error) if is_known(value, error) else None
+
+
+def clear(row: dict, score: str, head: str) -> str | None:
+    """As `known`, where the score is above twice its error."""
+    value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
+    return as_known(value, error) if is_known(value, error) and value >= 2 * error else None
 
 
 def is_known(value: float | None, error: float | None) -> bool:

@@ -8,7 +8,7 @@ function drawTraining() {
   const small = (id, title, key, more = {}) =>
     draw(id, { title, series: [curve(key, title.toLowerCase(), "accent")], ...more });
   draw("chart-loss", {
-    title: "Loss, nats per token", height: 240,
+    title: "Loss, nats per token", height: 170,
     series: [curve("train/loss", "training", "soft"), curve("val/loss", "validation", "accent", true)],
   });
   const gain = columns["probe/repeat_gain"], measured = scoredSteps.map((_, k) => k).filter(k => gain && gain[k] !== null);

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 
-from config import GPTConfig, UserError
+from config import DataConfig, GPTConfig, TokenizerConfig, UserError, read_config
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
@@ -27,11 +27,13 @@ from data.tokenizer import (
     save_tokenizer,
     train_bpe,
 )
+from data.tokens import prepare
 from files import read_rows
-from interop import Checkpoint, load_hf, save_hf
+from interop import Checkpoint, layout, load_hf, load_model, save_hf, starting_point
 from interop.settings import hf_settings
 from model import GPT
-from training.checkpoint import load_run
+from training.checkpoint import load_run, parameter_shapes
+from training.evaluate import Windows
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
@@ -514,3 +516,39 @@ def test_a_run_of_ours_is_exported(more, text_file, tmp_path):
     for to, why in (("out", "is there already"), ("no/out", "No such file")):
         said = finished(tmp_path, "run_dir=run", f"to={to}", script=EXPORT, status=1)
         assert why in said and said.count("\n") == 1
+
+
+# --- nanoGPT --------------------------------------------------------------------------------------
+
+
+class Pickled:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.slow
+def test_nanogpts_checkpoint_comes_in_and_nothing_in_it_runs(text_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shape = {"vocab_size": len(set(text_file.read_text("utf-8"))), "block_size": 32, "n_layer": 2,
+             "n_head": 2, "n_embd": 16, "bias": True, "dropout": 0.0}
+    model = lively(GPT(GPTConfig(**shape)))
+    params = dict(model.named_parameters())
+    state = {f"_orig_mod.{theirs}": torch.cat([params[name] for name in ours])
+             for theirs, ours, *_ in layout(parameter_shapes(model.config), "gpt2")}
+    torch.save({"model": state, "model_args": shape, "iter_num": 9}, "ckpt.pt")
+    finished(tmp_path, "init_from=ckpt.pt", "data=text", f"data.path={text_file}", "max_steps=1",
+             "run_dir=run", "eval.every=1", "optim.warmup_steps=0", "precision=fp32",
+             "attention.every=0", "compile=false", "batch_size=2")
+    taken, tokenizer, _ = load_run("run")
+    assert tokenizer.vocab_size == shape["vocab_size"] and taken.config.mlp == "gelu"
+    text = prepare(DataConfig("text", str(text_file)), TokenizerConfig("char"))
+    loss = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml"))).loss(model)
+    assert read_rows(Path("run/metrics.jsonl"))[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
+    with pytest.raises(UserError, match="a pickle beside it"):
+        load_model(Path("ckpt.pt"))
+    other = {"model": state, "model_args": {**shape, "n_embd": 18}}
+    for wrong in (other, {"model": Pickled()}, []):
+        torch.save(wrong, "ckpt.pt")
+        with pytest.raises(UserError, match=r"ckpt\.pt (holds another|is no checkpoint)"):
+            starting_point(Path("ckpt.pt"))[1](GPT(GPTConfig(**shape)))
+    assert not os.path.exists("ran")

@@ -72,7 +72,8 @@ def vocabulary_of(config: Config, text: Tokens) -> int:
         raise UserError(f"the {split} split has {ids} tokens, too few for "
                         f"model.block_size={model.block_size}: give {' or '.join(ways)}")
     # A model of others may have more ids than its tokenizer.
-    spare = bool(config.init_from) and (model.vocab_size or 0) > vocab_size
+    by_characters = config.tokenizer.name == "char"  # of another text, they would be others
+    spare = config.init_from and not by_characters and (model.vocab_size or 0) > vocab_size
     if model.vocab_size not in (None, vocab_size) and not spare:
         raise UserError(f"model.vocab_size={model.vocab_size} is not the tokenizer's {vocab_size}: "
                         "leave it out")

@@ -60,6 +60,8 @@ def test_parts_of_a_sentence_that_are_not_known_are_left_out():
     said = conclude(changed)[1]
     assert said == ("L3H2 looks at what followed last time (score 0.50 ± 0.01, born between steps "
                     "900 and 1,000).")
+    changed[-1] |= {"heads/new_cost/L3H2": -0.05, "heads/new_cost_se/L3H2": 0.03}
+    assert "at pairs that repeat, not clearly at tokens not seen before" in conclude(changed)[1]
     changed[-1] |= {"heads/copying/L3H2": -0.75, "heads/copying_se/L3H2": 0.06}
     assert ("L3H2 pushes down what followed last time (score 0.50 ± 0.01, copying -0.75 ± 0.06, "
             "born") in conclude(changed)[1]
