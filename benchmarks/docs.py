@@ -1,0 +1,81 @@
+"""What docs/ shows of real runs, made anew: tables, pages, pictures. 20 minutes on two cores.
+
+    python -m benchmarks.docs [only=sweep,induction]
+
+Needs playwright and Chromium. The sentences around them are not written anew: it prints what they
+have to agree with.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+from benchmarks import ROOT, chosen, options
+
+DOCS = ROOT / "docs"
+
+
+def command(folder: Path, *argv: str) -> str:
+    """Run a command of the repository in a folder; what it says."""
+    done = subprocess.run([sys.executable, *argv], cwd=folder, text=True, stdout=subprocess.PIPE,
+                          check=True, env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"})
+    return done.stdout
+
+
+def picture(page: Path, out: str, size: tuple[int, int], part: str = "") -> None:
+    """A picture of a page, or of a part of it, in a window of that size."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"),
+                                             args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": size[0], "height": size[1]})
+        tab.goto(page.as_uri())
+        tab.wait_for_timeout(2000)
+        (tab.locator(part) if part else tab).screenshot(path=DOCS / out)
+        browser.close()
+
+
+def of_sweep(folder: Path) -> None:
+    """The table of docs/sweeps.md, and the page of that sweep."""
+    said = command(folder, str(ROOT / "train.py"), "-m", "sweep=kv_heads", "wandb.mode=disabled",
+                   "hydra.sweep.dir=kv_heads")
+    table = re.search(r"^n_kv_head .*\n─+\n(?:.+\n)+", said, re.MULTILINE)[0]
+    text = (DOCS / "sweeps.md").read_text(encoding="utf-8")
+    text = re.sub(r"(?<=```\n)n_kv_head .*\n─+\n(?:.+\n)+(?=```)", lambda _: table, text)
+    (DOCS / "sweeps.md").write_text(text, encoding="utf-8")
+    picture(folder / "kv_heads" / "sweep.html", "sweep.png", (1280, 1730))
+    print(said)
+
+
+def of_induction(folder: Path) -> None:
+    """The pages of docs/example, and the pictures of README.md and docs/attention.md."""
+    said = command(folder, str(ROOT / "train.py"), "experiment=induction", "run_dir=induction",
+                   "wandb.mode=disabled")
+    run = folder / "induction"
+    shutil.copy(run / "report.html", DOCS / "example" / "run.html")
+    shutil.copy(max(run.glob("attention/*.png")), DOCS / "attention.png")
+    command(folder, str(ROOT / "sample.py"), "run_dir=induction", "max_new_tokens=60",
+            "prompt=class BaseStream:\n    def read(self, size=-1):",
+            f"attention={DOCS / 'example' / 'prompt.html'}")
+    picture(run / "report.html", "page.png", (1400, 1040))
+    picture(run / "report.html", "heads.png", (1316, 1062), "#heads")
+    print(said)
+
+
+def main() -> None:
+    parts = {"sweep": of_sweep, "induction": of_induction}
+    given = options(sys.argv[1:], __doc__, only=",".join(parts))
+    with tempfile.TemporaryDirectory() as folder:
+        for make in chosen(given["only"], parts).values():
+            make(Path(folder))
+    print(f"made on {date.today():%d %B %Y}")
+
+
+if __name__ == "__main__":
+    main()
