@@ -97,8 +97,8 @@ def test_it_fits_the_window(see, tmp_path, write: Callable, width):
 @pytest.mark.parametrize(("write", "order"), [
     (of_run, ["theme BUTTON", "chart-loss svg", "play BUTTON", "step INPUT", "probe SELECT",
               "looks INPUT", "raw INPUT", "average INPUT", "heads-grid BUTTON", "map CANVAS",
-              "text BDI", "expected BUTTON", "card CANVAS", "scores CANVAS", "trajectory svg", "births svg",
-              "births g", "sample-before BUTTON", "sample-step SELECT",
+              "text BDI", "expected BUTTON", "card CANVAS", "scores CANVAS", "trajectory svg",
+              "births svg", "births g", "sample-before BUTTON", "sample-step SELECT",
               "config SUMMARY"]),
     soak(of_sweep, ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV",
                     "settings BUTTON", "chips BUTTON", "curve-0 svg", "curve-1 svg", "against-0 g",
