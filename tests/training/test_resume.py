@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from processes import at_call, rows, same_tensors
@@ -25,6 +26,24 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
     assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
     assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors")
                           for run in (tiny.run_dir, other.run_dir)))
+
+
+def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
+        tiny: Config, train_here, tmp_path, monkeypatch):
+    train_here(tiny)
+    each = [row["train/loss"] for row in rows(tiny.run_dir) if row["step"]]
+    seldom = replace(tiny, run_dir=str(tmp_path / "seldom"), log=replace(tiny.log, every=5))
+    with monkeypatch.context() as patch:
+        patch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
+        at_call(*where, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))()
+        with pytest.raises(SystemExit):
+            train_here(seldom)
+    train_here(seldom, resume=True)
+    found = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
+    assert found == {step: pytest.approx(fmean(each[begin:step]), rel=1e-6)
+                     for begin, step in ((0, 5), (5, 10), (10, 12))}
+    last = rows(seldom.run_dir)[-1]
+    assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
 
 
 def test_a_stop_gives_the_signals_back_as_they_were(tiny: Config, train_here, monkeypatch):
