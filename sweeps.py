@@ -4,6 +4,7 @@ Hydra starts the jobs. Their table, sweep.csv and sweep.html are read from the f
 the same whatever started the jobs and whichever of them are left to do. Does not import torch.
 """
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -14,13 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import (
-    AbstractContextManager,
-    nullcontext,
-    redirect_stderr,
-    redirect_stdout,
-    suppress,
-)
 from math import prod
 from pathlib import Path
 
@@ -32,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import cli
+from cli.command import explained
 from config import UserError, shown
 from files import atomic_write, printable
 from report import sweep
@@ -101,6 +96,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     swept = [key for key in typed if key not in constant]
     folder = Path(job.sweep.dir)
     path = folder / job_name({key: typed[key] for key in swept})
+    output = path / "log.txt"
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
     best, reason, number = float("nan"), "", job.job.num + 1
@@ -119,19 +115,19 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         given.pop("resume", None)  # which is of the command
         refuse_another(path, given)
         write_note(path, {"overrides": given, "swept": swept, "failed": ""})
-        with (path / "log.txt").open("a", encoding="utf-8") as said, \
+        with output.open("a", encoding="utf-8") as said, \
                 progress(console, title, number, jobs, began), \
-                redirect_stdout(said), redirect_stderr(said):
+                contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             best = train()
     except Exception as e:
-        reason = cli.explained(e)
+        reason = explained(e)
         if reason is None:
             reason = ": ".join(dict.fromkeys([type(e).__name__, cli.sentence(e)]))
-            with suppress(OSError), (path / "log.txt").open("a", encoding="utf-8") as said:
+            with contextlib.suppress(OSError), output.open("a", encoding="utf-8") as said:
                 traceback.print_exc(file=said)
         cli.tell(printable(f"{title}  failed: {reason}", one_line=True))
     gc.collect()  # what is left of the job refers to itself, and may hold a model
-    with suppress(UserError, OSError):  # the end of the sweep meets with it again
+    with contextlib.suppress(UserError, OSError):  # the end of the sweep meets with it again
         write_note(path, {**read_job(path), "failed": reason})
         summarise(folder)
         if not reason:
@@ -143,10 +139,10 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
 
 
 def progress(console: Console, title: str, number: int, jobs: int, began: float
-             ) -> AbstractContextManager:
+             ) -> contextlib.AbstractContextManager:
     """On a terminal a bar of the jobs, with the time that is left, while one of them runs."""
     if not (console.is_terminal and jobs):
-        return nullcontext()
+        return contextlib.nullcontext()
     spent, done = time.time() - began, number - 1
     left = f"{in_words(spent / done * (jobs - done))} left" if done else ""
     bar = Progress(TextColumn(title), BarColumn(), TimeElapsedColumn(), TextColumn(left),
@@ -231,7 +227,7 @@ def removed_if_empty(folder: Path) -> bool:
     if any(folder.glob(f"*/{JOB}")):
         return False
     (folder / "multirun.yaml").unlink(missing_ok=True)
-    with suppress(OSError):  # where there is more in it
+    with contextlib.suppress(OSError):  # where there is more in it
         folder.rmdir()
     return True
 

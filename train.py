@@ -36,16 +36,10 @@ from files import METRICS, best_row, read_rows
 from model import GPT, autocast
 from report.conclusion import conclude
 from report.page import write_page
-from training import checkpoint, device
+from training import checkpoint, device, optim
 from training.checkpoint import Checkpoints
 from training.evaluate import evaluate, splits_of
-from training.optim import (
-    build_optimizers,
-    clip_gradients,
-    learning_rates,
-    lr_factor,
-    set_learning_rates,
-)
+from training.optim import lr_factor, set_learning_rates
 from training.plan import print_plan, print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.record import (
@@ -157,7 +151,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                     loss += micro_loss.detach() / (config.accumulate * world.size)
                 if config.shard == 1:  # FSDP2 does it in each backward pass
                     average_gradients(model, world)
-                norms = clip_gradients(model, config.optim.grad_clip, world, config.shard)
+                norms = optim.clip_gradients(model, config.optim.grad_clip, world, config.shard)
                 watch.check(step, world.sum(loss), norms)
                 for optimizer in optimizers:
                     optimizer.step()
@@ -168,7 +162,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
                 if is_due(config.log.every, step, config):
                     row = {"train/loss": watch.mean(), "train/grad_norm": norms.norm().item(),
                            "train/tokens_per_second": clock.speed(tokens_seen(step, config)),
-                           **learning_rates(optimizers)}
+                           **optim.learning_rates(optimizers)}
         except Stopped as stopped:
             checkpoints.save(step, row, clock, last_chance=True)
             log(f"stopped after {step:,} steps; to go on: "
@@ -263,7 +257,7 @@ def build(config: Config, world: World, load_initial_weights: Callable[[GPT], ob
     model = GPT(config.model)
     load_initial_weights(model)
     forward, mesh = shard_model(model, config, world.size)
-    return model, forward, build_optimizers(model, config.optim, config.precision, mesh)
+    return model, forward, optim.build_optimizers(model, config.optim, config.precision, mesh)
 
 
 def evaluate_only(model: GPT, splits: tuple, step: int, log: Callable[[str], None]) -> float:

@@ -23,15 +23,7 @@ from interop.nanogpt import NanoGPT
 from interop.settings import CONFIG, counterpart, family_of, hf_settings, model_config
 from kernels import rms_norm
 from model import GPT, rotary_table
-from training.checkpoint import (
-    MODEL,
-    TOKENIZER,
-    check_shapes,
-    find_checkpoint,
-    load_run,
-    load_weights,
-    parameter_shapes,
-)
+from training import checkpoint as saved
 from training.tensors import opened
 
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -74,7 +66,7 @@ def load_model(folder: Path, which: str | int = "best", log=print) -> tuple[GPT,
         copy_nanogpt(checkpoint, model)
         return model.eval(), tokenizer
     if not is_hf(folder):
-        return load_run(folder, which, log)[:2]
+        return saved.load_run(folder, which, log)[:2]
     checkpoint = Checkpoint(folder)
     return checkpoint.load(), checkpoint.tokenizer()
 
@@ -102,15 +94,15 @@ def starting_point(folder: Path, log=print) -> tuple[Tokenizer | None, Callable[
     if is_hf(folder):
         checkpoint = Checkpoint(folder)
         return checkpoint.tokenizer(), checkpoint.copy_to
-    trained, _ = find_checkpoint(folder, "best", log)
-    tokenizer = load_tokenizer(trained / TOKENIZER)
-    return tokenizer, lambda model: load_weights(model, trained / MODEL)
+    trained, _ = saved.find_checkpoint(folder, "best", log)
+    tokenizer = load_tokenizer(trained / saved.TOKENIZER)
+    return tokenizer, lambda model: saved.load_weights(model, trained / saved.MODEL)
 
 
 @torch.no_grad()
 def copy_nanogpt(checkpoint: NanoGPT, model: GPT) -> None:
     """Copy nanoGPT's weights into a model of its configuration, or a smaller block_size."""
-    params, shapes = dict(model.named_parameters()), parameter_shapes(checkpoint.config)
+    params, shapes = dict(model.named_parameters()), saved.parameter_shapes(checkpoint.config)
     sizes = {name: shape[0] for name, shape in shapes.items()}
     for name, tensor in checkpoint.weights(layout(shapes, "gpt2"), sizes):
         params[name].copy_(tensor[:len(params[name])])
@@ -127,9 +119,9 @@ class Checkpoint:
         shapes, self._files = find_tensors(self.folder, self.family)
         if "lm_head.weight" in shapes:  # which may differ from the embedding
             self.config = replace(self.config, tie_embeddings=False)
-        self._layout = list(layout(parameter_shapes(self.config), self.family))
+        self._layout = list(layout(saved.parameter_shapes(self.config), self.family))
         expected = {theirs: shape for theirs, _, _, shape in self._layout}
-        check_shapes(self.folder, shapes, expected)
+        saved.check_shapes(self.folder, shapes, expected)
 
     def tokenizer(self) -> HFTokenizer:
         """The tokenizer beside the weights; it may have fewer tokens than the model, not more."""
@@ -160,7 +152,7 @@ class Checkpoint:
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Our parameters by name, mapped from the files."""
-        sizes = {name: shape[0] for name, shape in parameter_shapes(self.config).items()}
+        sizes = {name: shape[0] for name, shape in saved.parameter_shapes(self.config).items()}
         for theirs, ours, transposed, _ in self._layout:
             path, stored = self._files[theirs]
             with opened(path) as file:
@@ -257,7 +249,7 @@ def hf_tensors(model: GPT) -> Iterator[tuple[str, Tensor, bool]]:
     table = params["token_embedding.weight"]
     if config.norm_embedding:  # theirs then differs from the head
         params = {"head.weight": table, **params, "token_embedding.weight": rms_norm(table)}
-    shapes = parameter_shapes(counterpart(config))
+    shapes = saved.parameter_shapes(counterpart(config))
     for name, shape in shapes.items():
         if config.qk_norm is True and re.search("W_[QK]", name):
             params[name] = params[name] * LARGER

@@ -7,20 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+from report import sweep
 from report.pack import PROBES, Blobs, clipped, maps_that_fit
 from report.page import curve, number, put_together, room_beside, shots_in
-from report.sweep import (
-    PAGE,
-    Run,
-    best_run,
-    brief,
-    command,
-    compared_by,
-    no_better,
-    of_heads,
-    one_seed,
-    ranked,
-)
+from report.sweep import Run
 
 MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
@@ -35,16 +25,16 @@ clip = partial(clipped, most=500)  # characters of a value and of a reason
 
 def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
     """Write folder/sweep.html from what the runs' folders hold so far, and return its path."""
-    settings, metric, best = ranked(runs), compared_by(runs), best_run(runs)
-    second, most = no_better(settings, metric), most_points(10 * len(runs))
+    settings, metric, best = sweep.ranked(runs), sweep.compared_by(runs), sweep.best_run(runs)
+    second, most = sweep.no_better(settings, metric), most_points(10 * len(runs))
     every = list(dict.fromkeys(key for run in runs for key in run.settings))
     keys = [key for key in every if key != "seed"] or every
     content = {
         "title": folder.resolve().name, "metric": metric, "points": most,
         "keys": [{"name": clip(key), "values": list(dict.fromkeys(
-            clip(brief(run.settings.get(key, ""))) for run in runs))} for key in keys],
-        "command": best and command(best),
-        "asGood": second.name if best and second else None, "oneSeed": one_seed(settings),
+            clip(sweep.brief(run.settings.get(key, ""))) for run in runs))} for key in keys],
+        "command": best and sweep.command(best),
+        "asGood": second.name if best and second else None, "oneSeed": sweep.one_seed(settings),
         "runs": [about(folder, run, most) | in_sweep(run, keys, most) | {"setting": k}
                  for k, setting in enumerate(settings) for run in setting.runs],
     }
@@ -52,14 +42,14 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
              for setting in settings for run in setting.runs]
     blobs, room = Blobs(), room_beside("sweep.html", content)
     content["maps"] = maps_that_fit(shots, PROBES[:1], room, MOST_SNAPSHOTS, blobs)
-    return put_together(folder / PAGE, "sweep.html", content, blobs)
+    return put_together(folder / sweep.PAGE, "sweep.html", content, blobs)
 
 
 def about(folder: Path, run: Run, most: int) -> dict:
     """What a page tells of a run in this folder: how it ended, its figures, its curves."""
     name, config = run.path.relative_to(folder).as_posix(), run.config
     page = run.path / "report.html"
-    induction = of_heads(run.rows[-1] if run.rows else {}, "heads")["induction"]
+    induction = sweep.of_heads(run.rows[-1] if run.rows else {}, "heads")["induction"]
     return {
         "name": clip(name), "page": link(folder, page) if page.exists() else None,
         "status": run.status, "reason": clip(run.reason),
@@ -79,11 +69,11 @@ def link(folder: Path, page: Path) -> str:
 def in_sweep(run: Run, keys: list[str], most: int) -> dict:
     """What was swept in a run, and what its heads became."""
     rows = [{"step": row["step"], **{score: (max if score in STRONGEST else fmean)(values.values())
-                                     for score, values in of_heads(row, "heads").items()}}
+                                     for score, values in sweep.of_heads(row, "heads").items()}}
             for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     seed = run.settings.get("seed", run.config.seed if run.config else "")
-    return {"values": [clip(brief(run.settings.get(key, ""))) for key in keys],
+    return {"values": [clip(sweep.brief(run.settings.get(key, ""))) for key in keys],
             "seed": clip(str(seed)),
             "heads": {score: curve(rows, score, most) for score in scores},
             "births": {kind: run.measures[f"births/{kind}"] for kind in STRONGEST

@@ -12,25 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from files import atomic_write, printable
-from report.sweep import (
-    CSV,
-    PAGE,
-    Run,
-    Setting,
-    best_run,
-    brief,
-    command,
-    compared_by,
-    no_better,
-    one_seed,
-    ranked,
-)
+from report import sweep
+from report.sweep import Run, Setting
 
 
 def write_csv(path: Path, runs: list[Run]) -> None:
     """A line for each run, those of the best setting first: what was swept, and its `measures`."""
     lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings,
-              **run.measures} for setting in ranked(runs) for run in setting.runs]
+              **run.measures} for setting in sweep.ranked(runs) for run in setting.runs]
     fullest_first = sorted(lines, key=len, reverse=True)
     columns = list(dict.fromkeys(key for line in fullest_first for key in line))
     with (atomic_write(path) as part,
@@ -61,7 +50,7 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
     keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
     short = [key.rpartition(".")[2] for key in keys]
     columns = [[name if short.count(name) == 1 else key,
-                *(brief(setting.settings.get(key, "")) for setting in settings)]
+                *(sweep.brief(setting.settings.get(key, "")) for setting in settings)]
                for key, name in zip(keys, short)]
     if any("seed" in run.settings for setting in settings for run in setting.runs):
         columns.append(["seeds", *(counted(len(s.finished), len(s.runs)) for s in settings)])
@@ -102,18 +91,18 @@ def counted(n: int, of: int) -> str:
 
 def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     """What is printed below the table, (name, value) each: the best, what failed, what is next."""
-    lines, best, settings = [], best_run(runs), ranked(runs)
-    if best and one_seed(settings):
+    lines, best, settings = [], sweep.best_run(runs), sweep.ranked(runs)
+    if best and sweep.one_seed(settings):
         lines += [("lowest", f"{settings[0].name}; one seed tells little: add seed=1,2,3")]
     elif best and settings[0].name:  # more than the seed
-        second = no_better(settings, compared_by(runs))
+        second = sweep.no_better(settings, sweep.compared_by(runs))
         lines += [("best", settings[0].name
                    + (f", but {second.name} is within the error" if second else ""))]
     if best:
-        lines += [("best run", command(best))]
+        lines += [("best run", sweep.command(best))]
     lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
     lines += [("unfinished", reached(run)) for run in runs if run.status == "unfinished"]
-    lines += [("table", str(folder / CSV)), ("page", str(folder / PAGE))]
+    lines += [("table", str(folder / sweep.CSV)), ("page", str(folder / sweep.PAGE))]
     if any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines += [("to go on", f"the same command with {resume}")]

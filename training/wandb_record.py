@@ -98,12 +98,9 @@ def head_table(row: dict) -> wandb.Table:
 
 
 def _image(key: str, image: Path | np.ndarray, step: int):
-    if isinstance(image, Path):
-        return wandb.Image(str(image), caption="every head's attention weights after "
-                           f"{step} steps; row: the token that looks, column: where to")
-    score = key.rpartition("/")[2].replace("_", " ")
-    return wandb.Image(
-        image, caption=f"{score} after {step} steps; row: layer, column: head, both from 0")
+    what = "every head's attention weights" if isinstance(image, Path) else key.partition("/")[2]
+    return wandb.Image(str(image) if isinstance(image, Path) else image,
+                       caption=f"{what.replace('_', ' ')} after {step} steps")
 
 
 def _brief(error: Exception) -> str:
