@@ -18,9 +18,9 @@ ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
                  "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # What others have that cannot be read → what their model_type begins with.
 REASONS = {"norms that add 1 to their gains": "gemma", "an encoder": "t5 bart",
-           "projections in one": "phi3", "attention and MLP side by side": "phi gpt_neox gptj falcon",
-           "another order of positions": "opt", "positions by ALiBi": "bloom mpt",
-           "experts": "mixtral qwen2_moe qwen3_moe deepseek gpt_oss",
+           "projections in one": "phi3", "another order of positions": "opt",
+           "attention and MLP side by side": "phi gpt_neox gptj falcon",
+           "positions by ALiBi": "bloom mpt", "experts": "mixtral qwen2_moe qwen3_moe deepseek gpt_oss",
            "attention to what follows": "bert roberta", "no attention": "mamba rwkv"}
 # Their names of settings and ours.
 GPT2 = {"vocab_size": "vocab_size", "n_positions": "block_size", "n_layer": "n_layer",

@@ -129,7 +129,7 @@ def test_a_checkpoint_of_theirs_gives_their_logits_and_goes_back(family, tmp_pat
         # and back: the same bits under the same names
         save_hf(ours, folder / "again")
         again = transformers.AutoModelForCausalLM.from_pretrained(folder / "again")
-        assert type(again) is type(model)
+        assert type(again) is type(model) or family == "mistral"  # which goes out as a Llama
         state = model.state_dict()
         assert again.state_dict().keys() == state.keys()
         assert all(torch.equal(t, state[name]) for name, t in again.state_dict().items())
