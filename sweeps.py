@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from math import prod
+from math import nan, prod
 from pathlib import Path
 
 from filelock import FileLock
@@ -99,7 +99,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     output = path / "log.txt"
     cfg.run_dir = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
-    best, reason, number = float("nan"), "", job.job.num + 1
+    best, reason, number = nan, "", job.job.num + 1
     of, settings = f"/{jobs}" if jobs else "", named({key: typed[key] for key in swept})
     title = printable(f"{number}{of}  {settings}", one_line=True)
     if cfg.dry_run is not False:
@@ -153,11 +153,10 @@ def progress(console: Console, title: str, number: int, jobs: int, began: float
 
 def came_of(run: Run, seconds: float) -> str:
     """What came of a job, for its line."""
-    births = {name.partition("/")[2]: step for name, step in run.measures.items()
-              if name.startswith("births/")}
-    born = ", ".join(f"{kind.replace('_', ' ')} at {step:,}" for kind, step in births.items())
-    losses = [f"{run.measures[name]:.4f} {name}" for name in ("val/loss",) if name in run.measures]
-    return "  ".join([*losses, in_words(seconds), *([f"born: {born}"] if born else [])])
+    born = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} at {step:,}"
+                     for name, step in run.measures.items() if name.startswith("births/"))
+    loss = f"{run.measures.get('val/loss', nan):.4f} val/loss"
+    return "  ".join([loss, in_words(seconds), *([f"born: {born}"] if born else [])])
 
 
 def in_words(seconds: float) -> str:

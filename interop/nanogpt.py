@@ -20,10 +20,9 @@ class NanoGPT:
     def __init__(self, path: Path):
         try:
             kept = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            given = {name: kept["model_args"].get(name) for name in SETTINGS}
+            given = {name: kept["model_args"][name] for name in SETTINGS}
             schema = OmegaConf.structured(GPTConfig(vocab_size=None))
-            self.config = OmegaConf.to_object(OmegaConf.merge(schema, {
-                name: value for name, value in given.items() if value is not None}))
+            self.config = OmegaConf.to_object(OmegaConf.merge(schema, given))
             self.config.check()
             # torch.compile puts a word before each name.
             self._tensors = {name.removeprefix("_orig_mod."): tensor

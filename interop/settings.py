@@ -20,7 +20,8 @@ ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
 REASONS = {"norms that add 1 to their gains": "gemma", "an encoder": "t5 bart",
            "projections in one": "phi3", "another order of positions": "opt",
            "attention and MLP side by side": "phi gpt_neox gptj falcon",
-           "positions by ALiBi": "bloom mpt", "experts": "mixtral qwen2_moe qwen3_moe deepseek gpt_oss",
+           "positions by ALiBi": "bloom mpt",
+           "experts": "mixtral qwen2_moe qwen3_moe deepseek gpt_oss",
            "attention to what follows": "bert roberta", "no attention": "mamba rwkv"}
 # Their names of settings and ours.
 GPT2 = {"vocab_size": "vocab_size", "n_positions": "block_size", "n_layer": "n_layer",

@@ -760,14 +760,6 @@ def test_in_bf16_on_a_cpu_the_loss_is_that_of_float32_within_rounding(n_kv_head)
     assert rounded.item() == pytest.approx(exact.item(), abs=5e-3)
 
 
-def test_short_attention_drops_weights_and_keeps_the_mean():
-    torch.manual_seed(0)
-    q, k, v = torch.randn(1, 2, 8, 4), torch.randn(1, 1, 8, 4), torch.ones(1, 1, 8, 3)
-    dropped = torch.stack([short_attention(q, k, v, dropout=0.25) for _ in range(2000)])
-    assert dropped.std() > 0.1
-    assert torch.allclose(dropped.mean(0), torch.ones(1, 2, 8, 3), atol=0.05)
-
-
 @few
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 40), st.booleans(),
        st.sampled_from([None, 1e-5, 0.1]), seeds)
@@ -807,11 +799,3 @@ def test_a_token_without_a_chance_and_a_logit_that_is_no_number(monkeypatch):
     loss.backward()
     assert 87 < loss.item() < 88 and logits.grad.tolist() == [[-1, 1], [0, 0]]
     assert cross_entropy(logits * math.nan, torch.tensor([0, 1])).isnan()
-
-
-def test_a_single_new_token_of_a_model_in_training_drops_attention_too():
-    torch.manual_seed(0)
-    layer = SelfAttention(GPTConfig(vocab_size=5, n_head=2, n_embd=8, block_size=1,
-                                    dropout=0.5)).train()
-    x = torch.randn(1, 1, 8)
-    assert len({tuple(layer(x).flatten().tolist()) for _ in range(20)}) > 1

@@ -14,7 +14,6 @@ from pages import (
     make_explained,
     make_job,
     make_run,
-    pixels,
     read_back,
     snapshot,
 )
@@ -115,19 +114,3 @@ def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
         assert outline != "none" or found[-1].endswith(" BODY")
     places = [found.index(name) for name in order]
     assert places == sorted(places)
-
-
-@pytest.mark.soak
-def test_light_and_dark(see, tmp_path):
-    path = of_run(tmp_path, None)
-    tab, map_of = see(path, color_scheme="dark"), "#map canvas, .map canvas >> nth=0"
-    look = ("[getComputedStyle(document.documentElement).backgroundColor, "
-            "getComputedStyle(document.querySelector('svg .bold')).stroke]")
-    dark, picture = tab.evaluate(look), pixels(tab, map_of)
-    tab.click("#theme")
-    light = tab.evaluate(look)
-    assert all(a != b for a, b in zip(light, dark)) and pixels(tab, map_of) != picture
-    tab.reload()
-    tab.wait_for_timeout(200)
-    assert tab.evaluate(look) == light  # remembered
-    assert see(path, color_scheme="light").evaluate(look) == light

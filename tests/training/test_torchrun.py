@@ -2,11 +2,9 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 from processes import Process, at_call
 from ranks import train_in_fork, trained
 from test_distributed import assert_same_steps, odd
@@ -37,16 +35,3 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
     assert torchrun.said().count("resuming at step 5") == 1
     trained(tmp_path, 1, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("processes", [2, 4])
-def test_twelve_ends_of_sharded_processes_are_clean(tmp_path, text_file, processes):
-    for n in range(12):
-        argv = odd(text_file, "tokenizer=char", "max_steps=1", "optim.warmup_steps=0", "shard=2",
-                   f"run_dir=run{n}")
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone",
-             f"--nproc-per-node={processes}", ROOT / "train.py", *argv], cwd=tmp_path,
-            capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
