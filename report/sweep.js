@@ -88,8 +88,8 @@ const COSTS = {
   parameters: { name: "parameters", more: "", write: count, brief: x => compact(digits(x, 3)) },
   kv_cache_bytes: { name: "KV cache", more: "of one full context", write: bytes, brief: bytes },
   tokens_per_second: {
-    name: "tokens per second", more: "in training", write: x => count(digits(x, 3)), brief: x => compact(digits(x, 3)),
-    measured: true },
+    name: "tokens per second", more: "in training, on the run's machine", write: x => count(digits(x, 3)),
+    brief: x => compact(digits(x, 3)), measured: true },
   train_seconds: { name: "training time", more: "", write: duration, brief: x => `${compact(digits(x, 3))} s`,
     measured: true },
 };

@@ -42,7 +42,7 @@ FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
            "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
            "tokens_per_second": "{:,.0f}".format, "train_seconds": "{:,.0f}".format}
 HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
-            "tokens_per_second": "tokens/s here", "train_seconds": "train s"}
+            "tokens_per_second": "tok/s here", "train_seconds": "train s"}
 
 
 def table(settings: list[Setting], metric: str, width: int) -> Table:
