@@ -1,6 +1,6 @@
-"""What docs/ shows of real runs, made anew: tables, pages, pictures. 20 minutes on two cores.
+"""What docs/ shows of real runs, made anew: tables, pages, pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction]
+    python -m benchmarks.docs [only=sweep,induction,notebook]
 
 Needs playwright and Chromium. The sentences around them are not written anew: it prints what they
 have to agree with.
@@ -14,6 +14,9 @@ import sys
 import tempfile
 from datetime import date
 from pathlib import Path
+
+import nbclient
+import nbformat
 
 from benchmarks import ROOT, chosen, options
 
@@ -55,12 +58,12 @@ def of_sweep(folder: Path) -> None:
 
 def of_induction(folder: Path) -> None:
     """The pages of docs/example, and the pictures of README.md and docs/attention.md."""
-    said = command(folder, str(ROOT / "train.py"), "experiment=induction", "run_dir=induction",
+    run = ROOT / "runs" / "induction"  # where the notebook looks for it; refused if it is there
+    said = command(ROOT, "train.py", "experiment=induction", "run_dir=runs/induction",
                    "wandb.mode=disabled")
-    run = folder / "induction"
     shutil.copy(run / "report.html", DOCS / "example" / "run.html")
     shutil.copy(max(run.glob("attention/*.png")), DOCS / "attention.png")
-    command(folder, str(ROOT / "sample.py"), "run_dir=induction", "max_new_tokens=60",
+    command(ROOT, "sample.py", "run_dir=runs/induction", "max_new_tokens=60",
             "prompt=class BaseStream:\n    def read(self, size=-1):",
             f"attention={DOCS / 'example' / 'prompt.html'}")
     picture(run / "report.html", "page.png", (1400, 1040))
@@ -68,8 +71,17 @@ def of_induction(folder: Path) -> None:
     print(said)
 
 
+def of_notebook(folder: Path) -> None:
+    """docs/attention.ipynb, with that run."""
+    notebook = nbformat.read(DOCS / "attention.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(DOCS)}}).execute()
+    for cell in notebook.cells:
+        cell.metadata.clear()  # the times of its run
+    nbformat.write(notebook, DOCS / "attention.ipynb")
+
+
 def main() -> None:
-    parts = {"sweep": of_sweep, "induction": of_induction}
+    parts = {"sweep": of_sweep, "induction": of_induction, "notebook": of_notebook}
     given = options(sys.argv[1:], __doc__, only=",".join(parts))
     with tempfile.TemporaryDirectory() as folder:
         for make in chosen(given["only"], parts).values():
