@@ -55,17 +55,9 @@ Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
 replaces the one that the experiment chose; what the experiment sets itself wins
 over presets; KEY=VALUE wins over all. Those with a * fetch something once.
 """
-    presets, width = [], window()
-    for group, found in groups().items():
-        for name, path in found.items():
-            line = f"  {f'{group}={name}' + '*' * fetches(path):<32} {headline(path)}"
-            presets.append(line if len(line) <= width else f"{line[:width - 1]}…")
+    presets = [f"  {f'{group}={name}' + '*' * fetches(path):<32} {headline(path)}"
+               for group, found in groups().items() for name, path in found.items()]
     return settings_help("\n".join([text, *presets]), lambda: plain)
-
-
-def window() -> int:
-    """Columns for a help."""
-    return max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
 
 
 def headline(path: Path) -> str:
@@ -96,7 +88,7 @@ def sample_help() -> str:
 
 def settings_help(text: str, kind: Callable[[], object]) -> str:
     """A text, and below it the settings that `kind` makes, with their values."""
-    width = window()
+    width = max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
     lines, section = [text, "\nSettings (KEY=VALUE):"], None
     for name, f, default in settings(kind()):
         if name.rpartition(".")[0] != section:
