@@ -280,7 +280,7 @@ def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_win
     for name, f, _ in settings(Config()):
         assert re.search(rf" {re.escape(name)}=\S+ {re.escape(f.metadata['help'])}", text), name
     for group, presets in cli.groups().items():
-        assert all(re.search(rf" {group}={name}\*? [A-Zn\d]", text) for name in presets)
+        assert all(re.search(rf" {group}={name}\*? \S", text) for name in presets)
     # As in the plain command, experiment=default, and not before any preset.
     assert " max_steps=2400 " in text and " optim.name=muon " in text
     assert "(true | false | auto)" in text
