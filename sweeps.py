@@ -259,9 +259,7 @@ def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
     log, settings = cli.printer(console), [s for s in ranked(runs) if s.finished]
     log("")
     if settings:
-        with console.capture() as drawn:
-            console.print(table(settings[:MOST_SHOWN], sweep.compared_by(runs), console.width))
-        log(drawn.get().rstrip("\n"))
+        log(table(settings[:MOST_SHOWN], sweep.compared_by(runs), console.width))
     if len(settings) > MOST_SHOWN:
         log(f"… and {len(settings) - MOST_SHOWN} more, in sweep.csv")
     log("")

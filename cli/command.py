@@ -10,6 +10,7 @@ from contextlib import suppress
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from rich.table import Table
 
 from config import UserError, not_one_of
 from files import printable
@@ -120,13 +121,15 @@ def tell(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
-def printer(console: Console, wrap: bool = False) -> Callable[[str], None]:
-    """What prints a line as it is: without markup, and unbroken, so that it can be copied; with
-    `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
-    def log(line: str) -> None:
-        whole = not (wrap and console.is_terminal)
+def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
+    """What prints a table, or a line as it is: without markup, and unbroken, so that it can be
+    copied; with `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
+    def log(line: str | Table) -> None:
+        whole, shown = not (wrap and console.is_terminal), line
+        if isinstance(line, str):
+            shown = printable(line)
         try:
-            console.print(printable(line), markup=False, highlight=False, soft_wrap=whole)
+            console.print(shown, markup=False, highlight=False, soft_wrap=whole)
         except OSError:  # the disk of the log is full, or the terminal is gone
             console.on_broken_pipe()
 

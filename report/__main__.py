@@ -29,7 +29,7 @@ def main() -> None:
         log(f"left out: {trouble}")
     if not runs:
         raise UserError(f"no run of {folder} can be read")
-    console.print(table(folder, runs[:MOST_SHOWN]))
+    log(table(folder, runs[:MOST_SHOWN]))
     if len(runs) > MOST_SHOWN:
         log(f"… and {len(runs) - MOST_SHOWN} more, in the page")
     log(f"\ncompare them   open {write_index(folder, runs)}")

@@ -271,11 +271,12 @@ def test_the_best_mean_comes_first_and_what_has_no_result_last():
 def test_the_next_best_is_named_where_it_is_within_the_error(losses, said, tmp_path):
     runs = [run_of({"a.x": x, "seed": seed}, loss) for loss, (x, seed) in
             zip(losses, product("12", "12")) if loss is not None]
-    assert said in printed(runs, 80, tmp_path)
+    lines = printed(runs, 80, tmp_path)
+    assert said in lines and not any("␛" in line for line in lines)  # no code of a colour as text
 
 
 def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=width, record=True, force_terminal=True, file=open(os.devnull, "w"))  # noqa: SIM115
     sweeps.print_sweep(console, tmp_path, runs)
     return console.export_text().splitlines()
 
