@@ -27,6 +27,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import interop
 import sweeps
+from attention_maps.findings import conclude
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from config import Config, UserError
 from data.batches import Batches
@@ -34,7 +35,6 @@ from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare_text
 from files import METRICS, best_row, read_rows
 from model import GPT, autocast
-from report.conclusion import conclude
 from report.page import write_page
 from training import checkpoint, device, optim
 from training.checkpoint import Checkpoints
@@ -300,14 +300,15 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
     if len(row) > 2:
         clock.switch(None)
         record.write(row | clock.metrics(), images)
-    if images:
+    if model is not None:
         clock.switch("attention")
         with record.tolerate_io_errors():
             if not (record.run_dir / "report.html").exists():
                 record.log(f"page     {record.run_dir / 'report.html'} (open it in a browser; it "
                            "updates itself)")
             record.doing("drawing the page")
-            record.wandb.page(write_page(record.run_dir), record.rows[-1], last)
+            record.wandb.page(write_page(record.run_dir), record.rows[-1],
+                              conclude(record.rows), last)
 
 
 def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
@@ -316,8 +317,9 @@ def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
     clock.switch(None)
     record.log("")
     print_losses(record.log, record.rows)
-    for sentence in ["", *conclude(record.rows), ""]:
-        cli.printer(record.console, wrap=True)(sentence)
+    for text, figures in conclude(record.rows):
+        cli.printer(record.console, wrap=True)(f"{text[:-1]} ({figures}).")
+    record.log("")
     print_summary(record.log, record.run_dir, clock.seconds)
 
 

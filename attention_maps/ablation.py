@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_maps import scores
 from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses
 from model import GPT, KVCache, autocast, store
 
 TOKENS = 4096  # that go through the model at once, at most
+CONTEXT = 8  # tokens at the beginning of a window, and at its end, of which the loss is told
 
 
 def at_once(model: GPT, length: int) -> int:
@@ -69,18 +71,18 @@ def knockout(model: GPT, whole: Forward) -> np.ndarray:
 
 
 @torch.no_grad()
-def need(model: GPT, whole: Forward) -> np.ndarray:
-    """need[i, j] (T, T) in one text: how many nats the token after i costs more where token j is
-    hidden from all later queries, in all layers and heads. 0 for j ≥ i; nan in the last row, after
-    which nothing is known.
+def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
+    """`need` (T, T) in one text: how many nats the token after i costs more where token j is hidden
+    from all later queries, in all layers and heads; nan in the last row, after which nothing is
+    known. `need_kl`: KL(p‖p hidden) of the whole prediction, in nats. Both are 0 for j ≥ i.
 
     Queries up to j see what they saw: only what follows the first hidden token of a pass is
     computed again, over the keys and values of those before it.
     """
     tokens, targets = whole.tokens, next_tokens(whole.tokens)  # (1, T)
     T, place, start = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device), 0
-    loss = token_losses(model, whole.residuals[-1], targets)  # (1, T)
-    found = torch.zeros(T, T, dtype=loss.dtype, device=tokens.device)
+    log_p = log_probabilities(model, whole.residuals[-1, 0])  # (T, V)
+    found = log_p.new_zeros(2, T, T)  # need, KL
     while start < T - 1:
         rest = place[start + 1:]
         # As many as are worth that a pass begins at the first of them.
@@ -94,12 +96,21 @@ def need(model: GPT, whole: Forward) -> np.ndarray:
         cache.length = start + 1
         with model.evaluating():
             x = model.hidden(tokens[:, start + 1:].expand(len(hidden), -1), cache, mask[:, None])
-        without = token_losses(model, x, targets[:, start + 1:].expand(len(hidden), -1))
-        found[start + 1:, start:start + len(hidden)] = (
-            (without - loss[:, start + 1:]).masked_fill(~later, 0).T)  # (rest, R)
+        log_q, p = log_probabilities(model, x), log_p[start + 1:]  # (R, rest, V), (rest, V)
+        ids = targets[0, start + 1:].clamp(min=0)[:, None]  # (rest, 1)
+        nats = p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(len(hidden), -1, 1))[..., 0]
+        kl = (p.exp() * p).sum(-1) - torch.einsum("tv,rtv->rt", p.exp(), log_q)  # (R, rest)
+        both = torch.stack((nats, kl)).masked_fill(~later, 0)  # (2, R, rest)
+        found[:, start + 1:, start:start + len(hidden)] = both.mT
         start += len(hidden)
-    found[-1] = torch.nan
-    return found.cpu().numpy()
+    found[0, -1] = torch.nan
+    return dict(zip(("need", "need_kl"), found.cpu().numpy()))
+
+
+def log_probabilities(model: GPT, x: Tensor) -> Tensor:
+    """ln p (…, V) of the next token, of what the last block gives, x (…, C)."""
+    logits = model.head(model.norm(x))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
 def importance(loss: np.ndarray, loss_without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,14 +128,18 @@ def importance(loss: np.ndarray, loss_without: np.ndarray) -> tuple[np.ndarray, 
         return mean, np.sqrt(spread) / counts.sum()
 
 
-def costs(x: Tensor, y: Tensor, loss: np.ndarray,
-          loss_without: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """`importance` at two kinds of tokens y that follow x (W, T) in windows: pair_cost, at those
-    that followed the same token before, and new_cost, at those that did not come before."""
-    x, y = x.cpu().numpy(), y.cpu().numpy()
-    earlier = np.tri(x.shape[1], dtype=bool)  # (T, T): j up to i
-    seen = ((y[:, :, None] == x[:, None]) & earlier).any(axis=-1)
-    pair = (x[:, :, None] == x[:, None]) & (y[:, :, None] == y[:, None])
-    pair = (pair & (earlier & ~np.eye(x.shape[1], dtype=bool))).any(axis=-1)
-    return {name: importance(np.where(told, loss, np.nan), loss_without)
-            for name, told in (("pair_cost", pair), ("new_cost", ~seen))}
+@torch.no_grad()
+def loss_by_place(model: GPT, x: Tensor, y: Tensor, precision: str) -> dict[str, float]:
+    """The loss of the first and the last eight tokens of windows x, y (W, T), and of those between,
+    with errors over windows, as metrics; {} where windows are too short for it."""
+    if x.shape[1] < 3 * CONTEXT:
+        return {}
+    found = []
+    with model.evaluating(), autocast(x.device.type, precision):
+        for some, targets in zip(*(part.split(at_once(model, x.shape[1])) for part in (x, y))):
+            found.append(token_losses(model, model.hidden(some), targets))
+    loss = torch.cat(found).cpu().numpy()
+    places = {"first": loss[:, :CONTEXT], "middle": loss[:, CONTEXT:-CONTEXT],
+              "last": loss[:, -CONTEXT:]}
+    return scores.probed({f"loss_{name}": scores.mean_and_error(part)[0]
+                          for name, part in places.items()})

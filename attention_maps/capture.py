@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from attention_maps.probe import Probes
@@ -16,6 +17,7 @@ from model import GPT, SelfAttention, store
 
 LOGITS = 1 << 25  # that are made at once, at most
 MAPS = ("text", "repeat", "control")
+SAVED = 20_000_000  # parameters of a model of which a picture keeps the weights, at most
 
 
 @dataclass(frozen=True)
@@ -100,25 +102,43 @@ def value_norms(model: GPT, v: Tensor) -> Tensor:
 
 
 def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
-    """What a snapshot tells of the text, and of random texts of which the first half repeats and
-    the others, `control`, do not, float32:
+    """What a snapshot tells of the text, and of random texts, of which the first third repeats,
+    the second has what is repeated in another order, and the last, `control`, repeats nothing:
 
     text (L, H, T, T), repeat, control (L, P, H, T_r, T_r): the maps.
     text_value_norms (L, H, T), repeat_value_norms (L, P, H, T_r): see `value_norms`.
-    repeat_loss (P, T_r): nats of the token that follows, nan for the last.
+    repeat_loss, reshuffled_loss (P, T_r): nats of the token that follows, nan for the last.
     """
-    repeat, control = (random.rows(half) for half in np.split(np.arange(len(random.tokens)), 2))
-    loss = token_losses(model, repeat.residuals[-1], next_tokens(repeat.tokens))
-    found = {"text": text.weights[:, 0], "repeat": repeat.weights, "control": control.weights,
-             "text_value_norms": value_norms(model, text.v)[:, 0],
-             "repeat_value_norms": value_norms(model, repeat.v), "repeat_loss": loss}
+    found = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
+    if len(random.tokens):
+        repeat, reshuffled, control = thirds(random)
+        losses = (token_losses(model, rows.residuals[-1], next_tokens(rows.tokens))
+                  for rows in (repeat, reshuffled))
+        found |= {"repeat": repeat.weights, "control": control.weights,
+                  "repeat_value_norms": value_norms(model, repeat.v),
+                  **dict(zip(("repeat_loss", "reshuffled_loss"), losses))}
     return {name: value.cpu().numpy() for name, value in found.items()}
+
+
+def thirds(random: Forward) -> list[Forward]:
+    """Repeat, reshuffled and control of all random texts."""
+    return [random.rows(rows) for rows in np.split(np.arange(len(random.tokens)), 3)]
 
 
 def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -> None:
     """Write a snapshot's arrays, the maps as float16, and what they are of, as an .npz."""
-    p, small = probes, {name: arrays[name].astype(np.float16) for name in MAPS}
+    p, small = probes, {name: arrays[name].astype(np.float16) for name in MAPS if name in arrays}
+    told = {"text_ids": p.text, "text_tokens": p.words, "window_ids": p.windows}
+    if len(p.periods):
+        told |= {"repeat_ids": p.repeat, "reshuffled_ids": p.reshuffled, "control_ids": p.control,
+                 "repeat_tokens": p.repeat_words, "repeat_periods": p.periods}
     with atomic_write(path) as part, part.open("wb") as file:
-        np.savez(file, step=step, text_ids=p.text, repeat_ids=p.repeat, control_ids=p.control,
-                 text_tokens=p.words, repeat_tokens=p.repeat_words, repeat_periods=p.periods,
-                 **(arrays | small))
+        np.savez(file, step=step, **(told | arrays | small))
+
+
+def save_weights(path: Path, model: GPT) -> None:
+    """Write the weights of a small model as float16, tied ones once."""
+    if model.num_parameters() <= SAVED:
+        weights = {name: p.detach().half().cpu() for name, p in model.named_parameters()}
+        with atomic_write(path) as part:
+            save_file(weights, part)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_maps.ablation import knockout, need
@@ -14,12 +15,14 @@ from model import GPT
 PREDICTED, WRITTEN = 5, 3  # likeliest next tokens; tokens that a head pushes up most, and down most
 LONGEST = 40  # characters of a token that is named
 TEN = 10  # among so many of all tokens the copying score looks for the token itself
+ASKED = 8  # tokens of each text that it looks at
 
 
 def explain(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """What each prediction in a text needed, its card, and as text the tokens that it names."""
-    found = {"need": need(model, whole), "knockout": knockout(model, whole), **card(model, whole)}
+    found = {**need(model, whole), "knockout": knockout(model, whole), **card(model, whole)}
     named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
+    named = named[named >= 0]
     # A model of others may have more ids than its tokenizer.
     spelt = [word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
              for id in named.tolist()]
@@ -35,8 +38,10 @@ def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         nats (the "logit lens"); nan after the last token.
     direct (1 + L·(H + 1) + 1, T, 6): what the embedding, each head and then the MLP of each layer,
         and all other biases, give to the logits of the token that follows (after the last: of
-        the likeliest) and of the likeliest five; they sum to the logit (Elhage et al. 2021).
+        the likeliest) and of the likeliest five; they sum to the logit less the mean of all logits
+        (Elhage et al. 2021): what raises all alike changes no probability.
     writes_ids (L, H, T, 6): the three tokens that a head pushes up most, and down most.
+    Ids are -1 where the vocabulary has too few.
     """
     tokens, E = whole.tokens[0], whole.residuals[:, 0]  # (T), (L + 1, T, C)
     L, H = model.config.n_layer, model.config.n_head
@@ -51,15 +56,17 @@ def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         mlp = E[layer + 1] - E[layer] - heads.sum(dim=1)  # (T, C)
         parts += [*heads.unbind(1), mlp if bias is None else mlp - bias]
     parts = unscaled(model.norm, torch.stack(parts), E[-1])  # (1 + L · (H + 1), T, C)
-    told = torch.cat((follows[:, None], ids), dim=1)  # (T, 6)
-    direct = torch.einsum("ptc,tkc->ptk", parts, model.head.weight[told])
-    rest = logits.gather(1, told) - direct.sum(dim=0)
+    told = torch.cat((follows[:, None], ids), dim=1).clamp(min=0)  # (T, 6)
+    W = model.head.weight
+    direct = torch.einsum("ptc,tkc->ptk", parts, W[told] - W.mean(dim=0))
+    rest = logits.gather(1, told) - logits.mean(dim=1, keepdim=True) - direct.sum(dim=0)
     heads = parts[1:].unflatten(0, (L, H + 1))[:, :H].flatten(0, 2)  # (L · H · T, C)
     writes = []
     for some in heads.split(max(1, LOGITS // model.config.vocab_size)):
         pushed = some @ model.head.weight.T  # (…, V)
         writes.append(torch.cat((extreme(pushed, WRITTEN), extreme(-pushed, WRITTEN)), dim=-1))
-    found = {"predicted_ids": ids, "predicted": logits.float().softmax(dim=-1).gather(1, ids),
+    chances = logits.float().softmax(dim=-1)
+    found = {"predicted_ids": ids, "predicted": chances.gather(1, told[:, 1:]),
              "lens": lens, "direct": torch.cat((direct, rest[None])),
              "writes_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN)}
     return {name: (value.float() if value.is_floating_point() else value.int()).cpu().numpy()
@@ -67,9 +74,9 @@ def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
 
 
 def extreme(logits: Tensor, count: int) -> Tensor:
-    """The ids (…, count) of the largest of logits (…, V), the last again where there are fewer."""
+    """The ids (…, count) of the largest of logits (…, V), and -1 where there are fewer."""
     ids = logits.topk(min(count, logits.shape[-1])).indices
-    return torch.cat((ids, ids[..., -1:].expand(*ids.shape[:-1], count - ids.shape[-1])), dim=-1)
+    return F.pad(ids, (0, count - ids.shape[-1]), value=-1)
 
 
 def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
@@ -85,16 +92,18 @@ def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copying(model: GPT, whole: Forward) -> tuple[np.ndarray, np.ndarray]:
-    """How a head tells of a token that it looks at, (L, H), and its standard error over tokens: the
+    """How a head tells of a token that it looks at, (L, H), and its standard error over texts: the
     share of tokens j that v_j W_O puts among the ten likeliest, through the last norm and the
-    output layer, less the share that it puts among the ten least likely."""
-    own, found = whole.tokens.flatten()[:, None, None], []
-    for block, v in zip(model.blocks, whole.v):
+    output layer, less the share that it puts among the ten least likely. Of each text (T) some
+    tokens, evenly spread."""
+    some = slice(None, None, max(1, whole.tokens.shape[1] // ASKED))
+    own, found = whole.tokens[:, some].flatten()[:, None, None], []
+    for block, v in zip(model.blocks, whole.v[..., some, :]):
         v = v.repeat_interleave(model.config.n_head // v.shape[1], dim=1)  # (B, H, T, d_v)
         o = written(block.attention, v.transpose(1, 2)).flatten(0, 1)  # (B · T, H, C)
         pushed = unscaled(model.norm, o, o) @ model.head.weight.T  # (B · T, H, V)
         itself = pushed.gather(2, own.expand(-1, pushed.shape[1], 1))
         top = (pushed > itself).sum(dim=-1) < TEN  # (B · T, H)
         bottom = (pushed < itself).sum(dim=-1) < TEN
-        found.append((top.float() - bottom.float()).T)
+        found.append((top.float() - bottom.float()).unflatten(0, (len(whole.tokens), -1)).mean(1).T)
     return mean_and_error(torch.stack(found).cpu().numpy())

@@ -1,14 +1,17 @@
 """The fixed texts that every snapshot of a run looks at."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from data.tokenizer import Tokenizer
 
-ROWS = 16  # random texts of each kind
-PERIODS = 4  # different periods among them, where they are long enough
-LONGEST = 64  # tokens of a random text: a longer one has no more to tell, and a snapshot holds many
+ROWS = 16  # windows of the text, and random texts of each kind
+PERIODS = 4  # different periods among these, where they are long enough
+LEAST = 3  # tokens of a period: what is shorter cannot come again in another order
+FEWEST = 5  # tokens of a vocabulary of which random texts are told
+LONGEST = 64  # tokens of a scored text: a longer one has no more to tell, and a snapshot holds many
 PIECE, COUNTED = 1 << 16, 1 << 22  # tokens of a piece of the training split, of all pieces counted
 
 
@@ -17,21 +20,26 @@ class Probes:
     """Token ids to look at.
 
     text: (T,), an excerpt of the validation split, and `words`, its tokens as text.
+    windows: (W, T_w), excerpts spread over all of it; the first is the text's beginning.
     repeat: (P, T_r), each row random tokens of which row r repeats the first periods[r] right
-        after themselves; `repeat_words`.
+        after themselves; `repeat_words`. No rows where the vocabulary has too few tokens.
+    reshuffled: (P, T_r), as `repeat`, what is repeated in another order.
     control: (P, T_r), as `repeat` without the repetition.
     """
 
     text: np.ndarray
     words: list[str]
+    windows: np.ndarray
     repeat: np.ndarray
     repeat_words: list[list[str]]
+    reshuffled: np.ndarray
     control: np.ndarray
     periods: np.ndarray
 
     @property
     def random(self) -> np.ndarray:
-        return np.concatenate((self.repeat, self.control))
+        """All random texts (3 P, T_r): those that repeat, the reshuffled, the control."""
+        return np.concatenate((self.repeat, self.reshuffled, self.control))
 
 
 def make_probes(train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int,
@@ -45,30 +53,60 @@ def make_probes(train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length
     # Whole lines read better.
     start = ends[0] + 1 if ends and ends[0] + 1 + length <= len(val) else 0
     text = np.asarray(val[start:start + length], dtype=np.int64)
+    size = min(len(text), LONGEST)
+    count = min(ROWS, (len(val) - start) // size)  # none overlaps another
+    starts = np.linspace(start, len(val) - size, count).astype(int)
+    windows = np.stack([np.asarray(val[at:at + size], dtype=np.int64) for at in starts])
 
     share = frequencies(train, tokenizer.vocab_size)
     share[list(tokenizer.special)] = 0
     share /= share.sum()
-    # No token comes twice but by repetition.
-    size = min(length, LONGEST, np.count_nonzero(share))
-    random = np.random.default_rng(seed)
-    rows = [random.choice(len(share), size, replace=False, p=share) for _ in range(2 * ROWS)]
-    repeat, control = np.array(rows[:ROWS]), np.array(rows[ROWS:])
+    repeat, reshuffled, control, periods = random_texts(share, length, np.random.default_rng(seed))
+    return Probes(text, words(tokenizer, text), windows, repeat,
+                  [words(tokenizer, row) for row in repeat], reshuffled, control, periods)
+
+
+def random_texts(share: np.ndarray, length: int, random: np.random.Generator
+                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Repeat, reshuffled and control (P, T_r) of tokens drawn by their share (V,), and periods."""
+    known = np.count_nonzero(share)
+    size = max(min(length, LONGEST, known), 2 * LEAST)
+    if known < FEWEST or length < size:
+        return *(np.zeros((0, 2 * LEAST), np.int64) for _ in range(3)), np.zeros(0, np.int64)
+    # No token comes twice but by repetition; of five the first once more, at no period's distance.
+    rows = np.array([np.resize(random.choice(len(share), min(size, known), replace=False, p=share),
+                               size) for _ in range(2 * ROWS)])
+    repeat, control = rows[:ROWS], rows[ROWS:]
     # A head that looks back by a fixed distance fits one of these periods at the most.
-    different = np.linspace(size // 4, size // 2, PERIODS).astype(int).clip(min=1)
+    different = np.linspace(size // 4, size // 2, PERIODS).astype(int).clip(min=LEAST)
     periods = np.sort(np.resize(np.unique(different), ROWS))
-    for row, period in zip(repeat, periods):
+    reshuffled = repeat.copy()
+    for row, other, period in zip(repeat, reshuffled, periods):
         row[period:2 * period] = row[:period]
-    return Probes(text, words(tokenizer, text), repeat,
-                  [words(tokenizer, row) for row in repeat], control, periods)
+        other[period:2 * period] = row[reordered(period, random)]
+    return repeat, reshuffled, control, periods
+
+
+def reordered(count: int, random: np.random.Generator) -> np.ndarray:
+    """0 … count - 1 in an order that begins alike, and in which no number follows the one that it
+    follows by nature."""
+    while True:
+        order = np.concatenate(([0], 1 + random.permutation(count - 1)))
+        if (np.diff(order) != 1).all():
+            return order
+
+
+def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
+    """The ids; of many, evenly spread pieces."""
+    count = -(-len(ids) // PIECE)
+    for piece in np.linspace(0, count - 1, min(count, COUNTED // PIECE)).astype(int):
+        yield ids[piece * PIECE:(piece + 1) * PIECE]
 
 
 def frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each id comes in `ids`, (vocab_size,); in evenly spread pieces of many ids."""
-    pieces, counts = -(-len(ids) // PIECE), np.zeros(vocab_size)
-    for piece in np.linspace(0, pieces - 1, min(pieces, COUNTED // PIECE)).astype(int):
-        counts += np.bincount(ids[piece * PIECE:(piece + 1) * PIECE], minlength=vocab_size)
-    return counts
+    """How often each id comes in `ids`, (vocab_size,)."""
+    return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces(ids)], axis=0,
+                  dtype=np.float64)
 
 
 def words(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:

@@ -1,6 +1,6 @@
 """What each head does, as numbers: functions of its attention weights A[i, j], query i on key j.
 
-A score is the mean of readings, one for each query of the text, or for each of the random texts;
+A score is the mean of readings, one for each window of the text, or for each of the random texts;
 its standard error is that of this mean.
 """
 
@@ -9,6 +9,11 @@ import numpy as np
 from files import ASIDE
 
 Tables = dict[str, tuple[np.ndarray, np.ndarray]]  # name → values and standard errors, (L, H) each
+
+
+def current_token(A: np.ndarray) -> np.ndarray:
+    """A[i, i] of each i ≥ 1; A (…, T, T) gives (…, T - 1)."""
+    return np.diagonal(A, axis1=-2, axis2=-1)[..., 1:]
 
 
 def previous_token(A: np.ndarray) -> np.ndarray:
@@ -58,16 +63,21 @@ def induction(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> n
     return second_occurrence(repeat, periods, 1) - second_occurrence(control, periods, 1)
 
 
-def repeat_gain(loss: np.ndarray, periods: np.ndarray) -> dict[str, float]:
-    """How many nats less a token of the repeats costs where it comes again than where it came
-    first, of the losses (P, T) of the token after each, as metrics; {} where that is not known.
+def repeat_gains(repeat: np.ndarray, reshuffled: np.ndarray, periods: np.ndarray) -> np.ndarray:
+    """How many nats less the second occurrences of each row (P,) cost where they come in the order
+    of the first than in another, of the losses (P, T) of the token after each.
 
     In row r tokens 1 … periods[r] - 1 come again; the first has nothing before it that could tell.
     """
-    gains = [(loss[r, :p - 1] - loss[r, p:2 * p - 1]).mean() if p > 1 else np.nan
-             for r, p in enumerate(periods)]
-    values = zip(("probe/repeat_gain", "probe/repeat_gain_se"), mean_and_error(np.array(gains)))
-    return {name: float(value) for name, value in values if not np.isnan(value)}
+    return np.array([(reshuffled[r] - repeat[r])[p:2 * p - 1].mean()
+                     for r, p in enumerate(periods)])
+
+
+def probed(readings: dict[str, np.ndarray]) -> dict[str, float]:
+    """Readings (n,) as metrics: the mean `probe/<name>` and its error, where they are known."""
+    found = {name: mean_and_error(values) for name, values in readings.items()}
+    return {f"probe/{name}{end}": float(value) for name, both in found.items()
+            for end, value in zip(("", "_se"), both) if not np.isnan(value)}
 
 
 def without_first(A: np.ndarray) -> np.ndarray:
@@ -77,27 +87,30 @@ def without_first(A: np.ndarray) -> np.ndarray:
         return A / A.sum(axis=-1, keepdims=True)
 
 
-def tables(text: np.ndarray, repeat: np.ndarray, control: np.ndarray,
+def tables(windows: np.ndarray, repeat: np.ndarray, control: np.ndarray,
            periods: np.ndarray) -> Tables:
     """Every score of the maps that `readings` takes, and its standard error."""
-    found = readings(text, repeat, control, periods)
+    found = readings(windows, repeat, control, periods)
     return {name: mean_and_error(values) for name, values in found.items()}
 
 
-def readings(text: np.ndarray, repeat: np.ndarray, control: np.ndarray,
+def readings(windows: np.ndarray, repeat: np.ndarray, control: np.ndarray,
              periods: np.ndarray) -> dict[str, np.ndarray]:
     """Every score's readings, name → (L, H, n).
 
-    Of maps text (L, H, T, T), and repeat and control (L, P, H, T_r, T_r) with periods (P,).
+    Of maps of windows (L, W, H, T, T), repeat and control (L, P, H, T_r, T_r), periods (P,).
     """
-    past = without_first(text)
-    return {
-        "previous_token": previous_token(text),
-        "duplicate_token": duplicate_token(repeat, control, periods),
-        "induction": induction(repeat, control, periods),
-        "sink": sink(text), "entropy": entropy(text), "distance": distance(text),
+    past = without_first(windows)
+    queries = {  # (L, W, H, T) each
+        "current_token": current_token(windows), "previous_token": previous_token(windows),
+        "sink": sink(windows), "entropy": entropy(windows), "distance": distance(windows),
         "previous_token_without_first": previous_token(past),
         "entropy_without_first": entropy(past), "distance_without_first": distance(past)}
+    found = {name: mean_and_error(values)[0].swapaxes(1, 2) for name, values in queries.items()}
+    if len(periods):
+        found |= {"duplicate_token": duplicate_token(repeat, control, periods),
+                  "induction": induction(repeat, control, periods)}
+    return found
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +120,15 @@ def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean = np.nansum(values, axis=-1, dtype=np.float64) / n
         square = np.nansum((values - mean[..., None]) ** 2, axis=-1, dtype=np.float64)
         return mean, np.sqrt(square / (n - 1) / n)
+
+
+def ratio(values: np.ndarray, whole: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Σ values / Σ whole over the last axis, and the standard error of that ratio."""
+    n, total = whole.shape[-1], whole.sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = values.sum(axis=-1) / total
+        apart = ((values - share[..., None] * whole) ** 2).sum(axis=-1)
+        return share, np.sqrt(apart * n / np.float64(n - 1)) / np.abs(total)
 
 
 def own(tables: Tables) -> Tables:
@@ -124,7 +146,8 @@ def as_metrics(tables: Tables) -> dict[str, float]:
 
 # A head is one of its kind where its score has come this share of the way from what even attention
 # gives to 1. What is less a control is 0 for even attention, at any length.
-SHARES = {"previous_token": 0.25, "duplicate_token": 0.2, "induction": 0.2, "sink": 0.25}
+SHARES = {"current_token": 0.25, "previous_token": 0.25, "duplicate_token": 0.2, "induction": 0.2,
+          "sink": 0.25}
 
 
 def threshold(score: str, length: int) -> float:
@@ -136,21 +159,28 @@ def threshold(score: str, length: int) -> float:
 
 
 def births(before: dict, now: dict, length: int) -> dict[str, int]:
-    """The step at which each head was born to each kind, `births/<score>/L<layer>H<head>` → step.
+    """The step at which each head was born to each kind, `births/<score>/L<layer>H<head>` → step,
+    and `deaths/…` → the last step at which it was of that kind, for one that is so no more.
 
     A head is born at the first snapshot at which its score less its standard error is at the
     threshold, if that holds at the next snapshot too. before, now: metrics of the last snapshot,
-    with the births up to then, and of this one; length: tokens of the text probe.
+    with the births up to then, and of this one; length: tokens of the scored windows.
     """
     def passes(row: dict, score: str, head: str) -> bool:
-        value = row.get(f"heads/{score}/{head}", -1) - row.get(f"heads/{score}_se/{head}", 0)
-        return value >= threshold(score, length)
+        error = row.get(f"heads/{score}_se/{head}", np.inf)
+        return row.get(f"heads/{score}/{head}", 0) - error >= threshold(score, length)
 
-    born = {key: step for key, step in before.items() if key.startswith("births/")}
+    told = {key: step for key, step in before.items() if key.startswith(("births/", "deaths/"))}
     for key in now:
         kind, _, rest = key.partition("/")
         score, _, head = rest.partition("/")
-        passed = score in SHARES and all(passes(row, score, head) for row in (before, now))
-        if kind == "heads" and passed:
-            born.setdefault(f"births/{rest}", before["step"])
-    return born
+        if kind != "heads" or score not in SHARES:
+            continue
+        passed, does = (passes(row, score, head) for row in (before, now))
+        if passed and does:
+            told.setdefault(f"births/{rest}", before["step"])
+        if does:
+            told.pop(f"deaths/{rest}", None)
+        elif passed and f"births/{rest}" in told:
+            told[f"deaths/{rest}"] = before["step"]
+    return told

@@ -4,15 +4,18 @@ the end. And a look at one prompt."""
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attention_maps import ablation, capture, picture, scores, wiring
+from attention_maps import ablation, capture, picture, scores, stages, wiring
 from attention_maps.card import copying, explain
-from attention_maps.probe import LONGEST, make_probes, words
+from attention_maps.enough import CLEAR, ERRORS, Alone, enough, smallest
+from attention_maps.findings import told_heads
+from attention_maps.probe import LONGEST, Probes, make_probes, word, words
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
@@ -29,6 +32,7 @@ DRAWN = 1 << 16  # tokens of which those that repeat are taken
 # What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
 # two cores, for GPT-2 at 200 tokens.
 LOOKED_AT = 5e12
+LONGEST_TOKEN = 40  # characters of a token that is kept
 
 Images = dict[str, Path | np.ndarray]
 
@@ -44,9 +48,8 @@ class Snapshots:
         self.tokenizer = tokens.tokenizer
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
-        # From what score on, less its error, a head is one of its kind.
-        self.thresholds = {kind: scores.threshold(kind, len(self.probes.text))
-                           for kind in scores.SHARES}
+        self.length = self.probes.windows.shape[1]
+        self.tables = stages.Tables(tokens.train, self.probes.windows, tokens.tokenizer.vocab_size)
         c, between = config.model, config.attention.every * config.batch_size
         passes = length * length + c.n_layer * c.n_head * length  # tokens
         self.affordable = passes <= EXPLAINED * between * c.block_size
@@ -61,34 +64,46 @@ class Snapshots:
         Returns the scores, their errors and the births up to now; where a picture is due, images
         for W&B and a text by the model, else {} and None.
         """
-        model, probes, due = capture.in_float32(model), self.probes, self.picture_due(step)
-        text, random = (capture.capture(model, ids) for ids in (probes.text[None], probes.random))
-        held, tables = score(model, text, random, probes.periods)
+        model, due = capture.in_float32(model), self.picture_due(step)
+        last = step == self.config.max_steps
+        seen = Seen(model, self.probes)
+        held, tables = seen.score()
         if due or self.affordable:
-            held |= explain(model, text, self.tokenizer)
-        if due:
-            row = random.rows([np.argmax(probes.periods)])  # the one that the page shows
+            held |= explain(model, seen.text, self.tokenizer)
+        if due and len(self.probes.periods):
+            row = seen.random.rows([np.argmax(self.probes.periods)])  # the one that the page shows
             told = explain(model, row, self.tokenizer)
             held |= {f"repeat_{name}": value for name, value in told.items()}
-        if step == self.config.max_steps:
-            losses = ablation.losses_without_heads(model, *self.windows, self.config.precision)
-            tables["importance"] = ablation.importance(**losses)
-            tables |= ablation.costs(*self.windows, **losses)
-            held |= losses
-        heads = {name: strongest(*tables[name], self.thresholds[name]) for name in wiring.SCORES}
-        metrics = scores.repeat_gain(held["repeat_loss"], probes.periods)
-        metrics |= wiring.named(wiring.wiring(model, text, random, probes.periods, heads))
-        metrics |= scores.as_metrics(tables)
+        if last:
+            held |= self.without_heads(model)
+            tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
+        metrics = scores.as_metrics(tables)
+        metrics |= ablation.loss_by_place(model, *self.windows, self.config.precision)
+        metrics |= self.tables.distances(model, seen.windows)
+        metrics |= seen.circuits(held, tables)
         before = next((row for row in reversed(rows) if is_scored(row)), {})
-        metrics |= scores.births(before, metrics, len(probes.text))
+        metrics |= scores.births(before, metrics, self.length)
+        if due:
+            metrics |= seen.enough(metrics, last)
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
-            capture.save(path, step, probes, held)
+            capture.save(path, step, self.probes, held)
         if not due:
             return metrics, {}, None
+        with self.may_fail():
+            capture.save_weights(path.with_suffix(".safetensors"), model)
         images = self.draw(held["text"], step, tables)
         sample = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed)
         return metrics, images, sample
+
+    def without_heads(self, model: GPT) -> dict[str, np.ndarray]:
+        """The losses of windows of validation without each head, and their tokens as text."""
+        x, y = self.windows
+        ids = torch.cat((x, y[:, -1:]), dim=1).cpu().numpy()  # (W, T + 1)
+        tokens = [["" if id < 0 else word(self.tokenizer, id)[:LONGEST_TOKEN] for id in row]
+                  for row in ids]
+        losses = ablation.losses_without_heads(model, x, y, self.config.precision)
+        return losses | {"loss_tokens": np.array(tokens)}
 
     def picture_due(self, step: int) -> bool:
         """Whether it is drawn: each `picture_every` steps, or at the first and each doubling."""
@@ -111,12 +126,46 @@ class Snapshots:
         return images
 
 
-def score(model: GPT, text: capture.Forward, random: capture.Forward, periods: np.ndarray
-          ) -> tuple[dict[str, np.ndarray], scores.Tables]:
-    """What is kept of the passes, by `capture.arrays`, and the scores of every head."""
-    held = capture.arrays(model, text, random)
-    tables = scores.tables(held["text"], held["repeat"], held["control"], periods)
-    return held, tables | {"copying": copying(model, random.rows([len(periods)]))}
+class Seen:
+    """The forward passes of a model over all probes."""
+
+    def __init__(self, model: GPT, probes: Probes):
+        self.model, self.probes = model, probes
+        self.text = capture.capture(model, probes.text[None])
+        self.windows, self.random = (capture.capture(model, ids)
+                                     for ids in (probes.windows, probes.random))
+
+    def score(self) -> tuple[dict[str, np.ndarray], scores.Tables]:
+        """What is kept of the passes, by `capture.arrays`, and the scores of every head."""
+        held, periods = capture.arrays(self.model, self.text, self.random), self.probes.periods
+        windows = self.windows.weights.cpu().numpy()
+        tables = scores.tables(windows, held.get("repeat"), held.get("control"), periods)
+        if len(periods):
+            tables["copying"] = copying(self.model, capture.thirds(self.random)[2])
+        return held, tables
+
+    def circuits(self, held: dict[str, np.ndarray], tables: scores.Tables) -> dict[str, float]:
+        """The repeat gain, and who feeds the strongest heads, as metrics."""
+        periods, length = self.probes.periods, self.windows.tokens.shape[1]
+        if not len(periods):
+            return {}
+        gains = scores.repeat_gains(held["repeat_loss"], held["reshuffled_loss"], periods)
+        heads = {name: strongest(*tables[name], scores.threshold(name, length))
+                 for name in wiring.SCORES}
+        rows = [*range(len(periods)), *range(2 * len(periods), 3 * len(periods))]
+        found = wiring.wiring(self.model, self.windows, self.random.rows(rows), periods, heads)
+        return scores.probed({"repeat_gain": gains}) | found
+
+    def enough(self, metrics: dict[str, float], last: bool) -> dict[str, float]:
+        """Whether the heads that findings name are enough for a clear repeat gain, as metrics;
+        at the last step also which few are."""
+        gain, error = (metrics.get(f"probe/repeat_gain{end}", 0) for end in ("", "_se"))
+        if gain < max(CLEAR, ERRORS * error):
+            return {}
+        twice = self.random.rows(range(2 * len(self.probes.periods)))
+        alone = Alone(self.model, self.windows, twice, self.probes.periods)
+        found = enough(alone, told_heads(metrics))
+        return found | (smallest(alone) if last else {})
 
 
 def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
@@ -141,7 +190,7 @@ def look(model: GPT, tokenizer: Tokenizer, ids: list[int],
     text = capture.capture(model, ids[None])
     drawn = expected_tokens(model, text, tokenizer.vocab_size)
     probes = make_probes(drawn, drawn, tokenizer, min(LONGEST, model.config.block_size), seed=0)
-    held, tables = score(model, text, capture.capture(model, probes.random), probes.periods)
+    held, tables = Seen(model, replace(probes, text=ids)).score()
     found = {"text": held["text"].astype(np.float16), "text_value_norms": held["text_value_norms"],
              "text_tokens": np.array(words(tokenizer, ids))}
     if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:

@@ -1,4 +1,9 @@
-"""Who feeds whom: a head's score when a part of its input lacks what a head below it wrote."""
+"""Who feeds whom: a head's score when a part of its input lacks what a part of the model below it
+wrote."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -7,116 +12,163 @@ from torch import Tensor
 
 from attention_maps import scores
 from attention_maps.capture import Forward, written
-from model import GPT, SelfAttention, attention_weights, causal_mask
+from model import GPT, attention_weights, causal_mask
 
-PARTS = ("queries", "keys", "values")
+READ = ("queries", "keys", "values")
 SCORES = ("previous_token", "induction")  # whose heads are asked who feeds them
 MOST = 4  # heads of a score that are asked, the strongest
-ROWS = slice(None, None, 4)  # of the random texts, one of each period: a share is known well by few
 LEAST = 0.05  # a smaller share is not recorded
 
-Table = tuple[np.ndarray, np.ndarray]  # shares and standard errors, (3, layers below, H) each
+Table = tuple[np.ndarray, np.ndarray]  # shares and their standard errors
+
+
+class Part(NamedTuple):
+    """A part of the model that writes to the residual stream: a head, an MLP, the embedding."""
+
+    kind: str
+    layer: int = -1
+    head: int = -1
+
+    @property
+    def name(self) -> str:
+        return {"embedding": "embedding", "mlp": f"L{self.layer}MLP",
+                "heads": f"L{self.layer}H{self.head}"}[self.kind]
+
+
+def parts_below(model: GPT, layer: int) -> list[Part]:
+    below = [part for at in range(layer) for part in
+             (*(Part("heads", at, head) for head in range(model.config.n_head)), Part("mlp", at))]
+    return [Part("embedding"), *below]
 
 
 @torch.no_grad()
-def wiring(model: GPT, text: Forward, random: Forward, periods: np.ndarray,
-           heads: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int, int], Table]:
-    """Who feeds each of the heads (layer, head) of a score: (score, layer, head) → the share of the
-    score that is lost where its queries, or keys, or values are computed from the residual stream
-    without what a head below wrote (its mean over tokens stands in its place).
+def wiring(model: GPT, windows: Forward, random: Forward, periods: np.ndarray,
+           heads: dict[str, list[tuple[int, int]]]) -> dict[str, float]:
+    """Who feeds each of the heads (layer, head) of a score, as metrics.
+
+    `wiring/<score>/<head>/<read>/<from>` is the share of the head's score that is lost where its
+    queries, or keys, or values are computed from a residual stream that lacks what a part below
+    wrote: its mean over tokens stands in its place, and the blocks between are computed again.
+    `wiring/<score>_direct/…` is that share where they are not. Beside each its `_se`. All six
+    stand in the row where one of the first three is LEAST or more and twice its error.
 
     Values do not decide where a head looks. Theirs is the share of what it writes that is lost: of
     its squared length, the part across what it wrote with all of them (1 - cos²), which does not
     see that the norm makes the rest larger. The random texts are those that repeat, with these
     periods, and then as many that do not.
     """
-    found = {}
+    row = {}
     for score, asked in heads.items():
-        own = score == "previous_token"  # read on the text; the others on the random texts
-        read = (text, None) if own else (random.rows(ROWS), periods[ROWS])
-        for layer in sorted({layer for layer, _ in asked} - {0}):  # nothing is below layer 0
-            of = [head for at, head in asked if at == layer]
-            share, error = fed(model, layer, of, *read)
-            for n, head in enumerate(of):
-                found[score, layer, head] = share[..., n], error[..., n]
-    return found
+        above = {layer: sorted(head for at, head in asked if at == layer)
+                 for layer, _ in asked if layer}  # nothing is below layer 0
+        if not above:
+            continue
+        whole, own = (windows, None) if score == "previous_token" else (random, periods)
+        readers = {layer: Reader(model, layer, of, whole, own) for layer, of in above.items()}
+        for part in parts_below(model, max(above)):
+            for layer, again, direct in without(model, whole, part, max(above)):
+                if layer in readers:
+                    tables = [readers[layer].lost(x) for x in (again, direct)]
+                    row |= named(score, layer, above[layer], part, tables)
+    return row
 
 
-def fed(model: GPT, layer: int, of: list[int], whole: Forward, periods: np.ndarray | None
-        ) -> Table:
-    """Shares and errors (3, layer, H, n) of n heads of a layer, for one kind of score."""
-    block, E = model.blocks[layer], whole.residuals[layer]  # (B, T, C)
-    rotary = None if model.rotary is None else model.rotary[:, :E.shape[1]]
+def without(model: GPT, whole: Forward, part: Part, top: int
+            ) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each layer above a part, up to `top`, and what it is given where the part wrote its mean:
+    (B, T, C) with the blocks between computed again, and with nothing else changed."""
+    E, first = whole.residuals, max(0, part.layer)
+    rotary = None if model.rotary is None else model.rotary[:, :E.shape[2]]
+    x, taps, wrote = E[first], {part.kind: partial(averaged, part)}, E[0]  # (B, T, C)
+    if part.kind == "embedding":
+        x = mean_of(x)
+        yield 0, x, x
+    else:
+        attention = model.blocks[first].attention
+        heads = written(attention, whole.heads[first])  # (B, T, H, C)
+        rest = E[first + 1] - E[first] - heads.sum(dim=2)  # the MLP's, and a bias: the same mean
+        wrote = heads[:, :, part.head] if part.kind == "heads" else rest
+    for layer in range(first, top):
+        with model.evaluating():
+            x = model.blocks[layer](x, rotary, taps=taps)
+        yield layer + 1, x, E[layer + 1] - wrote + mean_of(wrote)
 
-    def project(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return block.attention.project(block.norm_1(x), rotary)
 
-    projected = project(E)
-    heads, after = Heads(block.attention, of, projected), []
-    before = heads.readings(projected, periods)  # (3, n, R)
-    for below in range(layer):
-        wrote = written(model.blocks[below].attention, whole.heads[below])  # (B, T, H, C)
-        for one in wrote.unbind(2):
-            after.append(heads.readings(project(E - one + one.mean(dim=(0, 1))), periods))
-    after = np.array(after).reshape(layer, -1, *before.shape)
-    return lost(before[:, None, None], after.transpose(2, 0, 1, 3, 4))
+def averaged(part: Part, layer: int, value: Tensor) -> Tensor:
+    """A tap, once it has a part, that puts the mean over tokens for what the part gives there:
+    of all heads (B, T, H, d_v), of an MLP (B, T, C)."""
+    if layer != part.layer:
+        return value
+    if part.kind == "mlp":
+        return mean_of(value)
+    value = value.clone()
+    value[:, :, part.head] = mean_of(value[:, :, part.head])
+    return value
 
 
-class Heads:
-    """Heads of a layer at work: what they compute of projections q (B, H, T, d_k), k (B, G, T, d_k)
-    and v (B, G, T, d_v)."""
+def mean_of(x: Tensor) -> Tensor:
+    """The mean over tokens of x (B, T, C), for each of them."""
+    return x.mean(dim=(0, 1)).expand_as(x)
 
-    def __init__(self, layer: SelfAttention, heads: list[int], projected: tuple[Tensor, ...]):
-        c = layer.config
+
+class Reader:
+    """Heads of a layer at work, on texts whose residual streams are known."""
+
+    def __init__(self, model: GPT, layer: int, heads: list[int], whole: Forward,
+                 periods: np.ndarray | None):
+        """periods: of the texts that repeat, for induction; None for the token before."""
+        c, self.block, self.periods = model.config, model.blocks[layer], periods
+        self.rotary = None if model.rotary is None else model.rotary[:, :whole.tokens.shape[1]]
         self.heads, self.groups = heads, [head // (c.n_head // c.kv_heads) for head in heads]
-        self.q, self.k, v = self.own(projected)
-        self.W_O = layer.W_O.weight.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
+        self.q, self.k, v = self.project(whole.residuals[layer])
+        W_O = self.block.attention.W_O.weight
+        self.W_O = W_O.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
         self.mask = causal_mask(v.shape[2], v.shape[2], v.device)
         self.weights = attention_weights(self.q, self.k, self.mask)
         self.wrote = self.output(v)
+        self.before = self.readings(whole.residuals[layer])
 
-    def own(self, projected: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = projected
-        return q[:, self.heads], k[:, self.groups], v[:, self.groups]  # (B, n, T, d) each
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, n, T, d) of n heads, of a residual stream x (B, T, C)."""
+        q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
+        return q[:, self.heads], k[:, self.groups], v[:, self.groups]
 
     def output(self, v: Tensor) -> Tensor:
         """What they write, (B, n, T, C), looking where they look, with values (B, n, T, d_v)."""
         return torch.einsum("bntd,cnd->bntc", self.weights @ v, self.W_O)
 
-    def readings(self, other: tuple[Tensor, ...], periods: np.ndarray | None) -> np.ndarray:
-        """(3, n, R): their score with the queries of `other`, and with the keys; cos² of the angle
-        between what they write with the values of `other` and with their own."""
-        q, k, v = self.own(other)
+    def readings(self, x: Tensor) -> np.ndarray:
+        """(3, n, R): their score with the queries of another residual stream x (B, T, C), and with
+        its keys; cos² of the angle between what they write with its values and with their own."""
+        q, k, v = self.project(x)
         maps = torch.stack([attention_weights(q, self.k, self.mask),
                             attention_weights(self.q, k, self.mask)]).float().cpu().numpy()
         cosine = F.cosine_similarity(self.output(v), self.wrote, dim=-1)  # (B, n, T)
         along = cosine.float().square().cpu().numpy()
-        if periods is None:
-            return np.stack([*scores.previous_token(maps[:, 0]), along[0, :, 1:]])
-        P = len(periods)
-        of_maps = scores.induction(maps[:, :P], maps[:, P:], periods)  # (2, n, P)
-        of_values = [along[r, :, p:2 * p].mean(axis=-1) for r, p in enumerate(periods)]
-        return np.stack([*of_maps, np.transpose(of_values)])
+        if self.periods is None:
+            looks = scores.previous_token(maps).mean(axis=-1).swapaxes(1, 2)  # (2, n, W)
+            return np.stack([*looks, along[..., 1:].mean(axis=-1).T])
+        P = len(self.periods)
+        looks = scores.induction(maps[:, :P], maps[:, -P:], self.periods)  # (2, n, P)
+        moves = [along[r, :, p:2 * p].mean(axis=-1) for r, p in enumerate(self.periods)]
+        return np.stack([*looks, np.transpose(moves)])
+
+    def lost(self, x: Tensor) -> Table:
+        """The shares of their readings that are lost with x (B, T, C), and errors: (3, n) each."""
+        left, error = scores.ratio(self.readings(x), self.before)
+        return 1 - left, error
 
 
-def lost(before: np.ndarray, after: np.ndarray) -> Table:
-    """The share 1 - Σ after / Σ before over the last axis, and the standard error of that ratio."""
-    n, total = before.shape[-1], before.sum(axis=-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        left = after.sum(axis=-1) / total
-        apart = ((after - left[..., None] * before) ** 2).sum(axis=-1)
-        return 1 - left, np.sqrt(apart * n / (n - 1)) / np.abs(total)
-
-
-def named(tables: dict[tuple[str, int, int], Table]) -> dict[str, float]:
-    """The shares as metrics, `wiring/<score>/<head>/<part>/<from>`, and `wiring/<score>_se/…`: all
-    three parts where one of them is LEAST or more and twice its error."""
-    row = {}
-    for (score, layer, head), (share, error) in tables.items():
-        told = ((share >= LEAST) & (share >= 2 * error)).any(axis=0)  # (layers below, H)
-        for below, h in np.argwhere(told):
-            for part, name in enumerate(PARTS):
-                key = f"L{layer}H{head}/{name}/L{below}H{h}"
-                row[f"wiring/{score}/{key}"] = float(share[part, below, h])
-                row[f"wiring/{score}_se/{key}"] = float(error[part, below, h])
+def named(score: str, layer: int, heads: list[int], part: Part, tables: list[Table]
+          ) -> dict[str, float]:
+    """The shares that heads of a layer lose without a part, computed again and direct, as
+    metrics."""
+    row, (share, error) = {}, tables[0]
+    told = ((share >= LEAST) & (share >= 2 * error)).any(axis=0)  # (n,)
+    for n, head in enumerate(heads):
+        for read, name in enumerate(READ if told[n] else ()):
+            key = f"L{layer}H{head}/{name}/{part.name}"
+            for end, of in zip(("", "_direct"), tables):
+                for se, table in zip(("", "_se"), of):
+                    row[f"wiring/{score}{end}{se}/{key}"] = float(table[read, n])
     return row

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from attention_maps.findings import conclude
 from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_rows, snapshot_steps
-from report.conclusion import conclude
 from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
 from report.sweep import config_of, settings_of
 
@@ -25,7 +25,8 @@ MOST_SCORED = 200  # steps for which every head's scores are kept
 LONGEST_VALUE, LONGEST_TITLE, LONGEST_SAMPLE = 2000, 200, SAMPLES_BUDGET // 12 - 100
 CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/muon_lr",
           "train/grad_norm", "train/tokens_per_second")
-OF_HEADS = ("heads/", "births/", "wiring/", "probe/repeat_gain")  # begin the metrics of a snapshot
+# The metrics of a snapshot begin with these.
+OF_HEADS = ("heads/", "births/", "deaths/", "wiring/", "probe/", "enough/")
 SPENT = {"train": "train_seconds", "evaluate": "seconds/evaluate",
          "attention": "seconds/attention", "save": "seconds/save"}
 PARTS = Path(__file__).parent
@@ -51,7 +52,7 @@ def write_page(run_dir: Path) -> Path:
         "samples": kept, "samplesLeftOut": len(samples) - len(kept),
         "config": [[key, clipped(value, LONGEST_VALUE)]
                    for key, value in settings_of(config).items()],
-        "looked": snapshot_steps(rows), "scored": scored(rows), "conclusion": conclude(rows),
+        "looked": snapshot_steps(rows), "scored": scored(rows), "findings": conclude(rows),
     }
     return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir))
 

@@ -1,10 +1,12 @@
 """A run's record in Weights & Biases, online or offline."""
 
 import os
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +42,8 @@ class WandbRecord:
             found["train/mfu"] = row["train/tokens_per_second"] * self._least
         self._do(lambda run: run.log(
             found | {key: _image(key, image, row["step"]) for key, image in images.items()}
-            | ({"heads/table": head_table(row)} if images else {}), step=row["step"]))
+            | ({"heads/table": head_table(row), "heads/wiring": wiring_table(row)} if images
+               else {}), step=row["step"]))
 
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote, in a table with those before it."""
@@ -48,14 +51,20 @@ class WandbRecord:
         self._do(lambda run: run.log({"step": step, "samples": wandb.Table(
             columns=["step", "text"], data=self._samples)}, step=step))
 
-    def page(self, path: Path, row: dict, last: bool) -> None:
-        """Record the run's page, the first and the last, which holds all before; and births."""
+    def page(self, path: Path, row: dict, findings: list[tuple[str, str]], last: bool) -> None:
+        """Record the run's page, the first and the last, which holds all before; what was found
+        out, as sentences and their figures; and births."""
+        lines, found = [f"{text[:-1]} ({figures})." for text, figures in findings], {}
         if last or row["step"] == 0:
-            self._do(lambda run: run.log({"step": row["step"], "attention/explorer": wandb.Html(
-                path.read_text(encoding="utf-8"), inject=False)}, step=row["step"]))
+            found["attention/explorer"] = wandb.Html(path.read_text(encoding="utf-8"), inject=False)
+        if lines:
+            found["findings"] = wandb.Html("".join(f"<p>{escape(line)}</p>" for line in lines),
+                                           inject=False)
+        if found:
+            self._do(lambda run: run.log({"step": row["step"]} | found, step=row["step"]))
         if last:
             births = {key: value for key, value in row.items() if key.startswith("births/")}
-            self._do(lambda run: run.summary.update(births))
+            self._do(lambda run: run.summary.update(births | {"findings": "\n".join(lines)}))
 
     def finish(self, failed: bool) -> None:
         self._do(lambda run: run.finish(exit_code=int(failed)))
@@ -71,8 +80,8 @@ class WandbRecord:
 
 
 def without_heads(row: dict) -> dict:
-    """The row with the greatest score of the heads, `heads/<score>/max`, in place of each; without
-    the errors of scores, and the like."""
+    """The row with the greatest score of the heads, `heads/<score>/max`, in place of what is of one
+    head; without the errors of scores, and the like."""
     row = {key: value for key, value in row.items()
            if not any(part.endswith(ASIDE) for part in key.split("/"))}
     most: dict[str, float] = {}
@@ -81,7 +90,7 @@ def without_heads(row: dict) -> dict:
             name = f"{key.rpartition('/')[0]}/max"
             most[name] = max(value, most.get(name, value))
     return {key: value for key, value in row.items()
-            if not key.startswith(("heads/", "births/"))} | most
+            if not re.search(r"/L\d+H\d+(/|$)", key)} | most
 
 
 def head_table(row: dict) -> wandb.Table:
@@ -95,6 +104,18 @@ def head_table(row: dict) -> wandb.Table:
     columns = sorted({name for of in found.values() for name in of})
     return wandb.Table(columns=["head", *columns],
                        data=[[head, *map(of.get, columns)] for head, of in found.items()])
+
+
+def wiring_table(row: dict) -> wandb.Table:
+    """A row for each share that a head loses without what feeds it, the largest first."""
+    found = []
+    for key, share in row.items():
+        kind, _, rest = key.partition("/")
+        score, _, wire = rest.partition("/")
+        if kind == "wiring" and not score.endswith(("_se", "_direct")):
+            found.append([score, *wire.split("/"), share, row[f"wiring/{score}_se/{wire}"]])
+    return wandb.Table(columns=["score", "head", "read", "from", "share", "error"],
+                       data=sorted(found, key=lambda wire: -wire[4]))
 
 
 def _image(key: str, image: Path | np.ndarray, step: int):
@@ -148,6 +169,8 @@ def start(config: Config, run_dir: Path, experiment: str, log: Callable[[str], N
             part.write_text(run.id)
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
+        for key in ("tokens", "train_seconds", "seconds/*"):  # no panels: what is told comes first
+            run.define_metric(key, step_metric="step", hidden=True)
         run.define_metric("val/loss", step_metric="step", summary="min")
     except Exception as e:
         log(f"W&B could not start ({_brief(e)}): metrics.jsonl is the record")

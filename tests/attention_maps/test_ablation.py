@@ -16,8 +16,8 @@ def captured(model, tokens):
     return capture(model, tokens.numpy()[None])
 
 
-def slow_losses(model, tokens, hidden=None, silent=None) -> np.ndarray:
-    """-ln p of each next token, by the written-out formula, a layer and a head at a time, with
+def slow(model, tokens, hidden=None, silent=None) -> torch.Tensor:
+    """ln p of the next tokens, by the written-out formula, a layer and a head at a time, with
     token `hidden` out of sight of later queries, or the head `silent`, (layer, head), zeroed."""
     c, T = model.config, len(tokens)
     mask = causal_mask(T, T)
@@ -38,8 +38,11 @@ def slow_losses(model, tokens, hidden=None, silent=None) -> np.ndarray:
             heads.append(y * 0 if (layer, h) == silent else y)
         x = x + a.W_O(torch.cat(heads, dim=-1))
         x = x + block.mlp(block.norm_2(x))
-    log_p = model.head(model.norm(x))[0].log_softmax(dim=-1)
-    return -log_p[torch.arange(T - 1), tokens[1:]].detach().numpy()
+    return model.head(model.norm(x))[0].log_softmax(dim=-1).detach()  # (T, V)
+
+
+def slow_losses(model, tokens, **changed) -> np.ndarray:
+    return -slow(model, tokens, **changed)[torch.arange(len(tokens) - 1), tokens[1:]].numpy()
 
 
 @few
@@ -47,12 +50,15 @@ def slow_losses(model, tokens, hidden=None, silent=None) -> np.ndarray:
 def test_need_and_knockout_are_what_a_slow_loop_finds(config):
     model, tokens = lively(GPT(config)).double(), random_tokens(11)
     whole = slow_losses(model, tokens)
-    need = ablation.need(model, captured(model, tokens))
+    found = ablation.need(model, captured(model, tokens))
+    need, log_p = found["need"], slow(model, tokens)
     assert need.shape == (11, 11) and np.isnan(need[-1]).all()
     assert not np.triu(need[:-1]).any()  # a token is not hidden from itself and those before it
     for j in range(10):
         changed = slow_losses(model, tokens, hidden=j) - whole
         assert need[:-1, j] == pytest.approx(np.where(np.arange(10) > j, changed, 0), abs=1e-6)
+        kl = F.kl_div(slow(model, tokens, hidden=j), log_p, reduction="none", log_target=True)
+        assert found["need_kl"][:, j] == pytest.approx(kl.sum(dim=-1).numpy(), abs=1e-6)
     knockout = ablation.knockout(model, captured(model, tokens))
     assert knockout.shape == (2, 4, 11) and np.isnan(knockout[..., -1]).all()
     for layer in range(2):
@@ -68,17 +74,18 @@ def test_need_and_knockout_are_the_same_in_passes_of_any_size(monkeypatch, rows)
     whole = captured(model, random_tokens(40))
     need, knockout = ablation.need(model, whole), ablation.knockout(model, whole)
     monkeypatch.setattr(ablation, "at_once", lambda model, length: rows)
-    assert np.allclose(ablation.need(model, whole), need, atol=2e-5, equal_nan=True)
+    for name, found in ablation.need(model, whole).items():
+        assert np.allclose(found, need[name], atol=2e-5, equal_nan=True)
     assert np.allclose(ablation.knockout(model, whole), knockout, atol=2e-5, equal_nan=True)
 
 
 def test_in_float32_need_is_exact_to_its_last_digits():
     model = lively(GPT(small(n_kv_head=2, position="rope", qk_norm=True)))
     whole = captured(model, random_tokens(16))
-    need, knockout = ablation.need(model, whole), ablation.knockout(model, whole)
+    need, knockout = ablation.need(model, whole)["need"], ablation.knockout(model, whole)
     assert need.dtype == knockout.dtype == np.float32
     whole = captured(model.double(), random_tokens(16))
-    assert np.nanmax(np.abs(need - ablation.need(model, whole))) < 2e-5
+    assert np.nanmax(np.abs(need - ablation.need(model, whole)["need"])) < 2e-5
     assert np.nanmax(np.abs(knockout - ablation.knockout(model, whole))) < 2e-5
 
 
@@ -86,31 +93,11 @@ def test_what_is_measured_leaves_the_model_as_it_was():
     model = GPT(small(dropout=0.5)).train()
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
     whole = captured(model, random_tokens(16))
-    first = ablation.need(model, whole)
-    assert np.array_equal(first, ablation.need(model, whole), equal_nan=True)  # no dropout
+    first, again = (ablation.need(model, whole)["need"] for _ in range(2))
+    assert np.array_equal(first, again, equal_nan=True)  # no dropout
     ablation.knockout(model, whole)
     assert model.training and torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
-
-
-def test_costs_are_of_pairs_that_came_before_and_of_tokens_that_did_not():
-    rng = np.random.default_rng(0)
-    x, y = (torch.from_numpy(rng.integers(0, n, (5, 30))) for n in (6, 9))
-    y[:, :-1] = x[:, 1:]
-    loss, without = rng.random((5, 30)), rng.random((2, 3, 5, 30))
-    loss[4, 20:] = np.nan  # nothing follows
-    found = ablation.costs(x, y, loss, without)
-    pairs, new = [], []
-    for w in range(5):
-        for i in range(30 if w < 4 else 20):
-            before = [(x[w, j].item(), y[w, j].item()) for j in range(i)]
-            if (x[w, i].item(), y[w, i].item()) in before:
-                pairs.append(without[:, :, w, i] - loss[w, i])
-            if y[w, i] not in x[w, :i + 1]:
-                new.append(without[:, :, w, i] - loss[w, i])
-    assert found["pair_cost"][0] == pytest.approx(np.mean(pairs, axis=0))
-    assert found["new_cost"][0] == pytest.approx(np.mean(new, axis=0))
-    assert (found["pair_cost"][1] > 0).all()
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -1,10 +1,12 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from attention_maps.capture import MAPS, arrays, capture, save
 from attention_maps.probe import make_probes
-from attention_maps.scores import mean_and_error, readings
+from attention_maps.scores import readings
 from config import GPTConfig
 from data.tokenizer import CharTokenizer, train_bpe
 from model import GPT
@@ -32,8 +34,15 @@ def test_probes_repeat_what_they_say_and_nothing_else(probes):
         assert np.array_equal(row[:period], row[period:2 * period])
         assert len(set(row)) == len(row) - period
         assert len(set(control)) == len(control)
+    for row, other, period in zip(probes.repeat, probes.reshuffled, probes.periods):
+        again, pairs = other[period:2 * period], set(pairwise(row[:period]))
+        assert np.array_equal(other[:period], row[:period]) and again[0] == row[0]
+        assert np.array_equal(other[2 * period:], row[2 * period:])
+        assert set(again) == set(row[:period]) and not pairs & set(pairwise(again))
     assert len(set(probes.periods)) >= 3 and len(probes.periods) >= 16
     assert probes.repeat.shape == probes.control.shape == (len(probes.periods), 24)
+    assert probes.windows.shape == (16, 24)
+    assert np.array_equal(probes.windows[0], probes.text)
 
 
 def test_random_tokens_are_drawn_by_their_frequency_in_training_and_none_is_unseen():
@@ -56,30 +65,33 @@ def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
     tokenizer = train_bpe(["some text"], 257)
     probes = make_probes(np.arange(257), np.arange(200), tokenizer, 48, seed=0)
     assert tokenizer.end_of_text not in probes.repeat
-    few = make_probes(np.arange(3), np.zeros(50, int), CharTokenizer("ab\n"), 48, seed=0)
-    assert few.repeat.shape == (16, 3) and (few.periods >= 1).all()
+    few = make_probes(np.arange(4), np.zeros(50, int), CharTokenizer("abc\n"), 48, seed=0)
+    assert not len(few.random) and not len(few.periods)
+    five = make_probes(np.arange(5), np.zeros(50, int), CharTokenizer("abcd\n"), 48, seed=0)
+    assert five.repeat.shape == (16, 6) and (five.periods == 3).all()
+    assert all(row[i] != row[i - back] for row in five.control for back in (2, 3)
+               for i in range(3, 6))
     long = make_probes(np.arange(257), np.arange(200), tokenizer, 150, seed=0)
     assert len(long.text) == 150 and long.repeat.shape == (16, 64)
 
 
 def look(model, probes):
-    """Both forward passes of a snapshot, and its arrays."""
+    """The forward pass over the text, and a snapshot's arrays."""
     text = capture(model, probes.text[None])
-    random = capture(model, np.concatenate((probes.repeat, probes.control)))
-    return text, random, arrays(model, text, random)
+    return text, arrays(model, text, capture(model, probes.random))
 
 
 def test_a_snapshot_holds_the_exact_weights_of_every_query_head(model, probes):
-    found = look(model, probes)[2]
+    found = look(model, probes)[1]
     assert found["text"].shape == (2, 4, 24, 24)
     assert found["repeat"].shape == found["control"].shape == (2, len(probes.periods), 4, 24, 24)
     for maps in (found[name] for name in MAPS):
         assert maps.dtype == np.float32
         assert np.abs(maps.sum(axis=-1) - 1).max() < 1e-5
         assert (np.triu(maps, 1) == 0).all()
-    values = readings(*(found[name] for name in MAPS), probes.periods)
-    assert {each.shape[:2] for each in values.values()} == {(2, 4)}
-    assert {each.shape[2] for each in values.values()} == {len(probes.periods), 22, 23, 24}
+    windows = capture(model, probes.windows).weights.numpy()
+    values = readings(windows, found["repeat"], found["control"], probes.periods)
+    assert {each.shape for each in values.values()} == {(2, 4, 16)}
 
 
 def test_what_is_captured_is_what_the_model_with_its_fused_attention_computes(model, probes):
@@ -96,7 +108,7 @@ def test_what_is_captured_is_what_the_model_with_its_fused_attention_computes(mo
 
 
 def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tmp_path):
-    found = look(model, probes)[2]
+    found = look(model, probes)[1]
     save(tmp_path / "step.npz", 7, probes, found)
     with np.load(tmp_path / "step.npz", allow_pickle=False) as saved:
         assert saved["text"].dtype == np.float16
@@ -108,18 +120,13 @@ def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tm
             again = model.attention_maps(torch.from_numpy(np.atleast_2d(saved[f"{name}_ids"])))
             again = again.squeeze(1) if name == "text" else again
             assert np.allclose(again, saved[name], atol=1e-3)
-        # All that a score is computed from is there.
-        kept = (saved[name].astype(np.float32) for name in MAPS)
-        values = readings(*kept, saved["repeat_periods"])
-        exact = readings(*(found[name] for name in MAPS), probes.periods)
-        for name in exact:
-            for a, b in zip(mean_and_error(values[name]), mean_and_error(exact[name])):
-                assert np.allclose(a, b, atol=5e-3), name
+        assert np.array_equal(saved["window_ids"], probes.windows)
+        assert np.array_equal(saved["reshuffled_ids"], probes.reshuffled)
     assert [p.name for p in tmp_path.iterdir()] == ["step.npz"]
 
 
 def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model, probes):
-    text, _, found = look(model, probes)
+    text, found = look(model, probes)
     for layer, block in enumerate(model.blocks):
         for head in range(4):
             W_O = block.attention.W_O.weight[:, head * 8:(head + 1) * 8]  # (C, d_v)

@@ -33,7 +33,8 @@ def scored(text: np.ndarray, repeat=None, control=None) -> dict[str, float]:
         return np.stack([maps(p) for p in periods(len(text))])[None, :, None]  # (1, P, 1, T, T)
 
     repeat, control = repeat or (lambda p: text), control or (lambda p: text)
-    found = scores.readings(text[None, None], of(repeat), of(control), periods(len(text)))
+    windows = text[None, None, None]  # (1, 1, 1, T, T)
+    found = scores.readings(windows, of(repeat), of(control), periods(len(text)))
     return {name: scores.mean_and_error(values)[0].item() for name, values in found.items()}
 
 
@@ -55,8 +56,8 @@ def test_every_score_of_a_hand_built_head_is_the_known_value(T):
                                        "distance": (T - 1) / 2}),
         (uniform(T), (), {"previous_token": harmonic, "sink": harmonic, "entropy": 1,
                           "distance": (T - 1) / 4}),
-        (itself, (repeated(T, 0),), {"previous_token": 0, "sink": 0, "entropy": 0, "distance": 0,
-                                     "duplicate_token": 1}),
+        (itself, (repeated(T, 0),), {"current_token": 1, "previous_token": 0, "sink": 0,
+                                     "entropy": 0, "distance": 0, "duplicate_token": 1}),
         (itself, (repeated(T, 1),), {"induction": 1}),
         # Half of the weight of each query on the token before it, half on the first.
         ((looks_at(lambda i: i - 1, T) + looks_at(lambda i: 0, T)) / 2, (),
@@ -67,15 +68,15 @@ def test_every_score_of_a_hand_built_head_is_the_known_value(T):
             assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_the_repeat_gain_is_of_the_same_tokens_where_they_come_first_and_again():
-    rng, periods = np.random.default_rng(0), np.array([1, 3, 5])
-    loss = rng.random((3, 10))  # [r, i]: of the token after i
-    gains = [np.mean([loss[r, k - 1] - loss[r, p + k - 1] for k in range(1, p)])
-             for r, p in ((1, 3), (2, 5))]
-    found = scores.repeat_gain(loss, periods)  # a token that follows itself has none before it
-    assert found["probe/repeat_gain"] == pytest.approx(np.mean(gains))
-    assert found["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
-    assert scores.repeat_gain(loss[:1], periods[:1]) == {}
+def test_the_repeat_gain_is_of_what_comes_again_in_order_against_another_order():
+    rng, periods = np.random.default_rng(0), np.array([3, 5])
+    repeat, reshuffled = rng.random((2, 2, 10))  # [r, i]: of the token after i
+    gains = [np.mean([reshuffled[r, p + k - 1] - repeat[r, p + k - 1] for k in range(1, p)])
+             for r, p in enumerate(periods)]
+    found = scores.probed({"gain": scores.repeat_gains(repeat, reshuffled, periods)})
+    assert found["probe/gain"] == pytest.approx(np.mean(gains))
+    assert found["probe/gain_se"] == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
+    assert scores.probed({"gain": np.array([0.5])}) == {"probe/gain": 0.5}
 
 
 @pytest.mark.parametrize("T", LENGTHS)
@@ -102,12 +103,13 @@ def test_a_head_that_looks_a_fixed_distance_back_is_no_induction_and_no_duplicat
 @given(st.integers(0, 10_000))
 def test_scores_are_their_written_out_definitions(seed):
     rng, T = np.random.default_rng(seed), 24
-    A = np.tril(rng.random((2, 3, T, T)))
+    A = np.tril(rng.random((2, 2, 3, T, T)))  # (L, W, H, T, T)
     A /= A.sum(axis=-1, keepdims=True)
     R, C = (np.tril(rng.random((2, 2, 3, T, T))) for _ in range(2))
-    found = {name: scores.mean_and_error(values)[0][1, 2]
-             for name, values in scores.readings(A, R, C, periods(T)).items()}
-    one = A[1, 2]
+    found = {name: values[1, 2, 1] for name, values in
+             scores.readings(A, R, C, periods(T)).items()}  # of the second window, or text
+    one = A[1, 1, 2]
+    assert found["current_token"] == pytest.approx(np.mean([one[i, i] for i in range(1, T)]))
     assert found["previous_token"] == pytest.approx(np.mean([one[i, i - 1] for i in range(1, T)]))
     assert found["sink"] == pytest.approx(np.mean([one[i, 0] for i in range(1, T)]))
     by_hand = [sum(one[i, j] * (i - j) for j in range(i + 1)) for i in range(T)]
@@ -116,8 +118,9 @@ def test_scores_are_their_written_out_definitions(seed):
     by_hand = [-(row * np.log(row)).sum() / np.log(len(row)) for row in rows]
     assert found["entropy"] == pytest.approx(np.mean(by_hand))
     for name, shift in (("duplicate_token", 0), ("induction", 1)):
-        by_hand = [np.mean([R[1, r, 2, i, i - p + shift] - C[1, r, 2, i, i - p + shift]
-                            for i in range(p, 2 * p)]) for r, p in enumerate(periods(T))]
+        p = periods(T)[1]
+        by_hand = [R[1, 1, 2, i, i - p + shift] - C[1, 1, 2, i, i - p + shift]
+                   for i in range(p, 2 * p)]
         assert found[name] == pytest.approx(np.mean(by_hand))
     left = one[1:, 1:] / one[1:, 1:].sum(axis=-1, keepdims=True)
     by_hand = np.mean([left[i, i - 1] for i in range(1, T - 1)])
@@ -159,13 +162,15 @@ def born_of(key: str, values, length: int = 48, every: int = 10) -> dict[str, in
     for n, (value, error) in enumerate(values):
         now = {"step": every * n, f"heads/{key}": value, f"heads/{score}_se/{head}": error}
         before = now | scores.births(before, now, length)
-    return {key: step for key, step in before.items() if key.startswith("births/")}
+    return {key: step for key, step in before.items() if key.startswith(("births/", "deaths/"))}
 
 
 def test_a_head_is_born_at_the_first_snapshot_from_which_it_stays():
     at = scores.threshold("induction", 48)
     key, born = "induction/L1H0", "births/induction/L1H0"
-    assert born_of(key, [(v, 0) for v in (0, at, 0, at, at + 0.1, 0)]) == {born: 30}
+    dead = "deaths/induction/L1H0"
+    assert born_of(key, [(v, 0) for v in (0, at, 0, at, at + 0.1, 0, 0)]) == {born: 30, dead: 40}
+    assert born_of(key, [(v, 0) for v in (at, at, 0, 0, at)]) == {born: 0}
     assert born_of(key, [(v, 0) for v in (at, at)]) == {born: 0}
     assert born_of(key, [(v, 0) for v in (0, at, 0, at)]) == {}
     assert born_of("entropy/L1H0", [(1, 0)] * 3) == {} == scores.births({}, {}, 48)
@@ -173,7 +178,7 @@ def test_a_head_is_born_at_the_first_snapshot_from_which_it_stays():
 
 def test_a_birth_takes_a_score_that_stands_clear_of_its_standard_error():
     at = scores.threshold("induction", 48)
-    values = [(at + 0.01, 0.03), (at + 0.04, 0.03), (at + 0.04, 0.03), (at + 0.01, 0.03)]
+    values = [(at + 0.01, 0.03), (at + 0.04, 0.03), (at + 0.04, 0.03)]
     assert born_of("induction/L1H0", values) == {"births/induction/L1H0": 10}
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import nullcontext
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from models import lively, small
 from processes import rows
+from safetensors.torch import load_file
 
 from attention_maps import ablation, scores, snapshot
 from attention_maps.capture import capture
@@ -17,9 +19,12 @@ from config import AttentionConfig, Config
 from data.tokenizer import CharTokenizer
 from files import ASIDE
 from model import GPT
+from training.checkpoint import load_run
 from training.processes import Stopped, World
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
+IDS = np.random.default_rng(0).integers(0, 23, 2000)
+X, Y = (torch.from_numpy(IDS[first:first + 320]).view(10, 32) for first in (0, 1))
 MODEL = lively(GPT(small(block_size=32, position="rope")))
 
 
@@ -31,10 +36,8 @@ def snapshots(tmp_path, monkeypatch):
     def make(every: int = 2, picture_every: int = 0, batch_size: int = 4) -> snapshot.Snapshots:
         config = Config(model=MODEL.config, max_steps=12, batch_size=batch_size, precision="fp32",
                         attention=AttentionConfig(every=every, picture_every=picture_every))
-        ids = np.random.default_rng(0).integers(0, 23, 2000)
-        x, y = (torch.from_numpy(ids[first:first + 320]).view(10, 32) for first in (0, 1))
-        tokens = SimpleNamespace(train=ids, val=ids[:500], tokenizer=TOKENIZER)
-        return snapshot.Snapshots(config, tmp_path, tokens, (x, y), nullcontext)
+        tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER)
+        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext)
 
     return make
 
@@ -47,19 +50,24 @@ def test_scores_come_often_and_pictures_seldom(snapshots, picture_every, drawn):
 
 
 def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
+    model, _, _ = load_run(whole)
     for row in rows(whole):
         path = whole / "attention" / f"step_{row['step']:08d}.npz"
         if not path.exists():
             continue
-        held = np.load(path)
-        maps = (held[name].astype(np.float32) for name in ("text", "repeat", "control"))
+        held, last = np.load(path), row["step"] == 12
+        if not path.with_suffix(".safetensors").exists():
+            continue
+        model.load_state_dict(load_file(path.with_suffix(".safetensors")), strict=False)
+        maps = (model.attention_maps(torch.from_numpy(held[f"{name}_ids"])).numpy()
+                for name in ("window", "repeat", "control"))
         tables = scores.tables(*maps, held["repeat_periods"])
         assert len(held["repeat"][0]) == len(held["control"][0]) >= 16
-        if row["step"] == 12:
+        if last:
             tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
         for name, (means, errors) in tables.items():
             for (layer, head), mean in np.ndenumerate(means):
-                rounding = 0.05 if "distance" in name else 2e-3  # of float16
+                rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
                 place = f"L{layer}H{head}"
                 assert row[f"heads/{name}/{place}"] == pytest.approx(mean, abs=rounding)
                 if not name.endswith(ASIDE):
@@ -84,8 +92,8 @@ def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, t
             taker.take(MODEL, 4, [])
     (tmp_path / "attention" / "step_00000004.png").unlink()
     taker.take(MODEL, 4, [])
-    assert {p.name for p in (tmp_path / "attention").iterdir()} == {"step_00000004.npz",
-                                                                   "step_00000004.png"}
+    assert {p.name for p in (tmp_path / "attention").iterdir()} == {
+        f"step_00000004.{end}" for end in ("npz", "png", "safetensors")}
 
 
 @pytest.mark.slow
@@ -99,18 +107,32 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
         seen = capture(MODEL, ids[None])
         need, knockout = held[f"{prefix}need"], held[f"{prefix}knockout"]
         assert need.dtype == knockout.dtype == np.float32
-        assert need == pytest.approx(ablation.need(MODEL, seen), abs=1e-5, nan_ok=True)
+        assert need == pytest.approx(ablation.need(MODEL, seen)["need"], abs=1e-5, nan_ok=True)
         assert knockout == pytest.approx(ablation.knockout(MODEL, seen), abs=1e-5, nan_ok=True)
         words = dict(zip(held[f"{prefix}words_ids"].tolist(), held[f"{prefix}words"]))
         likeliest = MODEL(seen.tokens)[0][0].argmax(dim=-1).tolist()
         assert [words[i] for i in held[f"{prefix}predicted_ids"][:, 0]] == [
             TOKENIZER.decode([i]) for i in likeliest]
     # The repeat gain, from the losses that are kept, by hand.
-    loss, periods = held["repeat_loss"], held["repeat_periods"]
-    gains = [loss[r, :p - 1].mean() - loss[r, p:2 * p - 1].mean() for r, p in enumerate(periods)]
+    loss = held["reshuffled_loss"] - held["repeat_loss"]
+    gains = [loss[r, p:2 * p - 1].mean() for r, p in enumerate(held["repeat_periods"])]
     assert metrics["probe/repeat_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
     assert metrics["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
     assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= metrics.keys()
+    loss = -MODEL(X)[0].log_softmax(dim=-1).gather(2, Y[..., None])[..., 0].detach()  # (W, T)
+    assert metrics["probe/loss_last"] == pytest.approx(loss[:, -8:].mean().item(), abs=1e-5)
+    assert metrics["probe/loss_middle"] == pytest.approx(loss[:, 8:-8].mean().item(), abs=1e-5)
+    assert held["loss_tokens"].shape == (10, 33)
+    assert list(held["loss_tokens"][2, 1:]) == [TOKENIZER.decode([i]) for i in Y[2].tolist()]
+    # The distance to the table of pairs, by hand.
+    log_p = MODEL(torch.from_numpy(held["window_ids"]))[0].log_softmax(dim=-1).detach().numpy()
+    counts = np.zeros((23, 23))
+    for a, b in pairwise(IDS):
+        counts[a, b] += 1
+    share = counts / counts.sum(axis=1, keepdims=True)
+    kl = [sum(s * np.log(s / np.exp(q)) for s, q in zip(share[id], at) if s)
+          for row, its in zip(held["window_ids"], log_p) for id, at in zip(row, its)]
+    assert metrics["probe/from_bigrams"] == pytest.approx(np.mean(kl), abs=1e-5)
 
 
 @pytest.mark.slow

@@ -1,15 +1,17 @@
 """Who feeds whom, in a model of two layers whose heads are set by hand."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from models import lively, small
 
 from attention_maps import scores
 from attention_maps.capture import capture
-from attention_maps.probe import Probes
-from attention_maps.wiring import PARTS, lost, named, wiring
+from attention_maps.wiring import wiring
 from config import GPTConfig
-from model import GPT
+from model import GPT, attention_weights, causal_mask, store
 
 V, T, SHARP = 40, 24, 200.0
 
@@ -49,59 +51,117 @@ def model(request) -> GPT:
     return model
 
 
+PERIODS = np.repeat([6, 8, 10, 12], 4)
+
+
 @pytest.fixture
-def probes() -> Probes:
-    rng, periods = np.random.default_rng(0), np.repeat([6, 8, 10, 12], 4)
-    repeat, control = (np.stack([rng.permutation(V)[:T] for _ in periods]) for _ in range(2))
-    for row, period in zip(repeat, periods):
+def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Windows, texts that repeat, texts that do not: (16, T) each."""
+    rng = np.random.default_rng(0)
+    windows, repeat, control = np.stack([rng.permutation(V)[:T] for _ in range(48)]).reshape(
+        3, 16, T)
+    for row, period in zip(repeat, PERIODS):
         row[period:2 * period] = row[:period]
-    return Probes(rng.permutation(V)[:T], ["w"] * T, repeat, [["w"] * T] * 16, control, periods)
+    return windows, repeat, control
 
 
-def fed(model, probes, heads):
-    """`wiring` on the probes."""
-    random = capture(model, np.concatenate((probes.repeat, probes.control)))
-    return wiring(model, capture(model, probes.text[None]), random, probes.periods, heads)
+def fed(model, texts, heads):
+    """`wiring` on the texts."""
+    windows, repeat, control = texts
+    random = capture(model, np.concatenate((repeat, control)))
+    return wiring(model, capture(model, windows), random, PERIODS, heads)
 
 
-def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(model, probes):
-    text, repeat, control = (
-        model.attention_maps(torch.from_numpy(ids)).numpy() for ids in
-        (probes.text[None], probes.repeat, probes.control))
-    found = scores.readings(text[:, 0], repeat, control, probes.periods)
+def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(model, texts):
+    maps = [model.attention_maps(torch.from_numpy(ids)).numpy() for ids in texts]
+    found = scores.readings(*maps, PERIODS)
     assert found["previous_token"][0, 0].mean() > 0.95
     assert found["induction"][1, 1].mean() > 0.8  # the first token notes itself
-    tables = fed(model, probes, {"induction": [(1, 1), (1, 0)], "previous_token": [(0, 0)]})
-    assert set(tables) == {("induction", 1, 1), ("induction", 1, 0)}  # nothing is below layer 0
-    share, error = tables["induction", 1, 1]
-    assert share.shape == error.shape == (len(PARTS), 1, 2)
-    by_name = dict(zip(PARTS, share[:, 0, 0]))
+    row = fed(model, texts, {"induction": [(1, 1), (1, 0)], "previous_token": [(0, 0)]})
+    feeders = {key.rpartition("/")[2] for key in row if "/L1H1/" in key}
+    # Ids come from the embedding; the head that writes noise feeds nobody, nor does an empty MLP.
+    assert feeders == {"L0H0", "embedding"}
+    assert not any("/L0H0/keys" in key for key in row)  # nothing is below layer 0
+    by_name = {read: row[f"wiring/induction/L1H1/{read}/L0H0"]
+               for read in ("queries", "keys", "values")}
     assert by_name["keys"] == pytest.approx(1, abs=0.02)
     assert by_name["queries"] == pytest.approx(0, abs=0.05)
     assert by_name["values"] == pytest.approx(0, abs=0.02)  # it moves ids, not what was noted
-    assert np.abs(share[:, 0, 1]).max() < 0.05  # the head that writes noise feeds nobody
-    assert (error[:, 0, 0] < 0.05).all()
-
-    row = named({("induction", 1, 1): (share, error)})
-    assert row["wiring/induction/L1H1/keys/L0H0"] == pytest.approx(1, abs=0.02)
-    assert set(row) == {f"wiring/induction{end}/L1H1/{part}/L0H0"
-                        for end in ("", "_se") for part in PARTS}
+    assert row["wiring/induction/L1H1/values/embedding"] > 0.8
+    assert row["wiring/induction_se/L1H1/keys/L0H0"] < 0.05
 
 
-def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, probes):
+def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, texts):
     second, d = model.blocks[1].attention, max(V, T)
     with torch.no_grad():  # now it moves what was noted
         second.W_V.weight[d:d + V].zero_()[:, V + T:] = torch.eye(V)
-    share, _ = fed(model, probes, {"induction": [(1, 1)]})["induction", 1, 1]
-    assert share[PARTS.index("values"), 0, 0] > 0.9
+    row = fed(model, texts, {"induction": [(1, 1)]})
+    assert row["wiring/induction/L1H1/values/L0H0"] > 0.9
+
+
+@pytest.mark.parametrize("kind", [{"norm": "layernorm", "bias": True},
+                                  {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2}])
+def test_the_blocks_between_are_computed_again(kind, texts):
+    """Against a slow loop in float64 that changes what a part adds and runs all blocks."""
+    model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, **kind))).double()
+    tokens, mask = torch.from_numpy(texts[0]), causal_mask(T, T)
+
+    def keys_and_queries(changed: str, direct: bool = False):
+        x = model.embed(tokens)
+        wrote = x if changed == "embedding" else None
+        x = x.mean(dim=(0, 1)).expand_as(x) if changed == "embedding" and not direct else x
+        for layer, block in enumerate(model.blocks[:2]):
+            heads = []
+            with torch.no_grad():
+                block.attention(block.norm_1(x), None if model.rotary is None
+                                else model.rotary[:, :T], taps={"heads": partial(store, heads)})
+            y = heads[0].clone()
+            if changed == f"L{layer}H1":
+                wrote = y[:, :, 1] @ block.attention.W_O.weight[:, 4:8].T
+                if not direct:
+                    y[:, :, 1] = y[:, :, 1].mean(dim=(0, 1))
+            x = x + block.attention.W_O(y.flatten(2))
+            added = block.mlp(block.norm_2(x))
+            if changed == f"L{layer}MLP":
+                wrote = added
+                added = added if direct else added.mean(dim=(0, 1)).expand_as(added)
+            x = x + added
+        x = x - wrote + wrote.mean(dim=(0, 1)) if direct else x
+        block = model.blocks[2]
+        q, k, _ = block.attention.project(block.norm_1(x), None if model.rotary is None
+                                          else model.rotary[:, :T])
+        return q, k
+
+    def score(q, k):
+        A = attention_weights(q, k, mask).detach()
+        return torch.diagonal(A, offset=-1, dim1=-2, dim2=-1).mean(dim=(0, 2))  # (H,)
+
+    row = fed(model, texts, {"previous_token": [(2, head) for head in range(4)]})
+    parts = {key.rpartition("/")[2] for key in row}
+    assert len(parts) > 5 and "embedding" in parts
+    for part in parts & {"embedding", "L0H1", "L1H1", "L0MLP", "L1MLP"}:
+        for end, direct in (("", False), ("_direct", True)):
+            with torch.no_grad():
+                q, k = keys_and_queries(part, direct)
+                x = capture(model, texts[0]).residuals[2]
+                block = model.blocks[2]
+                q0, k0, _ = block.attention.project(
+                    block.norm_1(x), None if model.rotary is None else model.rotary[:, :T])
+            whole = score(q0, k0)
+            for read, lost in (("queries", 1 - score(q, k0) / whole),
+                               ("keys", 1 - score(q0, k) / whole)):
+                for head in range(4):
+                    key = f"wiring/previous_token{end}/L2H{head}/{read}/{part}"
+                    if key in row:
+                        assert row[key] == pytest.approx(lost[head].item(), abs=1e-6)
 
 
 def test_a_share_is_the_mean_of_a_slow_loop_and_its_error_a_bootstrap():
     rng = np.random.default_rng(0)
     before = rng.gamma(4, 0.1, 16)
     after = before * rng.uniform(0.2, 0.6, 16)
-    share, error = lost(before, after)
-    assert share == pytest.approx(1 - after.sum() / before.sum())
+    share, error = scores.ratio(after, before)
+    assert share == pytest.approx(after.sum() / before.sum())
     drawn = rng.integers(0, 16, (8000, 16))
-    ratios = 1 - after[drawn].sum(axis=1) / before[drawn].sum(axis=1)
+    ratios = after[drawn].sum(axis=1) / before[drawn].sum(axis=1)
     assert error == pytest.approx(ratios.std() * np.sqrt(16 / 15), rel=0.1)

@@ -1,0 +1,214 @@
+"""What a run has found out, in sentences: of what holds now, beyond its error, and none without."""
+
+import math
+import re
+from statistics import NormalDist
+from typing import NamedTuple
+
+from attention_maps.enough import CLEAR, ENOUGH, ERRORS, Head
+from files import as_known, born_when, is_scored, snapshot_steps
+
+# What heads of a kind do, and did.
+KINDS = {"induction": ("looks at", "looked at", "what followed last time"),
+         "previous_token": ("looks at", "looked at", "the token just before"),
+         "duplicate_token": ("looks back at", "looked back at", "the same token"),
+         "current_token": ("stays on", "stayed on", "the token itself")}
+PLURAL = {"looks": "look", "stays": "stay", "copies": "copy", "pushes": "push"}
+REPEATING = ("induction", "previous_token", "duplicate_token")  # what takes part in repeating
+TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
+HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
+COPIES, FED = 0.5, 0.2  # a score of copying, a share of wiring, that are told, at least
+WORTH = 0.01  # nats of a head's importance that are told, at least
+WINDOWS = 16  # of which errors are made
+
+
+class Finding(NamedTuple):
+    """A sentence, and its numbers, with their errors, in words."""
+
+    text: str
+    figures: str
+
+
+def conclude(rows: list[dict]) -> list[Finding]:
+    """What the metrics of a run tell, the most important first; [] where nothing is clear."""
+    scored = [row for row in rows if is_scored(row)]
+    if not scored:
+        return []
+    row, steps = scored[-1], snapshot_steps(rows)
+    kinds = {kind: of_kind(row, kind, steps) for kind in KINDS}
+    gain = repeating(scored, kinds["induction"])
+    first = "induction" if gain else next(filter(kinds.get, KINDS), "")
+    told = [gain or kinds.pop(first, None), most_important(row), fewest(row),
+            *(kinds[kind] for kind in kinds if kind != first),
+            *(past(row, kind) for kind in kinds if not kinds[kind])]
+    return [finding for finding in told if finding][:MOST]
+
+
+def told_heads(row: dict) -> list[Head]:
+    """The heads that findings name for repeating: by what they do, and as who feeds them."""
+    names = {head for kind in REPEATING for head in doing(row, kind)}
+    names |= {feeder[0] for kind in REPEATING for head in doing(row, kind)
+              if (feeder := fed(row, kind, head))}
+    return sorted(tuple(map(int, re.findall(r"\d+", name))) for name in names)
+
+
+def doing(row: dict, kind: str) -> list[str]:
+    """The heads that are of a kind and were so at the snapshot before, the strongest first."""
+    born = [key.rpartition("/")[2] for key in row if key.startswith(f"births/{kind}/")]
+    now = [head for head in born if f"deaths/{kind}/{head}" not in row
+           and clear(row, f"heads/{kind}", head)]
+    return sorted(now, key=lambda head: -row[f"heads/{kind}/{head}"])[:TOLD]
+
+
+def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
+    """Since when the model repeats what it has seen, and by which heads."""
+    row, gains = scored[-1], [row.get("probe/repeat_gain", 0.0) for row in scored]
+    value, error = gains[-1], row.get("probe/repeat_gain_se")
+    if not is_known(value, error) or value < max(CLEAR, ERRORS * error):
+        return None
+    below = [k for k, gain in enumerate(gains) if gain < HALF * value]
+    text = (f"By step {scored[below[-1] + 1]['step']:,} this model learned to repeat what it has "
+            "seen" if below else "This model repeats what it has seen")
+    figures = [f"repeat gain {as_known(value, error)} nats"]
+    if induction:
+        feeder = fed(row, "induction", doing(row, "induction")[0])
+        text += f": {induction.text[:-1]}{f', fed by {feeder[0]}' if feeder else ''}"
+        figures.append(induction.figures)
+    share, off = (row.get(f"enough/gain{end}/named_and_layer_0") for end in ("", "_se"))
+    if induction and is_known(share, off) and share >= max(HALF, 2 * off):
+        part = "all" if share + 2 * off >= 1 else f"{100 * share:.0f}%"
+        many = "they make" if feeder else "it makes"
+        text += f"; together with layer 0 {many} {part} of the gain"
+        figures.append(f"together {as_known(100 * share, 100 * off)}% of the gain")
+    return Finding(f"{text}.", "; ".join(figures))
+
+
+def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
+    """What the strongest heads of a kind do, since when, and who feeds them."""
+    verbs, figures = {}, []
+    for head in doing(row, kind):
+        verbs.setdefault(does(row, kind, head), []).append(head)
+        copying = known(row, "heads/copying", head) if kind == "induction" else None
+        facts = [f"score {known(row, f'heads/{kind}', head)}",
+                 *([f"copying {copying}"] if copying else []),
+                 f"born {born_when(row[f'births/{kind}/{head}'], steps)}"]
+        if feeder := fed(row, kind, head):
+            facts.append(f"{feeder[1]}% of the score is lost when {feeder[0]} is cut from its "
+                         f"{feeder[2]}")
+        figures.append(f"{head}: {', '.join(facts)}")
+    first, parts = next(iter(verbs), ""), []
+    for verb, heads in verbs.items():
+        many = verb if len(heads) == 1 else plural(verb)
+        what = "partly" if verb == f"partly {first}" else f"{many} {KINDS[kind][2]}"
+        parts.append(f"{listed(heads)} {what}")
+    return Finding(f"{'; '.join(parts)}.", "; ".join(figures)) if parts else None
+
+
+def does(row: dict, kind: str, head: str) -> str:
+    """What a head does, partly where it does it less than half of the time."""
+    verb = KINDS[kind][0]
+    copies, error = (row.get(f"heads/copying{end}/{head}") for end in ("", "_se"))
+    if kind == "induction" and is_known(copies, error) and abs(copies) - 2 * error >= COPIES:
+        verb = "copies" if copies > 0 else "pushes down"
+    return verb if row[f"heads/{kind}/{head}"] >= HALF else f"partly {verb}"
+
+
+def plural(verb: str) -> str:
+    return " ".join(PLURAL.get(word, word) for word in verb.split())
+
+
+def listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
+    """The head below that feeds this one's look most: its name, the share of the score that is
+    lost without it, in words, and what it is cut from. None where none does so clearly."""
+    prefix, found = f"wiring/{kind}/{head}/", []
+    for key, share in row.items():
+        read, _, feeder = key.removeprefix(prefix).partition("/")
+        error = row.get(f"wiring/{kind}_se/{head}/{read}/{feeder}")
+        if (key.startswith(prefix) and read != "values" and re.fullmatch(r"L\d+H\d+", feeder)
+                and is_known(share, error) and share >= FED):
+            found.append((share, error, feeder, read))
+    share, error, feeder, read = max(found, default=(0, 1, "", ""))
+    if share < error * beyond(2 * len(scores_of(row, kind))):
+        return None
+    return feeder, as_known(100 * share, 100 * error), read
+
+
+def most_important(row: dict) -> Finding | None:
+    """The head, or the two or three, without which the validation loss rises most."""
+    worth = {head: (value, row.get(f"heads/importance_se/{head}"))
+             for head, value in scores_of(row, "importance").items()}
+    least = beyond(len(worth))
+    clear = {head: (value, error) for head, (value, error) in worth.items()
+             if is_known(value, error) and value >= max(WORTH, least * error)}
+    if not clear:
+        return None
+    top, off = max(clear.values())
+    leaders = sorted((head for head, (value, error) in worth.items() if is_known(value, error)
+                      and top - value <= 2 * math.hypot(off, error)), key=lambda h: -worth[h][0])
+    if len(leaders) > 3 or not set(leaders) <= set(clear):
+        return None  # it could be another one as well
+    rise = listed([f"{as_known(*worth[head])}" for head in leaders])
+    text = (f"{leaders[0]} matters most" if len(leaders) == 1 else f"{listed(leaders)} matter most")
+    return Finding(f"{text} to the validation loss.",
+                   f"without {' or '.join(leaders)} it is {rise} nats higher")
+
+
+def fewest(row: dict) -> Finding | None:
+    """The few heads that are enough for most of the repeat gain."""
+    prefix = "enough/smallest/"
+    heads = [key.removeprefix(prefix) for key in row if key.startswith(prefix)]
+    share, error = row.get("enough/gain/smallest"), row.get("enough/gain_se/smallest")
+    if not is_known(share, error) or share < 2 * error or len(heads) == len(
+            scores_of(row, "importance")):
+        return None
+    return Finding(f"{listed(heads)} alone keep most of that gain.",
+                   f"{as_known(100 * share, 100 * error)}% of the repeat gain; they were chosen to "
+                   f"keep {ENOUGH:.0%} of it on other random tokens")
+
+
+def past(row: dict, kind: str) -> Finding | None:
+    """What a head did, of a kind of which there is none now."""
+    prefix, (_, did, where) = f"deaths/{kind}/", KINDS[kind]
+    ended = {key.removeprefix(prefix): step for key, step in row.items() if key.startswith(prefix)}
+    lived = {head: step - row[f"births/{kind}/{head}"] for head, step in ended.items()}
+    head = max(lived, key=lived.get, default=None)
+    if not head or not lived[head]:
+        return None
+    return Finding(f"{head} {did} {where} from step {row[f'births/{kind}/{head}']:,} to "
+                   f"{ended[head]:,}, and does so no more.",
+                   f"score {known(row, f'heads/{kind}', head)} now")
+
+
+def scores_of(row: dict, score: str) -> dict[str, float]:
+    """A score of every head."""
+    prefix = f"heads/{score}/"
+    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
+
+
+def beyond(count: int, chance: float = 0.05) -> float:
+    """How many standard errors the largest of so many means of WINDOWS readings exceeds by chance
+    with this probability at most, where all are 0: Student's t for the chance of each (Bonferroni),
+    by the first terms of its series in the normal quantile."""
+    z, n = NormalDist().inv_cdf(1 - chance / max(1, count)), WINDOWS - 1
+    return z + (z ** 3 + z) / (4 * n) + (5 * z ** 5 + 16 * z ** 3 + 3 * z) / (96 * n ** 2)
+
+
+def known(row: dict, score: str, head: str) -> str | None:
+    """A head's score with its error, None where one of them is not known."""
+    value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
+    return as_known(value, error) if is_known(value, error) else None
+
+
+def clear(row: dict, score: str, head: str) -> bool:
+    """Whether a head's score is known, and above twice its error."""
+    value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
+    return is_known(value, error) and value >= 2 * error
+
+
+def is_known(value: float | None, error: float | None) -> bool:
+    """Whether they are finite, and the error is more than 0."""
+    return None not in (value, error) and math.isfinite(value) and 0 < error < math.inf
