@@ -281,7 +281,7 @@ def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
 def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch,
             world: World) -> None:
     """Look at the heads of the model, where one is given, and write the row of this step."""
-    step, images = row["step"], {}
+    step = row["step"]
     last = step == record.config.max_steps
     row = {"step": step, "tokens": tokens_seen(step, record.config)} | row
     if len(row) > 2:
@@ -291,7 +291,7 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
         record.doing("measuring what each head is worth" if last else "looking at attention")
         try:
             with world.interruptible():
-                metrics, images, sample = snapshots.take(model, step, record.rows)
+                metrics, sample = snapshots.take(model, step, record.rows)
         except Stopped:
             return  # the row is left to the resumed run
         row |= metrics
@@ -299,7 +299,7 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
             record.sample(step, sample)
     if len(row) > 2:
         clock.switch(None)
-        record.write(row | clock.metrics(), images)
+        record.write(row | clock.metrics())
     if model is not None:
         clock.switch("attention")
         with record.tolerate_io_errors():

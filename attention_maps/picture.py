@@ -13,7 +13,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image, ImageDraw
 
 from files import atomic_write
 
@@ -23,7 +22,6 @@ VISIBLE = {"\n": "⏎", "\r": "⇤", "\t": "⇥", " ": "·"}
 # Square root: a diffuse head's small weights stay visible.
 NORM, COLOURS = PowerNorm(0.5, vmin=0, vmax=1), colormaps["magma_r"]
 GROUP_COLOUR = "#3b6fb5"
-CELL, MARGIN = (40, 56), 32  # pixels of a table: of a cell, down and across, and around them
 
 
 def draw(maps: np.ndarray, words: list[str], path: Path, groups: int, title: str) -> None:
@@ -113,28 +111,6 @@ def draw_groups(axes: Axes, lefts: np.ndarray, tops: np.ndarray, side: float, pa
                                      edgecolor=GROUP_COLOUR, linewidth=0.9))
         axes.text(left, -2 * pad - 0.06, f"key/value head {group}", color=GROUP_COLOUR,
                   fontsize=7.5 * scale)
-
-
-def table_image(table: np.ndarray) -> np.ndarray:
-    """A table (L, H) of scores as an image of bytes, (height, width, 3), a cell of CELL pixels
-    with its number for each, in the maps' colours: from 0 to 1, or to the largest where all are
-    small or some above 1."""
-    top, (down, across) = float(table.max()), CELL
-    norm = PowerNorm(0.5, vmin=0, vmax=1 if 0.2 < top <= 1 else max(top, 1e-9), clip=True)
-    colours = COLOURS(norm(table), bytes=True)[..., :3]
-    cells = np.kron(colours, np.ones((down, across, 1), np.uint8))
-    image = Image.fromarray(np.pad(cells, ((MARGIN, 0), (MARGIN, 0), (0, 0)), constant_values=255))
-    pen, centred = ImageDraw.Draw(image), {"anchor": "mm", "font_size": 14}
-    rows, columns = (MARGIN + size * (np.arange(n) + 0.5) for size, n in zip(CELL, table.shape))
-    for head, x in enumerate(columns):
-        pen.text((x, MARGIN / 2), f"H{head}", fill="black", **centred)
-    for layer, y in enumerate(rows):
-        pen.text((MARGIN / 2, y), f"L{layer}", fill="black", **centred)
-        for head, x in enumerate(columns):
-            dark = colours[layer, head].sum() < 330
-            pen.text((x, y), f"{table[layer, head]:.2f}", fill="white" if dark else "black",
-                     **centred)
-    return np.asarray(image)
 
 
 def printable(word: str, longest: int = 12) -> str:

@@ -34,8 +34,6 @@ DRAWN = 1 << 16  # tokens of which those that repeat are taken
 LOOKED_AT = 5e12
 LONGEST_TOKEN = 40  # characters of a token that is kept
 
-Images = dict[str, Path | np.ndarray]
-
 
 class Snapshots:
     """Takes the snapshots of a run, on the same probes, into its folder."""
@@ -56,13 +54,13 @@ class Snapshots:
         self.folder.mkdir(exist_ok=True)
 
     def take(self, model: GPT, step: int, rows: list[dict]
-             ) -> tuple[dict[str, float], Images, str | None]:
+             ) -> tuple[dict[str, float], str | None]:
         """Capture and score every head after `step` optimizer steps, and write it down.
 
         rows: the run's metrics so far. May be left at any line: all of it can be done again.
 
-        Returns the scores, their errors and the births up to now; where a picture is due, images
-        for W&B and a text by the model, else {} and None.
+        Returns the scores, their errors and the births up to now; where a picture is due, a text
+        by the model, else None.
         """
         model, due = capture.in_float32(model), self.picture_due(step)
         last = step == self.config.max_steps
@@ -88,13 +86,14 @@ class Snapshots:
         path = self.folder / f"step_{step:08d}.npz"
         with self.may_fail():
             capture.save(path, step, self.probes, held)
+            if due:
+                capture.save_weights(path.with_suffix(".safetensors"), model)
+                picture.draw(held["text"], self.probes.words, path.with_suffix(".png"),
+                             model.config.kv_heads, f"Attention after {step:,} steps")
+                gc.collect()  # a figure's parts refer to each other, and would wait: 5 to 10 MB
         if not due:
-            return metrics, {}, None
-        with self.may_fail():
-            capture.save_weights(path.with_suffix(".safetensors"), model)
-        images = self.draw(held["text"], step, tables)
-        sample = sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed)
-        return metrics, images, sample
+            return metrics, None
+        return metrics, sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed)
 
     def without_heads(self, model: GPT) -> dict[str, np.ndarray]:
         """The losses of windows of validation without each head, and their tokens as text."""
@@ -112,18 +111,6 @@ class Snapshots:
             return True
         number = step // every
         return step % picture_every == 0 if picture_every else number & (number - 1) == 0
-
-    def draw(self, maps: np.ndarray, step: int, tables: scores.Tables) -> Images:
-        """Draw the maps (L, H, T, T), and each score's table; without what cannot be written."""
-        images: Images = {f"heads/{name}": picture.table_image(mean)
-                          for name, (mean, _) in scores.own(tables).items()}
-        path = self.folder / f"step_{step:08d}.png"
-        with self.may_fail():
-            picture.draw(maps, self.probes.words, path, self.config.model.kv_heads,
-                         f"Attention after {step:,} steps")
-            images["attention/map"] = path
-        gc.collect()  # a figure's parts refer to each other: ten, of 5 to 10 MB each, would wait
-        return images
 
 
 class Seen:

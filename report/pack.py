@@ -18,7 +18,8 @@ PROBES = ("text", "repeat")
 KINDS = ("float16", "bytes")  # how maps are kept, the more exact first
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
 LONGEST_TOKEN = 100  # characters shown
-FLOATS = ("knockout", "lens", "direct", "predicted")  # after the lower triangle of need
+TRIANGLES = ("need", "need_kl")  # of which the lower triangles come first
+FLOATS = ("knockout", "lens", "direct", "predicted")
 IDS = ("predicted_ids", "writes_ids")
 
 
@@ -27,6 +28,7 @@ class Probe(NamedTuple):
 
     shape: tuple[int, int, int]  # L, H, T
     tokens: tuple[str, ...]
+    ids: tuple[int, ...]
     period: int | None
 
 
@@ -43,19 +45,19 @@ class Packed(NamedTuple):
 
 
 class Shot:
-    """A snapshot to pack; `load()` opens what its .npz holds.
+    """A snapshot to pack; `held()` opens what its .npz holds.
 
     What was packed is cached: the page after the next snapshot costs the work of that one alone.
     """
 
     def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
-        self.step, self._load, self._cache = step, load, {}
+        self.step, self.held, self._cache = step, load, {}
 
     @cached_property
     def probes(self) -> dict[str, Probe]:
         """The probes it has; none where the file cannot be read, or holds something else."""
         try:
-            with self._load() as held:
+            with self.held() as held:
                 if isinstance(held, np.lib.npyio.NpzFile) and held.zip.testzip():
                     return {}  # a part is not what was written
                 return {name: describe(held, name) for name in PROBES if name in held}
@@ -70,7 +72,7 @@ class Shot:
 
     def pack(self, name: str, kind: str) -> Packed | None:
         """A probe's maps in one of KINDS; or its `needs`, None where they were not measured."""
-        with self._load() as held:
+        with self.held() as held:
             if kind == "needs":
                 with suppress(KeyError, ValueError, TypeError):  # it holds something else
                     return pack_needs(held, name)
@@ -83,7 +85,7 @@ def shown(held, key: str) -> np.ndarray:
     if not key.startswith("repeat"):
         return held[key]
     row = np.argmax(held["repeat_periods"])
-    return held[key][row] if key == "repeat_tokens" else held[key][:, row]
+    return held[key][row] if key in ("repeat_tokens", "repeat_ids") else held[key][:, row]
 
 
 def describe(held, name: str) -> Probe:
@@ -95,7 +97,8 @@ def describe(held, name: str) -> Probe:
     if not (is_float and maps.size and maps.shape == (*shape, len(tokens)) and shape[2:] ==
             maps.shape[3:] and norms.shape == shape):
         raise ValueError(f"its {name} is no maps")
-    return Probe(shape, tokens, period)
+    ids = shown(held, f"{name}_ids") if f"{name}_ids" in held else ()
+    return Probe(shape, tokens, tuple(map(int, ids)), period)
 
 
 # --- packed ---------------------------------------------------------------------------------------
@@ -143,7 +146,8 @@ def pack_needs(held, name: str) -> Packed | None:
     if f"{prefix}need" not in held:
         return None
     need = held[f"{prefix}need"]
-    numbers = [need[np.tri(len(need), dtype=bool)], *(held[prefix + key] for key in FLOATS)]
+    numbers = [*(held[prefix + key][np.tri(len(need), dtype=bool)] for key in TRIANGLES),
+               *(held[prefix + key] for key in FLOATS)]
     floats = halves(np.concatenate([part.ravel() for part in numbers]))
     ids = np.concatenate([held[prefix + key].ravel() for key in IDS]).astype("<i4")
     words = dict(zip(held[f"{prefix}words_ids"].tolist(), map(str, held[f"{prefix}words"])))
@@ -151,11 +155,27 @@ def pack_needs(held, name: str) -> Packed | None:
     return Packed((in_base64(floats), in_base64(ids.tobytes())), largest, words)
 
 
+def pack_worth(held) -> tuple[dict, tuple[str, str]] | None:
+    """What each head saved at each token of windows of validation, as float16, and the tokens: what
+    the page needs to know of them, and both in base64. None where it was not measured."""
+    if "loss_tokens" not in held:
+        return None
+    words, ids = np.unique(held["loss_tokens"], return_inverse=True)  # (W, T + 1)
+    packed = halves(held["loss_without"] - held["loss"]), ids.astype("<i4").tobytes()
+    return ({"shape": held["loss"].shape, "words": words.tolist()}, tuple(map(in_base64, packed)))
+
+
+def pack_weights(tensors: dict[str, np.ndarray]) -> tuple[list, str]:
+    """Weights as float16, one after the other: the name and shape of each, and all in base64."""
+    numbers = np.concatenate([tensor.ravel() for tensor in tensors.values()])
+    return ([[name, tensor.shape] for name, tensor in tensors.items()], in_base64(halves(numbers)))
+
+
 def halves(numbers: np.ndarray) -> bytes:
-    """Numbers (N,) as float16: the low bytes of all, then the high ones, since like bytes compress
+    """Numbers as float16: the low bytes of all, then the high ones, since like bytes compress
     better. What is too large for float16 shows as unknown."""
     with np.errstate(over="ignore"):
-        return numbers.astype("<f2").view(np.uint8).reshape(-1, 2).T.tobytes()
+        return numbers.ravel().astype("<f2").view(np.uint8).reshape(-1, 2).T.tobytes()
 
 
 def in_base64(data: bytes) -> str:
@@ -220,7 +240,7 @@ def put_maps(shots: list[Shot], names: tuple[str, ...], kind: str, blobs: Blobs)
     """Add the maps of a run's snapshots to `blobs`; return what the page needs to know of them."""
     probes = [{"name": name, "period": probe.period, "T": probe.shape[2],
                "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
-               "kind": kind,
+               "kind": kind, "ids": probe.ids,
                "maps": [blobs.put(shot.packed(name, kind)) for shot in shots]}
               for name, probe in shots[-1].probes.items() if name in names]
     shape = next(iter(shots[-1].probes.values())).shape[:2]

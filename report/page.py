@@ -5,18 +5,32 @@ import json
 import math
 import re
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from attention_maps.findings import conclude
 from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_rows, snapshot_steps
-from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
+from report.pack import (
+    PROBES,
+    Blobs,
+    Packed,
+    Shot,
+    clipped,
+    maps_that_fit,
+    pack_weights,
+    pack_worth,
+    thin,
+)
 from report.sweep import config_of, settings_of
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
 NEEDS_BUDGET = 6_000_000  # of it, for what predictions needed
+WORTH_BUDGET = 2_000_000  # of it, for what heads were worth at each token
+WEIGHTS_BUDGET = 12_000_000  # of it, for weights
 SAMPLES_BUDGET = 3_000_000  # of it, for samples
 DESCRIBED = 100_000  # of it, for what is told of the maps
 MOST_POINTS = 1500  # of a curve
@@ -50,11 +64,13 @@ def write_page(run_dir: Path) -> Path:
         "curves": {key: curve(rows, key) for key in CURVES},
         "seconds": {kind: number(latest.get(key)) for kind, key in SPENT.items()},
         "samples": kept, "samplesLeftOut": len(samples) - len(kept),
+        "shapes": config and asdict(config.model),
         "config": [[key, clipped(value, LONGEST_VALUE)]
                    for key, value in settings_of(config).items()],
         "looked": snapshot_steps(rows), "scored": scored(rows), "findings": conclude(rows),
     }
-    return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir))
+    return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir),
+                run_dir=run_dir)
 
 
 def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None,
@@ -76,11 +92,13 @@ def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = 
 # --- what is in the page --------------------------------------------------------------------------
 
 
-def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES) -> Path:
+def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES,
+         run_dir: Path | None = None) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
-    read = [shot for shot in shots if shot.probes]
+    read, blobs = [shot for shot in shots if shot.probes], Blobs()
     content, shots = content | {"unread": len(shots) - len(read)}, read
-    blobs, room, left = Blobs(), room_beside("run.html", content), NEEDS_BUDGET
+    content |= {"worth": put_worth(shots, blobs), "weights": run_dir and put_weights(run_dir, blobs)}
+    room, left = room_beside("run.html", content) - sum(map(len, blobs)), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}
     for shot in reversed(shots):
         for name in (name for name in names if name in shot.probes):
@@ -97,6 +115,26 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
         probe["needs"] = [one and blobs.put(one) for one in found]
     words = {id: word for packed in needs.values() for id, word in packed.words.items()}
     return put_together(path, "run.html", {**content, **maps, "words": words}, blobs)
+
+
+def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
+    """What each head was worth at each token, of the last snapshot, if it tells that and fits."""
+    with shots[-1].held() if shots else nullcontext({}) as held:
+        packed = pack_worth(held)
+    if packed is None or sum(map(len, packed[1])) > WORTH_BUDGET:
+        return None
+    blobs.extend(packed[1])
+    return packed[0] | {"blobs": [len(blobs) - 2, len(blobs) - 1]}
+
+
+def put_weights(run_dir: Path, blobs: Blobs) -> dict | None:
+    """The weights that the last picture kept, if there are any, and they fit."""
+    for path in sorted((run_dir / "attention").glob("step_*.safetensors"))[-1:]:
+        tensors, packed = pack_weights(load_file(ordinary(path)))
+        if len(packed) <= WEIGHTS_BUDGET:
+            blobs.append(packed)
+            return {"step": int(path.stem[5:]), "tensors": tensors, "blob": len(blobs) - 1}
+    return None
 
 
 @lru_cache(maxsize=2)  # the run that is training, and the sweep that it belongs to

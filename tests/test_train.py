@@ -41,12 +41,12 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
     assert last["tokens"] == 10 * 4 * 32
-    # Six scores and copying, at the end the importance and two costs, with errors; three without
-    # the first token too.
-    assert sum(key.startswith("heads/") for key in last) == (10 + 10 + 3) * 2 * 2
+    # Seven scores and copying, at the end the importance, with errors; three without the first
+    # token too.
+    assert sum(key.startswith("heads/") for key in last) == (9 + 9 + 3) * 2 * 2
     assert {"seconds/evaluate", "seconds/attention", "seconds/save"} <= last.keys()
     assert sorted(p.name for p in (run / "attention").iterdir()) == sorted(
-        f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png"))
+        f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png", "safetensors"))
     assert read_experiment(run / "config.yaml") == "default"
     config = read_config(run / "config.yaml")
     assert "auto" not in (config.device, config.precision, config.compile, config.shard)

@@ -12,7 +12,6 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -121,11 +120,12 @@ class Record:
         if self._bar:
             self._bar.update(self._task, latest=f"{what} …")
 
-    def write(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
-        """Record a step: its row, with step, tokens and train_seconds; its images for W&B."""
+    def write(self, row: dict) -> None:
+        """Record a step: its row, with step, tokens and train_seconds; its picture for W&B."""
         self.rows.append(row)
         self._append(METRICS, row)
-        self.wandb.log(row, images)
+        picture = self.run_dir / "attention" / f"step_{row['step']:08d}.png"
+        self.wandb.log(row, picture if picture.exists() else None)
 
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote after `step` steps."""

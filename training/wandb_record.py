@@ -9,7 +9,6 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-import numpy as np
 import wandb
 from requests.utils import get_netrc_auth
 
@@ -35,15 +34,13 @@ class WandbRecord:
             self._least = flops / matmul_rate(config.device, config.precision, 0.1)
             self._do(lambda run: run.summary.update({"parameters": parameters}))
 
-    def log(self, row: dict, images: dict[str, Path | np.ndarray]) -> None:
-        """Record a step's metrics, and images under their keys, with a table of the heads."""
+    def log(self, row: dict, picture: Path | None) -> None:
+        """Record a step's metrics; with a picture of all maps, tables of the heads too."""
         found = without_heads(row)
         if self._run is not None and "train/tokens_per_second" in row:
             found["train/mfu"] = row["train/tokens_per_second"] * self._least
         self._do(lambda run: run.log(
-            found | {key: _image(key, image, row["step"]) for key, image in images.items()}
-            | ({"heads/table": head_table(row), "heads/wiring": wiring_table(row)} if images
-               else {}), step=row["step"]))
+            found | (pictured(row, picture) if picture else {}), step=row["step"]))
 
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote, in a table with those before it."""
@@ -118,10 +115,11 @@ def wiring_table(row: dict) -> wandb.Table:
                        data=sorted(found, key=lambda wire: -wire[4]))
 
 
-def _image(key: str, image: Path | np.ndarray, step: int):
-    what = "every head's attention weights" if isinstance(image, Path) else key.partition("/")[2]
-    return wandb.Image(str(image) if isinstance(image, Path) else image,
-                       caption=f"{what.replace('_', ' ')} after {step} steps")
+def pictured(row: dict, picture: Path) -> dict:
+    """What stands beside a row with a picture."""
+    caption = f"every head's attention weights after {row['step']} steps"
+    return {"attention/map": wandb.Image(str(picture), caption=caption),
+            "heads/table": head_table(row), "heads/wiring": wiring_table(row)}
 
 
 def _brief(error: Exception) -> str:

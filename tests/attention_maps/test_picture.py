@@ -3,7 +3,7 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.image import imread
 
-from attention_maps.picture import draw, printable, table_image
+from attention_maps.picture import draw, printable
 
 
 def maps(L: int, H: int, T: int) -> np.ndarray:
@@ -49,14 +49,3 @@ def test_any_tokens_are_drawn_as_text_without_a_warning(tmp_path):
     for first in range(0, len(words), 12):  # few enough that their labels are drawn
         drawn(tmp_path, 1, 1, (words[first:] + words)[:12], title="$title_{")
     assert printable("\r\n") == "⇤⏎"
-
-
-@pytest.mark.parametrize("top", [0.01, 0.7, 30.0])
-def test_a_table_of_scores_is_an_image_of_cells_in_the_order_of_layers_and_heads(top):
-    table = np.array([[0.0, top / 4, top], [top / 2, 0.0, -1.0]])
-    image = table_image(table)
-    assert image.shape == (32 + 2 * 40, 32 + 3 * 56, 3) and image.dtype == np.uint8
-    cells = image[34::40, 34::56].astype(int).sum(axis=-1)  # lightness falls with the score
-    assert cells[0, 0] > cells[0, 1] > cells[1, 0] > cells[0, 2]
-    assert cells[1, 1] == cells[1, 2] == cells[0, 0]
-    assert len(np.unique(image[32:72, 32:88], axis=0)) > 1  # its number

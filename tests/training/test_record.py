@@ -41,7 +41,7 @@ def test_while_a_run_goes_its_record_is_only_appended_to(tiny, tmp_path):
     with Record(tiny, tmp_path, "test", step=1) as record:
         seen = []
         for step in (2, 3):
-            record.write({"step": step}, {})
+            record.write({"step": step})
             seen.append((tmp_path / "metrics.jsonl").read_bytes())
     assert seen == [b'{"step": 1}\n{"step": 2}\n', b'{"step": 1}\n{"step": 2}\n{"step": 3}\n']
 
@@ -131,9 +131,6 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
         assert image.read_bytes() == drawn.read_bytes()
         assert "after" in history[step]["attention/map.caption"]
-        for score in ("previous_token", "duplicate_token", "induction", "sink", "entropy",
-                      "distance"):
-            assert (record / "files" / history[step][f"heads/{score}.path"]).stat().st_size > 100
         table = json.loads((record / "files" / history[step]["heads/table.path"]).read_text())
         assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
         assert {"induction", "induction_se"} <= set(table["columns"])
