@@ -16,7 +16,8 @@ function expected(known, words, i, target, pick) {
     type: "button", className: `chance${real ? " real" : ""}`, "aria-pressed": target === k,
     style: `--w: ${(100 * share).toFixed(1)}%`, onclick: () => pick(k),
   }, bdi(short(text), "token"), el("b", {}, share >= 0.001 ? share.toFixed(3) : share.toExponential(1)));
-  const likeliest = known.predicted(i).map(({ id, chance }, k) => ({ k: k + 1, text: words[id] ?? "", chance }));
+  const likeliest = known.predicted(i).map(({ id, chance }, k) => ({ k: k + 1, id, text: words[id] ?? "", chance }))
+    .filter(({ id }) => id >= 0);
   const hit = next === null ? -1 : likeliest.findIndex(one => one.text === next.slice(0, 40));
   const rows = likeliest.map(({ k, text, chance }) => chip(k, text, chance, k === hit + 1 && hit >= 0));
   if (next !== null && hit < 0) rows.push(chip(0, next, Math.exp(-loss), true));
@@ -38,7 +39,7 @@ function bars(lines, write = signedText) {
 // Draws the card of token i into `host`. how: {layer, head, target, tied, words, choose(layer, head)}
 function drawCard(host, known, i, how) {
   const { L, H } = known, { layer, head, target, words } = how;
-  const named = k => bdi(short(words[k] ?? "?"), "token"), spaced = ids => ids.flatMap(id => [named(id), " "]);
+  const chips = ids => ids.filter(id => id >= 0).flatMap(id => [el("bdi", { className: "token chip" }, short(words[id] ?? "?")), " "]);
   const lens = Array.from({ length: L + 1 }, (_, k) => ({ name: k ? `block ${k - 1}` : "embedding", value: known.lens(k, i) }));
   const parts = Array.from({ length: known.parts }, (_, p) => {
     const part = partOf(p, L, H), inside = part.head !== undefined;
@@ -53,17 +54,19 @@ function drawCard(host, known, i, how) {
   const ids = known.writes(layer, head, i), box = (title, ...rest) => el("div", {}, el("h4", {}, ...title), ...rest);
   const grid = el("div", { className: "cells" });
   host.replaceChildren(
-    box(["Logit lens"], el("p", { className: "quiet" }, "The loss of the next token, in nats, if the model ended there."),
+    box(["Loss after each block"], el("p", { className: "quiet" },
+      "The loss of the next token, in nats, if the model ended there (the “logit lens”)."),
       bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "Input and output share one matrix, so "
         + "at the embedding the model predicts the token itself.")] : []),
     box(["Direct contributions to the logit of ", bdi(short(text), "token")],
-      el("p", { className: "quiet" }, `They sum to the logit, ${signedText(whole)}. Direct: not through later layers. `
-        + "The grey number: how much the loss rises without the head, all its effects counted."),
+      el("p", { className: "quiet" }, `They sum to the logit less the mean of all logits, ${signedText(whole)}. Direct: not `
+        + "through later layers. The grey number: how much the loss rises without the head, all its effects counted."),
       bars(lines)),
-    box([`What ${headName(layer, head)} writes here`], el("p", {}, "up ", ...spaced(ids.slice(0, 3))),
-      el("p", {}, "down ", ...spaced(ids.slice(3))),
+    box([`What ${headName(layer, head)} writes here`], el("p", {}, "up ", ...chips(ids.slice(0, 3))),
+      el("p", {}, "down ", ...chips(ids.slice(3))),
       el("p", { className: "quiet" }, "The tokens whose logits it raises and lowers most, directly.")),
-    box(["Nats lost without each head"], grid));
+    box(["Nats lost here without each head"], el("p", { className: "quiet" },
+      "At this one token; “importance” is the mean over the validation text."), grid));
   const most = Math.max(0.1, ...Array.from({ length: L * H }, (_, k) =>
     Math.abs(known.knockout(Math.floor(k / H), k % H, i)) || 0));
   const lost = (l, h) => known.knockout(l, h, i);

@@ -277,9 +277,9 @@ function cells(host, label) {
     const width = Math.min(host.clientWidth, spec.most ?? 1e4), context = canvas.getContext("2d");
     const ratio = devicePixelRatio || 1;
     const style = getComputedStyle(canvas), family = style.fontFamily;
-    const fits = spec.rowNames && (width - 92) / spec.cols >= (spec.least ?? 8.5);
     context.font = `11px ${family}`;
-    const room = fits ? Math.min(92, Math.max(...spec.rowNames.map(name => context.measureText(name).width)) + 8) : 0;
+    const wide = spec.rowNames ? Math.min(92, Math.max(...spec.rowNames.map(name => context.measureText(name).width)) + 8) : 0;
+    const fits = spec.rowNames && (width - wide) / spec.cols >= (spec.least ?? 8.5), room = fits ? wide : 0;
     const left = room, bottom = fits && spec.colNames ? (spec.upright ? 18 : room) : 0;
     const cell = (width - left) / spec.cols, high = spec.high ?? cell;
     box = { left, cell, high };

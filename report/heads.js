@@ -3,7 +3,7 @@
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
 const SIGNED = ["copying"]; // from -1 to 1
 const MEANING = {
-  previous_token: "the weight on the token just before", sink: "the weight on the first token",
+  current_token: "the weight on the token itself", previous_token: "the weight on the token just before", sink: "the weight on the first token",
   duplicate_token: "at a token's second occurrence, the weight on its first",
   induction: "at a token's second occurrence, the weight on what followed the first",
   entropy: "0: all on one token; 1: even over itself and all before", distance: "how far back it looks, in tokens",
@@ -15,7 +15,7 @@ const headNames = Array.from({ length: L * H }, (_, k) => headName(Math.floor(k 
 const valueAt = (key, k) => columns[key]?.[k] ?? null;
 // What stands beside a score has its own columns; what the loss of repeats gains without a head is in the conclusion.
 const scoreNames = [...new Set(Object.keys(columns).map(key => /^heads\/(\w+)\/L\d+H\d+$/.exec(key)?.[1])
-  .filter(name => name && !/_se$|_without_first$|_cost$/.test(name)))];
+  .filter(name => name && !/_se$|_without_first$/.test(name)))];
 // Of each score the places of the steps that have it.
 const measured = Object.fromEntries(scoreNames.map(name => [name, [...scoredSteps.keys()]
   .filter(k => headNames.some(head => valueAt(`heads/${name}/${head}`, k) !== null))]));
@@ -23,6 +23,7 @@ const born = bornHeads();
 const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)), ...born.map(b => b.score)])];
 const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
 const scoreMaps = {};
+let worth = null; // what each head was worth at each token, where that is known
 let scoresDrawn = ""; // under what circumstances: another head changes none of it
 
 // A head's score at place k of the steps: its value, its standard error, its value without the first token.
@@ -46,16 +47,18 @@ function bornHeads() {
     const [layer, head] = name.slice(1).split("H").map(Number);
     const before = data.looked.findLast(at => at < step) ?? step;
     const when = step - before > 1 ? `between steps ${count(before)} and ${count(step)}` : `at step ${count(step)}`;
-    return { score, name, layer, head, step, when };
+    const until = valueAt(`deaths/${score}/${name}`, last);
+    return { score, name, layer, head, step, when, until };
   }).sort((a, b) => a.step - b.step);
 }
 
-const WIRE = /^wiring\/(\w+)\/L(\d+)H(\d+)\/(queries|keys|values)\/L(\d+)H(\d+)$/;
-const wires = Object.keys(columns).map(key => WIRE.exec(key)).filter(of => of && !of[1].endsWith("_se"))
-  .map(([key, score, l, h, part, l2, h2]) => ({ key, score, to: [Number(l), Number(h)], part,
-    from: [Number(l2), Number(h2)], errors: key.replace(score, `${score}_se`) }));
-const wiresAt = k => wires.map(wire => ({ ...wire, share: valueAt(wire.key, k), error: valueAt(wire.errors, k) }))
-  .filter(({ share, error }) => share !== null && error !== null);
+const WIRE = /^wiring\/(\w+)\/L(\d+)H(\d+)\/(queries|keys|values)\/(L\d+H\d+|L\d+MLP|embedding)$/;
+const wires = Object.keys(columns).map(key => WIRE.exec(key)).filter(of => of && !/_se$|_direct$/.test(of[1]))
+  .map(([key, score, l, h, read, from]) => ({ key, score, to: [Number(l), Number(h)], read, from }));
+const wiresAt = k => wires.map(wire => {
+  const of = end => valueAt(wire.key.replace(wire.score, wire.score + end), k);
+  return { ...wire, share: of(""), error: of("_se"), direct: of("_direct"), off: of("_direct_se") };
+}).filter(({ share, error }) => share !== null && error !== null);
 
 function drawHeads() {
   $("heads").hidden = !scoreNames.length;
@@ -63,7 +66,6 @@ function drawHeads() {
   // First: their place beside the chart decides how wide that is.
   $("births").hidden = !born.length;
   $("wiring").hidden = !wires.length;
-  $("wiring").parentElement.hidden = $("births").hidden && $("wiring").hidden;
   $("scored-at").textContent = data.kind === "run" ? `at step ${count(steps[state.step] ?? 0)}`
     : "on random tokens that come twice, or on the prompt";
   const drawn = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
@@ -78,7 +80,8 @@ function drawHeads() {
     title: `${headName(state.layer, state.head)} over the steps, ± one standard error`,
     height: 240, at: steps[state.step], zero: 1, series,
   });
-  if (drawn !== scoresDrawn) drawBirths();
+  if (drawn !== scoresDrawn) { drawBirths(); drawStages(); }
+  if (worth) drawWorth($("worth"), worth, state.layer, state.head);
   scoresDrawn = drawn;
   const k = scoredSteps.findLastIndex(step => step <= steps[state.step]);
   if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], wiresAt(k), "Who feeds whom "
@@ -139,11 +142,13 @@ function drawBirths() {
         const free = ends.findIndex(end => end < at - 6), row = free < 0 ? ends.length : free; // names do not overlap
         const middle = y + row * 15, colour = `var(--${colourOf(kind)})`;
         ends[row] = at + wide;
-        const says = `${plain(kind)}, born ${birth.when}`;
+        const says = birth.until === null ? `${plain(kind)}, born ${birth.when}`
+          : `${plain(kind)} from step ${count(birth.step)} to ${count(birth.until)}, and no more`;
         const mark = el("svg:g", { "data-birth": name, role: "button", "aria-label": `${name}: ${says}`, tabindex: -1 },
           el("svg:line", { x1: x(birth.step), x2: x(birth.step), y1: 10, y2: middle, class: "stem",
             style: `stroke: ${colour}` }),
-          el("svg:circle", { cx: at, cy: middle, r: 4, style: `fill: ${colour}` }),
+          el("svg:circle", { cx: at, cy: middle, r: 4, style: birth.until === null ? `fill: ${colour}`
+            : `fill: var(--paper); stroke: ${colour}; stroke-width: 1.5` }),
           el("svg:text", { x: at + 7, y: middle + 4 }, name));
         telling(mark, () => [el("b", {}, name), el("div", {}, says)], () => choose(birth.layer, birth.head));
         marks.push(svg.appendChild(mark));
@@ -161,4 +166,21 @@ function drawBirths() {
   const walk = svg.onkeydown;
   svg.onkeydown = event => event.target === svg ? read(event) : walk(event);
   if (focused >= 0) marks[focused].focus();
+}
+
+// How the loss falls by the place in the context, and how near the predictions are to what plain counts would say.
+const STAGES = [["loss_first", "loss of the first 8 tokens", "c2"], ["loss_middle", "of the middle", "c5"],
+  ["loss_last", "of the last 8", "c1"], ["from_unigrams", "distance from single tokens' counts", "c4"],
+  ["from_bigrams", "from pairs' counts", "c3"]];
+
+function drawStages() {
+  const series = STAGES.map(([key, name, colour]) => {
+    const values = columns[`probe/${key}`] ?? [], at = values.map((_, k) => k).filter(k => values[k] !== null);
+    return { name, colour, bold: key.startsWith("from"), xs: at.map(k => scoredSteps[k]), ys: at.map(k => values[k]),
+      errors: at.map(k => columns[`probe/${key}_se`]?.[k] ?? null) };
+  });
+  chart($("stages"), { title: "Stages, nats ± one standard error", height: 220, at: steps[state.step], zero: 1, series });
+  if (!$("stages").hidden) $("stages").append(el("p", { className: "quiet" },
+    "First the predictions come near to what plain counts of the training text say, of single tokens and then of pairs. They leave "
+    + "these as the model uses the context: then the loss of late tokens falls below that of early ones."));
 }

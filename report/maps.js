@@ -42,6 +42,18 @@ async function decoded([maps, norms], [L, H], { T, tokens, maps: all }, kind) {
   return view;
 }
 
+// The model's weights by name, as forward.js takes them.
+async function weightsOf({ tensors, blob }) {
+  const bytes = await unpacked(blob), half = halfTable(), size = bytes.length / 2, W = {};
+  let start = 0;
+  for (const [name, shape] of tensors) {
+    const from = start, length = shape.reduce((a, b) => a * b, 1);
+    W[name] = { shape, data: Float64Array.from({ length }, (_, k) => half[bytes[size + from + k] << 8 | bytes[from + k]]) };
+    start += length;
+  }
+  return W;
+}
+
 // How the weights of a probe are kept, for the reader.
 function precision({ kind }) {
   return kind === "float16" ? "The weights are exactly the captured float16 numbers."
@@ -154,7 +166,7 @@ function mapOf(view, seen, more = {}) {
   const read = reader(view, seen), most = largest(view, seen.weighted);
   const names = view.tokens.map(t => short(t));
   return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
-    signed: view.signed, level: (i, j) => j > i ? -1 : level(read(i, j) / most, view.signed),
+    signed: view.signed, level: (i, j) => j > i ? -1 : level((view.signed ? faded(read(i, j)) : read(i, j)) / most, view.signed),
     tell: (i, j) => reading(view, seen, i, j), ...more };
 }
 

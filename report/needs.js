@@ -10,11 +10,12 @@ async function explainedOf([floats, ids], [L, H], { T, tokens, needs }) {
     start += length;
     return k => half[bytes[size + from + k] << 8 | bytes[from + k]];
   };
-  const need = part(T * (T + 1) / 2), knockout = part(L * H * T), lens = part((L + 1) * T);
+  const need = part(T * (T + 1) / 2), kl = part(T * (T + 1) / 2), knockout = part(L * H * T), lens = part((L + 1) * T);
   const parts = L * (H + 1) + 2, direct = part(parts * T * 6), chance = part(T * 5);
   return {
     L, H, T, tokens, parts, largest: Math.max(...needs.map(one => one?.[2] ?? 0)), signed: true, n: T, norms: null,
     at: (l, h, i, j) => need(i * (i + 1) / 2 + j), bound: () => 0,
+    kl: (i, j) => kl(i * (i + 1) / 2 + j),
     knockout: (l, h, i) => knockout((l * H + h) * T + i),
     lens: (k, i) => lens(k * T + i), loss: i => lens(L * T + i),
     direct: (p, i, target) => direct((p * T + i) * 6 + target),
@@ -28,8 +29,13 @@ function needReading(view, i, j) {
   const value = view.at(0, 0, i, j);
   return [el("div", {}, "after ", ...place(view, i), ", with ", ...place(view, j), " hidden"),
     el("div", { className: "value" }, el("b", {}, signedText(value)), Number.isNaN(value)
-      ? " the text ends here: what follows is not known" : " nats for the token that follows")];
+      ? " the text ends here: what follows is not known" : " nats for the token that follows"),
+    ...j < i ? [el("div", {}, `the whole prediction changes by ${view.kl(i, j).toFixed(2)} nats (KL)`)] : []];
 }
+
+// A need as it is coloured: what is under a tenth of a nat fades.
+const FAINT = 0.1;
+const faded = need => Math.abs(need) < FAINT ? need / 9 : need;
 
 // The stripes that the scores of repeats read: [score, colour, tokens back]
 const stripes = period => [["duplicate token", "c2", period], ["induction", "c3", period - 1]];

@@ -9,6 +9,7 @@ const steps = data.steps.length ? data.steps : scoredSteps;
 const state = {
   step: Math.max(0, steps.length - 1), layer: 0, head: 0, probe: 0, weighted: false, average: false,
   token: null, held: null, // what is lit, what stays lit
+  fresh: true, cell: null, // whether nobody has held a token yet; the cell that was clicked
   needs: false, target: 0, // whether needs are looked at; of which next token the card tells
 };
 
@@ -38,7 +39,7 @@ const loadView = (p, s) => load(`${p}/${s}`, [data.probes[p].maps[s], data.shape
 
 function setUpText() {
   const host = $("text"), words = probe().tokens;
-  Object.assign(state, { token: null, held: Math.floor(words.length * 0.6) });
+  Object.assign(state, { token: null, held: null, fresh: true });
   tokens = words.map((word, i) => {
     const pieces = visible(word).split(/([·⏎⇥␍⍽]+)/).filter(Boolean).flatMap(part =>
       /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")]
@@ -62,6 +63,16 @@ function setUpText() {
     else if (event.key === "Escape") { state.held = null; light(null); }
     else if (event.key !== "ArrowUp" && event.key !== "ArrowDown") walk(event);
   };
+}
+
+// The token at which something happens: where the head in focus saved most, or else where a token was needed most.
+function eventful() {
+  const { layer, head } = state, rows = Array.from({ length: Math.max(1, probe().tokens.length - 1) }, (_, i) => i);
+  if (!explained) return Math.floor(rows.length * 0.6);
+  const strongest = of => rows.reduce((best, i) => of(i) > of(best) ? i : best, 0);
+  const saved = strongest(i => explained.knockout(layer, head, i));
+  return explained.knockout(layer, head, saved) >= FAINT ? saved
+    : strongest(i => Math.max(0, ...Array.from({ length: i }, (_, j) => explained.at(0, 0, i, j))));
 }
 
 // Lights what token i attends to and what attends to it; null: what is held, or nothing.
@@ -142,6 +153,7 @@ async function show() {
     if (found) found.step = steps[at]; // needs are not measured at every step
     if (mine !== turn) return;
     [current, explained] = [view, found];
+    if (state.fresh) Object.assign(state, { held: eventful(), fresh: false });
   }
   draw();
 }
@@ -162,8 +174,9 @@ function drawAttention() {
       if (period) drawStripes(period)(...where);
       else drawBorder(view.n, ...where);
     },
-    enter: (i, j) => { light(i); reveal(i); drawZoom(i, j); }, leave: () => light(null), pick: hold,
+    enter: (i, j) => { light(i); reveal(i); drawZoom(i, j); }, leave: () => light(null), pick: pickCell,
   }));
+  explainCell();
   colourBar($("bar"), view.signed ? "nats" : by ? "weight × ‖v W_O‖" : "weight", largest(view, by), view.signed);
   light(state.token);
   drawZoom(state.held ?? 0, state.held ?? 0);
@@ -173,7 +186,7 @@ function drawAttention() {
 const ZOOM = 24; // cells along its side
 function drawZoom(i, j) {
   const view = shownView(), room = Math.min($("map").clientWidth, mostWide());
-  $("zoom").hidden = view.n <= ZOOM || (room - 92) / view.n >= 8.5;
+  $("zoom").hidden = view.n <= ZOOM || (room - 50) / view.n >= 8.5;
   if ($("zoom").hidden) return;
   const [from, left] = [i, j].map(k => Math.min(view.n - ZOOM, Math.max(0, k - ZOOM / 2)));
   const spec = mapOf(view, seen()), names = start => spec.rowNames.slice(start, start + ZOOM);
@@ -201,7 +214,7 @@ function drawBorder(n, context, { left, cell, high }) {
 // So wide that the whole map is on the first screen, as far as its labels stay legible.
 function mostWide() {
   const top = $("map").getBoundingClientRect().top + scrollY;
-  return innerWidth < 1000 ? 900 : Math.min(900, Math.max(520, innerHeight - top - 14));
+  return innerWidth < 1000 ? 900 : Math.min(900, Math.max(460, innerHeight - top - 4));
 }
 
 function sayWhatIsSeen(view, by) {
@@ -222,7 +235,7 @@ function sayWhatIsSeen(view, by) {
     return;
   }
   $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,`
-    : `Head ${headName(layer, head)}`)
+    : headName(layer, head))
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
   const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `${period} random tokens, then the same ${period} again`;
@@ -240,10 +253,42 @@ function sayWhatIsSeen(view, by) {
 }
 
 function hold(i) {
-  state.held = state.held === i ? null : i;
+  Object.assign(state, { held: state.held === i ? null : i, fresh: false });
   state.target = 0;
   light(i);
   keepAddress();
+}
+
+// A click on a cell holds its token, and tells why the head looked there.
+function pickCell(i, j) {
+  Object.assign(state, { held: i, fresh: false, cell: [i, j], target: 0 });
+  light(i);
+  explainCell();
+  keepAddress();
+}
+
+// The forward pass of a probe by the weights in the page, once for each.
+const passes = new Map();
+async function passOf(p) {
+  if (!passes.has(p)) {
+    passes.set(p, weightsOf(data.weights).then(W => ({ W, ...forward(W, data.shapes, data.probes[p].ids) })));
+  }
+  return passes.get(p);
+}
+
+async function explainCell() {
+  const { cell, layer, head, average, needs } = state, step = steps[state.step], p = state.probe;
+  $("why").hidden = !cell || average || needs || !data.weights || !probe().ids.length;
+  if ($("why").hidden) return;
+  if (data.weights.step !== step) {
+    $("why").replaceChildren(el("p", { className: "quiet" },
+      `Why the head looked there can be told for step ${count(data.weights.step)}, whose weights are in this page.`));
+    return;
+  }
+  const [i, j] = cell, pass = await passOf(p);
+  if (cell !== state.cell || layer !== state.layer || head !== state.head || p !== state.probe) return;
+  drawWhy($("why"), why(pass.W, data.shapes, pass, layer, head, i, j), probe().tokens,
+    [`Why ${headName(layer, head)} looked from `, ...place(current, i), " at ", ...place(current, j)]);
 }
 
 // ---- all together
@@ -297,5 +342,5 @@ function takeAddress() {
   if (!data.probes.length) return;
   $("probe").value = state.probe;
   setUpProbe();
-  if (asked.token < tokens.length && asked.token !== null) state.held = asked.token;
+  if (asked.token < tokens.length && asked.token !== null) Object.assign(state, { held: asked.token, fresh: false });
 }

@@ -4,12 +4,13 @@ by step, what its heads do."""
 import json
 import math
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from attention_maps.findings import conclude
@@ -97,7 +98,8 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     read, blobs = [shot for shot in shots if shot.probes], Blobs()
     content, shots = content | {"unread": len(shots) - len(read)}, read
-    content |= {"worth": put_worth(shots, blobs), "weights": run_dir and put_weights(run_dir, blobs)}
+    content |= {"worth": put_worth(shots, blobs),
+                "weights": run_dir and put_weights(run_dir, blobs)}
     room, left = room_beside("run.html", content) - sum(map(len, blobs)), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}
     for shot in reversed(shots):
@@ -119,7 +121,9 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
 
 def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
     """What each head was worth at each token, of the last snapshot, if it tells that and fits."""
-    with shots[-1].held() if shots else nullcontext({}) as held:
+    packed = None
+    with shots[-1].held() if shots else nullcontext({}) as held, \
+            suppress(KeyError, ValueError, TypeError):  # it holds something else
         packed = pack_worth(held)
     if packed is None or sum(map(len, packed[1])) > WORTH_BUDGET:
         return None
@@ -130,10 +134,11 @@ def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
 def put_weights(run_dir: Path, blobs: Blobs) -> dict | None:
     """The weights that the last picture kept, if there are any, and they fit."""
     for path in sorted((run_dir / "attention").glob("step_*.safetensors"))[-1:]:
-        tensors, packed = pack_weights(load_file(ordinary(path)))
-        if len(packed) <= WEIGHTS_BUDGET:
-            blobs.append(packed)
-            return {"step": int(path.stem[5:]), "tensors": tensors, "blob": len(blobs) - 1}
+        with suppress(SafetensorError, OSError, ValueError):  # it cannot be read
+            tensors, packed = pack_weights(load_file(ordinary(path)))
+            if len(packed) <= WEIGHTS_BUDGET:
+                blobs.append(packed)
+                return {"step": int(path.stem[5:]), "tensors": tensors, "blob": len(blobs) - 1}
     return None
 
 

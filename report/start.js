@@ -11,12 +11,22 @@ function firstHead() {
 async function start() {
   entitle(data.title, "GlassGPT");
   const shared = groups < H ? ` over ${some(groups, "key/value head")}` : "";
-  const facts = L ? [some(L, "layer"), some(H, "head") + shared] : [];
+  const losses = data.kind === "run" ? data.curves["val/loss"].values : [];
+  const facts = losses.length ? [`validation loss ${figure(losses.at(-1))}`] : [];
+  facts.push(...L ? [some(L, "layer"), some(H, "head") + shared] : []);
   if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${data.kind === "run" ? " of text shown" : ""}`);
   if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");
-  $("conclusion").hidden = !data.conclusion?.length;
-  $("conclusion").append(...(data.conclusion ?? []).map(sentence => el("li", {}, sentence)));
+  $("findings").hidden = data.kind !== "run";
+  drawFindings(data.findings ?? [], (layer, head) => {
+    if (!data.probes.length) return;
+    Object.assign(state, { needs: false, average: $("average").checked = false });
+    $("looks").checked = true;
+    setUpProbe();
+    choose(layer, head);
+    $("large").scrollIntoView({ block: "nearest" });
+  });
+  if (data.worth) worth = await worthOf(data.worth);
   $("nothing").hidden = data.probes.length > 0;
   if (data.of) $("nothing").textContent = "These tokens are too many for a page to hold their attention maps.";
   else if (data.unread) $("nothing").textContent = "The snapshots of this run cannot be read.";
@@ -30,6 +40,8 @@ async function start() {
     drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
     $("looking").querySelector(".stage").classList.toggle("many", H > 14);
   }
+  $("contents").append(...["attention", "heads", "training"].filter(id => !$(id).hidden || id === "heads")
+    .map(id => el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id)));
   takeAddress();
   if (data.probes.length) drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);
   onhashchange = () => {

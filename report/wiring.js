@@ -1,43 +1,72 @@
-// Who feeds whom: layers × heads, with a line from each head to those above that it feeds, as thick
-// as the share of their score that is lost without it. Stands after charts.js and maps.js.
+// Who feeds whom: layers × heads, three times, for keys, queries and values, with a line from each part of the model to
+// the heads above that it feeds, as thick as the share that they lose without it. Stands after charts.js and maps.js.
 
-const THROUGH = { keys: "c1", queries: "c2", values: "c4" };
+const READ = { keys: "c1", queries: "c2", values: "c4" };
+const WRITTEN_FROM = 0.3; // the share from which it is written on its line
 
-// wires: [{score, to, part, from, share, error}], `to`, `from` and `chosen` as [layer, head]
-function drawWiring(host, [L, H], wires, title, chosen, choose, least = 0.05) {
-  const shown = wires.filter(({ share, error }) => Math.abs(share) >= least && Math.abs(share) >= 2 * error);
-  const width = Math.max(240, Math.min(640, host.clientWidth || 480)), high = L < 8 ? 62 : 34, top = 18;
-  const x = h => 44 + (h + 0.5) * (width - 60) / H, y = l => top + (L - 1 - l) * high, radius = H > 16 ? 6 : 13;
-  const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + L * high - high + 34}`, role: "group", "aria-label": title });
-  const marks = [];
-  const place = ([l, h]) => [x(h), y(l)];
-  for (const { score, to, part, from, share, error } of shown) {
-    const [x1, y1] = place(from), [x2, y2] = place(to), bend = { keys: -14, queries: 14, values: 0 }[part];
-    const mark = el("svg:path", { d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
-      class: "wire", tabindex: -1, role: "img", style: `stroke: var(--${THROUGH[part]}); stroke-width: ${
-        (1 + 9 * Math.min(1, Math.abs(share))).toFixed(1)}; ${share < 0 ? "stroke-dasharray: 2 3" : ""}` });
-    const nodes = () => [el("div", {}, `${headName(...from)} → ${headName(...to)}, through its ${part}`),
-      el("div", { className: "value" }, el("b", {}, `${(100 * share).toFixed(0)} ± ${(100 * error).toFixed(0)}%`),
-        part === "values" ? " of what it writes" : ` of its ${plain(score)} score`, " is lost without it")];
-    mark.setAttribute("aria-label", nodes().map(node => node.textContent).join(", "));
-    telling(mark, nodes);
-    marks.push(svg.appendChild(mark));
+// wires: [{score, to, read, from, share, error, direct, off}]: `to` and `chosen` as [layer, head], `from` a name.
+function drawWiring(host, [L, H], wires, title, chosen, choose) {
+  const told = wires.filter(({ share, error }) => share >= 0.05 && share >= 2 * error);
+  const graphs = el("div", { className: "graphs" });
+  host.replaceChildren(el("h3", {}, title), el("p", { className: "quiet" },
+    "A line: so much of the upper head's score (of what it writes, for values) is lost when it does not see what the lower part wrote, "
+    + "and all between is computed again. Shares do not add up: two parts may carry the same, or need each other."),
+  ...told.length ? [graphs] : [el("p", { className: "quiet" }, "Nothing feeds a head yet, as far as can be told.")]);
+  for (const [read, colour] of Object.entries(READ)) {
+    const found = told.filter(wire => wire.read === read);
+    if (!told.length) continue;
+    const box = graphs.appendChild(el("div", {}, el("h4", {}, `through its ${read}`)));
+    box.append(wiringGraph([L, H], found, colour, `${title}, through its ${read}`, chosen, choose));
   }
-  const busy = new Set(shown.flatMap(({ to, from }) => [headName(...to), headName(...from)]));
+}
+
+// One of the three: a row for each layer, the highest on top, its MLP at the right end; below all the embedding.
+function wiringGraph([L, H], wires, colour, title, chosen, choose) {
+  const high = L < 8 ? 60 : 34, top = 18, width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))), radius = H > 9 ? 6 : 13;
+  const x = h => 34 + (h + 0.5) * (width - 44) / (H + 1), y = l => top + (L - 1 - l) * high;
+  const place = name => {
+    const head = /^L(\d+)H(\d+)$/.exec(name), mlp = /^L(\d+)MLP$/.exec(name);
+    return head ? [x(Number(head[2])), y(Number(head[1]))] : mlp ? [x(H), y(Number(mlp[1]))] : [x((H - 1) / 2), y(-1)];
+  };
+  const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + L * high + 22}`, role: "group", "aria-label": title });
+  const busy = new Set(wires.flatMap(({ to, from }) => [headName(...to), from])), marks = [], labels = [];
+  for (const wire of [...wires].sort((a, b) => a.share - b.share)) {
+    const { to, from, share } = wire, [x1, y1] = place(from), [x2, y2] = place(headName(...to));
+    const bend = x1 === x2 && y1 - y2 > 1.5 * high ? 26 : 0, along = [0.5, 0.36, 0.64][labels.length % 3];
+    const mark = el("svg:path", { d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
+      class: "wire", tabindex: -1, role: "img", style: `stroke: var(--${colour}); stroke-width: ${(1 + 7 * Math.min(1, share)).toFixed(1)}` });
+    mark.setAttribute("aria-label", aboutWire(wire).map(node => node.textContent).join(", "));
+    telling(mark, () => aboutWire(wire));
+    marks.push(svg.appendChild(mark));
+    if (share >= WRITTEN_FROM) labels.push(el("svg:text", { x: x1 + along * (x2 - x1) + bend / 2, y: y1 + along * (y2 - y1) + 4, class: "share", "text-anchor": "middle" },
+      `${(100 * share).toFixed(0)}%`));
+  }
   for (let l = 0; l < L; l++) {
-    svg.append(el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`));
+    svg.append(el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`), wiringNode("MLP", x(H), y(l), radius, busy.has(`L${l}MLP`), true));
     for (let h = 0; h < H; h++) {
-      const name = headName(l, h), here = l === chosen[0] && h === chosen[1];
-      const node = el("svg:g", { class: `node${busy.has(name) ? " busy" : ""}${here ? " here" : ""}` },
-        el("svg:circle", { cx: x(h), cy: y(l), r: radius }),
-        ...radius > 8 ? [el("svg:text", { x: x(h), y: y(l) + 3.5, "text-anchor": "middle" }, `H${h}`)] : []);
+      const node = wiringNode(`H${h}`, x(h), y(l), radius, busy.has(headName(l, h)));
+      if (l === chosen[0] && h === chosen[1]) node.classList.add("here");
       node.onclick = () => choose(l, h);
+      node.classList.add("head-node");
       svg.append(node);
     }
   }
+  svg.append(wiringNode("embedding", x((H - 1) / 2), y(-1), radius, busy.has("embedding"), true), ...labels);
   roving(svg, marks, 1, () => {}, 0);
-  const keys = Object.entries(THROUGH).map(([part, colour]) =>
-    el("span", { className: "key", style: `--c: var(--${colour})` }, part));
-  host.replaceChildren(el("h3", {}, title, ...keys), svg, ...shown.length ? [] : [el("p", { className: "quiet" },
-    "No head feeds another one yet, as far as can be told.")]);
+  return svg;
+}
+
+function wiringNode(name, x, y, radius, busy, square = false) {
+  const wide = square ? Math.max(2 * radius, 7.8 * name.length + 10) : 2 * radius;
+  return el("svg:g", { class: `node${busy ? " busy" : ""}` },
+    square ? el("svg:rect", { x: x - wide / 2, y: y - 9, width: wide, height: 18, rx: 3 }) : el("svg:circle", { cx: x, cy: y, r: radius }),
+    ...radius > 8 || square ? [el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, name)] : []);
+}
+
+function aboutWire({ score, to, read, from, share, error, direct, off }) {
+  const percent = (value, error) => `${(100 * value).toFixed(0)} ± ${(100 * error).toFixed(0)}%`;
+  return [el("div", {}, `${from} → ${headName(...to)}, through its ${read}`),
+    el("div", { className: "value" }, el("b", {}, percent(share, error)),
+      read === "values" ? " of what it writes" : ` of its ${plain(score)} score`, " is lost without it"),
+    ...direct === null ? [] : [el("div", {}, `directly, with nothing between computed again: ${percent(direct, off)}`)]];
 }

@@ -92,7 +92,8 @@ def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
     knockout[..., -1] = np.nan
     lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
     lens[:, -1] = np.nan
-    found = {"need": need, "knockout": knockout, "lens": lens,
+    kl = np.tril(rng.gamma(1, 0.2, (T, T)), -1).astype(np.float32)
+    found = {"need": need, "need_kl": kl, "knockout": knockout, "lens": lens,
              "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
              "predicted_ids": rng.integers(0, 16, (T, 5)),
              "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
@@ -111,9 +112,12 @@ def make_explained(folder, words=None, **more):
         if row["step"] >= 10:
             row |= {"wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
                     "wiring/induction_se/L1H1/keys/L0H2": 0.02,
+                    "wiring/induction_direct/L1H1/keys/L0H2": 0.5,
+                    "wiring/induction_direct_se/L1H1/keys/L0H2": 0.04,
                     "wiring/induction/L1H1/queries/L0H2": 0.01,
                     "wiring/induction_se/L1H1/queries/L0H2": 0.02}
-        row |= {"probe/repeat_gain": row["step"] / 10, "probe/repeat_gain_se": 0.1}
+        row |= {"probe/repeat_gain": row["step"] / 10, "probe/repeat_gain_se": 0.1,
+                "heads/induction_se/L0H0": 0.01, "heads/induction/L0H0": 0.6}
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
 

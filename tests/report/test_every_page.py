@@ -94,11 +94,11 @@ def test_it_fits_the_window(see, tmp_path, write: Callable, width):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("write", "order"), [
-    (of_run, ["theme BUTTON", "chart-loss svg", "play BUTTON", "step INPUT", "probe SELECT",
-              "looks INPUT", "raw INPUT", "average INPUT", "heads-grid BUTTON", "map CANVAS",
-              "text BDI", "expected BUTTON", "card CANVAS", "scores CANVAS", "trajectory svg",
-              "births svg", "births g", "sample-before BUTTON", "sample-step SELECT",
-              "config SUMMARY"]),
+    (of_run, ["theme BUTTON", "headline BUTTON", "numbers SUMMARY", "play BUTTON", "step INPUT",
+              "map CANVAS", "probe SELECT", "looks INPUT", "raw INPUT", "average INPUT", "text BDI",
+              "expected BUTTON", "heads-grid BUTTON", "card CANVAS", "scores CANVAS",
+              "trajectory svg", "births svg", "births g", "chart-loss svg", "sample-before BUTTON",
+              "sample-step SELECT", "config SUMMARY"]),
     soak(of_sweep, ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV",
                     "settings BUTTON", "chips BUTTON", "curve-0 svg", "curve-1 svg", "against-0 g",
                     "head-induction svg", "heads-ends DIV", "play BUTTON", "step INPUT",

@@ -20,7 +20,7 @@ from report import page
 @pytest.mark.slow
 def test_needs_are_shown_beside_attention(see, tmp_path):
     tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
-    assert tab.is_checked("#looks") and "Head" in tab.inner_text("#map-title")
+    assert tab.is_checked("#looks") and "L1H1" in tab.inner_text("#map-title")
     tab.check("#needs")
     expect_text(tab, "#map-title", "What each prediction needed after 20 steps")
     assert tab.locator("#map-note").is_visible()  # of no one head
@@ -30,6 +30,8 @@ def test_needs_are_shown_beside_attention(see, tmp_path):
         place_query, place_key, text = read_need(tab)
         assert (place_query, place_key) == (query, key)
         assert text.startswith(signed(held["need"][query, key]))
+        changed = f"changes by {np.float16(held['need_kl'][query, key]):.2f} nats (KL)"
+        assert changed in tab.inner_text("#tip")
     tab.focus("#step")
     tab.keyboard.press("Home")
     expect_text(tab, "#map-title", "after 0 steps")
@@ -86,7 +88,7 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
     for k, name in enumerate(("embedding", "block 0", "block 1")):
         assert re.search(rf"{name}\s+{float(np.float16(held['lens'][k, 5])):.4g}"[:20], card)
     direct = held["direct"][:, 5].astype(np.float16).astype(float)  # (12, 6)
-    assert f"They sum to the logit, {signed(direct[:, 0].sum())}" in card.replace("\n", " ")
+    assert f"the mean of all logits, {signed(direct[:, 0].sum())}" in card.replace("\n", " ")
     best = int(np.abs(direct[:, 0]).argmax())
     name = ("embedding", *(f"L{at}{h}" for at in (0, 1) for h in ("H0", "H1", "H2", "H3", " MLP")),
             "biases")[best]
@@ -100,7 +102,7 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
     id = held["predicted_ids"][5, 1]
     expect_text(tab, "#card", f"Direct contributions to the logit of ·n{id}")
     sums = signed(direct[:, 2].sum())
-    assert f"They sum to the logit, {sums}" in tab.inner_text("#card").replace("\n", " ")
+    assert f"the mean of all logits, {sums}" in tab.inner_text("#card").replace("\n", " ")
     grid = tab.locator("#card canvas")
     aside(tab)
     grid.focus()
@@ -114,15 +116,17 @@ def test_the_wiring_follows_the_slider(see, tmp_path):
     wires = tab.locator("#wiring .wire")
     assert wires.count() == 1  # what is not clear of its error is not drawn
     wide = wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)")
-    assert wires.get_attribute("aria-label") == (
-        "L0H2 → L1H1, through its keys, 80 ± 2% of its induction score is lost without it")
+    assert "80 ± 2% of its induction score" in wires.get_attribute("aria-label")
+    assert "again: 50 ± 4%" in wires.get_attribute("aria-label")
+    assert tab.locator("#wiring .share").all_text_contents() == ["80%"]
     tab.focus("#step")
     tab.keyboard.press("ArrowLeft")
     expect_text(tab, "#wiring h3", "at step 10")
     assert wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)") < wide
     tab.keyboard.press("ArrowLeft")
-    expect_text(tab, "#wiring", "No head feeds another one yet")
-    tab.locator("#wiring .node").nth(7).click()
-    assert "L1H3" in tab.inner_text("#map-title")
-    assert tab.locator("#conclusion li").count() >= 1
+    expect_text(tab, "#wiring", "Nothing feeds a head yet")
+    assert "L0H0 looks at what followed last time" in tab.inner_text("#headline")
+    tab.click("[role=radio][aria-label='layer 1, head 2']")
+    tab.click("#headline button")
+    expect_text(tab, "#map-title", "L0H0")
     assert tab.locator("#chart-gain svg").is_visible()

@@ -43,7 +43,8 @@ def test_what_predictions_needed_comes_back():
         found = pack.pack_needs(held, name)
         floats, ids = (zlib.decompress(base64.b64decode(part)) for part in found.parts)
         need = held[f"{prefix}need"]
-        whole = [need[np.tri(16, dtype=bool)], *(held[prefix + key] for key in pack.FLOATS)]
+        whole = [*(held[prefix + key][np.tri(16, dtype=bool)] for key in pack.TRIANGLES),
+                 *(held[prefix + key] for key in pack.FLOATS)]
         numbers = np.frombuffer(floats, np.uint8).reshape(2, -1).T.copy().view("<f2").ravel()
         expected = np.concatenate([part.ravel() for part in whole]).astype(np.float16)
         assert np.array_equal(numbers, expected, equal_nan=True)
@@ -61,6 +62,7 @@ def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_p
     run = make_run(tmp_path / "run")
     np.savez(run / "attention" / "step_00000010.npz", **(snapshot(step=10) | change))
     os.mkfifo(run / "attention" / "step_00000030.npz")
+    (run / "attention" / "step_00000020.safetensors").write_text("none")
     content, _ = read_back(page.write_page(run))
     assert content["steps"] == [0, 20] and content["unread"] == 2
     held = snapshot() | explain() | {"lens": np.array(["a"]), "words_ids": np.zeros(3)}

@@ -1,0 +1,75 @@
+// Why a head looked there: the score of a cell before softmax, as a sum over what wrote its query and what wrote its key.
+// Stands after forward.js.
+
+// The terms of cell (i, j) of a head (layer, head) in a pass: [{query, key, value}], which sum to its score less the mean
+// of its row, over the tokens that i may look at. Norms have the scales that they have in the whole pass.
+function why(W, c, pass, layer, head, i, j) {
+  const { H, G, d_k } = sizesOf(c), g = Math.floor(head / (H / G)), name = `blocks.${layer}.attention`;
+  const queries = sides(W, c, pass, layer, "Q", head, [i]), all = Array.from({ length: i + 1 }, (_, t) => t);
+  const keys = sides(W, c, pass, layer, "K", g, all), terms = [];
+  for (const query of queries) for (const key of keys) {
+    const score = t => {
+      let sum = 0;
+      for (let n = 0; n < d_k; n++) sum += query.vectors[0][n] * key.vectors[t][n];
+      return sum / Math.sqrt(d_k);
+    };
+    const mean = all.reduce((sum, t) => sum + score(t), 0) / all.length;
+    terms.push({ query: query.name, key: key.name, value: score(j) - mean });
+  }
+  return terms;
+}
+
+// What each part below a layer gives to one head's queries or keys at some tokens: [{name, vectors: [(d_k)]}].
+function sides(W, c, pass, layer, which, head, tokens) {
+  const { H, G, C, d_k } = sizesOf(c), block = `blocks.${layer}`, name = `${block}.attention`, heads = which === "Q" ? H : G;
+  const { x } = pass.layers[layer], scales = scalesHere(c, x), gain = W[`${block}.norm_1.weight`]?.data;
+  const shift = W[`${block}.norm_1.bias`]?.data, own = norm(W, c, `${block}.norm_1`, x);
+  const { scales: sizes } = projected(W, c, name, which, own, pass.T);
+  const { data: matrix } = W[`${name}.W_${which}.weight`], bias = W[`${name}.W_${which}.bias`]?.data;
+  const gains = W[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
+  const turns = c.position === "rope" ? frequencies(c, d_k) : null;
+
+  // The vector at token t of an input to the projection, (C) of rows (T, C), with a bias or without.
+  function vector(rows, t, offset) {
+    const y = new Float64Array(d_k);
+    for (let n = 0; n < d_k; n++) {
+      const row = (head * d_k + n) * C;
+      let sum = offset ? offset[head * d_k + n] : 0;
+      for (let k = 0; rows && k < C; k++) sum += rows[t * C + k] * matrix[row + k];
+      y[n] = sum * (sizes ? sizes.scales[t * heads + head] * (gains ? gains[n] : 1) : 1);
+    }
+    return turns ? turned(y, t, turns) : y;
+  }
+
+  const found = pass.parts.filter(part => part.layer < layer).map(part => {
+    const rows = normalised(part.wrote, C, scales, gain);
+    return { name: part.name, vectors: tokens.map(t => vector(rows, t, null)) };
+  });
+  if (bias || shift) {
+    const rows = repeated(shift, pass.T);
+    found.push({ name: "biases", vectors: tokens.map(t => vector(rows, t, bias)) });
+  }
+  return found;
+}
+
+// A vector (d_k) turned as `rotate` turns it at position t.
+function turned(y, t, of) {
+  const half = y.length / 2, z = y.slice();
+  for (let k = 0; k < half; k++) {
+    const cos = Math.cos(t * of[k]), sin = Math.sin(t * of[k]);
+    z[k] = y[k] * cos - y[k + half] * sin;
+    z[k + half] = y[k + half] * cos + y[k] * sin;
+  }
+  return z;
+}
+
+// Draws the ten largest terms of a cell into `host`, and the sum of the others.
+function drawWhy(host, terms, tokens, title) {
+  const order = [...terms].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)), rest = order.slice(10);
+  const sum = of => of.reduce((total, { value }) => total + value, 0);
+  const line = ({ query, key, value }) => ({ name: `${query} × ${key}`, value });
+  host.replaceChildren(el("h3", {}, ...title), el("p", { className: "quiet" },
+    `Before softmax its score is ${signedText(sum(terms))} above the mean of its row. That is a sum, over what wrote the query × `
+    + "what wrote the key:"), bars([...order.slice(0, 10).map(line),
+    ...rest.length ? [{ name: `${rest.length} more`, value: sum(rest) }] : []]));
+}
