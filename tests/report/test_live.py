@@ -96,6 +96,7 @@ def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     assert text["y"] <= lit["y"] and lit["y"] + lit["height"] <= text["y"] + text["height"]
     assert tab.evaluate("scrollY") == down and tab.locator("#text").evaluate("t => t.scrollTop") > 0
     assert re.match(r"Tokens 2\d\d to 2\d\d on tokens \d+ to", tab.inner_text("#zoom-title"))
+    aside(tab)
     tab.focus("#zoom-map canvas")
     tab.keyboard.press("ArrowDown")
     query, key, value = read_tip(tab)
