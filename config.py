@@ -238,7 +238,7 @@ class Config:
     init_from: str | None = field(None, "start from a run, or from Hugging Face weights by name")
     eval_only: bool = field(False, "evaluate the last checkpoint of run_dir and end")
     prepare_only: bool = field(False, "prepare the text and end")
-    dry_run: bool | str = field(False, "print memory and time, and end: true, or H100, 8xA100, …")
+    dry_run: bool = field(False, "print the run's memory and time on this machine, and end")
     seed: int = field(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = field("auto", "auto: bf16 where the hardware multiplies it faster",
@@ -301,7 +301,6 @@ class SampleConfig:
     init_from: str | None = field(None, "instead: Hugging Face weights, a folder or a name")
     checkpoint: str = field("best", "best, last, or a step's number")
     prompt: str | None = field(None, "text to continue; - is stdin; null: the start of a text")
-    interactive: bool = field(False, "ask for prompts; Ctrl-C stops a text, Ctrl-D leaves")
     score: str | None = field(None, "FILE, - is stdin: its loss, coloured by token")
     max_new_tokens: int = field(500, "tokens to generate", ge=1, le=10**9)
     temperature: float = field(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
@@ -320,7 +319,7 @@ class SampleConfig:
     def check(self) -> None:
         """Refuse values out of bounds and settings that contradict each other."""
         check_fields(self)
-        for rivals in (("run_dir", "init_from"), ("prompt", "interactive", "score")):
+        for rivals in (("run_dir", "init_from"), ("prompt", "score")):
             given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
             if len(given) > 1:
                 raise UserError(f"{' and '.join(given)} are both given: leave one out")

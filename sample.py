@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import cli
@@ -49,10 +48,8 @@ def sample(config: SampleConfig) -> None:
     for_sampling(model, pick_device(config.device), config.precision)
     if config.score is not None:
         show_score(model, tokenizer, given)
-    elif config.interactive:
-        converse(config, model, tokenizer, folder)
     else:
-        tell(f"{folder}: {write_texts(config, model, tokenizer, given, config.seed)}")
+        tell(f"{folder}: {write_texts(config, model, tokenizer, given)}")
 
 
 def read_text(config: SampleConfig) -> str:
@@ -83,7 +80,7 @@ def newest_run() -> Path:
     return max(found, key=lambda path: path.stat().st_mtime).parent.parent
 
 
-def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) -> str:
+def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
     """Write config.num_samples texts to stdout: made together, shown in turn.
 
     Returns how fast they were made, and with how large a cache, in two lines.
@@ -94,7 +91,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str, seed: int) 
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
         tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
-    texts = [Text(tokenizer, ids, seed + n, config.stop, documents=1 if prompt else 2)
+    texts = [Text(tokenizer, ids, config.seed + n, config.stop, documents=1 if prompt else 2)
              for n in range(config.num_samples)]
     choice = {name: getattr(config, name) for name in
               ("temperature", "top_k", "top_p", "min_p")}
@@ -135,28 +132,6 @@ def put(new: str, stream=None) -> None:
     """Write to stdout or another stream at once; in a terminal without what would drive it."""
     stream = stream or sys.stdout
     print(printable(new) if stream.isatty() else new, end="", file=stream, flush=True)
-
-
-def converse(config: SampleConfig, model, tokenizer, folder: Path) -> None:
-    """Ask for prompts; Ctrl-C stops a text, Ctrl-D leaves. Each text has the next seed."""
-    with suppress(ImportError):
-        import readline  # noqa: F401  the arrow keys and a history, where the platform has them
-    tell(f"{folder}: type the beginning of a text. Each prompt is new. Ctrl-C stops a text, "
-        "Ctrl-D leaves.")
-    terminal, seed = sys.stdin.isatty() and sys.stdout.isatty(), config.seed
-    while True:
-        try:
-            prompt = input("> " if terminal else "")
-            seed, current = seed + config.num_samples, seed
-            write_texts(config, model, tokenizer, prompt, current)
-        except KeyboardInterrupt:
-            print(flush=True)
-        except EOFError:
-            if terminal:
-                tell("")
-            return
-        except (UserError, UnicodeDecodeError) as e:
-            tell(f"error: {e}")
 
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:

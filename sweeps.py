@@ -23,7 +23,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import cli
 from cli.command import explained
@@ -54,7 +53,7 @@ def run_sweep(main: Callable[[], object]) -> None:
     constant = [o.key_or_group for o in given if not o.is_sweep_override()]
     jobs = jobs_in_grid(given)
     os.environ["GLASSGPT_SWEEP_DIR"] = str(folder)
-    os.environ["GLASSGPT_SWEEP"] = json.dumps([options.config_dir, constant, jobs, time.time()])
+    os.environ["GLASSGPT_SWEEP"] = json.dumps([options.config_dir, constant, jobs])
     log = cli.printer(cli.Terminal())
     log(f"sweep    {f'{jobs} jobs, ' * bool(jobs)}in {folder}")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
@@ -89,7 +88,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     One that fails says why, in its folder too, and gives nan: an exception would end the sweep,
     with some of Hydra's sweepers.
     """
-    config_dir, constant, jobs, began = json.loads(os.environ["GLASSGPT_SWEEP"])
+    config_dir, constant, jobs = json.loads(os.environ["GLASSGPT_SWEEP"])
     console, start = cli.Terminal(file=sys.stdout), time.time()
     log = cli.printer(console)
     typed = given_to(cfg, job.overrides.task)
@@ -102,7 +101,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     best, reason, number = nan, "", job.job.num + 1
     of, settings = f"/{jobs}" if jobs else "", named({key: typed[key] for key in swept})
     title = printable(f"{number}{of}  {settings}", one_line=True)
-    if cfg.dry_run is not False:
+    if cfg.dry_run:
         log(title)
         try:
             return train()
@@ -115,8 +114,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         given.pop("resume", None)  # which is of the command
         refuse_another(path, given)
         write_note(path, {"overrides": given, "swept": swept, "failed": ""})
+        log(title)
         with output.open("a", encoding="utf-8") as said, \
-                progress(console, title, number, jobs, began), \
                 contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             best = train()
     except Exception as e:
@@ -136,19 +135,6 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         log(f"the other {jobs - 1}: about {in_words((time.time() - start) * (jobs - 1))}, "
             "one after another")
     return best
-
-
-def progress(console: Console, title: str, number: int, jobs: int, began: float
-             ) -> contextlib.AbstractContextManager:
-    """On a terminal a bar of the jobs, with the time that is left, while one of them runs."""
-    if not (console.is_terminal and jobs):
-        return contextlib.nullcontext()
-    spent, done = time.time() - began, number - 1
-    left = f"{in_words(spent / done * (jobs - done))} left" if done else ""
-    bar = Progress(TextColumn(title), BarColumn(), TimeElapsedColumn(), TextColumn(left),
-                   console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-    bar.add_task("", total=jobs, completed=done)
-    return bar
 
 
 def came_of(run: Run, seconds: float) -> str:

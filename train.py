@@ -64,12 +64,12 @@ def main(cfg) -> float:
 def run(cfg, job) -> float:
     """Train as Hydra composed it, or only plan the run, or prepare its text."""
     waits_for_rank_0 = cli.rank() > 0 and cfg.distributed == "auto"
-    if waits_for_rank_0 and (cfg.dry_run is not False or cfg.prepare_only):
+    if waits_for_rank_0 and (cfg.dry_run or cfg.prepare_only):
         return nan
     config = None if waits_for_rank_0 else cli.to_config(
         cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal()))
     experiment = job.runtime.choices.get("experiment") or "default"
-    if config and config.dry_run is not False:
+    if config and config.dry_run:
         print_plan(config, experiment, brief=job.mode == RunMode.MULTIRUN)
     elif config and config.prepare_only:
         read_text(config, World(), Path(), {}, cli.Terminal())

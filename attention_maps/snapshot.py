@@ -1,7 +1,6 @@
 """A snapshot of a run: maps, scores, births, a picture and a text where they are due, importance at
 the end. And a look at one prompt."""
 
-import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -90,7 +89,6 @@ class Snapshots:
                 capture.save_weights(path.with_suffix(".safetensors"), model)
                 picture.draw(held["text"], self.probes.words, path.with_suffix(".png"),
                              model.config.kv_heads, f"Attention after {step:,} steps")
-                gc.collect()  # a figure's parts refer to each other, and would wait: 5 to 10 MB
         if not due:
             return metrics, None
         return metrics, sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed)

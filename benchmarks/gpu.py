@@ -101,13 +101,13 @@ def read(text: str) -> dict:
 def planned(size: str, rows: dict, device: str) -> dict:
     """Of the rows that are ours, bytes of memory as dry_run plans them and as they were."""
     from benchmarks import throughput
-    from training.plan import Memory
+    from training.plan import memory_needed
 
     found = {}
     for name, row in rows.items():
         if "GlassGPT" in name:
             config = throughput.make_config(size, row["precision"], row["compiled"], device)
-            bytes = Memory.of(config, 1).at_once
+            bytes = memory_needed(config, 1)
             found[name] = {"planned": bytes, "measured": row["memory"],
                            "ratio": row["memory"] / bytes}
     return found

@@ -57,7 +57,7 @@ def check_composed() -> None:
         cfg = composed(given.settings, given.config_dir)
         if rank() == 0 or cfg.distributed == "none":
             config = to_config(cfg, given.settings, log=lambda note: None)
-            if config.data.path and config.dry_run is False:
+            if config.data.path and not config.dry_run:
                 require_path(config.data.path)
     if rank() == 0:
         printer(Terminal())("loading PyTorch …")

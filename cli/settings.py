@@ -53,9 +53,9 @@ def train_help(plain: Config) -> str:
 
 Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
 replaces the one that the experiment chose; what the experiment sets itself wins
-over presets; KEY=VALUE wins over all. Those with a * fetch something once.
+over presets; KEY=VALUE wins over all.
 """
-    presets = [f"  {f'{group}={name}' + '*' * fetches(path):<32} {headline(path)}"
+    presets = [f"  {f'{group}={name}':<32} {headline(path)}"
                for group, found in groups().items() for name, path in found.items()]
     return settings_help("\n".join([text, *presets]), lambda: plain)
 
@@ -66,14 +66,6 @@ def headline(path: Path) -> str:
     return next((line[2:] for line in lines if re.match("# (?!@|python |torchrun )", line)), "")
 
 
-def fetches(path: Path) -> bool:
-    """Whether what a preset names has to be fetched at its first use."""
-    text = path.read_text(encoding="utf-8")
-    others = (path.with_name(f"{name}.yaml") for name in re.findall(r"^  - (\w+)$", text, re.M))
-    return bool(re.search(r"(data|source|tokenizer|name): (shakespeare|hf|tinystories|gpt2)\b",
-                          text)) or any(other.exists() and fetches(other) for other in others)
-
-
 def sample_help() -> str:
     """The text of `python sample.py --help`."""
     return settings_help("""Text from a trained run: alone on stdout, everything else on stderr.
@@ -81,7 +73,6 @@ def sample_help() -> str:
   python sample.py                             from the newest run
   python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
   echo "import os" | python sample.py prompt=-
-  python sample.py interactive=true stop="\\n\\n"
   python sample.py score=FILE                  how unexpected it is to the model
   python sample.py init_from=FOLDER            a model of Hugging Face's format""", SampleConfig)
 

@@ -42,14 +42,14 @@ def ready() -> None:
 def hasten(set_attribute: Callable[..., None] = setattr) -> None:
     """Make this process write, measure and draw less, so that it is sooner at what a test is
     about: the picture is of the first head."""
-    from matplotlib.image import imsave
+    from PIL import Image
 
     from attention_maps import picture, snapshot
 
     set_attribute(snapshot, "SAMPLE_TOKENS", 8)
     set_attribute(snapshot, "ABLATION_TOKENS", 64)
-    set_attribute(picture, "draw", lambda maps, words, path, *_: imsave(path, maps[0, 0],
-                                                                        format="png"))
+    set_attribute(picture, "draw", lambda maps, words, path, *_: Image.fromarray(
+        picture.coloured(maps[0, 0])).save(path, "png"))
 
 
 def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:

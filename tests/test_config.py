@@ -78,7 +78,6 @@ SAMPLE_WRONG = [
     ({"top_p": 1.1}, "top_p=1.1 must be at most 1"),
     ({"max_new_tokens": 10**23}, "must be at most 1000000000"),
     ({"checkpoint": "²"}, "checkpoint=² is not best, last or a step's number"),
-    ({"interactive": True, "score": "b"}, "interactive= and score= are both given"),
     ({"run_dir": "a", "init_from": "b"}, "run_dir= and init_from= are both given"),
     ({"stop": ["a", ""]}, "stop= is empty"),
     ({"attention": "map.png"}, "attention=map.png does not end in .html"),

@@ -66,7 +66,6 @@ def test_a_bpe_model_takes_any_prompt_and_writes_whole_characters(command, run, 
     (["checkpoint=7"], "no checkpoint of step 7: there are 3"),
     (["promt=x"], "did you mean prompt"),
     (["run_dir=nowhere"], "run_dir=nowhere does not exist: python -m report lists your runs"),
-    (["prompt=a", "interactive=true"], "prompt= and interactive= are both given"),
     (["score=none.txt"], "none.txt cannot be read"),
     (["score=/dev/null"], "score=/dev/null is empty"),
     (["attention=page.png"], "end in .html"),
@@ -175,48 +174,12 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_a_conversation_asks_for_prompts_until_ctrl_d(run):
-    terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=20")
-    assert "Ctrl-D" in terminal.until(r"> \Z")
-    terminal.type("the glass\n")
-    first = terminal.until(r"\n> \Z").removeprefix("the glass\n")  # as it was typed
-    assert first.startswith("the glass") and len(first) >= len("the glass") + 20
-    terminal.type("the G\n")
-    assert "error: the character 'G'" in terminal.until(r"\n> \Z")
-    terminal.type("\x1b[A\x1b[A\n")  # up, up: the history
-    second = terminal.until(r"\n> \Z")
-    # the seed after the last
-    assert second.rpartition("the glass")[2] != first.rpartition("the glass")[2]
-    terminal.until(r"\n> \Z", keys="\x03")
-    terminal.type("\x04")
-    terminal.until()
-    assert terminal.status() == 0
-
-
-def test_ctrl_c_ends_a_text_which_stays_and_not_the_conversation(run):
-    terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=1000000000")
-    terminal.until(r"> \Z")
-    terminal.type("the glass\n")
-    terminal.until("the glass.{50}")
-    terminal.type("\x03")
-    terminal.until(r"\n> \Z")
-    terminal.type("\x04")
-    terminal.until()
-    assert terminal.status() == 0
-
-
-def test_ctrl_c_ends_the_program_where_there_is_no_conversation(run):
+def test_ctrl_c_ends_the_program(run):
     terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=1000000000")
     assert terminal.until("the glass")
     terminal.type("\x03")
     assert "Traceback" not in terminal.until()
     assert terminal.status() == 130
-
-
-def test_without_a_terminal_each_line_is_a_prompt(command, run):
-    done = command("sample.py", f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=5",
-                   input="the\nglass\n")
-    assert done.returncode == 0 and len(done.stdout) == 12
 
 
 def test_in_a_terminal_prompt_and_text_read_as_one_and_a_score_is_coloured(run, tmp_path):

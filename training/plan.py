@@ -4,9 +4,8 @@ The formulas are those of docs/scaling.md, which has how far real runs were from
 """
 
 import os
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -26,11 +25,6 @@ COMPILE_PAYS = {"cpu": 1e14, "cuda": 1e16}
 # what products do not read is computed again.
 KEPT = {("bf16", False): (42, 14), ("bf16", True): (34, 6),
         ("fp32", False): (64, 14), ("fp32", True): (64, 14)}
-# Dense bf16 operations per second with float32 sums, and bytes of memory (NVIDIA's data sheets).
-GPUS = {"B200": (2250e12, 180e9), "H200": (989e12, 141e9), "H100": (989e12, 80e9),
-        "A100": (312e12, 80e9), "A10G": (70e12, 24e9), "L4": (121e12, 24e9),
-        "RTX 4090": (165e12, 24e9), "RTX 3090": (71e12, 24e9)}
-OF_A_MACHINE = 8  # GPUs
 # Share of that rate, assumed: large models were trained at 0.21 to 0.46 (Chowdhery et al. 2022).
 UTILISATION = 0.4
 ALPHABET = 256  # characters, assumed
@@ -92,7 +86,7 @@ def divide(config: Config, processes: int, memory: float | None, of_a_machine: i
         divisors = [n for n in range(1, processes + 1) if processes % n == 0]
         divisors.sort(key=lambda n: (n > of_a_machine, n))
         fitting = [n for n in divisors if memory is None
-                   or Memory.of(replace(config, shard=n), processes).at_once < 0.9 * memory]
+                   or memory_needed(replace(config, shard=n), processes) < 0.9 * memory]
         return replace(config, shard=fitting[0] if fitting else processes)
     if processes % config.shard:
         raise UserError(f"shard={config.shard} does not divide the {processes} processes: "
@@ -124,40 +118,25 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
     return parameters[0] + (config.n_layer - 1) * (parameters[1] - parameters[0]), 6 * products
 
 
-@dataclass
-class Memory:
-    """Bytes by kind that a process holds in training, with what it gathers of a sharded model."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    gathered: float
-    activations: float
-    logits: float  # with their loss and gradients
-    at_once: float  # the most at one time
-
-    @classmethod
-    def of(cls, config: Config, processes: int) -> "Memory":
-        """The memory of each of so many processes, by the formulas of docs/scaling.md."""
-        c = config.model
-        parameters, _ = model_size(c)
-        outside = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
-        state = 4 if config.optim.name == "muon" else 8
-        held = 4 * parameters / config.shard
-        optimizer = (state * (parameters - outside) + 8 * outside) / config.shard
-        block, size = (parameters - outside) / c.n_layer, 2 if config.precision == "bf16" else 4
-        gathered = 8 * outside + 3 * size * block if config.shard > 1 else 0
-        tokens = config.micro_batch(processes) * c.block_size
-        of_layers, of_logits = KEPT[config.precision, config.compile is True]
-        activations = of_layers * tokens * c.n_layer * c.n_embd
-        logits = of_logits * tokens * c.vocab_size
-        # Gradients come as activations go, but where there are some already, or sharded ones. To be
-        # averaged, whole ones are copied then.
-        stay = config.accumulate > 1 or config.shard > 1
-        message = held if processes > 1 and config.shard == 1 else 0
-        most = max(activations + logits + held * stay, held + message)
-        return cls(held, held, optimizer, gathered, activations, logits,
-                   at_once=held + optimizer + gathered + most)
+def memory_needed(config: Config, processes: int) -> float:
+    """Bytes that each of so many processes holds at most in training, by the formulas of
+    docs/scaling.md, with what it gathers of a sharded model."""
+    c = config.model
+    parameters, _ = model_size(c)
+    outside = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
+    state = 4 if config.optim.name == "muon" else 8
+    held = 4 * parameters / config.shard  # weights, and as much of gradients
+    optimizer = (state * (parameters - outside) + 8 * outside) / config.shard
+    block, size = (parameters - outside) / c.n_layer, 2 if config.precision == "bf16" else 4
+    gathered = 8 * outside + 3 * size * block if config.shard > 1 else 0
+    tokens = config.micro_batch(processes) * c.block_size
+    of_layers, of_logits = KEPT[config.precision, config.compile is True]
+    kept = tokens * (of_layers * c.n_layer * c.n_embd + of_logits * c.vocab_size)
+    # Gradients come as activations go, but where there are some already, or sharded ones. To be
+    # averaged, whole ones are copied then.
+    stay = config.accumulate > 1 or config.shard > 1
+    message = held if processes > 1 and config.shard == 1 else 0
+    return held + optimizer + gathered + max(kept + held * stay, held + message)
 
 
 def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
@@ -177,55 +156,31 @@ def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: To
 
 
 def print_plan(config: Config, experiment: str, brief: bool = False) -> None:
-    """Print what a run would be, on this machine or the GPUs that `config.dry_run` names; of a job
-    of a sweep its size and time alone."""
-    if config.dry_run is True:
-        device = pick_device(config.device)
-        precision = pick_precision(config.precision, device)
-        processes = int(os.environ.get("WORLD_SIZE", 1)) if config.distributed == "auto" else 1
-        rate, memory = matmul_rate(device, precision), memory_here(device)
-        name = describe(device)
-    else:
-        device, precision = "cuda", config.precision.replace("auto", "bf16")
-        processes, name, rate, memory = named_gpus(config.dry_run)
+    """Print what a run would be on this machine; of a job of a sweep its size and time alone."""
+    device = pick_device(config.device)
+    precision = pick_precision(config.precision, device)
+    processes = int(os.environ.get("WORLD_SIZE", 1)) if config.distributed == "auto" else 1
+    rate, memory = matmul_rate(device, precision), memory_here(device)
     usual = {"gpt2": 50257, "bpe": DEFAULT_VOCAB_SIZE}.get(config.tokenizer.name, ALPHABET)
     vocab_size = config.model.vocab_size or config.tokenizer.vocab_size or usual
     config = replace(config, device=device, precision=precision,
                      model=replace(config.model, vocab_size=vocab_size))
-    config = divide(config, processes, memory, OF_A_MACHINE)
+    config = divide(config, processes, memory, processes)
     parameters, flops = model_size(config.model)
     tokens = config.max_steps * config.batch_size * config.model.block_size
     config = replace(config, compile=compiles(config, flops * tokens / processes))
-    held = Memory.of(config, processes)
     seconds = flops * tokens / (rate * processes * UTILISATION)
     lines = {
-        "plan": f"{experiment} on {processes} × {name}, {precision}, "
+        "plan": f"{experiment} on {processes} × {describe(device)}, {precision}, "
                 f"{'compiled' if config.compile else 'eager'}, shard={config.shard}",
         "model": f"{parameters:,} parameters, vocabulary {vocab_size:,}",
-        "step": f"{config.batch_size:,} sequences: {processes} × {config.accumulate} micro-steps × "
-                f"{config.micro_batch(processes):,}; "
-                f"{config.batch_size * config.model.block_size:,} tokens",
-        "run": f"{config.max_steps:,} steps, {tokens:,} tokens: {tokens / parameters:,.3g} for "
-               "each parameter",
-        "memory": "of each process" + (f", which has {memory / 1e9:,.0f} GB" if memory else ""),
-        **{f"  {kind.replace('_', ' ')}": f"{value / 1e9:9,.3f} GB"
-           for kind, value in vars(held).items()},
-        "operations": f"{flops:,} a token, forward and backward; {flops * tokens:.3g} in all",
-        "time": f"{timedelta(seconds=round(seconds))} at {UTILISATION:.0%} of "
-                f"{rate / 1e12:,.3g} TFLOP/s each"}
+        "run": f"{config.max_steps:,} steps of {config.batch_size:,} sequences, {tokens:,} tokens",
+        "memory": f"{memory_needed(config, processes) / 1e9:,.3f} GB of each process at most"
+                  + (f", which has {memory / 1e9:,.0f}" if memory else ""),
+        "time": f"{timedelta(seconds=round(seconds))}, if it reaches {UTILISATION:.0%} of a matrix "
+                f"product's {rate / 1e12:,.3g} TFLOP/s, measured now"}
     shown = ("model", "time") if brief else lines
-    print("\n".join(f"{name:<15}{lines[name]}" for name in shown))
-
-
-def named_gpus(machine: str) -> tuple[int, str, float, float]:
-    """How many GPUs `8xH100` or the like names, which, and the rate and memory of each."""
-    asked = re.fullmatch(r"(?:([1-9]\d*) ?[x×] ?)?(.+)", machine)
-    names = {name.replace(" ", "").lower(): name for name in GPUS}
-    gpu = names.get(asked[2].replace(" ", "").lower()) if asked else None
-    if gpu is None:
-        raise UserError(f"dry_run={machine} is not true, for this machine, or a GPU known here, as "
-                        f"in 8xH100: {', '.join(GPUS)}")
-    return int(asked[1] or 1), gpu, *GPUS[gpu]
+    print("\n".join(f"{name:<9}{lines[name]}" for name in shown))
 
 
 def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:

@@ -23,7 +23,7 @@ import training.device
 import training.evaluate
 from config import Config, GPTConfig, OptimConfig, UserError
 from training.checkpoint import find_checkpoint
-from training.plan import Memory, divide
+from training.plan import divide, memory_needed
 from training.processes import World, plain_copy
 from training.tensors import local
 
@@ -139,7 +139,7 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
         take_step, tokens = Steps(big, world), torch.randint(4000, (2 * accumulate, 128))
         for step in range(3):
             take_step(tokens, tokens, step)
-        return Memory.of(big, world.size).at_once, memory("VmHWM") - before
+        return memory_needed(big, world.size), memory("VmHWM") - before
 
     for size, shard in meshes:
         for planned, real in in_ranks(tmp_path, size, partial(work, shard=shard)):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from config import Config, GPTConfig, OptimConfig, UserError
 from model import autocast
 from training import plan
-from training.plan import Memory, model_size, print_plan, resolve
+from training.plan import memory_needed, model_size, resolve
 from training.processes import World
 
 SHAPES = {"gpt2": {"bias": True, "mlp": "gelu"},
@@ -50,10 +50,10 @@ def test_bytes_and_operations_are_about_those_of_a_real_step(shape, precision):
     take_step(x, x)
     state = sum(t.nbytes for o in take_step.optimizers for s in o.state.values()
                 for t in s.values())
-    planned, (count, flops) = Memory.of(config, 1), model_size(model)
-    assert planned.weights == planned.gradients == 4 * count == sum(p.nbytes for p in parameters)
-    assert planned.optimizer == pytest.approx(state, rel=0.1)
-    assert planned.activations + planned.logits == pytest.approx(sum(kept.values()), rel=0.25)
+    count, flops = model_size(model)
+    assert 4 * count == sum(p.nbytes for p in parameters)
+    held = 4 * count + state + sum(kept.values())
+    assert memory_needed(config, 1) == pytest.approx(held, rel=0.2)
     assert flops * x.numel() == pytest.approx(counted.get_total_flops(), rel=0.25)
 
 
@@ -77,14 +77,8 @@ def test_what_is_settled_has_no_auto_left_and_settles_to_itself(monkeypatch):
 def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
     here, cache = tmp_path / "here", tmp_path / "cache"
     here.mkdir()
-    done = command("train.py", "data=text", "data.path=is/not/there.txt", "dry_run=8xH100",
+    done = command("train.py", "data=text", "data.path=is/not/there.txt", "dry_run=true",
                    "model.n_layer=3", cwd=here, env={"GLASSGPT_CACHE": str(cache)})
     assert done.returncode == 0 and list(here.iterdir()) == [] and not cache.exists()
-    assert "8 × H100" in done.stdout and "parameters" in done.stdout
+    assert "1 × cpu" in done.stdout and "parameters" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("asked", ["V100", "yes", "0xH100", "8 H100"])
-def test_an_unknown_machine_is_refused_with_those_that_are_known(asked):
-    with pytest.raises(UserError, match=r"dry_run=.* is not true, .*8xH100: B200, H200"):
-        print_plan(Config(dry_run=asked, model=GPTConfig(300)), "test")
