@@ -236,9 +236,7 @@ class Config:
     resume: bool | str = field(False, "true: continue the run in run_dir; auto: continue or start",
                                choices=(True, False, "auto"))
     init_from: str | None = field(None, "start from a run, or from Hugging Face weights by name")
-    eval_only: bool = field(False, "evaluate the last checkpoint of run_dir and end")
     prepare_only: bool = field(False, "prepare the text and end")
-    dry_run: bool = field(False, "print the run's memory and time on this machine, and end")
     seed: int = field(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = field("auto", "auto: bf16 where the hardware multiplies it faster",
@@ -285,9 +283,8 @@ class Config:
                             f"{self.max_steps} steps: lower it, or raise max_steps")
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model: add init_from=FOLDER")
-        for key in ("eval_only", "resume"):
-            if getattr(self, key) is True and self.run_dir is None:
-                raise UserError(f"{key}=true needs run_dir=PATH")
+        if self.resume is True and self.run_dir is None:
+            raise UserError("resume=true needs run_dir=PATH")
         for path in filter(None, (self.run_dir, self.init_from)):
             if path.encode(errors="ignore").decode() != path:  # safetensors would not find it
                 raise UserError(f"{path!a} is not a name in UTF-8: choose another one")
@@ -301,7 +298,7 @@ class SampleConfig:
     init_from: str | None = field(None, "instead: Hugging Face weights, a folder or a name")
     checkpoint: str = field("best", "best, last, or a step's number")
     prompt: str | None = field(None, "text to continue; - is stdin; null: the start of a text")
-    score: str | None = field(None, "FILE, - is stdin: its loss, coloured by token")
+    score: str | None = field(None, "FILE, - is stdin: its loss, as of validation")
     max_new_tokens: int = field(500, "tokens to generate", ge=1, le=10**9)
     temperature: float = field(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
     top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)

@@ -4,7 +4,6 @@
     python sample.py run_dir=PATH prompt="def main():"       see python sample.py --help
 """
 
-import codecs
 import math
 import sys
 import time
@@ -18,9 +17,6 @@ from files import printable
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
-# From so many bits on, a token that is scored has this colour; below the first it has none.
-LEVELS = ((1, "black on #ffffaf"), (3, "black on #ffd75f"), (6, "black on #ff875f"),
-          (10, "#ffffff on #d70000"))
 
 
 def main() -> None:
@@ -149,53 +145,22 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
 
 
 def show_score(model, tokenizer, text: str) -> None:
-    """Write the score of a text to stdout, in a terminal under the text, coloured by surprise.
+    """Write how unexpected a text is to the model: its loss, measured as validation loss is. The
+    text is scored as one that the model begins, so that its first token is predicted too."""
+    import numpy as np
 
-    The text is scored as one that the model begins, so that its first token is predicted too.
-    """
-    import torch
-    from rich.console import Console
-    from rich.text import Text
-
+    from config import Config
     from data.tokenizer import first_token
-    from training.evaluate import surprise
+    from training.evaluate import Windows
 
     if not (ids := tokenizer.encode(text)):
         raise UserError("to this model's tokenizer the text is empty: there is nothing to score")
-    tokens = torch.tensor([first_token(tokenizer), *ids], device=model.head.weight.device)
-    console = Console(highlight=False, soft_wrap=True)
-    coloured = console.color_system is not None and not console.no_color
-    characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    scored, total, waiting = iter(ids), 0.0, 0.0
-    for piece in surprise(model, tokens):
-        view = Text()
-        # In this order, so that the end of a piece takes no token.
-        for loss, id in zip(piece.tolist(), scored):
-            total, waiting = total + loss, waiting + loss
-            # Tokens that end within a character are shown with those that end it.
-            whole = characters.decode(tokenizer.token_bytes(id))
-            if whole and not characters.getstate()[0]:
-                add_coloured(view, printable(whole), waiting / math.log(2))
-                waiting = 0.0
-        if coloured:
-            console.print(view, end="")
-    if coloured:
-        legend = Text("\nbits per token  ")
-        for (low, style), (high, _) in zip(LEVELS, [*LEVELS[1:], (None, "")]):
-            legend.append(f" {low} to {high} " if high else f" {low} and more ", style).append("  ")
-        console.print(legend)
+    config = Config(model=model.config, device=str(model.head.weight.device), precision="fp32")
+    tokens = np.array([first_token(tokenizer), *ids])
+    loss = Windows(tokens, tokenizer, config, most=len(tokens)).loss(model)
     size = len(text.encode())
-    print(f"{len(ids):,} tokens, {size:,} bytes: loss {total / len(ids):.4f} nats per token, "
-          f"{total / math.log(2) / size:.4f} bits per byte", flush=True)
-
-
-def add_coloured(view, text: str, bits: float) -> None:
-    """Append a token's text in the colour of its bits; an unexpected line end shows as ↵."""
-    style = next((style for low, style in reversed(LEVELS) if bits >= low), "")
-    for n, line in enumerate(text.split("\n")):
-        if n:
-            view.append("↵" if style else "", style).append("\n")
-        view.append(line, style)
+    print(f"{len(ids):,} tokens, {size:,} bytes: loss {loss:.4f} nats per token, "
+          f"{loss * len(ids) / math.log(2) / size:.4f} bits per byte", flush=True)
 
 
 if __name__ == "__main__":

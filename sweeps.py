@@ -35,7 +35,6 @@ from report.sweep_table import notes, table, write_csv
 from training.record import new_run_dir
 
 MAY_CHANGE = ("max_steps", "wandb.")  # of a job's settings, when a sweep goes on
-MOST_SHOWN = 30  # settings in the printed table; sweep.csv has all
 
 
 def run_sweep(main: Callable[[], object]) -> None:
@@ -101,13 +100,6 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     best, reason, number = nan, "", job.job.num + 1
     of, settings = f"/{jobs}" if jobs else "", named({key: typed[key] for key in swept})
     title = printable(f"{number}{of}  {settings}", one_line=True)
-    if cfg.dry_run:
-        log(title)
-        try:
-            return train()
-        except UserError as e:
-            cli.tell(f"error: {e}")
-            return best
     try:
         path.mkdir(parents=True, exist_ok=True)
         given = ({"--config-dir": config_dir} if config_dir else {}) | typed
@@ -130,19 +122,9 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         write_note(path, {**read_job(path), "failed": reason})
         summarise(folder)
         if not reason:
-            log(f"{title}  {came_of(read_run(path), time.time() - start)}")
-    if number == 1 and jobs > 1 and time.time() - start > 5:
-        log(f"the other {jobs - 1}: about {in_words((time.time() - start) * (jobs - 1))}, "
-            "one after another")
+            loss = read_run(path).measures.get("val/loss", nan)
+            log(f"{title}  {loss:.4f} val/loss  {in_words(time.time() - start)}")
     return best
-
-
-def came_of(run: Run, seconds: float) -> str:
-    """What came of a job, for its line."""
-    born = ", ".join(f"{name.partition('/')[2].replace('_', ' ')} at {step:,}"
-                     for name, step in run.measures.items() if name.startswith("births/"))
-    loss = f"{run.measures.get('val/loss', nan):.4f} val/loss"
-    return "  ".join([loss, in_words(seconds), *([f"born: {born}"] if born else [])])
 
 
 def in_words(seconds: float) -> str:
@@ -245,9 +227,7 @@ def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
     log, settings = cli.printer(console), [s for s in ranked(runs) if s.finished]
     log("")
     if settings:
-        log(table(settings[:MOST_SHOWN], sweep.compared_by(runs), console.width))
-    if len(settings) > MOST_SHOWN:
-        log(f"… and {len(settings) - MOST_SHOWN} more, in sweep.csv")
+        log(table(settings, sweep.compared_by(runs), console.width))
     log("")
     for name, value in notes(folder, runs):
         log(printable(f"{name:<12}{value}", one_line=True))

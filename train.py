@@ -40,7 +40,7 @@ from training import checkpoint, device, optim
 from training.checkpoint import Checkpoints
 from training.evaluate import evaluate, splits_of
 from training.optim import lr_factor, set_learning_rates
-from training.plan import print_plan, print_run, resolve
+from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.record import (
     Record,
@@ -62,16 +62,14 @@ def main(cfg) -> float:
 
 
 def run(cfg, job) -> float:
-    """Train as Hydra composed it, or only plan the run, or prepare its text."""
+    """Train as Hydra composed it, or only prepare the text."""
     waits_for_rank_0 = cli.rank() > 0 and cfg.distributed == "auto"
-    if waits_for_rank_0 and (cfg.dry_run or cfg.prepare_only):
+    if waits_for_rank_0 and cfg.prepare_only:
         return nan
     config = None if waits_for_rank_0 else cli.to_config(
         cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal()))
     experiment = job.runtime.choices.get("experiment") or "default"
-    if config and config.dry_run:
-        print_plan(config, experiment, brief=job.mode == RunMode.MULTIRUN)
-    elif config and config.prepare_only:
+    if config and config.prepare_only:
         read_text(config, World(), Path(), {}, cli.Terminal())
     else:
         return start(config, experiment)
@@ -101,7 +99,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
     manifest, rows = world.broadcast(saved_run(config, run_dir, log) if world.rank == 0 else None)
     step, row = manifest.get("step", 0), manifest.get("metrics", {})
     recorded = bool(rows) and rows[-1]["step"] == step
-    if not config.eval_only and step + recorded > config.max_steps:
+    if step + recorded > config.max_steps:
         return finished(config, run_dir, step, log) if world.rank == 0 else nan
 
     device.pick_device(config.device, world.size)  # before the text is prepared, which takes long
@@ -113,8 +111,6 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
     checkpoints = Checkpoints(config, run_dir, world, log)
     watch = checkpoints.begin(model, optimizers, text)
     checkpoints.restore(manifest, rows)
-    if config.eval_only:
-        return evaluate_only(model, splits, step, log)
     print_run(log, config, model, text, world.size)
     clock = Stopwatch(partial(device.synchronize, config.device), manifest.get("seconds", {}),
                       tokens_seen(step, config))
@@ -191,7 +187,7 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
     if not goes_on(config):
         return {}, []
     rows = read_rows(run_dir / METRICS)
-    if not config.eval_only and not checkpoint.saved_steps(run_dir):
+    if not checkpoint.saved_steps(run_dir):
         if checkpoint.are_gone(run_dir, rows):
             raise UserError(f"run_dir={run_dir} had checkpoints, and has none any more: put them "
                             "back, or choose another folder")
@@ -258,13 +254,6 @@ def build(config: Config, world: World, load_initial_weights: Callable[[GPT], ob
     load_initial_weights(model)
     forward, mesh = shard_model(model, config, world.size)
     return model, forward, optim.build_optimizers(model, config.optim, config.precision, mesh)
-
-
-def evaluate_only(model: GPT, splits: tuple, step: int, log: Callable[[str], None]) -> float:
-    row = evaluate(model, splits)
-    log(f"after {step:,} steps: validation loss {row['val/loss']:.4f} nats per token, "
-        f"{row['val/bits_per_byte']:.4f} bits per byte")
-    return row["val/loss"]
 
 
 def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World

@@ -13,7 +13,6 @@ KINDS = {"induction": ("looks at", "looked at", "what followed last time"),
          "previous_token": ("looks at", "looked at", "the token just before"),
          "duplicate_token": ("looks back at", "looked back at", "the same token"),
          "current_token": ("stays on", "stayed on", "the token itself")}
-PLURAL = {"looks": "look", "stays": "stay", "copies": "copy", "pushes": "push"}
 REPEATING = ("induction", "previous_token", "duplicate_token")  # what takes part in repeating
 TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
 HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
@@ -85,23 +84,23 @@ def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
 
 def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
     """What the strongest heads of a kind do, since when, and who feeds them."""
-    verbs, figures = {}, []
-    for head in doing(row, kind):
-        verbs.setdefault(does(row, kind, head), []).append(head)
-        copying = known(row, "heads/copying", head) if kind == "induction" else None
+    heads, figures = doing(row, kind), []
+    for head in heads:
         facts = [f"score {known(row, f'heads/{kind}', head)}",
-                 *([f"copying {copying}"] if copying else []),
                  f"born {born_when(row[f'births/{kind}/{head}'], steps)}"]
+        if kind == "induction" and (copying := known(row, "heads/copying", head)):
+            facts.insert(1, f"copying {copying}")
         if feeder := fed(row, kind, head):
             facts.append(f"{feeder[1]}% of the score is lost when {feeder[0]} is cut from its "
                          f"{feeder[2]}")
         figures.append(f"{head}: {', '.join(facts)}")
-    first, parts = next(iter(verbs), ""), []
-    for verb, heads in verbs.items():
-        many = verb if len(heads) == 1 else plural(verb)
-        what = "partly" if verb == f"partly {first}" else f"{many} {KINDS[kind][2]}"
-        parts.append(f"{listed(heads)} {what}")
-    return Finding(f"{'; '.join(parts)}.", "; ".join(figures)) if parts else None
+    if not heads:
+        return None
+    first, others = does(row, kind, heads[0]), [  # of another that does otherwise, it is said how
+        head if (also := does(row, kind, head)) == does(row, kind, heads[0]) else
+        f"{head} {'partly' if also.startswith('partly') else also}" for head in heads[1:]]
+    more = f" (and {listed(others)})" if others else ""
+    return Finding(f"{heads[0]}{more} {first} {KINDS[kind][2]}.", "; ".join(figures))
 
 
 def does(row: dict, kind: str, head: str) -> str:
@@ -111,10 +110,6 @@ def does(row: dict, kind: str, head: str) -> str:
     if kind == "induction" and is_known(copies, error) and abs(copies) - 2 * error >= COPIES:
         verb = "copies" if copies > 0 else "pushes down"
     return verb if row[f"heads/{kind}/{head}"] >= HALF else f"partly {verb}"
-
-
-def plural(verb: str) -> str:
-    return " ".join(PLURAL.get(word, word) for word in verb.split())
 
 
 def listed(names: list[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_maps import ablation, capture, picture, scores, stages, wiring
+from attention_maps import ablation, capture, card, picture, scores, stages, wiring
 from attention_maps.card import copying, explain
 from attention_maps.enough import CLEAR, ERRORS, Alone, enough, smallest
 from attention_maps.findings import told_heads
@@ -31,7 +31,6 @@ DRAWN = 1 << 16  # tokens of which those that repeat are taken
 # What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
 # two cores, for GPT-2 at 200 tokens.
 LOOKED_AT = 5e12
-LONGEST_TOKEN = 40  # characters of a token that is kept
 
 
 class Snapshots:
@@ -46,7 +45,7 @@ class Snapshots:
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
         self.length = self.probes.windows.shape[1]
-        self.tables = stages.Tables(tokens.train, self.probes.windows, tokens.tokenizer.vocab_size)
+        self.tables = stages.Tables(tokens.train, self.probes.windows, config.model.vocab_size)
         c, between = config.model, config.attention.every * config.batch_size
         passes = length * length + c.n_layer * c.n_head * length  # tokens
         self.affordable = passes <= EXPLAINED * between * c.block_size
@@ -97,7 +96,7 @@ class Snapshots:
         """The losses of windows of validation without each head, and their tokens as text."""
         x, y = self.windows
         ids = torch.cat((x, y[:, -1:]), dim=1).cpu().numpy()  # (W, T + 1)
-        tokens = [["" if id < 0 else word(self.tokenizer, id)[:LONGEST_TOKEN] for id in row]
+        tokens = [["" if id < 0 else word(self.tokenizer, id)[:card.LONGEST] for id in row]
                   for row in ids]
         losses = ablation.losses_without_heads(model, x, y, self.config.precision)
         return losses | {"loss_tokens": np.array(tokens)}

@@ -23,22 +23,19 @@ Table = tuple[np.ndarray, np.ndarray]  # shares and their standard errors
 
 
 class Part(NamedTuple):
-    """A part of the model that writes to the residual stream: a head, an MLP, the embedding."""
+    """A part of the model that writes to the residual stream."""
 
-    kind: str
+    name: str
+    kind: str  # heads, mlp, embedding
     layer: int = -1
     head: int = -1
 
-    @property
-    def name(self) -> str:
-        return {"embedding": "embedding", "mlp": f"L{self.layer}MLP",
-                "heads": f"L{self.layer}H{self.head}"}[self.kind]
-
 
 def parts_below(model: GPT, layer: int) -> list[Part]:
-    below = [part for at in range(layer) for part in
-             (*(Part("heads", at, head) for head in range(model.config.n_head)), Part("mlp", at))]
-    return [Part("embedding"), *below]
+    heads = range(model.config.n_head)
+    return [Part("embedding", "embedding"), *(part for at in range(layer) for part in (
+        *(Part(f"L{at}H{head}", "heads", at, head) for head in heads),
+        Part(f"L{at}MLP", "mlp", at)))]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@
                              [experiment=shakespeare_gpu] [data.path=FILE] [max_steps=N …]
 
 The tests marked gpu; tokens per second of whole training steps and their share of the matrix rate,
-against nanoGPT's model and transformers', with the memory that they take beside what dry_run plans
+against nanoGPT's model and transformers', with the memory that they take beside what is planned
 (benchmarks.throughput); time to nanoGPT's published loss and to 1.44
 (benchmarks.speedrun), to whose runs more settings go; decoding (benchmarks.sampling). Each in
 processes of its own and within its time: one that fails is named, and the rest goes on. The file is
@@ -99,7 +99,7 @@ def read(text: str) -> dict:
 
 
 def planned(size: str, rows: dict, device: str) -> dict:
-    """Of the rows that are ours, bytes of memory as dry_run plans them and as they were."""
+    """Of the rows that are ours, bytes of memory as planned and as they were."""
     from benchmarks import throughput
     from training.plan import memory_needed
 

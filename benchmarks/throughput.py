@@ -32,8 +32,24 @@ SIZES = {"4x128": (4, 4, 128, 64, 12, 65), "6x384": (6, 6, 384, 256, 16, 65),
 GPU_SIZES = {"10M": (6, 6, 384, 256, 64, 65), "124M": (12, 12, 768, 1024, 16, 50257),
              "350M": (24, 16, 1024, 1024, 8, 50257)}
 ALL_SIZES = SIZES | GPU_SIZES
+# Dense bf16 operations per second with float32 sums (NVIDIA's data sheets).
+GPUS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "A10G": 70e12,
+        "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12}
 STEPS = 2000  # of the run for which compile=auto decides
 OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+
+
+def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:
+    """Operations per second of a matrix product here, large enough to fill the device, measured for
+    so many seconds."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    size = 8192 if device.startswith("cuda") else 2048
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = torch.ones(2, size, size, device=device).to(dtype)
+    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
+    return 2 * size ** 3 / timer.blocked_autorange(min_run_time=seconds).median
 
 
 def make_config(size: str, precision: str, compile: bool | str, device: str):
@@ -144,8 +160,6 @@ PEERS = {"eager": RUNNERS, "compiled": COMPILED}
 
 def rates(device: str) -> dict:
     """Measured operations per second of a matrix product, by precision."""
-    from training.plan import matmul_rate
-
     return {precision: matmul_rate(device, precision, seconds=1.0)
             for precision in ("fp32", "bf16")}
 
@@ -205,9 +219,7 @@ def table(size: str, rows: dict, machine: str) -> Table:
     parameters = next(iter(rows.values()))["parameters"]
     table = Table(title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, "
                         f"{batch_size} × {block_size} tokens a step")
-    from training.plan import GPUS
-
-    gpu = next((rate for name, (rate, *_) in GPUS.items() if name in machine), None)
+    gpu = next((rate for name, rate in GPUS.items() if name in machine), None)
     for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul",
                    "memory") + (("of data sheet",) if gpu else ()):
         table.add_column(column, justify="right" if column else "left")

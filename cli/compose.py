@@ -32,7 +32,7 @@ from config import (
 IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from",
                        "data.val_max_tokens")
 # What belongs to a command and not to the run that it continues.
-PER_COMMAND = ("run_dir", "resume", "eval_only", "prepare_only", "dry_run", "distributed", "shard")
+PER_COMMAND = ("run_dir", "resume", "prepare_only", "distributed", "shard")
 
 # init_from → itself with its commit, if of the hub; its model's and its tokenizer's settings.
 StartingConfig = Callable[[str], tuple[str, GPTConfig, TokenizerConfig]]
@@ -57,7 +57,7 @@ def check_composed() -> None:
         cfg = composed(given.settings, given.config_dir)
         if rank() == 0 or cfg.distributed == "none":
             config = to_config(cfg, given.settings, log=lambda note: None)
-            if config.data.path and not config.dry_run:
+            if config.data.path:
                 require_path(config.data.path)
     if rank() == 0:
         printer(Terminal())("loading PyTorch …")
@@ -100,13 +100,13 @@ def to_config(cfg: DictConfig, overrides: list[str],
 
 
 def kept_config(asked: Config) -> Config | None:
-    """The configuration of the run to be continued, evaluated or planned; None for a new one."""
-    if asked.run_dir is None or not (asked.resume or asked.eval_only or asked.dry_run):
+    """The configuration of the run to be continued; None for a new one."""
+    if asked.run_dir is None or not asked.resume:
         return None
     path = Path(asked.run_dir) / "config.yaml"
     if path.exists():
         return absolute_paths(read_config(path))
-    if asked.resume is True or asked.eval_only:
+    if asked.resume is True:
         raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: "
                         "leave resume=true out to start one there")
     return None

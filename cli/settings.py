@@ -46,7 +46,6 @@ def train_help(plain: Config) -> str:
   python train.py experiment=nanogpt_cpu       a preset for a whole run
   python train.py model.n_layer=6 optim.lr=4e-3   single settings
   python train.py run_dir=runs/X resume=true   go on with a run that was stopped
-  python train.py run_dir=runs/X eval_only=true   its validation loss
   python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
   python train.py --cfg job                    print the configuration and end
   python train.py --config-dir DIR experiment=mine   DIR/experiment/mine.yaml

@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from config import Config, DataConfig, TokenizerConfig, UserError
 from data.cache import cache_root, making
@@ -32,7 +29,6 @@ MANY = 100  # from so many documents on, whole ones validate
 SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
 UNBROKEN = 8_000_000  # bytes of text without spaces, of which learning takes 65 times the memory
 CHECKED = 1_000_000_000  # bytes of a file that is checked against its hash at each start, at most
-OnProgress = Callable[[str, int, int | None], None]  # takes a stage, its bytes so far and in all
 Part = tuple[bool, str, bool]  # is it for training, its text, does it begin a document
 
 
@@ -70,26 +66,13 @@ class Tokens:
 
 def prepare_text(config: Config, console: Console, log: Callable[[str], None],
                  tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
-    """The tokens of a configuration's text, as `prepare` makes them, with a progress bar."""
-    columns = (TextColumn("{task.description:<12}"), TimeElapsedColumn(), BarColumn(),
-               TextColumn("{task.fields[size]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True,
-                  disable=not console.is_terminal) as bar:
-        return prepare(config.data, config.tokenizer, log, tokenizer, partial(_show, bar), whole)
-
-
-def _show(bar: Progress, stage: str, done: int, total: int | None) -> None:
-    """Show how many bytes of a stage are done, in a line of its own."""
-    task = next((task.id for task in bar.tasks if task.description == stage), None)
-    if task is None:
-        task = bar.add_task(stage, size="")
-    size = f"{decimal(done)} of {decimal(total)}" if total else decimal(done) if done else ""
-    bar.update(task, completed=done, total=total, size=size)
+    """The tokens of a configuration's text, as `prepare` makes them."""
+    with console.status("preparing the text …"):
+        return prepare(config.data, config.tokenizer, log, tokenizer, whole)
 
 
 def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None] = print,
-            tokenizer: Tokenizer | None = None, on_progress: OnProgress = lambda *stage: None,
-            whole: bool = False) -> Tokens:
+            tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
     """The tokens of the configured text, from the cache or made now.
 
     A `tokenizer` from elsewhere is used in place of the one that `config` makes of this text.
@@ -107,7 +90,7 @@ def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None
             log(f"preparing {corpus.name} (kept in {folder}{damage})")
         made = part / "tokens"
         made.mkdir()
-        _write(corpus, config, tokenizer, made, on_progress)
+        _write(corpus, config, tokenizer, made)
         if corpus_fingerprint(corpus, config) != fingerprint:
             raise UserError(f"{corpus.name} changed while it was read: start again")
         shutil.rmtree(folder, ignore_errors=True)  # one that was damaged
@@ -190,7 +173,7 @@ def utf8_length(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def _count(corpus: Corpus, on_progress: OnProgress) -> tuple[dict[str, int], int]:
+def _count(corpus: Corpus) -> tuple[dict[str, int], int]:
     """What is counted in a text, and the characters of its longest document."""
     counts = dict.fromkeys(("documents", "characters", "bytes"), 0)
     longest, document, distinct = 0, 0, set()
@@ -202,39 +185,35 @@ def _count(corpus: Corpus, on_progress: OnProgress) -> tuple[dict[str, int], int
         counts["bytes"] += utf8_length(text)
         if len(distinct) < 2:
             distinct.update(text)
-        on_progress("reading", counts["bytes"], None)
     if len(distinct) < 2:
         found = f"no character but {distinct.pop()!r}" if distinct else "no text"
         raise UserError(f"{corpus.name} holds {found}: give another text")
     return counts, longest
 
 
-def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, part: Path,
-           on_progress: OnProgress) -> None:
+def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, part: Path
+           ) -> None:
     """Write FILES into a folder, then meta.json, and wait until all is on the disk."""
-    counts, longest = _count(corpus, on_progress)
+    counts, longest = _count(corpus)
     characters = counts["characters"]
     # One long document among short ones could leave too little on either side.
     by_document = counts["documents"] >= MANY and longest <= characters / ONE_IN
     cut = None if by_document else characters * (ONE_IN - 1) // ONE_IN
-    on_progress("vocabulary", 0, None)
     if tokenizer is None:
         texts = (text for text, _ in corpus.pieces())
         tokenizer = build_tokenizer(config, texts, sample(corpus, cut, characters))
     save_tokenizer(tokenizer, part / "tokenizer.json")
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
     between = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
-    done = val_documents = 0
+    val_documents = 0
     with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
         parts = split_texts(corpus, cut)
-        for (is_train, text, begins), encoded in encode_parts(tokenizer, parts):
+        for (is_train, _, begins), encoded in encode_parts(tokenizer, parts):
             ids, file = encoded.result(), train if is_train else val
             if begins and file.tell():
                 ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
             file.write(ids.astype(dtype).tobytes())
             val_documents += begins and not is_train
-            done += utf8_length(text)
-            on_progress("tokens", done, counts["bytes"])
     figures = {**counts, "val_documents": val_documents if by_document else None}
     files = {name: [(part / name).stat().st_size, sha256_of(part / name)] for name in FILES}
     (part / "meta.json").write_text(json.dumps({"files": files, "figures": figures}, indent=1))

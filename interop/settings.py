@@ -16,13 +16,6 @@ CONFIG = "config.json"
 # The families by their model_type.
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
                  "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# What others have that cannot be read → what their model_type begins with.
-REASONS = {"norms that add 1 to their gains": "gemma", "an encoder": "t5 bart",
-           "projections in one": "phi3", "another order of positions": "opt",
-           "attention and MLP side by side": "phi gpt_neox gptj falcon",
-           "positions by ALiBi": "bloom mpt",
-           "experts": "mixtral qwen2_moe qwen3_moe deepseek gpt_oss",
-           "attention to what follows": "bert roberta", "no attention": "mamba rwkv"}
 # Their names of settings and ours.
 GPT2 = {"vocab_size": "vocab_size", "n_positions": "block_size", "n_layer": "n_layer",
         "n_head": "n_head", "n_embd": "n_embd", "n_inner": "mlp_hidden",
@@ -63,9 +56,7 @@ def from_hf(settings: dict) -> GPTConfig:
             raise UserError(f"sliding_window is {settings['sliding_window']}; our model has none")
         kind = "llama"
     if kind not in ARCHITECTURES:
-        has = next((f", which has {why}" for why, names in REASONS.items()
-                    if str(kind).startswith(tuple(names.split()))), "")
-        raise UserError(f"its model_type is {kind}{has}; what can be read is "
+        raise UserError(f"its model_type is {kind}; what can be read is "
                         f"{', '.join(ARCHITECTURES)}, mistral")
     settings = settings | (settings.get("rope_parameters") or settings.get("rope_scaling") or {})
     rope_type = settings.get("rope_type") or settings.get("type") or "default"

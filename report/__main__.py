@@ -2,14 +2,11 @@
     python -m report FOLDER      those of another folder
 """
 
-import shlex
 import sys
 
 import cli
 from config import UserError, home
 from report.runs import read_runs, table, write_index
-
-MOST_SHOWN = 40  # runs in the terminal
 
 
 def main() -> None:
@@ -29,14 +26,9 @@ def main() -> None:
         log(f"left out: {trouble}")
     if not runs:
         raise UserError(f"no run of {folder} can be read")
-    log(table(folder, runs[:MOST_SHOWN]))
-    if len(runs) > MOST_SHOWN:
-        log(f"… and {len(runs) - MOST_SHOWN} more, in the page")
+    log(table(folder, runs))
     log(f"\ncompare them   open {write_index(folder, runs)}")
     log(f"one run        open {folder}/RUN/report.html")
-    unfinished = next((run.path for run in runs if run.status == "unfinished"), None)
-    if unfinished:
-        log(f"go on          python train.py run_dir={shlex.quote(str(unfinished))} resume=true")
 
 
 if __name__ == "__main__":

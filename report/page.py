@@ -15,17 +15,8 @@ from safetensors.numpy import load_file
 
 from attention_maps.findings import conclude
 from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_rows, snapshot_steps
-from report.pack import (
-    PROBES,
-    Blobs,
-    Packed,
-    Shot,
-    clipped,
-    maps_that_fit,
-    pack_weights,
-    pack_worth,
-    thin,
-)
+from report import pack
+from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
 from report.sweep import config_of, settings_of
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
@@ -124,7 +115,7 @@ def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
     packed = None
     with shots[-1].held() if shots else nullcontext({}) as held, \
             suppress(KeyError, ValueError, TypeError):  # it holds something else
-        packed = pack_worth(held)
+        packed = pack.pack_worth(held)
     if packed is None or sum(map(len, packed[1])) > WORTH_BUDGET:
         return None
     blobs.extend(packed[1])
@@ -135,7 +126,7 @@ def put_weights(run_dir: Path, blobs: Blobs) -> dict | None:
     """The weights that the last picture kept, if there are any, and they fit."""
     for path in sorted((run_dir / "attention").glob("step_*.safetensors"))[-1:]:
         with suppress(SafetensorError, OSError, ValueError):  # it cannot be read
-            tensors, packed = pack_weights(load_file(ordinary(path)))
+            tensors, packed = pack.pack_weights(load_file(ordinary(path)))
             if len(packed) <= WEIGHTS_BUDGET:
                 blobs.append(packed)
                 return {"step": int(path.stem[5:]), "tensors": tensors, "blob": len(blobs) - 1}

@@ -345,8 +345,8 @@ def test_presets_of_ones_own_are_for_runs_that_go_on_and_for_sweeps(own, tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(path.name for path in (tmp_path / "sweep").glob("*/")) == ["seed=1", "seed=2"]
     best = re.search(r"^best run +python (train.py .*)", done.stdout, re.MULTILINE)[1]
-    done = command(*shlex.split(best), "dry_run=true")
-    assert done.returncode == 0 and "plan           mine" in done.stdout, done.stderr
+    done = command(*shlex.split(best), "prepare_only=true")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name, text, sentence", [
@@ -378,14 +378,13 @@ def test_a_presets_sizes_follow_those_that_are_typed(hydra, capsys):
 def test_a_run_goes_on_with_its_own_configuration_and_what_is_typed(hydra, tmp_path, capsys):
     kept = Config(model=GPTConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
     (tmp_path / "config.yaml").write_text(config_yaml(kept))
-    for go_on in ("dry_run=true", "resume=true", "eval_only=true"):
-        config = configured(f"run_dir={tmp_path}", go_on, "max_steps=5000", "optim.lr=0.5")
-        assert (config.model, config.max_steps) == (kept.model, 5000)
-        assert "note: optim.lr is 0.5 from here on; it was 0.001" in capsys.readouterr().out
-        for typed, wrong in (("model.n_layer=8", "n_layer: 3 in the run, 8 asked for"),
-                             ("seed=2", "seed: 1337 in the run")):
-            with pytest.raises(UserError, match=wrong):
-                configured(f"run_dir={tmp_path}", go_on, typed)
+    config = configured(f"run_dir={tmp_path}", "resume=true", "max_steps=5000", "optim.lr=0.5")
+    assert (config.model, config.max_steps) == (kept.model, 5000)
+    assert "note: optim.lr is 0.5 from here on; it was 0.001" in capsys.readouterr().out
+    for typed, wrong in (("model.n_layer=8", "n_layer: 3 in the run, 8 asked for"),
+                         ("seed=2", "seed: 1337 in the run")):
+        with pytest.raises(UserError, match=wrong):
+            configured(f"run_dir={tmp_path}", "resume=true", typed)
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 4
 
 

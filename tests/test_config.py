@@ -50,7 +50,6 @@ WRONG = [
     ({"precision": "fp16"}, "precision=fp16 is not one of auto, fp32, bf16; did you mean bf16"),
     ({"resume": "True"}, "resume=True is not one of true, false, auto"),
     ({"resume": True}, "resume=true needs run_dir=PATH"),
-    ({"eval_only": True}, "eval_only=true needs run_dir=PATH"),
     ({"shard": "few"}, "shard=few is neither auto nor a number"),
     ({"run_dir": "odd\udcff"}, r"'odd\udcff' is not a name in UTF-8"),
     ({"model.n_head": 3}, "model.n_embd=128 is not a multiple of model.n_head=3"),
@@ -85,7 +84,7 @@ SAMPLE_WRONG = [
 RIGHT = [
     {}, {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1},
     {"batch_size": 32, "accumulate": 32}, {"seed": 2**63 - 1}, {"device": "cuda:1"},
-    {"resume": "auto"}, {"resume": True, "run_dir": "x"}, {"eval_only": True, "run_dir": "x"},
+    {"resume": "auto"}, {"resume": True, "run_dir": "x"},
     {"model.n_head": 3, "model.head_dim": 7}, {"model.position": "rope", "model.head_dim": 2},
     {"data.source": "text", "data.path": "x"}, {"data.source": "shakespeare", "data.path": "x"},
     {"tokenizer.name": "o200k_base"}, {"data.source": "hf", "data.name": "a/b", "data.subset": "c"},

@@ -131,7 +131,7 @@ def test_a_score_of_a_file_or_of_stdin_is_a_line_in_a_pipe(command, run, tmp_pat
         r"\d+ tokens, 120 bytes: loss [\d.]+ nats per token, [\d.]+ bits per byte\n", from_file)
 
 
-# --- a conversation, in a terminal ----------------------------------------------------------------
+# --- in a terminal -------------------------------------------------------------------------------
 
 
 class Terminal:
@@ -182,14 +182,9 @@ def test_ctrl_c_ends_the_program(run):
     assert terminal.status() == 130
 
 
-def test_in_a_terminal_prompt_and_text_read_as_one_and_a_score_is_coloured(run, tmp_path):
+def test_in_a_terminal_prompt_and_text_read_as_one(run):
     terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0",
                         "max_new_tokens=20")
     shown = terminal.until()
     assert terminal.status() == 0 and "KV cache" in shown
     assert shown.startswith("loading …\nthe glass")
-    (tmp_path / "text.txt").write_text("the glass\nlass the")
-    terminal = Terminal(f"run_dir={run / 'char'}", f"score={tmp_path / 'text.txt'}")
-    shown = terminal.until()
-    assert terminal.status() == 0 and "\x1b[" in shown and "bits per token" in shown
-    assert "bits per byte" in shown

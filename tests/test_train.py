@@ -77,13 +77,6 @@ def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path
     assert not (tmp_path / "none").exists()
 
 
-def test_eval_only_reports_the_loss_that_was_recorded(command, run):
-    before = (run / "metrics.jsonl").read_text()
-    done = command("train.py", "run_dir=run", "eval_only=true")
-    assert f"validation loss {rows(run)[-1]['val/loss']:.4f}" in done.stdout
-    assert (run / "metrics.jsonl").read_text() == before
-
-
 def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(
         command, tmp_path, text_file, run):
     moved = tmp_path / "moved.txt"
@@ -103,8 +96,6 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_a
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     refused = command("train.py", "run_dir=run", "resume=true")
     assert refused.returncode == 1 and "resume=auto" in refused.stderr
-    refused = command("train.py", "run_dir=run", "resume=auto", "eval_only=true")
-    assert refused.returncode == 1 and "run has no checkpoint" in refused.stderr
     assert command("train.py", "run_dir=run", "resume=auto").returncode == 0
 
 

@@ -62,8 +62,6 @@ class Checkpoints:
         step = self.saved = manifest["step"]
         folder = step_folder(self.run_dir, step)
         load_weights(self.model, folder / MODEL)
-        if self.config.eval_only:
-            return
         load_optimizer_tensors(self.optimizers, self.model, folder / OPTIMIZER)
         self.watch.restore(manifest["losses"])
         if self.world.rank == 0:

@@ -1,5 +1,5 @@
-"""What a model has learned: its loss on windows of the validation split, and how surprising each
-token of a text is to it. Leaves the model and the random state as they were."""
+"""What a model has learned: its loss on windows of a text. Leaves the model and the random state as
+they were."""
 
 import math
 from collections.abc import Iterator
@@ -107,30 +107,3 @@ def forward_only(model: GPT, sharded: bool) -> Iterator[None]:
             yield
     finally:
         reshard(model)
-
-
-@torch.inference_mode()
-def surprise(model: GPT, tokens: Tensor) -> Iterator[Tensor]:
-    """Yield, some at a time, -ln p of each of tokens (N + 1,) but the first: N numbers, in nats.
-
-    Each is predicted from what `decoding.stream` would see, the tokens since its `window_start`:
-    windows of block_size that start a quarter of it apart, of which the first predicts all its
-    tokens and the others the last quarter.
-    """
-    N, block = len(tokens) - 1, model.config.block_size
-    stride, width = max(1, block // 4), min(block, N)
-    windows = 1 + math.ceil((N - width) / stride)
-    padded = F.pad(tokens, (0, (windows - 1) * stride + width - N))
-    inputs = padded[:-1].unfold(0, width, stride)  # (windows, width)
-    targets = padded[1:].unfold(0, width, stride)
-    most = max(1, LOGITS // model.config.vocab_size)  # positions
-    rows = max(1, TOKENS // width)
-    pieces = [(inputs[:1], targets[:1])]
-    pieces += [(inputs[row:row + rows], targets[row:row + rows, -stride:])
-               for row in range(1, windows, rows)]
-    for x, y in pieces:
-        hidden = model.norm(model.hidden(x)[:, -y.shape[1]:]).flatten(0, 1)  # (predicted, C)
-        for h, target in zip(hidden.split(most), y.flatten().split(most)):
-            nats = F.cross_entropy(model.head(h).float(), target, reduction="none")[:N]
-            N -= len(nats)
-            yield nats

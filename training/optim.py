@@ -229,12 +229,11 @@ class LossWatch:
         if finite.all():
             return
         loss, *fine = finite.tolist()
-        wrong = [name for name, is_fine in zip(self._names, fine) if not is_fine]
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        what = ["the loss"] * (not loss) + [f"the gradient of {n}{more}" for n in wrong[:1]]
-        raise UserError(f"step {step + 1}: {' and '.join(what)} is not a finite number, so the run "
-                        "stops before that update: go on from its last checkpoint with resume=auto "
-                        "and a lower optim.lr")
+        first = next((name for name, is_fine in zip(self._names, fine) if not is_fine), "")
+        what = f"the gradient of {first}" if loss else "the loss"
+        raise UserError(f"step {step + 1}: {what} is not a finite number, so the run stops before "
+                        "that update: go on from its last checkpoint with resume=auto and a lower "
+                        "optim.lr")
 
 
 # What each optimizer keeps of a parameter.

@@ -1,4 +1,4 @@
-"""A run on paper: what every `auto` becomes; and with dry_run=true, memory, operations and time.
+"""A run before it starts: what every `auto` becomes, its memory and its operations.
 
 The formulas are those of docs/scaling.md, which has how far real runs were from them.
 """
@@ -6,13 +6,10 @@ The formulas are those of docs/scaling.md, which has how far real runs were from
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 
 import torch
-from torch.utils.benchmark import Timer
 
 from config import Config, GPTConfig, UserError
-from data.tokenizer import DEFAULT_VOCAB_SIZE
 from data.tokens import Tokens
 from model import GPT
 from training.device import describe, has_compiler, memory_here, pick_device, pick_precision
@@ -25,9 +22,6 @@ COMPILE_PAYS = {"cpu": 1e14, "cuda": 1e16}
 # what products do not read is computed again.
 KEPT = {("bf16", False): (42, 14), ("bf16", True): (34, 6),
         ("fp32", False): (64, 14), ("fp32", True): (64, 14)}
-# Share of that rate, assumed: large models were trained at 0.21 to 0.46 (Chowdhery et al. 2022).
-UTILISATION = 0.4
-ALPHABET = 256  # characters, assumed
 MANY_EPOCHS = 20  # beyond these a run is out of proportion to its text
 
 
@@ -43,15 +37,10 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     if memory and device == "cpu":
         memory /= here
     config = divide(config, world.size, memory, here)
-    parameters, flops = model_size(model)
-    needed = (4 if config.eval_only else 8) * parameters / config.shard
-    if memory and needed > memory:
-        raise UserError(f"there is too little memory on {device}: {memory / 1e9:,.1f} GB, and the "
-                        f"weights and their gradients alone need {needed / 1e9:,.1f}: lower "
-                        f"model.n_layer={model.n_layer} or model.n_embd={model.n_embd}")
+    _, flops = model_size(model)
     steps = config.max_steps - steps_done
     run_flops = flops * steps * config.batch_size * model.block_size / world.size
-    return replace(config, compile=not config.eval_only and compiles(config, run_flops))
+    return replace(config, compile=compiles(config, run_flops))
 
 
 def vocabulary_of(config: Config, text: Tokens) -> int:
@@ -60,11 +49,9 @@ def vocabulary_of(config: Config, text: Tokens) -> int:
     ids, split = min((len(text.train), "training"), (len(text.val), "validation"))
     if ids <= model.block_size:
         fitting = 1 << max(0, ids - 1).bit_length() - 1 if ids > 2 else 0  # a power of two below
-        ways = ["more text", *([f"model.block_size={fitting}"] if fitting > 1 else []),
-                *([] if config.tokenizer.name == "char" or config.init_from else
-                  ["tokenizer=char"])]
+        way = f" or model.block_size={fitting}" if fitting > 1 else ""
         raise UserError(f"the {split} split has {ids} tokens, too few for "
-                        f"model.block_size={model.block_size}: give {' or '.join(ways)}")
+                        f"model.block_size={model.block_size}: give more text{way}")
     # A model of others may have more ids than its tokenizer.
     by_characters = config.tokenizer.name == "char"  # of another text, they would be others
     spare = config.init_from and not by_characters and (model.vocab_size or 0) > vocab_size
@@ -153,41 +140,3 @@ def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: To
         log(f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by "
             "heart: give more text or fewer max_steps")
     log(f"machine  {many}{describe(config.device)}, {config.precision}, {how}")
-
-
-def print_plan(config: Config, experiment: str, brief: bool = False) -> None:
-    """Print what a run would be on this machine; of a job of a sweep its size and time alone."""
-    device = pick_device(config.device)
-    precision = pick_precision(config.precision, device)
-    processes = int(os.environ.get("WORLD_SIZE", 1)) if config.distributed == "auto" else 1
-    rate, memory = matmul_rate(device, precision), memory_here(device)
-    usual = {"gpt2": 50257, "bpe": DEFAULT_VOCAB_SIZE}.get(config.tokenizer.name, ALPHABET)
-    vocab_size = config.model.vocab_size or config.tokenizer.vocab_size or usual
-    config = replace(config, device=device, precision=precision,
-                     model=replace(config.model, vocab_size=vocab_size))
-    config = divide(config, processes, memory, processes)
-    parameters, flops = model_size(config.model)
-    tokens = config.max_steps * config.batch_size * config.model.block_size
-    config = replace(config, compile=compiles(config, flops * tokens / processes))
-    seconds = flops * tokens / (rate * processes * UTILISATION)
-    lines = {
-        "plan": f"{experiment} on {processes} × {describe(device)}, {precision}, "
-                f"{'compiled' if config.compile else 'eager'}, shard={config.shard}",
-        "model": f"{parameters:,} parameters, vocabulary {vocab_size:,}",
-        "run": f"{config.max_steps:,} steps of {config.batch_size:,} sequences, {tokens:,} tokens",
-        "memory": f"{memory_needed(config, processes) / 1e9:,.3f} GB of each process at most"
-                  + (f", which has {memory / 1e9:,.0f}" if memory else ""),
-        "time": f"{timedelta(seconds=round(seconds))}, if it reaches {UTILISATION:.0%} of a matrix "
-                f"product's {rate / 1e12:,.3g} TFLOP/s, measured now"}
-    shown = ("model", "time") if brief else lines
-    print("\n".join(f"{name:<9}{lines[name]}" for name in shown))
-
-
-def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:
-    """Operations per second of a matrix product here, large enough to fill the device, measured for
-    so many seconds."""
-    size = 8192 if device.startswith("cuda") else 2048
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = torch.ones(2, size, size, device=device).to(dtype)
-    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
-    return 2 * size ** 3 / timer.blocked_autorange(min_run_time=seconds).median

@@ -28,9 +28,8 @@ OURS = {".lock", ".config.yaml.part", "job.json", "log.txt"}
 
 
 def goes_on(config: Config) -> bool:
-    """Whether a run continues, or evaluates, the one in its folder."""
-    wanted = config.run_dir and (config.resume or config.eval_only)
-    return bool(wanted) and Path(config.run_dir, "config.yaml").exists()
+    """Whether a run continues the one in its folder."""
+    return bool(config.run_dir and config.resume) and Path(config.run_dir, "config.yaml").exists()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from requests.utils import get_netrc_auth
 from cli import first_line
 from config import Config
 from files import ASIDE, atomic_write, ordinary
-from training.plan import matmul_rate, model_size
+from training.plan import model_size
 
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most
 PROJECT = "glassgpt"  # where neither the setting nor WANDB_PROJECT names one
@@ -29,16 +29,12 @@ class WandbRecord:
         self._run = start(config, run_dir, experiment, log)
         self._samples: list[list] = []  # step and text
         if self._run is not None:
-            parameters, flops = model_size(config.model)
-            # Of a token, in seconds of matrix products alone.
-            self._least = flops / matmul_rate(config.device, config.precision, 0.1)
+            parameters, _ = model_size(config.model)
             self._do(lambda run: run.summary.update({"parameters": parameters}))
 
     def log(self, row: dict, picture: Path | None) -> None:
         """Record a step's metrics; with a picture of all maps, tables of the heads too."""
         found = without_heads(row)
-        if self._run is not None and "train/tokens_per_second" in row:
-            found["train/mfu"] = row["train/tokens_per_second"] * self._least
         self._do(lambda run: run.log(
             found | (pictured(row, picture) if picture else {}), step=row["step"]))
 

@@ -106,5 +106,5 @@ def test_a_head_that_does_it_less_than_half_of_the_time_does_it_partly():
         changed[-1] |= {f"births/previous_token/L0H{head}": 900,
                         f"heads/previous_token/L0H{head}": score,
                         f"heads/previous_token_se/L0H{head}": 0.01}
-    assert "L0H1 looks at the token just before; L0H0 partly." in [
+    assert "L0H1 (and L0H0 partly) looks at the token just before." in [
         finding.text for finding in conclude(changed)]

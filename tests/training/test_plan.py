@@ -68,17 +68,5 @@ def test_what_is_settled_has_no_auto_left_and_settles_to_itself(monkeypatch):
     assert "auto" not in str(settled) and done.model.vocab_size == 65
     assert (done.compile, done.shard) == (False, 1) and resolve(done, World(), text) == done
     assert resolve(replace(config, max_steps=10 ** 7), World(), text).compile
-    assert not resolve(replace(config, max_steps=10 ** 7, eval_only=True), World(), text).compile
     with pytest.raises(UserError, match="too few for model"):
         resolve(replace(config, model=GPTConfig(None, block_size=128)), World(), text)
-
-
-@pytest.mark.slow
-def test_a_plan_touches_no_data_and_writes_nothing(command, tmp_path):
-    here, cache = tmp_path / "here", tmp_path / "cache"
-    here.mkdir()
-    done = command("train.py", "data=text", "data.path=is/not/there.txt", "dry_run=true",
-                   "model.n_layer=3", cwd=here, env={"GLASSGPT_CACHE": str(cache)})
-    assert done.returncode == 0 and list(here.iterdir()) == [] and not cache.exists()
-    assert "1 × cpu" in done.stdout and "parameters" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
