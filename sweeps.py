@@ -123,15 +123,8 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         summarise(folder)
         if not reason:
             loss = read_run(path).measures.get("val/loss", nan)
-            log(f"{title}  {loss:.4f} val/loss  {in_words(time.time() - start)}")
+            log(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
     return best
-
-
-def in_words(seconds: float) -> str:
-    """A time in its largest unit: 12 s, 3 min, 2.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def refuse_another(path: Path, given: dict[str, str]) -> None:

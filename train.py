@@ -42,14 +42,7 @@ from training.evaluate import evaluate, splits_of
 from training.optim import lr_factor, set_learning_rates
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
-from training.record import (
-    Record,
-    Stopwatch,
-    goes_on,
-    print_losses,
-    print_summary,
-    run_folder,
-)
+from training.record import Record, Stopwatch, goes_on, print_losses, print_summary, run_folder
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")

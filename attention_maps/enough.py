@@ -9,11 +9,8 @@ from torch import Tensor
 from attention_maps import scores
 from attention_maps.ablation import at_once
 from attention_maps.capture import Forward, next_tokens, token_losses
+from attention_maps.findings import ENOUGH, Head
 from model import GPT
-
-Head = tuple[int, int]  # layer, head
-ENOUGH = 0.8  # the share of the repeat gain that the smallest set keeps
-CLEAR, ERRORS = 0.1, 3  # a repeat gain that is told: nats, at least, and times its error
 
 
 class Alone:

@@ -5,7 +5,6 @@ import re
 from statistics import NormalDist
 from typing import NamedTuple
 
-from attention_maps.enough import CLEAR, ENOUGH, ERRORS, Head
 from files import as_known, born_when, is_scored, snapshot_steps
 
 # What heads of a kind do, and did.
@@ -18,7 +17,12 @@ TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
 HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
 COPIES, FED = 0.5, 0.2  # a score of copying, a share of wiring, that are told, at least
 WORTH = 0.01  # nats of a head's importance that are told, at least
+CLEAR, ERRORS = 0.1, 3  # a repeat gain that is told: nats, at least, and times its error
+ENOUGH = 0.8  # the share of it that the smallest set of heads keeps
 WINDOWS = 16  # of which errors are made
+
+
+Head = tuple[int, int]  # layer, head
 
 
 class Finding(NamedTuple):

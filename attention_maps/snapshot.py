@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attention_maps import ablation, capture, card, picture, scores, stages, wiring
 from attention_maps.card import copying, explain
-from attention_maps.enough import CLEAR, ERRORS, Alone, enough, smallest
-from attention_maps.findings import told_heads
+from attention_maps.enough import Alone, enough, smallest
+from attention_maps.findings import CLEAR, ERRORS, told_heads
 from attention_maps.probe import LONGEST, Probes, make_probes, word, words
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids

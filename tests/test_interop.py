@@ -386,7 +386,7 @@ def damage(folder, settings=None, tensors=None, cut=None):
     ("gpt2", {"settings": {"n_layer": 9}}, "h.2.attn.c_attn.bias: missing in the file"),
     ("gpt2", {"settings": {"vocab_size": 10**12}}, "\\[1000000000000, 32\\]"),
     ("gpt2", {"settings": {"n_embd": None}}, "n_embd is missing"),
-    ("gpt2", {"settings": {"model_type": "bert"}}, "is bert, which has attention to what follows"),
+    ("gpt2", {"settings": {"model_type": "bert"}}, "is bert; what can be read is gpt2"),
     ("llama", {"settings": {"model_type": "mistral", "sliding_window": 9}}, "sliding_window is 9"),
     ("gpt2", {"settings": {"activation_function": "gelu"}}, "activation_function is gelu"),
     ("llama", {"settings": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_type is yarn; what"),

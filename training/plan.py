@@ -37,7 +37,12 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     if memory and device == "cpu":
         memory /= here
     config = divide(config, world.size, memory, here)
-    _, flops = model_size(model)
+    parameters, flops = model_size(model)
+    if memory and 8 * parameters / config.shard > memory:
+        raise UserError(f"there is too little memory on {device}: {memory / 1e9:,.1f} GB, and the "
+                        "weights and their gradients alone need "
+                        f"{8 * parameters / config.shard / 1e9:,.1f}: lower model.n_layer="
+                        f"{model.n_layer} or model.n_embd={model.n_embd}")
     steps = config.max_steps - steps_done
     run_flops = flops * steps * config.batch_size * model.block_size / world.size
     return replace(config, compile=compiles(config, run_flops))

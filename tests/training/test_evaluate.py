@@ -46,8 +46,8 @@ def test_windows_cover_the_first_the_middle_and_the_last_documents():
     predicted = seen.targets[seen.targets >= 0].numpy()
     documents = set(predicted // 10)
     assert {0, 29} <= documents and documents & {14, 15} and len(predicted) <= 50
-    x, y = windows(300, 10).excerpt(30)  # for heads' importance
-    assert x[:, 0].tolist() == [0, 140, 290] and y[:, -1].tolist() == [10, 150, -1]
+    x, y = windows(300, 10).excerpt(30)  # for heads' importance: at least 16
+    assert len(x) == 16 and x[0, 0] == 0 and y[-1].tolist()[-2:] == [299, -1]
 
 
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 400))

@@ -125,7 +125,6 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         assert not any("_se/" in key or "_without_first/" in key for key in item)
         for key, value in without_heads(row).items():
             assert item[key] == pytest.approx(value, rel=1e-12)
-        assert row["step"] == 0 or 0 < item["train/mfu"] < 2
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
