@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 LARGEST = 1 << 20  # bytes of a config.yaml that is read
+GONE = ("eval_only", "dry_run")  # of older versions: what a command did, no settings of its run
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 LARGEST_NUMBER = {bool: 1, int: LARGEST_SEED, float: 1e30}  # of a setting; float32 has to hold it
 BF16_DECODES_FROM = 384  # width of a model that decodes faster in bf16 on a CPU that multiplies it
@@ -388,7 +389,8 @@ def read_config(path: Path) -> Config:
         text = path.read_text(encoding="utf-8")
         if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
             raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
-        config = config_from(yaml.safe_load(text))
+        saved = {**yaml.safe_load(text)}
+        config = config_from({key: saved[key] for key in saved if key not in GONE})
         check_fields(config)
         config.model.check()
         return config

@@ -1,8 +1,14 @@
 """docs/attention.ipynb can be read without being run, and runs: each of its assertions compares a
 formula with the code."""
 
+from dataclasses import replace
+
 import pytest
 from conftest import ROOT
+
+import cli
+from data.tokenizer import DEFAULT_VOCAB_SIZE
+from training.plan import model_size
 
 PATH = ROOT / "docs" / "attention.ipynb"
 
@@ -22,6 +28,13 @@ def test_it_is_kept_with_its_outputs_in_order_and_small():
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
     assert PATH.stat().st_size < 400_000 and "/tmp/" not in PATH.read_text(
         ) and "/home/" not in PATH.read_text()
+
+
+def test_its_run_is_of_its_presets_size():
+    preset = cli.to_config(cli.composed(["experiment=induction"]), ["experiment=induction"])
+    vocab_size = preset.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    parameters, _ = model_size(replace(preset.model, vocab_size=vocab_size))
+    assert f"{parameters:,} parameters" in PATH.read_text(encoding="utf-8")
 
 
 @pytest.mark.soak
