@@ -39,7 +39,9 @@ function bars(lines, write = signedText) {
 // Draws the card of token i into `host`. how: {layer, head, target, tied, words, choose(layer, head)}
 function drawCard(host, known, i, how) {
   const { L, H } = known, { layer, head, target, words } = how;
-  const chips = ids => ids.filter(id => id >= 0).flatMap(id => [el("bdi", { className: "token chip" }, short(words[id] ?? "?")), " "]);
+  const spelt = id => /[^\ufffd]/.test(words[id] ?? "") ? short(words[id]) : `#${id}`; // a part of a character has none
+  const chips = ids => ids.filter(id => id >= 0).flatMap(id =>
+    [el("bdi", { className: "token chip" }, spelt(id)), " "]);
   const lens = Array.from({ length: L + 1 }, (_, k) => ({ name: k ? `block ${k - 1}` : "embedding", value: known.lens(k, i) }));
   const parts = Array.from({ length: known.parts }, (_, p) => {
     const part = partOf(p, L, H), inside = part.head !== undefined;

@@ -177,6 +177,18 @@ function telling(mark, nodes, pick = null, near = () => {}) {
   return mark;
 }
 
+// Words that the page has with an explanation, data-says: under the pointer, and of a choice when the keyboard is there.
+function explainWords() {
+  for (const word of document.querySelectorAll("[data-says]")) {
+    const input = word.closest("label")?.querySelector("input");
+    word.classList.add("term");
+    telling(word, () => [el("div", {}, word.dataset.says)]);
+    if (!input) { word.tabIndex = 0; continue; }
+    input.onfocus = event => { if (input.matches(":focus-visible")) word.onfocus(event); };
+    input.onblur = word.onblur;
+  }
+}
+
 // Arrow keys walk over `items`; one of them at a time is in the tab order.
 function roving(container, items, columns, enter, chosen = 0) {
   items.forEach((item, k) => { item.tabIndex = k === chosen ? 0 : -1; });

@@ -10,7 +10,7 @@ const MEANING = {
   copying: "how often it makes the token that it looks at likely, less how often unlikely",
   importance: "how much the validation loss rises without it, in nats",
 };
-const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6"];
+const COLOURS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 const headNames = Array.from({ length: L * H }, (_, k) => headName(Math.floor(k / H), k % H));
 const valueAt = (key, k) => columns[key]?.[k] ?? null;
 // What stands beside a score has its own columns; what the loss of repeats gains without a head is in the conclusion.
@@ -69,6 +69,7 @@ function drawHeads() {
   $("scored-at").textContent = data.kind === "run" ? `at step ${count(steps[state.step] ?? 0)}`
     : "on random tokens that come twice, or on the prompt";
   const drawn = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
+  $("scores").style.setProperty("--heads", H);
   if (drawn !== scoresDrawn) scoreNames.forEach(drawScore);
   const shares = scoreNames.filter(name => measured[name].length > 1 && !UNBOUNDED.includes(name));
   const series = shares.map(name => {
@@ -88,10 +89,15 @@ function drawHeads() {
     + `at step ${count(steps[state.step])}`, [state.layer, state.head], choose);
 }
 
+// The keyboard hears what a score means in its cells.
+function headingOf(name) {
+  return el("h3", {}, MEANING[name] ? Object.assign(term(plain(name), MEANING[name]), { tabIndex: -1 }) : plain(name));
+}
+
 function drawScore(name) {
   if (!scoreMaps[name]) {
     const host = el("div", { className: "cells" }), caption = el("span", { className: "quiet" });
-    $("scores").append(el("figure", {}, el("figcaption", {}, el("h3", {}, plain(name)), caption), host));
+    $("scores").append(el("figure", {}, el("figcaption", {}, headingOf(name), caption), host));
     scoreMaps[name] = Object.assign(cells(host, `${plain(name)} of every head`), { caption });
   }
   const place = placeOf(name), of = (l, h) => scoreAt(name, l, h, place), value = (l, h) => of(l, h).value;

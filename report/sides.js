@@ -32,6 +32,7 @@ function setUpSides(held, about, first) {
     sides.push(side);
     chooseRun(side);
   }
+  explainWords();
   stepSlider(() => looking.steps.length - 1, () => looking.step, k => { looking.step = k; draw(); });
   $("raw").onchange = $("weighted").onchange = () => { looking.weighted = $("weighted").checked; draw(); };
   $("average").onchange = () => { looking.average = $("average").checked; draw(); };

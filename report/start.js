@@ -34,13 +34,15 @@ async function start() {
   [state.layer, state.head] = firstHead();
   setUpTheme(() => { if (data.kind === "run") drawTraining(); draw(); });
   setUpControls();
+  explainWords();
   if (data.kind === "run") { setUpTraining(); drawTraining(); }
   if (data.probes.length) {
     drawMap = cells($("map"), "attention map; arrow keys read its cells");
     drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
     $("looking").querySelector(".stage").classList.toggle("many", H > 14);
   }
-  $("contents").append(...["attention", "heads", "training"].filter(id => !$(id).hidden || id === "heads")
+  const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
+  $("contents").append(...Object.keys(sections).filter(id => sections[id])
     .map(id => el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id)));
   takeAddress();
   if (data.probes.length) drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);

@@ -3,6 +3,7 @@
 
 const READ = { keys: "c1", queries: "c2", values: "c4" };
 const WRITTEN_FROM = 0.3; // the share from which it is written on its line
+const ALONG = [0.5, 0.44, 0.56, 0.38, 0.62, 0.3, 0.7, 0.22, 0.78, 0.14, 0.86]; // where, the best first
 
 // wires: [{score, to, read, from, share, error, direct, off}]: `to` and `chosen` as [layer, head], `from` a name.
 function drawWiring(host, [L, H], wires, title, chosen, choose) {
@@ -15,30 +16,41 @@ function drawWiring(host, [L, H], wires, title, chosen, choose) {
   for (const [read, colour] of Object.entries(READ)) {
     const found = told.filter(wire => wire.read === read);
     if (!told.length) continue;
-    const box = graphs.appendChild(el("div", {}, el("h4", {}, `through its ${read}`)));
+    const box = graphs.appendChild(el("div", {}, el("h4", {}, "through its ", term(read))));
     box.append(wiringGraph([L, H], found, colour, `${title}, through its ${read}`, chosen, choose));
   }
 }
 
 // One of the three: a row for each layer, the highest on top, its MLP at the right end; below all the embedding.
 function wiringGraph([L, H], wires, colour, title, chosen, choose) {
-  const high = L < 8 ? 60 : 34, top = 18, width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))), radius = H > 9 ? 6 : 13;
+  const high = L < 8 ? 76 : 40, top = 18, width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))), radius = H > 9 ? 6 : 13;
   const x = h => 34 + (h + 0.5) * (width - 44) / (H + 1), y = l => top + (L - 1 - l) * high;
   const place = name => {
     const head = /^L(\d+)H(\d+)$/.exec(name), mlp = /^L(\d+)MLP$/.exec(name);
     return head ? [x(Number(head[2])), y(Number(head[1]))] : mlp ? [x(H), y(Number(mlp[1]))] : [x((H - 1) / 2), y(-1)];
   };
   const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + L * high + 22}`, role: "group", "aria-label": title });
+  // What no share is written on: [x, y, how far from it], nodes and other shares.
+  const taken = Array.from({ length: L * H }, (_, k) => [x(k % H), y(Math.floor(k / H)), radius + 8]);
+  taken.push(...Array.from({ length: L }, (_, l) => [x(H), y(l), 18]), [x((H - 1) / 2), y(-1), 18]);
   const busy = new Set(wires.flatMap(({ to, from }) => [headName(...to), from])), marks = [], labels = [];
   for (const wire of [...wires].sort((a, b) => a.share - b.share)) {
     const { to, from, share } = wire, [x1, y1] = place(from), [x2, y2] = place(headName(...to));
-    const bend = x1 === x2 && y1 - y2 > 1.5 * high ? 26 : 0, along = [0.5, 0.36, 0.64][labels.length % 3];
-    const mark = el("svg:path", { d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
-      class: "wire", tabindex: -1, role: "img", style: `stroke: var(--${colour}); stroke-width: ${(1 + 7 * Math.min(1, share)).toFixed(1)}` });
+    const bend = x1 === x2 && y1 - y2 > 1.5 * high ? 26 : 0, thick = (1 + 7 * Math.min(1, share)).toFixed(1);
+    const mark = el("svg:path", {
+      d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
+      class: "wire", tabindex: -1, role: "img", style: `stroke: var(--${colour}); stroke-width: ${thick}` });
     mark.setAttribute("aria-label", aboutWire(wire).map(node => node.textContent).join(", "));
     telling(mark, () => aboutWire(wire));
     marks.push(svg.appendChild(mark));
-    if (share >= WRITTEN_FROM) labels.push(el("svg:text", { x: x1 + along * (x2 - x1) + bend / 2, y: y1 + along * (y2 - y1) + 4, class: "share", "text-anchor": "middle" },
+    if (share < WRITTEN_FROM) continue;
+    const at = t => [x1 + t * (x2 - x1) + 2 * t * (1 - t) * bend, y1 - radius + t * (y2 - y1 + 2 * radius)];
+    const clear = t => Math.min(...taken.map(([a, b, tall]) => // from 1 on it touches none
+      Math.max(Math.abs(a - at(t)[0]) / 31, Math.abs(b - at(t)[1]) / tall)));
+    const found = ALONG.find(t => clear(t) >= 1) ?? ALONG.reduce((best, t) => clear(t) > clear(best) ? t : best);
+    const [left, down] = at(found);
+    taken.push([left, down, 14]);
+    labels.push(el("svg:text", { x: left, y: down + 4, class: "share", "text-anchor": "middle" },
       `${(100 * share).toFixed(0)}%`));
   }
   for (let l = 0; l < L; l++) {
