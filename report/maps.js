@@ -43,7 +43,7 @@ async function decoded([maps, norms], [L, H], { T, tokens, maps: all }, kind) {
 }
 
 // The model's weights by name, as forward.js takes them.
-async function weightsOf({ tensors, blob }) {
+async function weightsOf({ tensors }, blob) {
   const bytes = await unpacked(blob), half = halfTable(), size = bytes.length / 2, W = {};
   let start = 0;
   for (const [name, shape] of tensors) {

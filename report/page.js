@@ -18,6 +18,8 @@ function sizeFromScores() {
   return [1, 2].map(k => Math.max(0, ...places.map(place => Number(place[k]) + 1)));
 }
 
+const kept = Object.keys(data.weights?.blobs ?? {}).map(Number); // steps whose weights are in the page
+
 const seen = () => ({ layer: state.layer, head: state.average ? null : state.head, weighted: state.weighted });
 
 // ---- attention
@@ -241,11 +243,12 @@ function sayWhatIsSeen(view, by) {
     : `${period} random tokens, then the same ${period} again`;
   const cell = by ? `weight × ‖v W_O‖, the length of the vector that it adds${average ? ", averaged" : ""}`
     : "an attention weight; a row sums to 1";
+  const hint = kept.length && !average ? " A click on one tells why the head looked there." : "";
   const k = scoredSteps.indexOf(step), scores = average || k < 0 ? [] : scoreNames
     .map(score => [score, scoreAt(score, layer, head, k)]).filter(([, { value }]) => value !== null)
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
   $("seen").replaceChildren(`On ${on}. Row: the token that looks; column: what is looked at. `
-    + `A cell is ${cell}.${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
+    + `A cell is ${cell}.${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
     + precision(probe()) + (steps.length < data.of
       ? ` ${steps.length} of ${data.of} snapshots are in this page, so that it stays small.` : "")
@@ -267,26 +270,25 @@ function pickCell(i, j) {
   keepAddress();
 }
 
-// The forward pass of a probe by the weights in the page, once for each.
-const passes = new Map();
-async function passOf(p) {
-  if (!passes.has(p)) {
-    passes.set(p, weightsOf(data.weights).then(W => ({ W, ...forward(W, data.shapes, data.probes[p].ids) })));
-  }
-  return passes.get(p);
+// The forward pass of a probe by the weights of a step.
+async function passOf(p, step) {
+  const W = await weightsOf(data.weights, data.weights.blobs[step]), numbers = Object.values(W).map(w => w.data.length);
+  return { W, size: 8 * numbers.reduce((a, b) => a + b), ...forward(W, data.shapes, data.probes[p].ids) };
 }
 
 async function explainCell() {
   const { cell, layer, head, average, needs } = state, step = steps[state.step], p = state.probe;
-  $("why").hidden = !cell || average || needs || !data.weights || !probe().ids.length;
+  $("why").hidden = !cell || average || needs || !kept.length || !probe().ids.length;
   if ($("why").hidden) return;
-  if (data.weights.step !== step) {
-    $("why").replaceChildren(el("p", { className: "quiet" },
-      `Why the head looked there can be told for step ${count(data.weights.step)}, whose weights are in this page.`));
+  (innerWidth < 1000 ? $("zoom") : $("expected")).before($("why")); // where it is seen beside the cell
+  if (!kept.includes(step)) {
+    $("why").replaceChildren(el("p", { className: "quiet" }, "Why the head looked there can be told where the model's "
+      + `weights are in this page: at ${kept.length > 1 ? "steps" : "step"} ${kept.map(count).join(", ")}.`));
     return;
   }
-  const [i, j] = cell, pass = await passOf(p);
-  if (cell !== state.cell || layer !== state.layer || head !== state.head || p !== state.probe) return;
+  const [i, j] = cell, pass = await load(`${p}/${step}/pass`, [p, step], passOf);
+  if (cell !== state.cell || layer !== state.layer || head !== state.head || p !== state.probe
+    || step !== steps[state.step]) return;
   drawWhy($("why"), why(pass.W, data.shapes, pass, layer, head, i, j), probe().tokens,
     [`Why ${headName(layer, head)} looked from `, ...place(current, i), " at ", ...place(current, j)]);
 }

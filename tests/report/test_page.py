@@ -1,8 +1,12 @@
 """The page: what is embedded, decoded here; what a person sees of it, in Chromium."""
 
+import re
 import shutil
 
+import numpy as np
 import pytest
+import torch
+from models import lively
 from pages import (
     aside,
     exactly,
@@ -14,9 +18,11 @@ from pages import (
     read_tip,
     snapshot,
 )
+from safetensors.torch import save_file
 
 from files import read_rows
 from report import page
+from training.checkpoint import load_run
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path):
@@ -50,9 +56,35 @@ def test_a_real_run_has_a_page(whole, tmp_path):
     last = read_rows(run / "metrics.jsonl")[-1]
     columns = content["scored"]["columns"]
     assert columns["heads/entropy/L1H1"][-1] == pytest.approx(last["heads/entropy/L1H1"], rel=1e-3)
+    assert sorted(map(int, content["weights"]["blobs"])) == [0, 6, 12]
 
 
 # In a browser
+
+@pytest.mark.slow
+def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    model, path = lively(load_run(run)[0]), run / "attention" / "step_00000012"
+    weights = {name: p.detach().half() for name, p in model.named_parameters()}
+    model.load_state_dict(weights, strict=False)  # tied: the output layer is not named again
+    held = dict(np.load(f"{path}.npz"))
+    maps = model.attention_maps(torch.from_numpy(held["text_ids"])[None])[:, 0]
+    save_file(weights, f"{path}.safetensors")
+    np.savez(f"{path}.npz", **held | {"text": maps.half().numpy()})
+    (run / "attention" / "step_00000000.safetensors").unlink()
+    tab = see(page.write_page(run))
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    focus_map(tab, 12, 4, 16)
+    tab.keyboard.press("Enter")
+    expect_text(tab, "#why h3", "Why L1H1 looked from")
+    logs = maps[1, 1, 12, :13].log()  # scores, but for what is the same in all of the row
+    numbers = re.findall(r"[+−]\d+\.\d\d", tab.inner_text("#why"))
+    whole, *terms = (float(number.replace("−", "-")) for number in numbers)
+    assert whole == pytest.approx((logs[4] - logs.mean()).item(), abs=0.01) and abs(whole) > 0.05
+    assert sum(terms) == pytest.approx(whole, abs=0.06)  # each is rounded
+    tab.focus("#step")
+    tab.keyboard.press("Home")
+    expect_text(tab, "#why", "at steps 6, 12")
 
 @pytest.mark.slow
 def test_the_map_shows_the_captured_numbers(see, tmp_path):
