@@ -28,10 +28,11 @@ function expected(known, words, i, target, pick) {
 // Lines with bars to either side of zero. lines: [{name, value, more, pick}]
 function bars(lines, write = signedText) {
   const most = Math.max(1e-9, ...lines.map(line => Math.abs(line.value) || 0));
-  return el("ol", { className: write === signedText ? "bars" : "bars plain" }, ...lines.map(({ name, value, more = "", pick }) => {
-    const size = 50 * Math.abs(value || 0) / most, kind = value < 0 ? "under" : "over";
+  const kind = write === signedText ? "bars" : "bars plain";
+  return el("ol", { className: kind }, ...lines.map(({ name, value, more = "", pick }) => {
+    const size = 50 * Math.abs(value || 0) / most, side = value < 0 ? "under" : "over";
     const label = pick ? el("button", { type: "button", onclick: pick }, name) : el("span", {}, name);
-    return el("li", {}, label, el("i", { className: kind, style: `--w: ${size.toFixed(1)}%` }),
+    return el("li", {}, label, el("i", { className: side, style: `--w: ${size.toFixed(1)}%` }),
       el("b", {}, write(value)), el("span", { className: "quiet" }, more));
   }));
 }
@@ -42,7 +43,8 @@ function drawCard(host, known, i, how) {
   const spelt = id => /[^\ufffd]/.test(words[id] ?? "") ? short(words[id]) : `#${id}`; // a part of a character has none
   const chips = ids => ids.filter(id => id >= 0).flatMap(id =>
     [el("bdi", { className: "token chip" }, spelt(id)), " "]);
-  const lens = Array.from({ length: L + 1 }, (_, k) => ({ name: k ? `block ${k - 1}` : "embedding", value: known.lens(k, i) }));
+  const lens = Array.from({ length: L + 1 }, (_, k) =>
+    ({ name: k ? `block ${k - 1}` : "embedding", value: known.lens(k, i) }));
   const parts = Array.from({ length: known.parts }, (_, p) => {
     const part = partOf(p, L, H), inside = part.head !== undefined;
     return { ...part, value: known.direct(p, i, target), pick: inside ? () => how.choose(part.layer, part.head) : null,
@@ -61,8 +63,9 @@ function drawCard(host, known, i, how) {
       bars(lens, figure), ...how.tied ? [el("p", { className: "quiet" }, "Input and output share one matrix, so "
         + "at the embedding the model predicts the token itself.")] : []),
     box(["Direct contributions to the logit of ", bdi(short(text), "token")],
-      el("p", { className: "quiet" }, `They sum to the logit less the mean of all logits, ${signedText(whole)}. Direct: not `
-        + "through later layers. The grey number: how much the loss rises without the head, all its effects counted."),
+      el("p", { className: "quiet" }, `They sum to the logit less the mean of all logits, ${signedText(whole)}. `
+        + "Direct: not through later layers. The grey number: how much the loss rises without the head, all its effects "
+        + "counted."),
       bars(lines)),
     box([`What ${headName(layer, head)} writes here`], el("p", {}, "up ", ...chips(ids.slice(0, 3))),
       el("p", {}, "down ", ...chips(ids.slice(3))),

@@ -177,7 +177,8 @@ function telling(mark, nodes, pick = null, near = () => {}) {
   return mark;
 }
 
-// Words that the page has with an explanation, data-says: under the pointer, and of a choice when the keyboard is there.
+// Words that the page has with an explanation, data-says: told under the pointer, and of a choice when the keyboard is
+// there.
 function explainWords() {
   for (const word of document.querySelectorAll("[data-says]")) {
     const input = word.closest("label")?.querySelector("input");
@@ -290,7 +291,8 @@ function cells(host, label) {
     const ratio = devicePixelRatio || 1;
     const style = getComputedStyle(canvas), family = style.fontFamily;
     context.font = `11px ${family}`;
-    const wide = spec.rowNames ? Math.min(92, Math.max(...spec.rowNames.map(name => context.measureText(name).width)) + 8) : 0;
+    const measure = name => context.measureText(name).width;
+    const wide = spec.rowNames ? Math.min(92, Math.max(...spec.rowNames.map(measure)) + 8) : 0;
     const fits = spec.rowNames && (width - wide) / spec.cols >= (spec.least ?? 8.5), room = fits ? wide : 0;
     const left = room, bottom = fits && spec.colNames ? (spec.upright ? 18 : room) : 0;
     const cell = (width - left) / spec.cols, high = spec.high ?? cell;

@@ -1,6 +1,6 @@
 // The forward pass of one text over typed arrays, as model.py has it: the same names, shapes in comments. Knows nothing
-// of the page. A matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels, H query heads,
-// G key/value heads, d_k and d_v the sizes of a query and a value, V the vocabulary.
+// of the page. A matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels, H query
+// heads, G key/value heads, d_k and d_v the sizes of a query and a value, V the vocabulary.
 
 const SMALLEST = 2 ** -23; // float32's epsilon, as torch adds it where a norm names none
 const ROPE_LOW = 1, ROPE_HIGH = 4;
@@ -48,7 +48,8 @@ function normalised(x, C, { scales, centred }, gain = null, bias = null) {
 }
 
 const scalesHere = (c, x) => scalesOf(x, c.n_embd, c.norm_eps, c.norm === "layernorm");
-const norm = (W, c, name, x) => normalised(x, c.n_embd, scalesHere(c, x), W[`${name}.weight`]?.data, W[`${name}.bias`]?.data);
+const norm = (W, c, name, x) =>
+  normalised(x, c.n_embd, scalesHere(c, x), W[`${name}.weight`]?.data, W[`${name}.bias`]?.data);
 
 // Radians that each pair of numbers turns by from one position to the next, (d_k/2).
 function frequencies(c, d_k) {

@@ -3,7 +3,8 @@
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
 const SIGNED = ["copying"]; // from -1 to 1
 const MEANING = {
-  current_token: "the weight on the token itself", previous_token: "the weight on the token just before", sink: "the weight on the first token",
+  current_token: "the weight on the token itself", previous_token: "the weight on the token just before",
+  sink: "the weight on the first token",
   duplicate_token: "at a token's second occurrence, the weight on its first",
   induction: "at a token's second occurrence, the weight on what followed the first",
   entropy: "0: all on one token; 1: even over itself and all before", distance: "how far back it looks, in tokens",
@@ -185,8 +186,10 @@ function drawStages() {
     return { name, colour, bold: key.startsWith("from"), xs: at.map(k => scoredSteps[k]), ys: at.map(k => values[k]),
       errors: at.map(k => columns[`probe/${key}_se`]?.[k] ?? null) };
   });
-  chart($("stages"), { title: "Stages, nats ± one standard error", height: 220, at: steps[state.step], zero: 1, series });
+  const title = "Stages, nats ± one standard error";
+  chart($("stages"), { title, height: 220, at: steps[state.step], zero: 1, series });
   if (!$("stages").hidden) $("stages").append(el("p", { className: "quiet" },
-    "First the predictions come near to what plain counts of the training text say, of single tokens and then of pairs. They leave "
-    + "these as the model uses the context: then the loss of late tokens falls below that of early ones."));
+    "First the predictions come near to what plain counts of the training text say, of single tokens and then of "
+    + "pairs. They leave these as the model uses the context: then the loss of late tokens falls below that of early "
+    + "ones."));
 }

@@ -48,7 +48,8 @@ async function weightsOf({ tensors }, blob) {
   let start = 0;
   for (const [name, shape] of tensors) {
     const from = start, length = shape.reduce((a, b) => a * b, 1);
-    W[name] = { shape, data: Float64Array.from({ length }, (_, k) => half[bytes[size + from + k] << 8 | bytes[from + k]]) };
+    const number = (_, k) => half[bytes[size + from + k] << 8 | bytes[from + k]];
+    W[name] = { shape, data: Float64Array.from({ length }, number) };
     start += length;
   }
   return W;
@@ -164,9 +165,9 @@ function paint(canvas, n, read, most, colours) {
 // What cells() draws of a view, and what `more` asks for.
 function mapOf(view, seen, more = {}) {
   const read = reader(view, seen), most = largest(view, seen.weighted);
-  const names = view.tokens.map(t => short(t));
+  const names = view.tokens.map(t => short(t)), shown = view.signed ? faded : Number;
   return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
-    signed: view.signed, level: (i, j) => j > i ? -1 : level((view.signed ? faded(read(i, j)) : read(i, j)) / most, view.signed),
+    signed: view.signed, level: (i, j) => j > i ? -1 : level(shown(read(i, j)) / most, view.signed),
     tell: (i, j) => reading(view, seen, i, j), ...more };
 }
 

@@ -1,4 +1,5 @@
-// What predictions needed: unpacked when it is looked at; the stripes that scores read. Stands after maps.js; knows nothing of the run.
+// What predictions needed: unpacked when it is looked at; the stripes that scores read. Stands after maps.js; knows
+// nothing of the run.
 
 // What is known of the predictions of one probe at one step.
 async function explainedOf([floats, ids], [L, H], { T, tokens, needs }) {

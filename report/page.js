@@ -120,8 +120,9 @@ function drawPrediction() {
   if (!$("expected").hidden) {
     const pick = k => { state.target = k; light(state.token); };
     const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
-    const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= 0.05)
-      .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(([x, j], k) => [k ? ", " : " ", bdi(short(known[j]), "token"), ` ${signedText(x)}`]);
+    const named = ([x, j], k) => [k ? ", " : " ", bdi(short(known[j]), "token"), ` ${signedText(x)}`];
+    const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= FAINT)
+      .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(named);
     const when = explained.step === steps[state.step] ? "" : ` (at step ${count(explained.step)})`;
     $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects", when),
       el("div", { className: "chances" }, ...chances),
@@ -221,18 +222,21 @@ function mostWide() {
 
 function sayWhatIsSeen(view, by) {
   const { layer, head, average } = state, { name, period } = probe(), step = steps[state.step];
-  const kind = view.signed ? [["needed", "what it needed"], ["hindered", "what was in its way"], ["from", "what needed it"]]
+  const kind = view.signed
+    ? [["needed", "what it needed"], ["hindered", "what was in its way"], ["from", "what needed it"]]
     : [["to", "what it attends to"], ["from", "what attends to it"]];
   $("map-note").hidden = !view.signed;
-  $("text-keys").replaceChildren(...kind.flatMap(([key, text]) => [el("span", { className: `key ${key}` }, text), " "]));
+  const legend = ([key, text]) => [el("span", { className: `key ${key}` }, text), " "];
+  $("text-keys").replaceChildren(...kind.flatMap(legend));
   const key = ([score, colour]) => el("span", { className: "key", style: `--c: var(--${colour})` }, score);
   const stripe = period ? [" The scores read the framed cells: ", ...stripes(period).map(key)] : [];
   if (view.signed) {
     const after = data.kind === "run" ? ` after ${count(view.step)} steps` : "";
     $("map-title").textContent = `What each prediction needed${after}`;
-    $("seen").replaceChildren("Row: the token after which the next one is predicted; column: a token that is hidden from all "
-      + "later ones, in every head. Red: hidden, it raises the next token's loss by so many nats; blue: it lowers the "
-      + "loss. All of it is measured by running the model again.", ...stripe);
+    $("seen").replaceChildren("Row: the token after which the next one is predicted; column: a token that is hidden "
+      + "from all later ones, in every head. Red: hidden, it raises the next token's loss by so many nats; blue: it "
+      + "lowers the loss; what is below a tenth of a nat is pale. All of it is measured by running the model again.",
+    ...stripe);
     $("precision").textContent = "";
     return;
   }
@@ -321,7 +325,8 @@ function setUpProbe() {
 // ---- the address of what is looked at
 
 function keepAddress() {
-  const { layer, head, held, needs, weighted, average } = state, last = state.step === steps.length - 1 && data.maxSteps > data.step;
+  const { layer, head, held, needs, weighted, average } = state;
+  const last = state.step === steps.length - 1 && data.maxSteps > data.step;
   writeAddress({
     head: L ? headName(layer, head) : null,
     step: steps.length > 1 && !last ? steps[state.step] : null, // the newest of a run that goes on is followed

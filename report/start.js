@@ -3,7 +3,7 @@
 // [layer, head] that tells most: of induction, where there is any, else of the token before.
 function firstHead() {
   const score = (name, head) => valueAt(`heads/${name}/${head}`, measured[name]?.at(-1)) ?? 0;
-  const best = name => headNames.reduce((best, head) => score(name, head) > score(name, best) ? head : best, headName(0, 0));
+  const best = name => headNames.reduce((best, head) => score(name, head) > score(name, best) ? head : best, "L0H0");
   const inducing = best("induction"), clear = score("induction", inducing) >= 0.15 || !measured.previous_token;
   return (clear ? inducing : best("previous_token")).slice(1).split("H").map(Number);
 }
@@ -14,7 +14,8 @@ async function start() {
   const losses = data.kind === "run" ? data.curves["val/loss"].values : [];
   const facts = losses.length ? [`validation loss ${figure(losses.at(-1))}`] : [];
   facts.push(...L ? [some(L, "layer"), some(H, "head") + shared] : []);
-  if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${data.kind === "run" ? " of text shown" : ""}`);
+  const shown = data.kind === "run" ? " of text shown" : "";
+  if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${shown}`);
   if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");
   $("findings").hidden = data.kind !== "run";
@@ -51,7 +52,8 @@ async function start() {
     choose(state.layer, state.head);
     show();
   };
-  if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, () => $("play").textContent !== "▶");
+  const playing = () => $("play").textContent !== "▶";
+  if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, playing);
   await show();
   scrollAsBefore();
 }

@@ -1,8 +1,8 @@
-// Why a head looked there: the score of a cell before softmax, as a sum over what wrote its query and what wrote its key.
-// Stands after forward.js.
+// Why a head looked there: the score of a cell before softmax, as a sum over what wrote its query and what wrote its
+// key. Stands after forward.js.
 
-// The terms of cell (i, j) of a head (layer, head) in a pass: [{query, key, value}], which sum to its score less the mean
-// of its row, over the tokens that i may look at. Norms have the scales that they have in the whole pass.
+// The terms of cell (i, j) of a head (layer, head) in a pass: [{query, key, value}], which sum to its score less the
+// mean of its row, over the tokens that i may look at. Norms have the scales that they have in the whole pass.
 function why(W, c, pass, layer, head, i, j) {
   const { H, G, d_k } = sizesOf(c), g = Math.floor(head / (H / G)), name = `blocks.${layer}.attention`;
   const queries = sides(W, c, pass, layer, "Q", head, [i]), all = Array.from({ length: i + 1 }, (_, t) => t);
@@ -21,7 +21,8 @@ function why(W, c, pass, layer, head, i, j) {
 
 // What each part below a layer gives to one head's queries or keys at some tokens: [{name, vectors: [(d_k)]}].
 function sides(W, c, pass, layer, which, head, tokens) {
-  const { H, G, C, d_k } = sizesOf(c), block = `blocks.${layer}`, name = `${block}.attention`, heads = which === "Q" ? H : G;
+  const { H, G, C, d_k } = sizesOf(c), heads = which === "Q" ? H : G;
+  const block = `blocks.${layer}`, name = `${block}.attention`;
   const { x } = pass.layers[layer], scales = scalesHere(c, x), gain = W[`${block}.norm_1.weight`]?.data;
   const shift = W[`${block}.norm_1.bias`]?.data, own = norm(W, c, `${block}.norm_1`, x);
   const { scales: sizes } = projected(W, c, name, which, own, pass.T);
@@ -69,7 +70,7 @@ function drawWhy(host, terms, tokens, title) {
   const sum = of => of.reduce((total, { value }) => total + value, 0);
   const line = ({ query, key, value }) => ({ name: `${query} × ${key}`, value });
   host.replaceChildren(el("h3", {}, ...title), el("p", { className: "quiet" },
-    `Before softmax its score is ${signedText(sum(terms))} above the mean of its row. That is a sum, over what wrote the query × `
-    + "what wrote the key:"), bars([...order.slice(0, 10).map(line),
-    ...rest.length ? [{ name: `${rest.length} more`, value: sum(rest) }] : []]));
+    `Its score before softmax, less the mean of its row, is ${signedText(sum(terms))}: the sum of what wrote the query `
+    + "× what wrote the key."),
+  bars([...order.slice(0, 10).map(line), ...rest.length ? [{ name: `${rest.length} more`, value: sum(rest) }] : []]));
 }

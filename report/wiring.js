@@ -10,8 +10,9 @@ function drawWiring(host, [L, H], wires, title, chosen, choose) {
   const told = wires.filter(({ share, error }) => share >= 0.05 && share >= 2 * error);
   const graphs = el("div", { className: "graphs" });
   host.replaceChildren(el("h3", {}, title), el("p", { className: "quiet" },
-    "A line: so much of the upper head's score (of what it writes, for values) is lost when it does not see what the lower part wrote, "
-    + "and all between is computed again. Shares do not add up: two parts may carry the same, or need each other."),
+    "A line: so much of the upper head's score (of what it writes, for values) is lost when it does not see what the "
+    + "lower part wrote, and all between is computed again. Shares do not add up: two parts may carry the same, or "
+    + "need each other."),
   ...told.length ? [graphs] : [el("p", { className: "quiet" }, "Nothing feeds a head yet, as far as can be told.")]);
   for (const [read, colour] of Object.entries(READ)) {
     const found = told.filter(wire => wire.read === read);
@@ -23,7 +24,8 @@ function drawWiring(host, [L, H], wires, title, chosen, choose) {
 
 // One of the three: a row for each layer, the highest on top, its MLP at the right end; below all the embedding.
 function wiringGraph([L, H], wires, colour, title, chosen, choose) {
-  const high = L < 8 ? 76 : 40, top = 18, width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))), radius = H > 9 ? 6 : 13;
+  const width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))), radius = H > 9 ? 6 : 13;
+  const high = L < 8 ? 76 : 40, top = 18;
   const x = h => 34 + (h + 0.5) * (width - 44) / (H + 1), y = l => top + (L - 1 - l) * high;
   const place = name => {
     const head = /^L(\d+)H(\d+)$/.exec(name), mlp = /^L(\d+)MLP$/.exec(name);
@@ -54,7 +56,8 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
       `${(100 * share).toFixed(0)}%`));
   }
   for (let l = 0; l < L; l++) {
-    svg.append(el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`), wiringNode("MLP", x(H), y(l), radius, busy.has(`L${l}MLP`), true));
+    svg.append(el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`),
+      wiringNode("MLP", x(H), y(l), radius, busy.has(`L${l}MLP`), true));
     for (let h = 0; h < H; h++) {
       const node = wiringNode(`H${h}`, x(h), y(l), radius, busy.has(headName(l, h)));
       if (l === chosen[0] && h === chosen[1]) node.classList.add("here");
@@ -71,7 +74,8 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
 function wiringNode(name, x, y, radius, busy, square = false) {
   const wide = square ? Math.max(2 * radius, 7.8 * name.length + 10) : 2 * radius;
   return el("svg:g", { class: `node${busy ? " busy" : ""}` },
-    square ? el("svg:rect", { x: x - wide / 2, y: y - 9, width: wide, height: 18, rx: 3 }) : el("svg:circle", { cx: x, cy: y, r: radius }),
+    square ? el("svg:rect", { x: x - wide / 2, y: y - 9, width: wide, height: 18, rx: 3 })
+      : el("svg:circle", { cx: x, cy: y, r: radius }),
     ...radius > 8 || square ? [el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, name)] : []);
 }
 
@@ -80,5 +84,6 @@ function aboutWire({ score, to, read, from, share, error, direct, off }) {
   return [el("div", {}, `${from} → ${headName(...to)}, through its ${read}`),
     el("div", { className: "value" }, el("b", {}, percent(share, error)),
       read === "values" ? " of what it writes" : ` of its ${plain(score)} score`, " is lost without it"),
-    ...direct === null ? [] : [el("div", {}, `directly, with nothing between computed again: ${percent(direct, off)}`)]];
+    ...direct === null ? []
+      : [el("div", {}, `directly, with nothing between computed again: ${percent(direct, off)}`)]];
 }
