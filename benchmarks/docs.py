@@ -40,6 +40,7 @@ def picture(page: Path, out: str, size: tuple[int, int], part: str = "") -> None
         tab = browser.new_page(viewport={"width": size[0], "height": size[1]})
         tab.goto(page.as_uri())
         tab.wait_for_timeout(2000)
+        tab.evaluate("document.getElementById('steps')?.style.setProperty('position', 'static')")
         (tab.locator(part) if part else tab).screenshot(path=DOCS / out)
         browser.close()
 

@@ -68,7 +68,7 @@ function drawHeads() {
   $("births").hidden = !born.length;
   $("wiring").hidden = !wires.length;
   $("scored-at").textContent = data.kind === "run" ? `at step ${count(steps[state.step] ?? 0)}`
-    : "on random tokens that come twice, or on the prompt";
+    : "on random tokens";
   const drawn = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
   $("scores").style.setProperty("--heads", H);
   if (drawn !== scoresDrawn) scoreNames.forEach(drawScore);

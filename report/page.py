@@ -89,12 +89,9 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     read, blobs = [shot for shot in shots if shot.probes], Blobs()
     content, shots = content | {"unread": len(shots) - len(read)}, read
-    kept = sorted((run_dir / "attention").glob("step_*.safetensors")) if run_dir else []
-    weights = put_weights(kept[-1:], blobs, WEIGHTS_BUDGET)
-    spare = WEIGHTS_BUDGET - sum(map(len, blobs))
-    content |= {"worth": put_worth(shots, blobs), "weights": weights}
-    whole = room_beside("run.html", content)
-    room, left = whole - sum(map(len, blobs)), NEEDS_BUDGET
+    content |= {"worth": put_worth(shots, blobs),
+                "weights": run_dir and put_weights(run_dir, blobs)}
+    room, left = room_beside("run.html", content) - sum(map(len, blobs)), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}
     for shot in reversed(shots):
         for name in (name for name in names if name in shot.probes):
@@ -109,9 +106,6 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
     for probe in maps["probes"]:
         found = [needs.get((probe["name"], step)) for step in maps["steps"]]
         probe["needs"] = [one and blobs.put(one) for one in found]
-    # Where the maps leave room, the weights of steps before.
-    spare = min(spare, whole - sum(map(len, blobs)))
-    weights["blobs"] |= put_weights(kept[:-1], blobs, spare)["blobs"]
     words = {id: word for packed in needs.values() for id, word in packed.words.items()}
     return put_together(path, "run.html", {**content, **maps, "words": words}, blobs)
 
@@ -128,25 +122,15 @@ def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
     return packed[0] | {"blobs": [len(blobs) - 2, len(blobs) - 1]}
 
 
-def put_weights(paths: list[Path], blobs: Blobs, room: int) -> dict:
-    """Of the weights that pictures kept as many as fit into `room` bytes: the first of the paths,
-    then the newest."""
-    tensors, held = [], {}
-    for path in [*paths[:1], *paths[:0:-1]]:
+def put_weights(run_dir: Path, blobs: Blobs) -> dict | None:
+    """The weights that the last picture kept, if there are any, and they fit."""
+    for path in sorted((run_dir / "attention").glob("step_*.safetensors"))[-1:]:
         with suppress(SafetensorError, OSError, ValueError):  # it cannot be read
-            if path.stat().st_size > room:
-                break
-            tensors, packed = packed_weights(path, path.stat().st_mtime_ns)
-            if len(packed) <= room:
-                room -= len(packed)
+            tensors, packed = pack.pack_weights(load_file(ordinary(path)))
+            if len(packed) <= WEIGHTS_BUDGET:
                 blobs.append(packed)
-                held[int(path.stem[5:])] = len(blobs) - 1
-    return {"tensors": tensors, "blobs": held}
-
-
-@lru_cache(maxsize=8)  # of the run that is training: the page is written again and again
-def packed_weights(path: Path, version: int) -> tuple[list, str]:
-    return pack.pack_weights(load_file(ordinary(path)))
+                return {"tensors": tensors, "blobs": {int(path.stem[5:]): len(blobs) - 1}}
+    return None
 
 
 @lru_cache(maxsize=2)  # the run that is training, and the sweep that it belongs to

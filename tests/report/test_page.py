@@ -56,7 +56,7 @@ def test_a_real_run_has_a_page(whole, tmp_path):
     last = read_rows(run / "metrics.jsonl")[-1]
     columns = content["scored"]["columns"]
     assert columns["heads/entropy/L1H1"][-1] == pytest.approx(last["heads/entropy/L1H1"], rel=1e-3)
-    assert sorted(map(int, content["weights"]["blobs"])) == [0, 6, 12]
+    assert list(content["weights"]["blobs"]) == ["12"]
 
 
 # In a browser
@@ -71,7 +71,6 @@ def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
     maps = model.attention_maps(torch.from_numpy(held["text_ids"])[None])[:, 0]
     save_file(weights, f"{path}.safetensors")
     np.savez(f"{path}.npz", **held | {"text": maps.half().numpy()})
-    (run / "attention" / "step_00000000.safetensors").unlink()
     tab = see(page.write_page(run))
     tab.click("[role=radio][aria-label='layer 1, head 1']")
     focus_map(tab, 12, 4, 16)
@@ -84,7 +83,7 @@ def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
     assert sum(terms) == pytest.approx(whole, abs=0.06)  # each is rounded
     tab.focus("#step")
     tab.keyboard.press("Home")
-    expect_text(tab, "#why", "at steps 6, 12")
+    expect_text(tab, "#why", "at step 12")
 
 @pytest.mark.slow
 def test_the_map_shows_the_captured_numbers(see, tmp_path):
