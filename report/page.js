@@ -41,7 +41,7 @@ const loadView = (p, s) => load(`${p}/${s}`, [data.probes[p].maps[s], data.shape
 
 function setUpText() {
   const host = $("text"), words = probe().tokens;
-  Object.assign(state, { token: null, held: null, fresh: true });
+  Object.assign(state, { token: null, held: null, fresh: true, cell: null });
   tokens = words.map((word, i) => {
     const pieces = visible(word).split(/([·⏎⇥␍⍽]+)/).filter(Boolean).flatMap(part =>
       /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")]

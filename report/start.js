@@ -1,7 +1,10 @@
 // The page of a run, or of one prompt, put together. Stands last.
 
-// [layer, head] that tells most: of induction, where there is any, else of the token before.
+// [layer, head] that tells most: the one that the page's first sentence names; else of induction, where there is any,
+// or of the token before.
 function firstHead() {
+  const named = /L(\d+)H(\d+)/.exec(data.findings?.[0]?.[0]);
+  if (named) return [Number(named[1]), Number(named[2])];
   const score = (name, head) => valueAt(`heads/${name}/${head}`, measured[name]?.at(-1)) ?? 0;
   const best = name => headNames.reduce((best, head) => score(name, head) > score(name, best) ? head : best, "L0H0");
   const inducing = best("induction"), clear = score("induction", inducing) >= 0.15 || !measured.previous_token;

@@ -58,5 +58,5 @@ function drawFindings(findings, pick) {
   $("more").replaceChildren(...more, ...first ? [$("numbers")] : []);
   $("numbers").hidden = !first;
   $("numbers").querySelector("ul").replaceChildren(...findings.map(([text, figures]) =>
-    el("li", {}, ...prose(figures ? `${text} ${figures}.` : text, pick))));
+    el("li", {}, ...prose(text, pick), el("div", { className: "quiet" }, ...prose(figures, pick)))));
 }

@@ -20,7 +20,7 @@ from report import page
 @pytest.mark.slow
 def test_needs_are_shown_beside_attention(see, tmp_path):
     tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
-    assert tab.is_checked("#looks") and "L1H1" in tab.inner_text("#map-title")
+    assert tab.is_checked("#looks") and "L0H0" in tab.inner_text("#map-title")
     tab.check("#needs")
     expect_text(tab, "#map-title", "What each prediction needed after 20 steps")
     assert tab.locator("#map-note").is_visible()  # of no one head
