@@ -85,6 +85,7 @@ def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
     tab.keyboard.press("Home")
     expect_text(tab, "#why", "at step 12")
 
+
 @pytest.mark.slow
 def test_the_map_shows_the_captured_numbers(see, tmp_path):
     T, held = 80, snapshot(T=80, step=20)
