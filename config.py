@@ -147,7 +147,7 @@ class TokenizerConfig:
     vocab_size: int | None = field(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
     pattern: str = field("code", "where bpe splits text: ours keeps snake_case and indentation "
-                         "whole, GPT-2's is known to llama.cpp", choices=("code", "gpt2"))
+                         "whole, GPT-2's is what others know", choices=("code", "gpt2"))
 
     def check(self) -> None:
         """Refuse a vocabulary that is not known, and settings that it lacks."""

@@ -251,7 +251,8 @@ function sayWhatIsSeen(view, by) {
   const k = scoredSteps.indexOf(step), scores = average || k < 0 ? [] : scoreNames
     .map(score => [score, scoreAt(score, layer, head, k)]).filter(([, { value }]) => value !== null)
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
-  $("seen").replaceChildren(`On ${on}. Row: the token that looks; column: what is looked at. `
+  const border = data.prompted ? " Below the line: what the model made." : "";
+  $("seen").replaceChildren(`On ${on}.${border} Row: the token that looks; column: what is looked at. `
     + `A cell is ${cell}.${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
     + precision(probe()) + (steps.length < data.of

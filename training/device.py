@@ -94,6 +94,8 @@ def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     if precision == "auto":
         wide = not device.startswith("cpu") or model.config.n_embd >= BF16_DECODES_FROM
         precision = "bf16" if wide and bf16_is_fast(device) else "fp32"
+        if not wide:  # threads that wait for a core among others' take 40 times as long (LOG.md)
+            torch.set_num_threads(1)
     return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
