@@ -65,8 +65,12 @@ def wiring(model: GPT, windows: Forward, random: Forward, periods: np.ndarray,
         for part in parts_below(model, max(above)):
             for layer, again, direct in without(model, whole, part, max(above)):
                 if layer in readers:
-                    tables = [readers[layer].lost(x) for x in (again, direct)]
-                    row |= named(score, layer, above[layer], part, tables)
+                    share, error = readers[layer].lost(again)  # (3, n)
+                    told = ((share >= LEAST) & (share >= 2 * error)).any(axis=0)
+                    tables = [(share, error), readers[layer].lost(direct)] if told.any() else []
+                    for n in np.flatnonzero(told):
+                        key = f"L{layer}H{above[layer][n]}/{{}}/{part.name}"
+                        row |= named(f"wiring/{score}", key, n, tables)
     return row
 
 
@@ -156,16 +160,8 @@ class Reader:
         return 1 - left, error
 
 
-def named(score: str, layer: int, heads: list[int], part: Part, tables: list[Table]
-          ) -> dict[str, float]:
-    """The shares that heads of a layer lose without a part, computed again and direct, as
-    metrics."""
-    row, (share, error) = {}, tables[0]
-    told = ((share >= LEAST) & (share >= 2 * error)).any(axis=0)  # (n,)
-    for n, head in enumerate(heads):
-        for read, name in enumerate(READ if told[n] else ()):
-            key = f"L{layer}H{head}/{name}/{part.name}"
-            for end, of in zip(("", "_direct"), tables):
-                for se, table in zip(("", "_se"), of):
-                    row[f"wiring/{score}{end}{se}/{key}"] = float(table[read, n])
-    return row
+def named(score: str, key: str, n: int, tables: list[Table]) -> dict[str, float]:
+    """The shares of the nth head, computed again and direct, as metrics."""
+    return {f"{score}{end}{se}/{key.format(name)}": float(table[read, n])
+            for end, both in zip(("", "_direct"), tables) for se, table in zip(("", "_se"), both)
+            for read, name in enumerate(READ)}
