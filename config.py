@@ -212,7 +212,7 @@ class CheckpointConfig:
 class AttentionConfig:
     every: int = field(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
     picture_every: int = field(
-        0, "steps between pictures, samples and pages; 0: at the ends and each doubling", ge=0)
+        0, "steps between pictures and samples; 0: at the ends and each doubling", ge=0)
     tokens: int = field(48, "tokens of the text looked at; of repeats at most 64", ge=8)
 
     def check(self) -> None:

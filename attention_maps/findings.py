@@ -12,7 +12,6 @@ KINDS = {"induction": ("looks at", "looked at", "what followed last time"),
          "previous_token": ("looks at", "looked at", "the token just before"),
          "duplicate_token": ("looks back at", "looked back at", "the same token"),
          "current_token": ("stays on", "stayed on", "the token itself")}
-REPEATING = ("induction", "previous_token", "duplicate_token")  # what takes part in repeating
 TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
 HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
 COPIES, FED = 0.5, 0.2  # a score of copying, a share of wiring, that are told, at least
@@ -20,7 +19,6 @@ WORTH = 0.01  # nats of a head's importance that are told, at least
 CLEAR, ERRORS = 0.1, 3  # a repeat gain that is told: nats, at least, and times its error
 ENOUGH = 0.8  # the share of it that the smallest set of heads keeps
 WINDOWS = 16  # of which errors are made
-
 
 Head = tuple[int, int]  # layer, head
 
@@ -48,10 +46,10 @@ def conclude(rows: list[dict]) -> list[Finding]:
 
 
 def told_heads(row: dict) -> list[Head]:
-    """The heads that findings name for repeating: by what they do, and as who feeds them."""
-    names = {head for kind in REPEATING for head in doing(row, kind)}
-    names |= {feeder[0] for kind in REPEATING for head in doing(row, kind)
-              if (feeder := fed(row, kind, head))}
+    """The heads that `repeating` names: of induction, and who feeds the strongest."""
+    names = {*doing(row, "induction")}
+    names |= {feeder[0] for head in doing(row, "induction")[:1]
+              if (feeder := fed(row, "induction", head))}
     return sorted(tuple(map(int, re.findall(r"\d+", name))) for name in names)
 
 
@@ -77,12 +75,14 @@ def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
         feeder = fed(row, "induction", doing(row, "induction")[0])
         text += f": {induction.text[:-1]}{f', fed by {feeder[0]}' if feeder else ''}"
         figures.append(induction.figures)
-    share, off = (row.get(f"enough/gain{end}/named_and_layer_0") for end in ("", "_se"))
+    alone = row.get("enough/gain/named", 0) >= ENOUGH
+    them, how = ("named", "alone") if alone else ("named_and_layer_0", "together with layer 0")
+    share, off = (row.get(f"enough/gain{end}/{them}") for end in ("", "_se"))
     if induction and is_known(share, off) and share >= max(HALF, 2 * off):
         part = "all" if share + 2 * off >= 1 else f"{100 * share:.0f}%"
-        many = "they make" if feeder else "it makes"
-        text += f"; together with layer 0 {many} {part} of the gain"
-        figures.append(f"together {as_known(100 * share, 100 * off)}% of the gain")
+        many = "they make" if feeder or "(and " in induction.text else "it makes"
+        text += f"; {how} {many} {part} of the gain"
+        figures.append(f"{how} {as_known(100 * share, 100 * off)}% of the gain")
     return Finding(f"{text}.", "; ".join(figures))
 
 
@@ -161,8 +161,8 @@ def fewest(row: dict) -> Finding | None:
     prefix = "enough/smallest/"
     heads = [key.removeprefix(prefix) for key in row if key.startswith(prefix)]
     share, error = row.get("enough/gain/smallest"), row.get("enough/gain_se/smallest")
-    if not is_known(share, error) or share < 2 * error or len(heads) == len(
-            scores_of(row, "importance")):
+    known_already = all(f"enough/named/{head}" in row for head in heads)
+    if not is_known(share, error) or share < 2 * error or known_already:
         return None
     return Finding(f"{listed(heads)} alone keep most of that gain.",
                    f"{as_known(100 * share, 100 * error)}% of the repeat gain; they were chosen to "

@@ -41,7 +41,7 @@ def train_help(plain: Config) -> str:
     """The text of `python train.py --help`; `plain` is the configuration where nothing is typed."""
     text = """Train a small GPT, and watch its attention form.
 
-  python train.py                              Python's own library, 5 minutes
+  python train.py                              Python's own library, in minutes
   python train.py data=text data.path=notes/   your text: file, folder or glob
   python train.py experiment=nanogpt_cpu       a preset for a whole run
   python train.py model.n_layer=6 optim.lr=4e-3   single settings
