@@ -121,8 +121,9 @@ def listed(names: list[str]) -> str:
 
 
 def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
-    """The head below that feeds this one's look most: its name, the share of the score that is
-    lost without it, in words, and what it is cut from. None where none does so clearly."""
+    """The head below that feeds this one's look most, of induction a head that looks at the token
+    before where one does: its name, the share of the score that is lost without it, in words, and
+    what it is cut from. None where none does so clearly."""
     prefix, found = f"wiring/{kind}/{head}/", []
     for key, share in row.items():
         read, _, feeder = key.removeprefix(prefix).partition("/")
@@ -130,6 +131,8 @@ def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
         if (key.startswith(prefix) and read != "values" and re.fullmatch(r"L\d+H\d+", feeder)
                 and is_known(share, error) and share >= FED):
             found.append((share, error, feeder, read))
+    if kind == "induction":  # it searches for a token by the one before it
+        found = [wire for wire in found if wire[2] in doing(row, "previous_token")] or found
     share, error, feeder, read = max(found, default=(0, 1, "", ""))
     if share < error * beyond(2 * len(scores_of(row, kind))):
         return None
