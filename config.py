@@ -10,7 +10,6 @@ import glob
 import math
 import os
 import re
-from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from operator import ge, gt, le, lt
 from pathlib import Path
@@ -69,6 +68,10 @@ class GPTConfig:
                              choices=(True, False, "attention", "qkv"))
     dropout: float = field(0.0, "share of activations and weights dropped in training", ge=0, lt=1)
     tie_embeddings: bool = field(True, "the output layer is the token embedding, transposed")
+    ngrams: int = field(0, "adds rows of the last 2 … n tokens to embeddings; 0: none", ge=0, le=64)
+    ngram_size: int | None = field(None, "channels that n-grams add to; null: n_embd", ge=1)
+    ngram_count: int = field(2, "times that the training text has an n-gram, at least", ge=1)
+    ngram_rows: int | None = field(None, "n-grams that are so many; null: as the text has", ge=1)
 
     @property
     def kv_heads(self) -> int:
@@ -81,6 +84,10 @@ class GPTConfig:
     @property
     def value_dim(self) -> int:
         return self.value_head_dim or self.key_dim
+
+    @property
+    def ngram_dim(self) -> int:
+        return self.ngram_size or self.n_embd
 
     @property
     def hidden_dim(self) -> int:
@@ -102,6 +109,9 @@ class GPTConfig:
             divisors = [str(d) for d in range(1, self.n_head + 1) if self.n_head % d == 0]
             raise UserError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head="
                             f"{self.n_head}: choose one of {', '.join(divisors)}")
+        if self.ngrams > 1 and self.ngram_dim > self.n_embd:
+            raise UserError(f"model.ngram_size={self.ngram_size} is more than model.n_embd="
+                            f"{self.n_embd}: lower it")
         if self.position == "rope" and self.key_dim % 2:
             raise UserError(f"model.position=rope needs an even head size, not {self.key_dim}: "
                             "change model.n_embd, model.n_head or model.head_dim")
@@ -116,7 +126,6 @@ class DataConfig:
     name: str | None = field(None, "for data=hf the dataset on the hub, or a folder of its files")
     subset: str | None = field(None, "for data=hf the configuration of a dataset that has several")
     split: str = field("train", "for data=hf the split to take, of which a part validates")
-    encoding: str = field("utf-8", "for data=text: utf-8, latin-1, cp1252, utf-16, …")
     val_max_tokens: int = field(200_000, "validation tokens used at most, spread evenly", ge=2)
     # The last one: below it, `field` is this setting.
     field: str = field("text", "of .jsonl and data=hf: field with the text, as messages.content")
@@ -133,11 +142,6 @@ class DataConfig:
         for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
             if (value := getattr(self, key)) and self.source != source:
                 raise UserError(f"data.{key}={value} is for data={source}: add that")
-        try:
-            "a".encode(self.encoding)
-        except (LookupError, ValueError):
-            raise UserError(f"data.encoding={self.encoding} is not an encoding that Python knows: "
-                            "utf-8, latin-1, cp1252, utf-16, …") from None
 
 
 @dataclass
@@ -305,7 +309,6 @@ class SampleConfig:
     top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)
     top_p: float | None = field(None, "keep the fewest tokens that together have p", gt=0, le=1)
     min_p: float | None = field(None, "keep tokens min_p times as likely as the first", ge=0, le=1)
-    stop: list[str] = field(list, "end before this string, \\n: a line end; may be given again")
     num_samples: int = field(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1,
                              le=100_000)
     attention: str | None = field(None, "PATH.html: a page of the first text's attention")
@@ -321,8 +324,6 @@ class SampleConfig:
             given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
             if len(given) > 1:
                 raise UserError(f"{' and '.join(given)} are both given: leave one out")
-        if "" in self.stop:
-            raise UserError("stop= is empty: leave it out")
         if self.attention is not None and not self.attention.endswith(".html"):
             raise UserError(f"attention={self.attention} does not end in .html")
         is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
@@ -390,6 +391,7 @@ def read_config(path: Path) -> Config:
         if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
             raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
         saved = {**yaml.safe_load(text)}
+        saved.get("data", {}).pop("encoding", None)  # as GONE
         config = config_from({key: saved[key] for key in saved if key not in GONE})
         check_fields(config)
         config.model.check()
@@ -448,14 +450,6 @@ def is_hf(folder: Path) -> bool:
 def config_yaml(config: Config) -> str:
     """The configuration as `read_config` reads it, from any folder."""
     return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
-
-
-def read_experiment(path: Path) -> str:
-    """The experiment that a run's config.yaml names in its first line; empty where it does not."""
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        key, _, name = file.readline(1000).partition("=")
-        return name.strip() if key == "# experiment" else ""
-    return ""
 
 
 def _escaped_tree(node):

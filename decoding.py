@@ -76,20 +76,19 @@ def stream(decoder, prompt: Tensor, max_new_tokens: int,
 
 
 class Text:
-    """A text that grows by tokens: `text` holds whole characters, and no part of a stop string.
+    """A text that grows by tokens: `text` holds whole characters.
 
-    `ended` says why there is no more: "stop" (a stop string, which is left out; of several the
-    first to be complete), "end_of_text", "length"; None while there may be.
+    `ended` says why there is no more: "end_of_text", "length"; None while there may be.
     """
 
     def __init__(self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0,
-                 stop: Sequence[str] = (), documents: int = 1):
+                 documents: int = 1):
         """A text after a prompt of at least one token, which ends after so many documents: what a
         model begins by itself may end at once."""
         self.prompt_tokens, self.seed, self._documents = prompt_tokens, seed, documents
         self.tokens: list[int] = []
         self.text, self.ended = "", None
-        self._tokenizer, self._stop, self._held = tokenizer, stop, ""
+        self._tokenizer = tokenizer
         # A token may end within a character.
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -101,22 +100,13 @@ class Text:
             if self._documents == 0:
                 self.end("end_of_text")
                 return
-            self._held += "\n"
-        self._held += self._characters.decode(self._tokenizer.token_bytes(token))
-        found = [(self._held.index(stop) + len(stop), self._held.index(stop))
-                 for stop in self._stop if stop in self._held]
-        if found:
-            self.text, self._held, self.ended = self.text + self._held[:min(found)[1]], "", "stop"
-            return
-        perhaps = max((n for stop in self._stop for n in range(1, len(stop))
-                       if self._held.endswith(stop[:n])), default=0)
-        certain = len(self._held) - perhaps
-        self.text, self._held = self.text + self._held[:certain], self._held[certain:]
+            self.text += "\n"
+        self.text += self._characters.decode(self._tokenizer.token_bytes(token))
 
     def end(self, why: str) -> None:
         """There is no more: what was held back belongs to the text."""
-        self.text += self._held + self._characters.decode(b"", final=True)
-        self._held, self.ended = "", why
+        self.text += self._characters.decode(b"", final=True)
+        self.ended = why
 
 
 def generate_texts(decoder, texts: Sequence[Text], max_new_tokens: int, **choice

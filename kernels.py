@@ -146,6 +146,8 @@ class KVCache:
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
         self.length = 0  # tokens that every layer holds
+        self.before = max(config.ngrams - 1, 0)  # tokens that an n-gram has before its last
+        self.tokens = torch.full((batch_size, self.before + shape[3]), -1, device=device)
 
     @property
     def capacity(self) -> int:
@@ -154,6 +156,12 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+    def take(self, tokens: Tensor) -> Tensor:
+        """Store tokens (B, T) behind those held; give them with n - 1 before, (B, n - 1 + T)."""
+        end = self.before + self.length + tokens.shape[1]
+        self.tokens[:, self.before + self.length:end] = tokens
+        return self.tokens[:, self.length:end]
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k (B, G, T, d_k) and v (B, G, T, d_v) behind the tokens held; return all of them.
@@ -210,6 +218,8 @@ class Decoder:
         x = self.model.token_embedding.weight[token]  # (B, C)
         if self.model.position_embedding is not None:
             x = x + self.model.position_embedding.weight[n]
+        if self.model.ngrams is not None:
+            x = x + self.model.ngrams(self.cache.take(token[:, None]))[:, 0]
         if c.norm_embedding:
             x = rms_norm(x)
         eps = c.norm_eps if c.qk_norm == "gains" else None

@@ -122,6 +122,43 @@ def make_norm(config: GPTConfig) -> nn.Module:
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.biased("norm"))
 
 
+class NGrams(nn.Module):
+    """A row of a table for each of the last 2 … n tokens, summed (Huang et al. 2025,
+    "Over-Tokenized Transformer"; without a hash, of the n-grams that the training text has often).
+    """
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.n, self.vocab_size = config.ngrams, config.vocab_size
+        self.register_buffer("keys", torch.zeros(config.ngram_rows, dtype=torch.int64))  # a trie
+        # Of each length a row for what is rare and one where the text begins later, then the keys'.
+        self.special = 2 * (self.n - 1)
+        self.rest = config.n_embd - config.ngram_dim  # channels to which nothing is added
+        self.table = nn.Parameter(torch.zeros(self.special + config.ngram_rows, config.ngram_dim))
+        self.sparse = False  # whether its gradient has the rows that were used alone
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """The rows (B, T, n - 1) of what ends at tokens (B, n - 1 + T), after the first n - 1; an
+        id of -1 is of no token. The keys are `data.ngrams.count_ngrams`'s."""
+        found, T, parents = [], tokens.shape[1] - self.n + 1, tokens
+        absent = tokens < 0
+        for shorter in range(self.n - 1):
+            tokens, absent = tokens[:, 1:], absent[:, :-1] | (tokens[:, 1:] < 0)
+            key = (parents[:, :-1] * self.vocab_size + tokens).masked_fill(absent, -1)
+            at = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
+            common = self.keys[at] == key
+            parents = torch.where(common, self.vocab_size + at, -1)
+            row = torch.where(common, self.special + at, 2 * shorter + absent)
+            found.append(row[:, -T:])
+        return torch.stack(found, dim=-1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """What is added to the embeddings (B, T, C) of tokens (B, n - 1 + T), after the first."""
+        rows = self.rows(tokens)  # (B, T, n - 1)
+        x = F.embedding_bag(rows.flatten(0, 1), self.table, mode="sum", sparse=self.sparse)
+        return F.pad(x.view(*rows.shape[:2], -1), (0, self.rest))
+
+
 class SelfAttention(nn.Module):
     """Causal attention of a sequence to itself: multi-head at G = H, multi-query at G = 1.
 
@@ -250,12 +287,14 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         config.check()
-        if config.vocab_size is None:
-            raise UserError("model.vocab_size is not set: give the tokenizer's")
+        for name in ("vocab_size", "ngram_rows")[:1 + (config.ngrams > 1)]:
+            if getattr(config, name) is None:
+                raise UserError(f"model.{name} is not set: give what the text has")
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         learned, T = config.position == "learned", config.block_size
         self.position_embedding = nn.Embedding(T, config.n_embd) if learned else None
+        self.ngrams = NGrams(config) if config.ngrams > 1 else None
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.norm = make_norm(config)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
@@ -268,11 +307,22 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())  # tied ones once
 
-    def embed(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Embeddings (B, T, C) of tokens (B, T) at positions start, start + 1, …"""
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of it: the parameters, tied ones once, and the n-grams' keys."""
+        keys = {} if self.ngrams is None else {"ngrams.keys": self.ngrams.keys}
+        return dict(self.named_parameters()) | keys
+
+    def embed(self, tokens: Tensor, start: int = 0, context: Tensor | None = None) -> Tensor:
+        """Embeddings (B, T, C) of tokens (B, T) at positions start, start + 1, … Their n-grams are
+        of the context (B, n - 1 + T), these and n - 1 before, -1 for none; of these alone if None.
+        """
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:start + tokens.shape[1]]
+        if self.ngrams is not None:
+            if context is None:
+                context = F.pad(tokens, (self.config.ngrams - 1, 0), value=-1)
+            x = x + self.ngrams(context)
         if self.config.norm_embedding:
             x = kernels.rms_norm(x)
         return F.dropout(x, self.config.dropout, self.training)
@@ -291,7 +341,9 @@ class GPT(nn.Module):
         if end > room:
             raise ValueError(f"{end} tokens are more than the {room} that there is room for")
         rotary = self.rotary[:, start:end] if self.rotary is not None else None
-        first, x = entry or (0, tap(taps, "embedding", self.blocks[0], self.embed(tokens, start)))
+        context = cache.take(tokens) if self.ngrams is not None and cache is not None else None
+        first, x = entry or (0, tap(taps, "embedding", self.blocks[0],
+                                    self.embed(tokens, start, context)))
         for block in [*self.blocks][first:]:
             x = block(x, rotary, cache, mask, taps)
         if cache is not None:

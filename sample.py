@@ -29,8 +29,8 @@ def sample(config: SampleConfig) -> None:
     key = "run_dir" if config.run_dir else "init_from"
     folder = home(key, getattr(config, key) or str(newest_run()))
     if config.run_dir and not folder.exists():
-        raise UserError(f"run_dir={config.run_dir} does not exist: python -m report lists your "
-                        "runs")
+        raise UserError(f"run_dir={config.run_dir} does not exist: give the folder of a run, as "
+                        "in runs/")
 
     if sys.stderr.isatty():
         tell("loading …")
@@ -87,7 +87,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
         tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
-    texts = [Text(tokenizer, ids, config.seed + n, config.stop, documents=1 if prompt else 2)
+    texts = [Text(tokenizer, ids, config.seed + n, documents=1 if prompt else 2)
              for n in range(config.num_samples)]
     choice = {name: getattr(config, name) for name in
               ("temperature", "top_k", "top_p", "min_p")}
@@ -132,15 +132,18 @@ def put(new: str, stream=None) -> None:
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
     """Write the page of every head's attention over a text."""
+    from attention_maps.capture import half
     from attention_maps.snapshot import look
-    from report.page import attention_page
+    from report.pack import pack_weights
+    from report.page import Model, attention_page
 
     config = model.config
+    page = Model(config, tokenizer.to_json(), 2 * model.num_parameters(), {
+        0: lambda: pack_weights({name: t.numpy() for name, t in half(model).items()})})
     ids = (text.prompt_tokens + text.tokens)[-config.block_size:]
     found, scores = look(model, tokenizer, ids, tell)
     title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
-    attention_page(found, title, path, config.kv_heads, config.tie_embeddings, scores,
-                   max(0, len(ids) - len(text.tokens)))
+    attention_page(found, title, path, page, scores, max(0, len(ids) - len(text.tokens)))
     tell(f"attention {path}")
 
 

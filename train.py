@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -31,6 +32,7 @@ from attention_maps.findings import conclude
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from config import Config, UserError
 from data.batches import Batches
+from data.ngrams import count_ngrams
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare_text
 from files import METRICS, best_row, read_rows
@@ -76,13 +78,13 @@ def start(config: Config | None, experiment: str = "default") -> float:
         folder = run_folder(config, experiment) if world.rank == 0 else nullcontext()
         try:
             with folder as run_dir:
-                return train(config, world, world.broadcast(run_dir), experiment)
+                return train(config, world, world.broadcast(run_dir))
         except TorchDynamoException as e:
             raise UserError(f"torch.compile failed here ({cli.first_line(e)[:200]}): "
                             "use compile=false") from None
 
 
-def train(config: Config, world: World, run_dir: Path, experiment: str) -> float:
+def train(config: Config, world: World, run_dir: Path) -> float:
     """Train as configured; return the best validation loss, nan where none was measured.
 
     Raises SystemExit, 130 or 143, after a stop signal, with a checkpoint saved.
@@ -108,7 +110,7 @@ def train(config: Config, world: World, run_dir: Path, experiment: str) -> float
     clock = Stopwatch(partial(device.synchronize, config.device), manifest.get("seconds", {}),
                       tokens_seen(step, config))
 
-    with world, (Record(config, run_dir, experiment, manifest.get("step", -1))
+    with world, (Record(config, run_dir, manifest.get("step", -1))
                  if world.rank == 0 else nullcontext()) as record:
         snapshots = record and Snapshots(config, run_dir, text, splits[0].excerpt(ABLATION_TOKENS),
                                          record.tolerate_io_errors)
@@ -220,6 +222,10 @@ def read_text(config: Config, world: World, run_dir: Path, manifest: dict, conso
     text = text or open_tokens(*known) or check_text(config, manifest, tokenizer, console)
     for line in text.summary():
         log(line)
+    if config.model.ngrams > 1 and not config.init_from:  # which brings its own
+        keys = count_ngrams(text.train, text.tokenizer.vocab_size, config.model)
+        text = replace(text, ngrams=keys)
+        return text, lambda model: model.ngrams.keys.copy_(torch.from_numpy(keys))
     return text, load_initial_weights
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attention_maps import scores
@@ -73,8 +74,9 @@ def knockout(model: GPT, whole: Forward) -> np.ndarray:
 @torch.no_grad()
 def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
     """`need` (T, T) in one text: how many nats the token after i costs more where token j is hidden
-    from all later queries, in all layers and heads; nan in the last row, after which nothing is
-    known. `need_kl`: KL(p‖p hidden) of the whole prediction, in nats. Both are 0 for j ≥ i.
+    from all later queries, in all layers and heads, and from later n-grams; nan in the last row,
+    after which nothing is known. `need_kl`: KL(p‖p hidden) of the whole prediction, in nats. Both
+    are 0 for j ≥ i.
 
     Queries up to j see what they saw: only what follows the first hidden token of a pass is
     computed again, over the keys and values of those before it.
@@ -94,8 +96,12 @@ def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         cache.keys.copy_(whole.k)
         cache.values.copy_(whole.v)
         cache.length = start + 1
+        without = tokens.repeat(len(hidden), 1).scatter(1, hidden, -1)
+        context = F.pad(without, (cache.before, 0), value=-1)[:, start + 1:]
+        again = tokens[:, start + 1:].expand(len(hidden), -1)  # (R, rest)
         with model.evaluating():
-            x = model.hidden(tokens[:, start + 1:].expand(len(hidden), -1), cache, mask[:, None])
+            x = model.embed(again, start + 1, context)
+            x = model.hidden(again, cache, mask[:, None], entry=(0, x))
         log_q, p = log_probabilities(model, x), log_p[start + 1:]  # (R, rest, V), (rest, V)
         ids = targets[0, start + 1:].clamp(min=0)[:, None]  # (rest, 1)
         nats = p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(len(hidden), -1, 1))[..., 0]

@@ -136,9 +136,14 @@ def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -
         np.savez(file, step=step, **(told | arrays | small))
 
 
+def half(model: GPT) -> dict[str, Tensor]:
+    """The weights as float16 on the CPU, tied ones once."""
+    return {name: (t.detach().half() if t.is_floating_point() else t).cpu()
+            for name, t in model.tensors().items()}
+
+
 def save_weights(path: Path, model: GPT) -> None:
-    """Write the weights of a small model as float16, tied ones once."""
+    """Write the weights of a small model as float16."""
     if model.num_parameters() <= SAVED:
-        weights = {name: p.detach().half().cpu() for name, p in model.named_parameters()}
         with atomic_write(path) as part:
-            save_file(weights, part)
+            save_file(half(model), part)

@@ -19,8 +19,11 @@ import nbclient
 import nbformat
 
 from benchmarks import ROOT, chosen, options
+from report import page
 
 DOCS = ROOT / "docs"
+EXAMPLE = 4_500_000  # bytes of weights in the example's page, which is kept with the code
+TYPED = "class Reader:\n    def read_line(self):\n        return self.read_line"
 
 
 def command(folder: Path, *argv: str) -> str:
@@ -30,16 +33,19 @@ def command(folder: Path, *argv: str) -> str:
     return done.stdout
 
 
-def picture(page: Path, out: str, size: tuple[int, int], part: str = "") -> None:
-    """A picture of a page, or of a part of it, in a window of that size."""
+def picture(path: Path, out: str, size: tuple[int, int], part: str = "", text: str = "") -> None:
+    """A picture of a page, or of a part of it, in a window of that size, with a text typed."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"),
                                              args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": size[0], "height": size[1]})
-        tab.goto(page.as_uri())
+        tab.goto(path.as_uri())
         tab.wait_for_timeout(2000)
+        if text:
+            tab.fill("#typed", text)
+            tab.wait_for_timeout(2000)
         tab.evaluate("document.getElementById('steps')?.style.setProperty('position', 'static')")
         (tab.locator(part) if part else tab).screenshot(path=DOCS / out)
         browser.close()
@@ -62,12 +68,13 @@ def of_induction(folder: Path) -> None:
     run = ROOT / "runs" / "induction"  # where the notebook looks for it; refused if it is there
     said = command(ROOT, "train.py", "experiment=induction", "run_dir=runs/induction",
                    "wandb.mode=disabled")
-    shutil.copy(run / "report.html", DOCS / "example" / "run.html")
+    page.WEIGHTS_BUDGET = EXAMPLE
+    shutil.copy(page.write_page(run), DOCS / "example" / "run.html")
     shutil.copy(max(run.glob("attention/*.png")), DOCS / "attention.png")
     command(ROOT, "sample.py", "run_dir=runs/induction", "max_new_tokens=60",
             "prompt=class BaseStream:\n    def read(self, size=-1):",
             f"attention={DOCS / 'example' / 'prompt.html'}")
-    picture(run / "report.html", "page.png", (1400, 1040))
+    picture(run / "report.html", "page.png", (1400, 1040), text=TYPED)
     picture(run / "report.html", "heads.png", (1316, 1062), "#heads")
     print(said)
 

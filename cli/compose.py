@@ -128,7 +128,9 @@ def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], 
     for key in keys:
         if hasattr(config, key.partition(".")[0]):  # not an experiment
             config = with_value(config, key, attrgetter(key)(asked))
-    config = with_value(config, "model.vocab_size", config.model.vocab_size or run.model.vocab_size)
+    for name in ("vocab_size", "ngram_rows"):  # which presets leave open
+        value = getattr(config.model, name) or getattr(run.model, name)
+        config = with_value(config, f"model.{name}", value)
     config = replace(config, **{key: getattr(asked, key) for key in PER_COMMAND})
     now = {name: value for name, _, value in settings(config)}
     changed = {name: value for name, _, value in settings(run) if value != now[name]}

@@ -12,8 +12,6 @@ from omegaconf import OmegaConf
 from cli.arguments import groups, is_nanogpts, no_setting
 from config import Config, SampleConfig, settings, shown
 
-ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}  # of a stop string: a shell makes them hard to type
-
 
 def read_settings(argv: list[str], kind: type, command: str):
     """The checked settings of a command, as the dataclass `kind`."""
@@ -23,10 +21,7 @@ def read_settings(argv: list[str], kind: type, command: str):
         key, equals, value = arg.partition("=")
         if not equals or key not in known or is_nanogpts(arg):
             raise no_setting(arg, known, command)
-        if key == "stop":
-            typed = re.sub(r"\\([nt\\])", lambda m: ESCAPED[m[1]], value)
-            texts[key] = [*texts.get(key, []), typed]
-        elif value == "null" and "None" in known[key]:
+        if value == "null" and "None" in known[key]:
             values[key] = None
         elif "str" in known[key]:
             texts[key] = value  # as it was typed: nothing reads a meaning into it

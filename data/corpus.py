@@ -42,7 +42,6 @@ class Corpus:
 
     name: str
     files: tuple[Path, ...]
-    encoding: str = "utf-8"  # as `codecs` spells it
     field: str = "text"  # of a .jsonl
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
@@ -53,24 +52,21 @@ class Corpus:
         begins with a letter or a digit and follows one that ends with no white space: no splitting
         pattern joins across that, so that the pieces have the tokens of the whole.
         """
-        encoding = "utf-8-sig" if self.encoding == "utf-8" else self.encoding
         for path in self.files:
             try:
                 with unpacked(path) as raw:
-                    file = io.TextIOWrapper(raw, encoding=encoding, newline="")
+                    file = io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
                     try:
                         if is_jsonl(path):
                             yield from _records(file, path, self.field)
                         else:
                             yield from _pieces(iter(partial(file.read, PIECE), ""), PIECE)
-                    except UnicodeError as e:
-                        where = str(e)  # a codec may not say where: utf-16 without its mark
-                        if isinstance(e, UnicodeDecodeError):
-                            offset = raw.tell() - len(e.object) + e.start
-                            where = f"byte {e.object[e.start]:#04x} at offset {offset}"
+                    except UnicodeDecodeError as e:
+                        offset = raw.tell() - len(e.object) + e.start
                         raise UserError(
-                            f"{path} is not {self.encoding} text: {where}; name its encoding, as "
-                            "in data.encoding=cp1252, or leave it out (data.exclude)") from None
+                            f"{path} is not utf-8 text: byte {e.object[e.start]:#04x} at offset "
+                            f"{offset}; convert it, as by iconv -f cp1252 -t utf-8, or leave it "
+                            "out (data.exclude)") from None
             except UNREADABLE as e:
                 why = getattr(e, "strerror", None) or e
                 raise UserError(f"{path} cannot be read: {why}") from None
@@ -151,8 +147,7 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
         return Corpus("tiny Shakespeare", (file,))
     if config.source == "hf":
         return Corpus(config.name, (dataset_file(config, log),), field=config.field)
-    files = text_files(config.path, log, config.encoding, config.exclude)
-    return Corpus(config.path, files, codecs.lookup(config.encoding).name, config.field)
+    return Corpus(config.path, text_files(config.path, log, config.exclude), config.field)
 
 
 def stdlib_files() -> tuple[Path, ...]:
@@ -218,11 +213,11 @@ def dataset_file(config: DataConfig, log: Callable[[str], None]) -> Path:
         return made.replace(cache_root() / f"{key}_{made.stat().st_size}.jsonl")
 
 
-def text_files(path: str, log: Callable[[str], None], encoding: str = "utf-8",
-               exclude: str | None = None) -> tuple[Path, ...]:
+def text_files(path: str, log: Callable[[str], None], exclude: str | None = None
+               ) -> tuple[Path, ...]:
     """The files of a path: a file, a folder with all below it, or a glob.
 
-    What is no text in the encoding is left out, with a line that says so.
+    What is no UTF-8 text is left out, with a line that says so.
     """
     path = str(home("data.path", path))
     if os.path.isdir(path):
@@ -237,9 +232,9 @@ def text_files(path: str, log: Callable[[str], None], encoding: str = "utf-8",
     for file in sorted(found, key=lambda p: p.as_posix()):
         parts = [file, *(folder for folder in file.parents if root in folder.parents)]
         if not os.path.isdir(file) and not any(map(is_passed_by, parts)):
-            (text if _is_text(file, encoding) else left).append(file)
+            (text if _is_text(file) else left).append(file)
     names = [printable(file.relative_to(root).as_posix(), one_line=True) for file in left[:3]]
-    listed = f"{len(left):,} not text in {encoding}, as {', '.join(names)}"
+    listed = f"{len(left):,} not utf-8 text, as {', '.join(names)}"
     if not text:
         raise UserError(f"data.path={path} holds no text files; left out: {listed}")
     if left:
@@ -261,12 +256,12 @@ def _is_passed_by(root: Path, globs: list[str], path: Path) -> bool:
     return is_run or "multirun.yaml" in inside
 
 
-def _is_text(path: Path, encoding: str) -> bool:
-    """Whether an ordinary file is text in the encoding, as far as its beginning shows."""
+def _is_text(path: Path) -> bool:
+    """Whether an ordinary file is UTF-8 text, as far as its beginning shows."""
     try:
         with unpacked(ordinary(path)) as file:
             head = file.read(CHECKED)
-        decoder = codecs.getincrementaldecoder(encoding)()
+        decoder = codecs.getincrementaldecoder("utf-8")()
         return "\0" not in decoder.decode(head, final=len(head) < CHECKED)
     except (*UNREADABLE, UnicodeError):
         return False

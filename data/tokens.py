@@ -49,6 +49,7 @@ class Tokens:
     characters: int
     bytes: int
     folder: Path  # where they are kept
+    ngrams: np.ndarray | None = None  # what `count_ngrams` gives, for a model that takes it
 
     def summary(self) -> list[str]:
         """What was read and what it became, in lines of at most 80 columns."""
@@ -110,8 +111,6 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
 def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
     """Hex digest of what tokens are made from: the text and how it is read, split and encoded."""
     made_from = [TEXT_FORMAT, ONE_IN, MANY, asdict(config)]
-    if corpus.encoding != "utf-8":
-        made_from.append(corpus.encoding)
     if any(map(is_jsonl, corpus.files)):
         made_from.append(corpus.field)
     try:

@@ -124,7 +124,7 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
     # What does not come back as it was has no counterpart.
     back = replace(spelled_out(from_hf(settings)), dropout=c.dropout)
     odd = [f"model.{name}={shown(value)}" for name, value in asdict(c).items()
-           if value != getattr(back, name)]
+           if value != getattr(back, name) and not name.startswith("ngram_")]
     if kind != "gpt2" and c.n_embd % c.n_head:
         odd.append(f"model.n_embd={c.n_embd}, no multiple of model.n_head={c.n_head}")
     if odd:

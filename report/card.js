@@ -12,14 +12,16 @@ function partOf(p, L, H) {
 // The next tokens that the model expects after token i; `pick(k)` takes one of them as the target.
 function expected(known, words, i, target, pick) {
   const next = known.tokens[i + 1] ?? null, loss = known.loss(i);
-  const chip = (k, text, share, real) => el("button", {
+  const percent = share => share >= 0.001 ? share.toFixed(3) : share.toExponential(1);
+  const chip = (k, text, share, real, was = share) => el("button", {
     type: "button", className: `chance${real ? " real" : ""}`, "aria-pressed": target === k,
     style: `--w: ${(100 * share).toFixed(1)}%`, onclick: () => pick(k),
-  }, bdi(short(text), "token"), el("b", {}, share >= 0.001 ? share.toFixed(3) : share.toExponential(1)));
-  const likeliest = known.predicted(i).map(({ id, chance }, k) => ({ k: k + 1, id, text: words[id] ?? "", chance }))
+  }, bdi(short(text), "token"), el("b", {}, percent(share)),
+  ...percent(was) === percent(share) ? [] : [el("small", {}, ` was ${percent(was)}`)]);
+  const likeliest = known.predicted(i).map((one, k) => ({ ...one, k: k + 1, text: words[one.id] ?? "" }))
     .filter(({ id }) => id >= 0);
   const hit = next === null ? -1 : likeliest.findIndex(one => one.text === next.slice(0, 40));
-  const rows = likeliest.map(({ k, text, chance }) => chip(k, text, chance, k === hit + 1 && hit >= 0));
+  const rows = likeliest.map(({ k, text, chance, was }) => chip(k, text, chance, k === hit + 1 && hit >= 0, was));
   if (next !== null && hit < 0) rows.push(chip(0, next, Math.exp(-loss), true));
   return { rows, says: next === null ? ["The text ends here."] : ["The next token, ", bdi(short(next), "token"),
     `, has a loss of ${figure(loss)} nats.`] };
@@ -81,4 +83,15 @@ function drawCard(host, known, i, how) {
     tell: (l, h) => [el("div", {}, `without ${headName(l, h)}`),
       el("div", { className: "value" }, el("b", {}, signedText(lost(l, h))), " nats for the token that follows")],
   });
+}
+
+// Draws the ten largest terms of a cell into `host`, and the sum of the others.
+function drawWhy(host, terms, tokens, title) {
+  const order = [...terms].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)), rest = order.slice(10);
+  const sum = of => of.reduce((total, { value }) => total + value, 0);
+  const line = ({ query, key, value }) => ({ name: `${query} × ${key}`, value });
+  host.replaceChildren(el("h3", {}, ...title), el("p", { className: "quiet" },
+    `Its score before softmax, less the mean of its row, is ${signedText(sum(terms))}: the sum of what wrote the query `
+    + "× what wrote the key."),
+  bars([...order.slice(0, 10).map(line), ...rest.length ? [{ name: `${rest.length} more`, value: sum(rest) }] : []]));
 }

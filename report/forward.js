@@ -1,6 +1,6 @@
-// The forward pass of one text over typed arrays, as model.py has it: the same names, shapes in comments. Knows nothing
-// of the page. A matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels, H query
-// heads, G key/value heads, d_k and d_v the sizes of a query and a value, V the vocabulary.
+// A model that reads a text, as model.py has it: the same names, shapes in comments. Knows nothing of the page. A
+// matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels, H query heads, G key/value
+// heads, d_k and d_v the sizes of a query and a value, V the vocabulary.
 
 const SMALLEST = 2 ** -23; // float32's epsilon, as torch adds it where a norm names none
 const ROPE_LOW = 1, ROPE_HIGH = 4;
@@ -11,14 +11,29 @@ function sizesOf(c) {
   return { L: c.n_layer, H: c.n_head, G, C: c.n_embd, d_k, d_v };
 }
 
-// x (n, in) → (n, out), by the weight (out, in) of this name and its bias, where there is one.
+// x (n, in) → (n, out), by the weight (out, in) of this name and its bias, where there is one. Four rows of x at a
+// time: a row of the weight is read once for them, and their sums do not wait for each other.
 function linear(W, name, x, n) {
   const { shape: [out, size], data } = W[`${name}.weight`], bias = W[`${name}.bias`]?.data;
-  const y = new Float64Array(n * out);
-  for (let i = 0; i < n; i++) for (let o = 0; o < out; o++) {
-    let sum = bias ? bias[o] : 0;
-    for (let k = 0, a = i * size, b = o * size; k < size; k++) sum += x[a + k] * data[b + k];
-    y[i * out + o] = sum;
+  const y = new Float32Array(n * out);
+  for (let i = 0; i < n; i += 4) {
+    const a = i * size, b = Math.min(i + 1, n - 1) * size, c = Math.min(i + 2, n - 1) * size;
+    const d = Math.min(i + 3, n - 1) * size;
+    for (let o = 0, w = 0; o < out; o++, w += size) {
+      let s = 0, t = 0, u = 0, v = 0;
+      for (let k = 0; k < size; k++) {
+        const weight = data[w + k];
+        s += x[a + k] * weight;
+        t += x[b + k] * weight;
+        u += x[c + k] * weight;
+        v += x[d + k] * weight;
+      }
+      const more = bias ? bias[o] : 0, at = i * out + o;
+      y[at] = s + more;
+      if (i + 1 < n) y[at + out] = t + more;
+      if (i + 2 < n) y[at + 2 * out] = u + more;
+      if (i + 3 < n) y[at + 3 * out] = v + more;
+    }
   }
   return y;
 }
@@ -28,15 +43,17 @@ function linear(W, name, x, n) {
 function scalesOf(x, C, eps, centred) {
   const n = x.length / C, scales = new Float64Array(n);
   for (let i = 0; i < n; i++) {
-    const row = x.subarray(i * C, (i + 1) * C), mean = centred ? row.reduce((a, b) => a + b, 0) / C : 0;
-    scales[i] = 1 / Math.sqrt(row.reduce((sum, v) => sum + (v - mean) ** 2, 0) / C + eps);
+    let mean = 0, squares = 0;
+    if (centred) { for (let k = 0; k < C; k++) mean += x[i * C + k]; mean /= C; }
+    for (let k = 0; k < C; k++) squares += (x[i * C + k] - mean) ** 2;
+    scales[i] = 1 / Math.sqrt(squares / C + eps);
   }
   return { scales, centred };
 }
 
 // x (n, C) normalised by scales that may be another's: a linear map, but for the bias.
 function normalised(x, C, { scales, centred }, gain = null, bias = null) {
-  const y = new Float64Array(x.length);
+  const y = new Float32Array(x.length);
   for (let i = 0; i < scales.length; i++) {
     let mean = 0;
     if (centred) { for (let k = 0; k < C; k++) mean += x[i * C + k]; mean /= C; }
@@ -62,13 +79,14 @@ function frequencies(c, d_k) {
   });
 }
 
-// Turns the pairs (x_i, x_{i + d/2}) of each head's vectors x (T, heads, d_k) by their positions' angles, in place.
-function rotate(x, T, heads, d_k, of) {
+// Turns the pairs (x_i, x_{i + d/2}) of each head's vectors x (n, heads, d_k) by the angles of positions from `start`
+// on, in place.
+function rotate(x, n, start, heads, d_k, of) {
   const half = d_k / 2;
-  for (let t = 0; t < T; t++) for (let k = 0; k < half; k++) {
-    const cos = Math.cos(t * of[k]), sin = Math.sin(t * of[k]);
+  for (let t = 0; t < n; t++) for (let k = 0; k < half; k++) {
+    const cos = Math.cos((start + t) * of[k]), sin = Math.sin((start + t) * of[k]);
     for (let h = 0; h < heads; h++) {
-      const a = (t * heads + h) * d_k + k, b = a + half, [u, v] = [x[a], x[b]];
+      const a = (t * heads + h) * d_k + k, b = a + half, u = x[a], v = x[b];
       x[a] = u * cos - v * sin;
       x[b] = v * cos + u * sin;
     }
@@ -79,61 +97,36 @@ function rotate(x, T, heads, d_k, of) {
 const silu = x => x / (1 + Math.exp(-x));
 const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 
-function mlp(W, c, name, x, T) {
-  const h = linear(W, `${name}.W_in`, x, T), gate = c.mlp === "swiglu" ? linear(W, `${name}.W_gate`, x, T) : null;
-  const active = h.map((v, k) => gate ? silu(gate[k]) * v : c.mlp === "relu2" ? Math.max(0, v) ** 2 : gelu(v));
-  return linear(W, `${name}.W_out`, active, T);
+function mlp(W, c, name, x, n) {
+  const h = linear(W, `${name}.W_in`, x, n), gate = c.mlp === "swiglu" ? linear(W, `${name}.W_gate`, x, n) : null;
+  for (let k = 0; k < h.length; k++) {
+    h[k] = gate ? silu(gate[k]) * h[k] : c.mlp === "relu2" ? Math.max(0, h[k]) ** 2 : gelu(h[k]);
+  }
+  return linear(W, `${name}.W_out`, h, n);
 }
 
-// The queries (T, H, d_k) or keys (T, G, d_k) of normalised inputs x (T, C), whole; `scales` of their norms, where the
-// configuration has one, are kept for `why`.
-function projected(W, c, name, which, x, T) {
+// The queries (n, H, d_k) or keys (n, G, d_k) of normalised inputs x (n, C), whole, at positions from `start` on;
+// `scales` of their norms, where the configuration has one, are for `why`.
+function projected(W, c, name, which, x, n, start = 0) {
   const { H, G, d_k } = sizesOf(c), heads = which === "Q" ? H : G;
-  let y = linear(W, `${name}.W_${which}`, x, T), scales = null;
+  let y = linear(W, `${name}.W_${which}`, x, n), scales = null;
   if (c.qk_norm) {
     scales = scalesOf(y, d_k, c.qk_norm === "gains" ? c.norm_eps : SMALLEST, false);
     y = normalised(y, d_k, scales, W[`${name}.norm_${which.toLowerCase()}.weight`]?.data);
   }
-  if (c.position === "rope") rotate(y, T, heads, d_k, frequencies(c, d_k));
+  if (c.position === "rope") rotate(y, n, start, heads, d_k, frequencies(c, d_k));
   return { y, scales };
 }
 
-// What the heads of a layer gather, (T, H, d_v), and their weights (H, T, T), of queries, keys and values.
-function attend(q, k, v, T, { H, G, d_k, d_v }) {
-  const weights = new Float64Array(H * T * T), heads = new Float64Array(T * H * d_v), root = Math.sqrt(d_k);
-  for (let h = 0; h < H; h++) {
-    const g = Math.floor(h / (H / G));
-    for (let i = 0; i < T; i++) {
-      const row = weights.subarray((h * T + i) * T, (h * T + i) * T + i + 1);
-      for (let j = 0; j <= i; j++) {
-        let sum = 0;
-        for (let n = 0; n < d_k; n++) sum += q[(i * H + h) * d_k + n] * k[(j * G + g) * d_k + n];
-        row[j] = sum / root;
-      }
-      const most = row.reduce((a, b) => Math.max(a, b), -Infinity);
-      let whole = 0;
-      for (let j = 0; j <= i; j++) whole += row[j] = Math.exp(row[j] - most);
-      for (let j = 0; j <= i; j++) {
-        row[j] /= whole;
-        for (let n = 0; n < d_v; n++) heads[(i * H + h) * d_v + n] += row[j] * v[(j * G + g) * d_v + n];
-      }
-    }
+// What one head writes, (n, C), of what all gathered, (n, H, d_v).
+function written(W, name, head, heads, n, { H, C, d_v }) {
+  const W_O = W[`${name}.W_O.weight`].data, y = new Float32Array(n * C);
+  for (let t = 0; t < n; t++) for (let c = 0; c < C; c++) {
+    let sum = 0;
+    for (let k = 0, a = (t * H + head) * d_v, b = (c * H + head) * d_v; k < d_v; k++) sum += heads[a + k] * W_O[b + k];
+    y[t * C + c] = sum;
   }
-  return { weights, heads };
-}
-
-// What each head writes, [(T, C)] of H, of what all gathered, (T, H, d_v).
-function written(W, name, heads, T, { H, C, d_v }) {
-  const W_O = W[`${name}.W_O.weight`].data;
-  return Array.from({ length: H }, (_, h) => {
-    const y = new Float64Array(T * C);
-    for (let t = 0; t < T; t++) for (let c = 0; c < C; c++) {
-      let sum = 0;
-      for (let n = 0, a = (t * H + h) * d_v, b = (c * H + h) * d_v; n < d_v; n++) sum += heads[a + n] * W_O[b + n];
-      y[t * C + c] = sum;
-    }
-    return y;
-  });
+  return y;
 }
 
 function added(x, ...others) {
@@ -142,31 +135,161 @@ function added(x, ...others) {
   return y;
 }
 
-// The same row for each of T tokens, (T, C); none without a row.
-const repeated = (row, T) => row ? Float64Array.from({ length: T * row.length }, (_, k) => row[k % row.length]) : null;
+// The same row for each of n tokens, (n, C); none without a row.
+const repeated = (row, n) => row ? Float32Array.from({ length: n * row.length }, (_, k) => row[k % row.length]) : null;
 
-// All of a pass over ids: `logits` (T, V); `layers`, each with its input `x` (T, C) and its attention `weights`
-// (H, T, T); and `parts`, [{name, layer, wrote (T, C)}], that wrote to the residual stream, in order.
-function forward(W, c, ids) {
-  const T = ids.length, sizes = sizesOf(c), { L, C } = sizes, E = W["token_embedding.weight"].data;
-  let x = Float64Array.from({ length: T * C }, (_, k) => E[ids[Math.floor(k / C)] * C + k % C]);
-  const places = W["position_embedding.weight"]?.data;
-  if (places) for (let k = 0; k < T * C; k++) x[k] += places[k];
-  if (c.norm_embedding) x = normalised(x, C, scalesOf(x, C, SMALLEST, false));
-  const parts = [{ name: "embedding", layer: -1, wrote: x }], layers = [];
-  for (let l = 0; l < L; l++) {
-    const block = `blocks.${l}`, name = `${block}.attention`, inside = norm(W, c, `${block}.norm_1`, x); // (T, C)
-    const [q, k] = ["Q", "K"].map(which => projected(W, c, name, which, inside, T).y);
-    const { weights, heads } = attend(q, k, linear(W, `${name}.W_V`, inside, T), T, sizes);
-    layers.push({ x, weights });
-    const wrote = written(W, name, heads, T, sizes), bias = repeated(W[`${name}.W_O.bias`]?.data, T);
-    wrote.forEach((one, h) => parts.push({ name: `L${l}H${h}`, layer: l, wrote: one }));
-    if (bias) parts.push({ name: `L${l} bias`, layer: l, wrote: bias });
-    x = added(x, ...wrote, ...bias ? [bias] : []);
-    const more = mlp(W, c, `${block}.mlp`, norm(W, c, `${block}.norm_2`, x), T);
-    parts.push({ name: `L${l} MLP`, layer: l, wrote: more });
-    x = added(x, more);
+// The place of a number in ascending ones, -1 where it is not there.
+function placeOf(number, keys) {
+  let from = 0, to = keys.length;
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (keys[middle] < number) from = middle + 1; else to = middle;
   }
+  return keys[from] === number ? from : -1;
+}
+
+// What n-grams add to the embeddings of ids from place n on: (T - n, C). `isHidden(j, t)` tells whether the token t
+// does not see j.
+function ngrams(W, c, ids, n, isHidden) {
+  const { shape: [, size], data: table } = W["ngrams.table"], keys = W["ngrams.keys"].data, V = c.vocab_size;
+  const sum = new Float32Array((ids.length - n) * c.n_embd), special = 2 * (c.ngrams - 1);
+  for (let t = n; t < ids.length; t++) for (let length = 2; length <= c.ngrams; length++) {
+    let parent = ids[t + 1 - length], absent = t + 1 < length;
+    for (let j = t + 1 - length; j < t && !absent; j++) absent = isHidden(j, t);
+    for (let j = t + 2 - length; j <= t && parent >= 0 && !absent; j++) {
+      const at = placeOf(parent * V + ids[j], keys);
+      parent = at < 0 ? -1 : V + at;
+    }
+    const row = absent ? 2 * length - 3 : parent < 0 ? 2 * length - 4 : special + parent - V;
+    for (let k = 0; k < size; k++) sum[(t - n) * c.n_embd + k] += table[row * size + k];
+  }
+  return sum;
+}
+
+// Rows of numbers that grow, and are written over from a place on.
+class Rows {
+  constructor() { this.data = new Float32Array(256); }
+  put(at, numbers) {
+    if (at + numbers.length > this.data.length) {
+      const more = new Float32Array(2 * (at + numbers.length));
+      more.set(this.data);
+      this.data = more;
+    }
+    this.data.set(numbers, at);
+  }
+}
+
+// A text as a model reads it, with heads `off` ("L1H3", …): what stands before a change is not computed again.
+// `layers` have the input x (T, C) of each, its keys, its values, what its heads gathered (T, H, d_v), what its MLP
+// wrote (T, C), the lengths of the values as its heads write them (T, H), and each head's `weights`, the lower triangle
+// row after row; `last` is what the last block gives, (T, C).
+class Reading {
+  constructor(W, c, off = []) {
+    Object.assign(this, { W, c, off: new Set(off), sizes: sizesOf(c), ids: [], hidden: [], last: new Rows() });
+    this.layers = Array.from({ length: this.sizes.L }, () => ({ x: new Rows(), k: new Rows(), v: new Rows(),
+      heads: new Rows(), mlp: new Rows(), norms: new Rows(),
+      weights: Array.from({ length: this.sizes.H }, () => new Rows()) }));
+  }
+
+  get T() { return this.ids.length; }
+
+  // Rows of a part of the reading: (T, width).
+  of(rows, width) { return rows.data.subarray(0, this.T * width); }
+
+  // Read ids, with some tokens hidden from all later ones; returns the place from which on it was computed.
+  read(ids, hidden = []) {
+    const changed = [...hidden.filter(j => !this.hidden.includes(j)), ...this.hidden.filter(j => !hidden.includes(j))];
+    let n = Math.min(this.T, ids.length, ...changed.map(j => j + 1));
+    for (let t = 0; t < n; t++) if (ids[t] !== this.ids[t]) n = t;
+    Object.assign(this, { ids: [...ids], hidden: [...hidden] });
+    if (n === this.T) return n;
+    const { W, c, sizes: { L, H, G, C, d_k, d_v } } = this, m = this.T - n;
+    let x = this.embed(n);
+    for (let l = 0; l < L; l++) {
+      const layer = this.layers[l], block = `blocks.${l}`, name = `${block}.attention`;
+      const inside = norm(W, c, `${block}.norm_1`, x), q = projected(W, c, name, "Q", inside, m, n).y;
+      layer.x.put(n * C, x);
+      layer.k.put(n * G * d_k, projected(W, c, name, "K", inside, m, n).y);
+      layer.v.put(n * G * d_v, linear(W, `${name}.W_V`, inside, m));
+      const heads = this.attend(l, q, n);
+      layer.heads.put(n * H * d_v, heads);
+      x = added(x, linear(W, `${name}.W_O`, heads, m));
+      const more = mlp(W, c, `${block}.mlp`, norm(W, c, `${block}.norm_2`, x), m);
+      layer.mlp.put(n * C, more);
+      x = added(x, more);
+    }
+    this.last.put(n * C, x);
+    return n;
+  }
+
+  embed(n) {
+    const { W, c, ids, T, hidden } = this, { C } = this.sizes, E = W["token_embedding.weight"].data;
+    let x = new Float32Array((T - n) * C);
+    for (let t = n; t < T; t++) x.set(E.subarray(ids[t] * C, (ids[t] + 1) * C), (t - n) * C);
+    const places = W["position_embedding.weight"]?.data;
+    if (places) x = added(x, places.subarray(n * C, T * C));
+    if (c.ngrams > 1) x = added(x, ngrams(W, c, ids, n, j => hidden.includes(j)));
+    return c.norm_embedding ? normalised(x, C, scalesOf(x, C, SMALLEST, false)) : x;
+  }
+
+  // What the heads of a layer gather from place n on, (m, H, d_v); their weights are kept.
+  attend(l, q, n) {
+    const { H, G, d_k, d_v } = this.sizes, { T } = this, layer = this.layers[l], { data: k } = layer.k;
+    const { data: v } = layer.v, heads = new Float32Array((T - n) * H * d_v), root = Math.sqrt(d_k);
+    for (let h = 0; h < H; h++) {
+      const g = Math.floor(h / (H / G)), silent = this.off.has(`L${l}H${h}`);
+      for (let i = n; i < T; i++) {
+        const row = new Float32Array(i + 1), z = ((i - n) * H + h) * d_v;
+        let most = -Infinity, whole = 0;
+        for (let j = 0; j <= i; j++) {
+          let sum = 0;
+          for (let k_ = 0, a = ((i - n) * H + h) * d_k, b = (j * G + g) * d_k; k_ < d_k; k_++) sum += q[a + k_] * k[b + k_];
+          row[j] = this.hidden.includes(j) && j < i ? -Infinity : sum / root;
+          most = Math.max(most, row[j]);
+        }
+        for (let j = 0; j <= i; j++) whole += row[j] = Math.exp(row[j] - most);
+        for (let j = 0; j <= i; j++) {
+          row[j] /= whole;
+          for (let k_ = 0, b = (j * G + g) * d_v; !silent && k_ < d_v; k_++) heads[z + k_] += row[j] * v[b + k_];
+        }
+        layer.weights[h].put(i * (i + 1) / 2, row);
+      }
+    }
+    return heads;
+  }
+
+  // ‖v_j W_O‖ of each token in a head, (T).
+  norms(l, h) {
+    const { H, G, C, d_v } = this.sizes, g = Math.floor(h / (H / G)), all = new Float32Array(this.T * H * d_v);
+    const v = this.layers[l].v.data, found = new Float32Array(this.T);
+    for (let j = 0; j < this.T; j++) for (let k = 0; k < d_v; k++) all[(j * H + h) * d_v + k] = v[(j * G + g) * d_v + k];
+    const wrote = written(this.W, `blocks.${l}.attention`, h, all, this.T, this.sizes);
+    for (let j = 0; j < this.T; j++) found[j] = Math.hypot(...wrote.subarray(j * C, (j + 1) * C));
+    return found;
+  }
+
+  // Logits (T - n, V) from place n on.
+  logits(n = 0) { return logitsOf(this.W, this.c, this.of(this.last, this.sizes.C).subarray(n * this.sizes.C)); }
+
+  // What wrote to the residual stream, in order: [{name, layer, wrote (T, C)}].
+  parts() {
+    const { W, T, layers, sizes } = this, { L, H, C, d_v } = sizes;
+    const found = [{ name: "embedding", layer: -1, wrote: this.of(layers[0].x, C) }];
+    for (let l = 0; l < L; l++) {
+      const name = `blocks.${l}.attention`, bias = repeated(W[`${name}.W_O.bias`]?.data, T);
+      for (let h = 0; h < H; h++) {
+        const wrote = written(W, name, h, this.of(layers[l].heads, H * d_v), T, sizes);
+        found.push({ name: `L${l}H${h}`, layer: l, wrote });
+      }
+      if (bias) found.push({ name: `L${l} bias`, layer: l, wrote: bias });
+      found.push({ name: `L${l} MLP`, layer: l, wrote: this.of(layers[l].mlp, C) });
+    }
+    return found;
+  }
+}
+
+// Logits (n, V) of what a block gives, x (n, C).
+function logitsOf(W, c, x) {
   const head = W["head.weight"] ? "head" : "token_embedding";
-  return { T, layers, parts, logits: linear({ "head.weight": W[`${head}.weight`] }, "head", norm(W, c, "norm", x), T) };
+  return linear({ "head.weight": W[`${head}.weight`] }, "head", norm(W, c, "norm", x), x.length / c.n_embd);
 }

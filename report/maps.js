@@ -6,16 +6,6 @@ const blobs = document.querySelectorAll("script.blob");
 
 // ---- decoding; the last few views are kept
 
-let halves = null;
-function halfTable() {
-  return halves ??= Float64Array.from({ length: 65536 }, (_, bits) => {
-    const exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const size = exponent === 31 ? (fraction ? NaN : Infinity) : exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15)
-      : fraction * 2 ** -24;
-    return bits >> 15 ? -size : size;
-  });
-}
-
 async function unpacked(number) {
   const text = atob(blobs[number].textContent), bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
@@ -24,43 +14,21 @@ async function unpacked(number) {
 }
 
 // maps: [the maps' place, their norms', the largest product of both]; of what, see `reading`
-async function decoded([maps, norms], [L, H], { T, tokens, maps: all }, kind) {
-  const n = T, N = n * (n + 1) / 2, bytes = await unpacked(maps), half = halfTable();
-  const view = { L, H, T, tokens, n, largest: Math.max(...all.map(([, , most]) => most)), exact: kind === "float16" };
+async function decoded([maps, norms], [L, H], { T, tokens, maps: all }) {
+  const n = T, N = n * (n + 1) / 2, bytes = await unpacked(maps);
+  const view = { L, H, T, tokens, n, largest: Math.max(...all.map(([, , most]) => most)), exact: false };
   view.norms = new Float32Array((await unpacked(norms)).buffer);
   const place = (l, h, i, j) => (l * H + h) * N + i * (i + 1) / 2 + j;
-  if (view.exact) {
-    const size = L * H * N;
-    view.at = (l, h, i, j) => { const k = place(l, h, i, j); return half[bytes[size + k] << 8 | bytes[k]]; };
-    view.bound = () => 0;
-  } else {
-    const rows = L * H * n, scale = new Float32Array(bytes.buffer, 0, rows), codes = bytes.subarray(4 * rows);
-    view.at = (l, h, i, j) => codes[place(l, h, i, j)] * scale[(l * H + h) * n + i] / 255;
-    view.bound = (l, h, i) => scale[(l * H + h) * n + i] / 255;
-  }
+  const rows = L * H * n, scale = new Float32Array(bytes.buffer, 0, rows), codes = bytes.subarray(4 * rows);
+  view.at = (l, h, i, j) => codes[place(l, h, i, j)] * scale[(l * H + h) * n + i] / 255;
+  view.bound = (l, h, i) => scale[(l * H + h) * n + i] / 255;
   view.size = bytes.length;
   return view;
 }
 
-// The model's weights by name, as forward.js takes them.
-async function weightsOf({ tensors }, blob) {
-  const bytes = await unpacked(blob), half = halfTable(), size = bytes.length / 2, W = {};
-  let start = 0;
-  for (const [name, shape] of tensors) {
-    const from = start, length = shape.reduce((a, b) => a * b, 1);
-    const number = (_, k) => half[bytes[size + from + k] << 8 | bytes[from + k]];
-    W[name] = { shape, data: Float64Array.from({ length }, number) };
-    start += length;
-  }
-  return W;
-}
-
 // How the weights of a probe are kept, for the reader.
-function precision({ kind }) {
-  return kind === "float16" ? "The weights are exactly the captured float16 numbers."
-    : "The weights are kept in one byte a weight: each is right within ±0.4% of the largest weight in its row, "
-      + "and a row sums to 1 within 1%.";
-}
+const PRECISION = "The weights are kept in one byte a weight: each is right within ±0.4% of the largest weight in its "
+  + "row, and a row sums to 1 within 1%.";
 
 const views = new Map();
 function load(key, how, make = decoded) {
@@ -107,8 +75,7 @@ function reading(view, seen, i, j) {
   if (view.signed) return needReading(view, i, j);
   const by = seen.weighted, average = seen.head === null, value = reader(view, seen)(i, j);
   const nodes = [el("b", {}, figure(value))];
-  if (view.exact && !average && !by) nodes.push(` exactly ${value}`);
-  else if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, seen, i, j))}`);
+  if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, seen, i, j))}`);
   if (average) nodes.push(`, the mean of ${view.H} heads`);
   else if (by) {
     const norm = view.norms[(seen.layer * view.H + seen.head) * view.n + j];

@@ -1,7 +1,7 @@
 """Attention maps, and what predictions needed → compressed bytes for the page.
 
 A map is a (T, T) table of weights, query row by key column; only its lower triangle is kept, row
-after row: as captured, or in a byte a weight, whichever fits.
+after row, in a byte a weight.
 """
 
 import base64
@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 PROBES = ("text", "repeat")
-KINDS = ("float16", "bytes")  # how maps are kept, the more exact first
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
 LONGEST_TOKEN = 100  # characters shown
 TRIANGLES = ("need", "need_kl")  # of which the lower triangles come first
@@ -64,20 +63,19 @@ class Shot:
         except Exception:  # of many kinds: numpy and zipfile have none of their own
             return {}
 
-    def packed(self, name: str, kind: str) -> Packed | None:
+    def packed(self, name: str, what: str) -> Packed | None:
         """What `pack` gives, from the cache where it was packed before."""
-        if (name, kind) not in self._cache:
-            self._cache[name, kind] = self.pack(name, kind)
-        return self._cache[name, kind]
+        if (name, what) not in self._cache:
+            self._cache[name, what] = self.pack(name, what)
+        return self._cache[name, what]
 
-    def pack(self, name: str, kind: str) -> Packed | None:
-        """A probe's maps in one of KINDS; or its `needs`, None where they were not measured."""
+    def pack(self, name: str, what: str) -> Packed | None:
+        """A probe's `maps`, or its `needs`, None where they were not measured."""
         with self.held() as held:
-            if kind == "needs":
-                with suppress(KeyError, ValueError, TypeError):  # it holds something else
-                    return pack_needs(held, name)
-                return None
-            return pack_maps(shown(held, name), shown(held, f"{name}_value_norms"), kind)
+            if what == "maps":
+                return pack_maps(shown(held, name), shown(held, f"{name}_value_norms"))
+            with suppress(KeyError, ValueError, TypeError):  # it holds something else
+                return pack_needs(held, name)
 
 
 def shown(held, key: str) -> np.ndarray:
@@ -104,11 +102,9 @@ def describe(held, name: str) -> Probe:
 # --- packed ---------------------------------------------------------------------------------------
 
 
-def pack_maps(maps: np.ndarray, norms: np.ndarray, kind: str) -> Packed:
-    """Pack maps (L, H, T, T) and value norms (L, H, T); the scale ends at their largest product.
-
-    float16: all weights, see `halves`. Otherwise the rows' largest weights (L, H, T) as
-    little-endian float32, then the codes of the weights.
+def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
+    """Pack maps (L, H, T, T) and value norms (L, H, T): the rows' largest weights (L, H, T) as
+    little-endian float32, then the codes of the weights; the scale ends at their largest product.
     """
     T = maps.shape[-1]
     lower = np.tri(T, dtype=bool)
@@ -116,14 +112,11 @@ def pack_maps(maps: np.ndarray, norms: np.ndarray, kind: str) -> Packed:
     # One head at a time: in float64 all of them can be many gigabytes.
     for head, norm in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
         largest = max(largest, float(np.nan_to_num(head * norm).max()))
-        if kind == "float16":
-            codes.append(head[lower])
-        else:
-            code, scale = to_bytes(head)
-            scales.append(scale.astype("<f4").tobytes())
-            codes.append(code[lower].tobytes())
-    packed = halves(np.concatenate(codes)) if kind == "float16" else b"".join(scales + codes)
-    return Packed((in_base64(packed), in_base64(norms.astype("<f4").tobytes())), largest, {})
+        code, scale = to_bytes(head)
+        scales.append(scale.astype("<f4").tobytes())
+        codes.append(code[lower].tobytes())
+    parts = b"".join(scales + codes), norms.astype("<f4").tobytes()
+    return Packed(tuple(map(in_base64, parts)), largest, {})
 
 
 def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,9 +159,12 @@ def pack_worth(held) -> tuple[dict, tuple[str, str]] | None:
 
 
 def pack_weights(tensors: dict[str, np.ndarray]) -> tuple[list, str]:
-    """Weights as float16, one after the other: the name and shape of each, and all in base64."""
-    numbers = np.concatenate([tensor.ravel() for tensor in tensors.values()])
-    return ([[name, tensor.shape] for name, tensor in tensors.items()], in_base64(halves(numbers)))
+    """Weights as float16, one after the other, then n-grams' keys as float64: the name and shape of
+    each, and all in base64."""
+    numbers, keys = ([tensor.ravel() for tensor in tensors.values() if (tensor.dtype.kind == "f")
+                      == is_float] for is_float in (True, False))
+    packed = halves(np.concatenate(numbers)) + np.array(keys, "<f8").tobytes()
+    return [[name, tensor.shape] for name, tensor in tensors.items()], in_base64(packed)
 
 
 def halves(numbers: np.ndarray) -> bytes:
@@ -208,40 +204,37 @@ def maps_that_fit(runs: list[list[Shot]], names: tuple[str, ...], room: int, mos
     """Add as much of the runs' maps to `blobs` as fits into `room` bytes, and give what the page
     needs to know of those of each run; None where it has none, or there is no room for it.
 
-    All are kept in one way, so that any two runs can be compared: the most exact one that fits;
-    where none does, fewer snapshots of each run than the `most`, at last without the last runs.
+    Where the `most` snapshots of each run do not fit, fewer, at last without the last runs.
     """
     # As the newest has them: another page would show other tokens.
     left = [[shot for shot in shots if shot.probes == shots[-1].probes] for shots in runs]
     dropped = []
     while True:
         chosen = [thin(shots, most) for shots in left]
-        for kind in KINDS:
-            each = (size for shots in chosen for size in sizes(shots, names, kind))
-            if all(total <= room for total in accumulate(each)):
-                found = [put_maps(shots, names, kind, blobs) | {"of": len(of)} if shots else None
-                         for shots, of in zip(chosen, runs)]
-                return found + dropped
+        each = (size for shots in chosen for size in sizes(shots, names))
+        if all(total <= room for total in accumulate(each)):
+            found = [put_maps(shots, names, blobs) | {"of": len(of)} if shots else None
+                     for shots, of in zip(chosen, runs)]
+            return found + dropped
         if most > 1:
             most //= 2
         else:
             left, dropped = left[:-1], [*dropped, None]
 
 
-def sizes(shots: list[Shot], names: tuple[str, ...], kind: str) -> Iterator[int]:
+def sizes(shots: list[Shot], names: tuple[str, ...]) -> Iterator[int]:
     """Bytes that a run's snapshots take in the page, one by one, packed when they are asked for."""
     for name in (name for name in names if shots and name in shots[-1].probes):
         yield len(str(shots[-1].probes[name].tokens))
         for shot in shots:
-            yield shot.packed(name, kind).size
+            yield shot.packed(name, "maps").size
 
 
-def put_maps(shots: list[Shot], names: tuple[str, ...], kind: str, blobs: Blobs) -> dict:
+def put_maps(shots: list[Shot], names: tuple[str, ...], blobs: Blobs) -> dict:
     """Add the maps of a run's snapshots to `blobs`; return what the page needs to know of them."""
     probes = [{"name": name, "period": probe.period, "T": probe.shape[2],
                "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
-               "kind": kind, "ids": probe.ids,
-               "maps": [blobs.put(shot.packed(name, kind)) for shot in shots]}
+               "ids": probe.ids, "maps": [blobs.put(shot.packed(name, "maps")) for shot in shots]}
               for name, probe in shots[-1].probes.items() if name in names]
     shape = next(iter(shots[-1].probes.values())).shape[:2]
     return {"steps": [shot.step for shot in shots], "shape": shape, "probes": probes}

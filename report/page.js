@@ -18,8 +18,6 @@ function sizeFromScores() {
   return [1, 2].map(k => Math.max(0, ...places.map(place => Number(place[k]) + 1)));
 }
 
-const kept = Object.keys(data.weights?.blobs ?? {}).map(Number); // steps whose weights are in the page
-
 const seen = () => ({ layer: state.layer, head: state.average ? null : state.head, weighted: state.weighted });
 
 // ---- attention
@@ -37,7 +35,7 @@ function choose(layer, head) {
   draw();
 }
 
-const loadView = (p, s) => load(`${p}/${s}`, [data.probes[p].maps[s], data.shape, data.probes[p], data.probes[p].kind]);
+const loadStored = (p, s) => load(`${p}/${s}`, [data.probes[p].maps[s], data.shape, data.probes[p]]);
 
 function setUpText() {
   const host = $("text"), words = probe().tokens;
@@ -46,14 +44,17 @@ function setUpText() {
     const pieces = visible(word).split(/([·⏎⇥␍⍽]+)/).filter(Boolean).flatMap(part =>
       /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")]
         : [el("wbr"), el("i", {}, c)]) : [part]);
-    const span = el("bdi", { className: "token", role: "button", "aria-label": `token ${i}` }, ...pieces);
+    const span = el("bdi", { className: "token", role: "button", "aria-label": `token ${i}` }, ...pieces,
+      ...probe() === live ? lossUnder(i) : []);
+    if (probe() === live) span.classList.toggle("hidden-token", live.hidden.includes(i));
     span.onpointerenter = () => light(i);
     span.onfocus = () => light(i);
     span.onclick = () => hold(i);
     return span;
   });
   tokens.of = state.probe;
-  host.replaceChildren(...tokens);
+  host.classList.toggle("own", probe() === live);
+  host.replaceChildren(...tokens.flatMap((span, i) => probe() === live && /\n/.test(words[i]) ? [span, el("br")] : [span]));
   if (data.prompted && tokens[data.prompted]) {
     tokens[data.prompted].before(el("span", { className: "border" }, "▏generated from here on▕"));
   }
@@ -65,6 +66,14 @@ function setUpText() {
     else if (event.key === "Escape") { state.held = null; light(null); }
     else if (event.key !== "ArrowUp" && event.key !== "ArrowDown") walk(event);
   };
+}
+
+// Below a token of the reader's text what it cost, and what it did with nothing off.
+function lossUnder(i) {
+  const { losses, was } = live.explained, now = losses[i - 1], before = was?.losses[i - 1] ?? now;
+  const number = x => Number.isFinite(x) ? x.toFixed(1) : "\u00a0", changed = number(now) !== number(before);
+  return [el("small", {}, number(now)), ...was ? [el("small", { className: "was" }, changed ? `was ${number(before)}` : "\u00a0")]
+    : []];
 }
 
 // The token at which something happens: where the head in focus saved most, or else where a token was needed most.
@@ -116,14 +125,16 @@ function reveal(i) {
 function drawPrediction() {
   const i = state.token, known = probe().tokens;
   $("expected").hidden = !explained || i === null;
-  $("card-part").hidden = !explained || state.held === null;
+  const waits = explained === live.explained && live.explained?.card?.i !== state.held;
+  $("card-part").hidden = !explained || state.held === null || waits;
+  if (explained && explained === live.explained && state.held !== null && probe() === live) askCard(state.held, drawPrediction);
   if (!$("expected").hidden) {
     const pick = k => { state.target = k; light(state.token); };
     const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
     const named = ([x, j], k) => [k ? ", " : " ", bdi(short(known[j]), "token"), ` ${signedText(x)}`];
     const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= FAINT)
       .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(named);
-    const when = explained.step === steps[state.step] ? "" : ` (at step ${count(explained.step)})`;
+    const when = explained.step === (steps[state.step] ?? 0) ? "" : ` (at step ${count(explained.step)})`;
     $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects", when),
       el("div", { className: "chances" }, ...chances),
       el("p", {}, ...says, ...needed.length ? [" Hidden, these raise it:", ...needed, "."] : []));
@@ -148,8 +159,9 @@ let turn = 0;
 async function show() {
   const mine = ++turn, p = state.probe;
   showStep(state.step, steps[state.step] ?? 0);
+  if (probe() === live) return readAgain();
   if (data.probes.length) {
-    const view = await loadView(p, state.step);
+    const view = await loadStored(p, state.step);
     if (mine !== turn) return;
     const all = probe().needs, at = all.findLastIndex((one, k) => one && k <= state.step);
     const found = at < 0 ? null : await load(`${p}/${at}/explained`, [all[at], data.shape, probe()], explainedOf);
@@ -162,14 +174,17 @@ async function show() {
 }
 
 function draw() {
-  if (current) drawAttention();
+  if (current && (probe() !== live || current === live.view)) drawAttention();
   drawHeads();
+  drawSwitches();
   keepAddress();
 }
 
 function drawAttention() {
   const view = shownView(), by = state.weighted, { period } = probe();
-  drawGrid(current, seen());
+  const grid = current; // of a text that is typed, after what the eye is on
+  if (probe() === live) setTimeout(() => { if (grid === current) drawGrid(current, seen()); });
+  else drawGrid(current, seen());
   sayWhatIsSeen(view, by); // first: its title decides where the map begins
   drawMap(mapOf(view, seen(), {
     most: mostWide(),
@@ -243,7 +258,7 @@ function sayWhatIsSeen(view, by) {
   $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,`
     : headName(layer, head))
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
-  const on = data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
+  const on = probe() === live ? "your text" : data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `${period} random tokens, then the same ${period} again`;
   const cell = by ? `weight × ‖v W_O‖, the length of the vector that it adds${average ? ", averaged" : ""}`
     : "an attention weight; a row sums to 1";
@@ -255,7 +270,9 @@ function sayWhatIsSeen(view, by) {
   $("seen").replaceChildren(`On ${on}.${border} Row: the token that looks; column: what is looked at. `
     + `A cell is ${cell}.${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
-    + precision(probe()) + (steps.length < data.of
+    + (probe() === live ? "The weights are computed in this page, of the model's numbers in float16."
+      + (live.explained.step === step ? "" : ` They are those of step ${count(live.explained.step)}.`) : PRECISION)
+    + (steps.length < data.of
       ? ` ${steps.length} of ${data.of} snapshots are in this page, so that it stays small.` : "")
     + (data.unread ? ` ${data.unread} more cannot be read, and are left out.` : "");
 }
@@ -264,6 +281,7 @@ function hold(i) {
   Object.assign(state, { held: state.held === i ? null : i, fresh: false });
   state.target = 0;
   light(i);
+  drawSwitches();
   keepAddress();
 }
 
@@ -275,26 +293,21 @@ function pickCell(i, j) {
   keepAddress();
 }
 
-// The forward pass of a probe by the weights of a step.
-async function passOf(p, step) {
-  const W = await weightsOf(data.weights, data.weights.blobs[step]), numbers = Object.values(W).map(w => w.data.length);
-  return { W, size: 8 * numbers.reduce((a, b) => a + b), ...forward(W, data.shapes, data.probes[p].ids) };
-}
-
 async function explainCell() {
-  const { cell, layer, head, average, needs } = state, step = steps[state.step], p = state.probe;
+  const { cell, layer, head, average, needs } = state, step = steps[state.step] ?? 0, p = state.probe, mine = probe() === live;
   $("why").hidden = !cell || average || needs || !kept.length || !probe().ids.length;
   if ($("why").hidden) return;
   (innerWidth < 1000 ? $("zoom") : $("expected")).before($("why")); // where it is seen beside the cell
-  if (!kept.includes(step)) {
+  if (!mine && !kept.includes(step)) {
     $("why").replaceChildren(el("p", { className: "quiet" }, "Why the head looked there can be told where the model's "
       + `weights are in this page: at ${kept.length > 1 ? "steps" : "step"} ${kept.map(count).join(", ")}.`));
     return;
   }
-  const [i, j] = cell, pass = await load(`${p}/${step}/pass`, [p, step], passOf);
+  const [i, j] = cell, changes = mine ? {} : { off: [], hidden: [] };
+  const terms = await askOf("why", probe().ids, step, { layer, head, i, j, ...changes });
   if (cell !== state.cell || layer !== state.layer || head !== state.head || p !== state.probe
-    || step !== steps[state.step]) return;
-  drawWhy($("why"), why(pass.W, data.shapes, pass, layer, head, i, j), probe().tokens,
+    || step !== (steps[state.step] ?? 0)) return;
+  drawWhy($("why"), terms, probe().tokens,
     [`Why ${headName(layer, head)} looked from `, ...place(current, i), " at ", ...place(current, j)]);
 }
 
@@ -304,23 +317,36 @@ function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
   stepSlider(() => steps.length - 1, () => state.step, k => { state.step = k; show(); });
-  $("probe").append(...data.probes.map((p, k) => el("option", { value: k },
-    p.name === "text" ? "text" : `random tokens, repeated after ${p.period}`)));
+  $("probe").append(...data.probes.map((p, k) => el("option", { value: k }, p === live ? live.name
+    : p.name === "text" ? "text" : `random tokens, repeated after ${p.period}`)));
   $("probe").parentElement.hidden = data.probes.length < 2;
-  $("probe").onchange = () => { state.probe = Number($("probe").value); setUpProbe(); show(); };
+  $("probe").onchange = () => { chooseProbe(Number($("probe").value)); };
   $("raw").onchange = $("weighted").onchange = () => { state.weighted = $("weighted").checked; draw(); };
   $("average").onchange = () => { state.average = $("average").checked; draw(); };
-  $("looks").onchange = $("needs").onchange = () => { state.needs = $("needs").checked; setUpProbe(); draw(); };
+  $("looks").onchange = $("needs").onchange = () => {
+    state.needs = $("needs").checked;
+    setUpProbe();
+    if (state.needs && probe() === live && live.explained) askNeeds();
+    draw();
+  };
+}
+
+function chooseProbe(k) {
+  if (k === state.probe && tokens.of === k) return;
+  state.probe = k;
+  $("probe").value = k;
+  setUpProbe();
+  show();
 }
 
 function setUpProbe() {
-  $("asking").hidden = !probe().needs.some(Boolean);
+  $("asking").hidden = probe() !== live && !probe().needs.some(Boolean);
   if ($("asking").hidden) { state.needs = false; $("looks").checked = true; }
   $("weighting").hidden = state.needs;
   if ($("weighting").hidden) { state.weighted = false; $("raw").checked = true; }
   $("average").parentElement.hidden = state.needs || H < 2;
   if (state.needs) state.average = $("average").checked = false;
-  if (tokens.of !== state.probe) setUpText();
+  if (tokens.of !== state.probe && (probe() !== live || live.explained)) setUpText();
 }
 
 // ---- the address of what is looked at
@@ -332,17 +358,21 @@ function keepAddress() {
     head: L ? headName(layer, head) : null,
     step: steps.length > 1 && !last ? steps[state.step] : null, // the newest of a run that goes on is followed
     token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null,
-    on: state.probe ? probe().name : null,
+    on: state.probe && probe() !== live ? probe().name : null,
+    text: probe() === live && $("typed").value.length <= LETTERS ? $("typed").value : null,
+    off: probe() === live && live.off.length ? live.off.join(",") : null,
+    hidden: probe() === live && live.hidden.length ? live.hidden.join(",") : null,
   });
 }
 
 // Look at what the address asks for, as far as the page has it.
 function takeAddress() {
   const asked = readAddress(), [layer, head] = asked.head ?? [L, H];
+  takeText(asked);
   const step = asked.step === null ? -1 : steps.findLastIndex(step => step <= asked.step);
   if (layer < L && head < H) Object.assign(state, { layer, head });
   state.step = step < 0 ? Math.max(0, steps.length - 1) : step;
-  state.probe = Math.max(0, data.probes.findIndex(p => p.name === asked.on));
+  state.probe = Math.max(0, data.probes.findIndex(p => asked.text === null ? p.name === asked.on : p === live));
   $(asked.view === "needs" ? "needs" : "looks").checked = true;
   $(asked.weights === "value" ? "weighted" : "raw").checked = true;
   $("average").checked = asked.heads === "average";

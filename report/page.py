@@ -4,17 +4,21 @@ by step, what its heads do."""
 import json
 import math
 import re
+from bisect import bisect_left
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from attention_maps.findings import conclude
-from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_rows, snapshot_steps
+from config import GPTConfig
+from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_object, read_rows
 from report import pack
 from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
 from report.sweep import config_of, settings_of
@@ -38,6 +42,16 @@ SPENT = {"train": "train_seconds", "evaluate": "seconds/evaluate",
 PARTS = Path(__file__).parent
 
 
+class Model(NamedTuple):
+    """A model that a page can run: its shape, its tokenizer, the bytes of its weights in float16,
+    and what packs them at each step, the steps that matter most first."""
+
+    config: GPTConfig
+    tokenizer: dict
+    size: int
+    weights: dict[int, Callable[[], tuple[list, str] | None]]
+
+
 def write_page(run_dir: Path) -> Path:
     """Write run_dir/report.html from what the folder holds so far, and return its path."""
     run_dir = Path(run_dir)
@@ -49,48 +63,44 @@ def write_page(run_dir: Path) -> Path:
     while len(safe_json(kept)) > SAMPLES_BUDGET:
         kept = thin(kept, len(kept) // 2)
     content = {
-        "kind": "run", "title": run_dir.resolve().name,
-        "groups": config and config.model.kv_heads, "tied": config and config.model.tie_embeddings,
+        "kind": "run", "title": run_dir.resolve().name, **of_shape(config and config.model),
         "step": latest.get("step"), "maxSteps": config and config.max_steps,
         "tokens": number(latest.get("tokens")), "points": MOST_POINTS,
         "curves": {key: curve(rows, key) for key in CURVES},
         "seconds": {kind: number(latest.get(key)) for kind, key in SPENT.items()},
         "samples": kept, "samplesLeftOut": len(samples) - len(kept),
-        "shapes": config and asdict(config.model),
         "config": [[key, clipped(value, LONGEST_VALUE)]
                    for key, value in settings_of(config).items()],
-        "looked": snapshot_steps(rows), "scored": scored(rows), "findings": conclude(rows),
+        "looked": [row["step"] for row in filter(is_scored, rows)], "scored": scored(rows),
+        "findings": conclude(rows),
     }
     return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir),
-                run_dir=run_dir)
+                model=config and kept_model(run_dir, config.model, latest))
 
 
-def attention_page(snapshot: dict, title: str, path: Path, groups: int | None = None,
-                   tied: bool = False, scores: dict[str, float] | None = None,
-                   prompted: int | None = None) -> Path:
+def attention_page(snapshot: dict, title: str, path: Path, model: Model,
+                   scores: dict[str, float] | None = None, prompted: int | None = None) -> Path:
     """Write a page of one prompt's attention: `snapshot` holds text, text_tokens, text_value_norms
     and perhaps step and what `attention_maps.card.explain` gives, as an .npz does.
 
-    groups: key/value heads, None: each query head has its own. tied: the output layer is the token
-    embedding. scores: as in metrics.jsonl. prompted: tokens of the prompt; the model made the rest.
+    scores: as in metrics.jsonl. prompted: tokens of the prompt; the model made the rest.
     """
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(snapshot))
     rows = [{"step": shot.step, **scores}] if scores else []
-    content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "groups": groups,
-               "tied": tied, "prompted": prompted, "looked": [], "scored": scored(rows)}
-    return fill(Path(path), content, [shot], PROBES[:1])
+    content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "prompted": prompted,
+               "looked": [], "scored": scored(rows)} | of_shape(model.config)
+    return fill(Path(path), content, [shot], PROBES[:1], model)
 
 
 # --- what is in the page --------------------------------------------------------------------------
 
 
 def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES,
-         run_dir: Path | None = None) -> Path:
+         model: Model | None = None) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     read, blobs = [shot for shot in shots if shot.probes], Blobs()
     content, shots = content | {"unread": len(shots) - len(read)}, read
-    content |= {"worth": put_worth(shots, blobs),
-                "weights": run_dir and put_weights(run_dir, blobs)}
+    content |= {"worth": put_worth(shots, blobs), "weights": put_weights(model, blobs)}
     room, left = room_beside("run.html", content) - sum(map(len, blobs)), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}
     for shot in reversed(shots):
@@ -122,15 +132,52 @@ def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
     return packed[0] | {"blobs": [len(blobs) - 2, len(blobs) - 1]}
 
 
-def put_weights(run_dir: Path, blobs: Blobs) -> dict | None:
-    """The weights that the last picture kept, if there are any, and they fit."""
-    for path in sorted((run_dir / "attention").glob("step_*.safetensors"))[-1:]:
-        with suppress(SafetensorError, OSError, ValueError):  # it cannot be read
-            tensors, packed = pack.pack_weights(load_file(ordinary(path)))
-            if len(packed) <= WEIGHTS_BUDGET:
-                blobs.append(packed)
-                return {"tensors": tensors, "blobs": {int(path.stem[5:]): len(blobs) - 1}}
+def of_shape(model: GPTConfig | None) -> dict:
+    """What a page knows of the shape of its model."""
+    return {"groups": model and model.kv_heads, "tied": model and model.tie_embeddings,
+            "shapes": model and asdict(model)}
+
+
+def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
+    """The model of a run, by what its pictures and its newest checkpoint kept."""
+    found = (run_dir / "attention").glob("step_" + "[0-9]" * 8 + ".safetensors")
+    paths = {int(path.stem[5:]): path for path in sorted(found)}
+    births = [bisect_left([*paths], step) for key, step in latest.items()
+              if key.startswith("births/")]
+    order = [len(paths) - 1, 0, *births, *(k - 1 for k in births), *range(len(paths))]
+    steps = dict.fromkeys([*paths][k] for k in order if 0 <= k < len(paths))
+    for path in sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))[-1:]:
+        with suppress(ValueError, OSError):  # it cannot be read
+            stats = {step: ordinary(paths[step]).stat() for step in steps}
+            return Model(config, read_object(path), max(s.st_size for s in stats.values()), {
+                step: partial(packed_weights, paths[step], stats[step].st_mtime_ns)
+                for step in steps})
     return None
+
+
+@lru_cache(maxsize=16)  # of the run that is training
+def packed_weights(path: Path, version: int) -> tuple[list, str] | None:
+    """What a picture kept of the model, packed; None where it cannot be read."""
+    with suppress(SafetensorError, OSError, ValueError):
+        return pack.pack_weights(load_file(path))
+    return None
+
+
+def put_weights(model: Model | None, blobs: Blobs) -> dict | None:
+    """The weights of as many steps as fit, and the tokenizer; or only how large one would be."""
+    if model is None or model.tokenizer.get("kind") not in ("char", "bpe"):
+        return None
+    found, left = {}, WEIGHTS_BUDGET
+    for step, pack_it in model.weights.items() if model.size <= WEIGHTS_BUDGET else ():
+        packed = pack_it()
+        if packed is not None and len(packed[1]) <= left:
+            left -= len(packed[1])
+            blobs.append(packed[1])
+            tensors, found[step] = packed[0], len(blobs) - 1
+    if not found:
+        return {"bytes": model.size}
+    blobs.append(pack.in_base64(json.dumps(model.tokenizer).encode()))
+    return {"tensors": tensors, "blobs": dict(sorted(found.items())), "tokenizer": len(blobs) - 1}
 
 
 @lru_cache(maxsize=2)  # the run that is training, and the sweep that it belongs to

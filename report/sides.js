@@ -68,7 +68,7 @@ function setUpSides(held, about, first) {
     showStep(looking.step, looking.steps[looking.step]);
     const found = await Promise.all(sides.map(side => {
       const of = held[side.run], k = snapshot(side);
-      return load(`${side.run}/${k}`, [of.maps[k], of.shape, of, of.kind]);
+      return load(`${side.run}/${k}`, [of.maps[k], of.shape, of]);
     }));
     if (mine !== turn) return;
     const alike = found.length === 2
@@ -91,7 +91,7 @@ function setUpSides(held, about, first) {
       enter: (i, j) => other?.draw.mark(i, j), leave: () => other?.draw.mark(-1, -1),
     }));
     colourBar(side.bar, what.weighted ? "weight × ‖v W_O‖" : "weight", largest(view, what.weighted));
-    side.kept.textContent = precision(of) + (of.steps.length < of.of
+    side.kept.textContent = PRECISION + (of.steps.length < of.of
       ? ` ${of.steps.length} of the run's ${of.of} snapshots are in this page.` : "");
   }
 

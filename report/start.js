@@ -31,6 +31,8 @@ async function start() {
     $("large").scrollIntoView({ block: "nearest" });
   });
   if (data.worth) worth = await worthOf(data.worth);
+  const text = data.probes.find(p => p.name === "text");
+  if (isLive()) data.probes.push(live);
   $("nothing").hidden = data.probes.length > 0;
   if (data.of) $("nothing").textContent = "These tokens are too many for a page to hold their attention maps.";
   else if (data.unread) $("nothing").textContent = "The snapshots of this run cannot be read.";
@@ -48,6 +50,7 @@ async function start() {
   const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
   $("contents").append(...Object.keys(sections).filter(id => sections[id])
     .map(id => el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id)));
+  setUpTrying((text?.tokens ?? []).join(""));
   takeAddress();
   if (data.probes.length) drawGrid = headGrid($("heads-grid"), [L, H], groups, choose, [state.layer, state.head]);
   onhashchange = () => {

@@ -131,7 +131,7 @@ def parameters(run_dir: Path) -> int | None:
     """Numbers that are trained, counted in the newest checkpoint."""
     for weights in sorted(run_dir.glob("checkpoints/step_*/model.safetensors"))[-1:]:
         with suppress(SafetensorError, OSError), safe_open(ordinary(weights), "np") as tensors:
-            names = tensors.keys()
+            names = set(tensors.keys()) - {"ngrams.keys"}
             return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None
 

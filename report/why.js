@@ -1,12 +1,12 @@
 // Why a head looked there: the score of a cell before softmax, as a sum over what wrote its query and what wrote its
 // key. Stands after forward.js.
 
-// The terms of cell (i, j) of a head (layer, head) in a pass: [{query, key, value}], which sum to its score less the
-// mean of its row, over the tokens that i may look at. Norms have the scales that they have in the whole pass.
-function why(W, c, pass, layer, head, i, j) {
-  const { H, G, d_k } = sizesOf(c), g = Math.floor(head / (H / G)), name = `blocks.${layer}.attention`;
-  const queries = sides(W, c, pass, layer, "Q", head, [i]), all = Array.from({ length: i + 1 }, (_, t) => t);
-  const keys = sides(W, c, pass, layer, "K", g, all), terms = [];
+// The terms of cell (i, j) of a head (layer, head) in a reading: [{query, key, value}], which sum to its score less the
+// mean of its row, over the tokens that i may look at. Norms have the scales that they have in the whole reading.
+function why(reading, layer, head, i, j) {
+  const { H, G, d_k } = reading.sizes, g = Math.floor(head / (H / G));
+  const queries = sides(reading, layer, "Q", head, [i]), all = Array.from({ length: i + 1 }, (_, t) => t);
+  const keys = sides(reading, layer, "K", g, all), terms = [];
   for (const query of queries) for (const key of keys) {
     const score = t => {
       let sum = 0;
@@ -20,12 +20,12 @@ function why(W, c, pass, layer, head, i, j) {
 }
 
 // What each part below a layer gives to one head's queries or keys at some tokens: [{name, vectors: [(d_k)]}].
-function sides(W, c, pass, layer, which, head, tokens) {
-  const { H, G, C, d_k } = sizesOf(c), heads = which === "Q" ? H : G;
+function sides(reading, layer, which, head, tokens) {
+  const { W, c, T, sizes: { H, G, C, d_k } } = reading, heads = which === "Q" ? H : G;
   const block = `blocks.${layer}`, name = `${block}.attention`;
-  const { x } = pass.layers[layer], scales = scalesHere(c, x), gain = W[`${block}.norm_1.weight`]?.data;
+  const x = reading.of(reading.layers[layer].x, C), scales = scalesHere(c, x), gain = W[`${block}.norm_1.weight`]?.data;
   const shift = W[`${block}.norm_1.bias`]?.data, own = norm(W, c, `${block}.norm_1`, x);
-  const { scales: sizes } = projected(W, c, name, which, own, pass.T);
+  const { scales: sizes } = projected(W, c, name, which, own, T);
   const { data: matrix } = W[`${name}.W_${which}.weight`], bias = W[`${name}.W_${which}.bias`]?.data;
   const gains = W[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
   const turns = c.position === "rope" ? frequencies(c, d_k) : null;
@@ -42,12 +42,12 @@ function sides(W, c, pass, layer, which, head, tokens) {
     return turns ? turned(y, t, turns) : y;
   }
 
-  const found = pass.parts.filter(part => part.layer < layer).map(part => {
+  const found = reading.parts().filter(part => part.layer < layer).map(part => {
     const rows = normalised(part.wrote, C, scales, gain);
     return { name: part.name, vectors: tokens.map(t => vector(rows, t, null)) };
   });
   if (bias || shift) {
-    const rows = repeated(shift, pass.T);
+    const rows = repeated(shift, T);
     found.push({ name: "biases", vectors: tokens.map(t => vector(rows, t, bias)) });
   }
   return found;
@@ -62,15 +62,4 @@ function turned(y, t, of) {
     z[k + half] = y[k + half] * cos + y[k] * sin;
   }
   return z;
-}
-
-// Draws the ten largest terms of a cell into `host`, and the sum of the others.
-function drawWhy(host, terms, tokens, title) {
-  const order = [...terms].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)), rest = order.slice(10);
-  const sum = of => of.reduce((total, { value }) => total + value, 0);
-  const line = ({ query, key, value }) => ({ name: `${query} × ${key}`, value });
-  host.replaceChildren(el("h3", {}, ...title), el("p", { className: "quiet" },
-    `Its score before softmax, less the mean of its row, is ${signedText(sum(terms))}: the sum of what wrote the query `
-    + "× what wrote the key."),
-  bars([...order.slice(0, 10).map(line), ...rest.length ? [{ name: `${rest.length} more`, value: sum(rest) }] : []]));
 }

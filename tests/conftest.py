@@ -232,7 +232,7 @@ def see(chromium):
                if message.type in ("error", "warning") else None)
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("request", lambda request: errors.append(request.url)
-               if not request.url.startswith(("file:", "data:")) else None)
+               if not request.url.startswith(("file:", "data:", "blob:")) else None)
         tab.goto(path.as_uri())
         expect(tab).not_to_have_title("GlassGPT")
         wait_until(tab, "[...document.querySelectorAll('#map-title, .side h3')]"  # as maps come

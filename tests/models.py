@@ -24,7 +24,8 @@ configs = st.builds(
     rope_trained=st.sampled_from([None, 8]),
     qk_norm=st.sampled_from([False, True, "gains"]),
     bias=st.sampled_from([False, True, "attention", "qkv"]),
-    tie_embeddings=st.booleans())
+    tie_embeddings=st.booleans(), ngrams=st.sampled_from([0, 3]), ngram_rows=st.just(600),
+    ngram_size=st.sampled_from([None, 5]))
 seeds = st.integers(0, 2**31)
 
 
@@ -43,7 +44,31 @@ def lively(module, seed=0):
                 p.normal_(std=1 / math.sqrt(p.shape[1]))
             else:
                 p.add_(0.3 * torch.randn_like(p))
+        if getattr(module, "ngrams", None):  # 200 of all pairs, and 400 of those with a token more
+            V = module.config.vocab_size
+            some = torch.randperm(V * V)[:200], V * V + torch.randperm(200 * V)[:400]
+            module.ngrams.keys.copy_(torch.cat([keys.sort().values for keys in some]))
     return module.eval()
+
+
+def of_ngrams(model, tokens, hidden=None):
+    """What n-grams of tokens (T,) add to embeddings, (T, C), looked up one by one; `hidden` is a
+    token that is not there for later ones."""
+    n, V, found = model.config.ngrams, model.config.vocab_size, {}
+    for row, key in enumerate(model.ngrams.keys.tolist()):
+        parent, last = divmod(key, V)
+        found[(*((parent,) if parent < V else list(found)[parent - V]), last)] = row
+    sums = []
+    for t in range(len(tokens)):
+        rows = []
+        for length in range(2, n + 1):
+            gram = tuple(tokens[max(0, t + 1 - length):t + 1].tolist())
+            begins_later = len(gram) < length or (
+                hidden is not None and t + 1 - length <= hidden < t)
+            rows.append(2 * (length - 2) + 1 if begins_later else
+                        2 * (n - 1) + found[gram] if gram in found else 2 * (length - 2))
+        sums.append(model.ngrams.table[rows].sum(dim=0))
+    return torch.nn.functional.pad(torch.stack(sums), (0, model.ngrams.rest))
 
 
 def random_tokens(*shape, seed=0):

@@ -243,16 +243,14 @@ def test_the_command_above_a_preset_composes_a_configuration_that_is_right(hydra
 
 @given(text=typed)
 @example(text="???")
-def test_a_prompt_and_a_stop_string_arrive_as_they_were_typed(text):
+def test_a_prompt_arrives_as_it_was_typed(text):
     if text != "null":
         assert sample_config([f"prompt={text}"]).prompt == text
-    if text:
-        assert sample_config(["stop=" + text.replace("\\", "\\\\")]).stop == [text]
 
 
-def test_settings_of_sample_have_their_types_and_a_stop_string_line_ends():
-    config = sample_config([r"stop=\n\n", r"stop=a\tb", "top_k=5", "temperature=0", "prompt=5"])
-    assert config == SampleConfig(stop=["\n\n", "a\tb"], top_k=5, temperature=0.0, prompt="5")
+def test_settings_of_sample_have_their_types():
+    config = sample_config(["top_k=5", "temperature=0", "prompt=5"])
+    assert config == SampleConfig(top_k=5, temperature=0.0, prompt="5")
 
 
 @pytest.mark.parametrize("argv, sentence", [

@@ -67,7 +67,6 @@ WRONG = [
     ({"data.path": "notes/"}, "data.path=notes/ needs a source that takes a path: add data=text"),
     ({"data.source": "hf"}, "data=hf needs data.name=DATASET"),
     ({"data.name": "a/b"}, "data.name=a/b is for data=hf"),
-    ({"data.encoding": "utf-9"}, "data.encoding=utf-9 is not an encoding"),
     ({"tokenizer.name": "gtp2"}, "did you mean gpt2"),
     ({"tokenizer.name": "hf"}, "tokenizer=hf comes with a model: add init_from=FOLDER"),
     ({"tokenizer.name": "char", "tokenizer.vocab_size": 300}, "is for tokenizer=bpe"),
@@ -78,7 +77,6 @@ SAMPLE_WRONG = [
     ({"max_new_tokens": 10**23}, "must be at most 1000000000"),
     ({"checkpoint": "²"}, "checkpoint=² is not best, last or a step's number"),
     ({"run_dir": "a", "init_from": "b"}, "run_dir= and init_from= are both given"),
-    ({"stop": ["a", ""]}, "stop= is empty"),
     ({"attention": "map.png"}, "attention=map.png does not end in .html"),
 ]
 RIGHT = [

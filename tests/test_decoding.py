@@ -1,5 +1,4 @@
 import unicodedata
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -179,7 +178,7 @@ def test_the_choice_is_that_of_transformers_processors(seed, rows, vocab_size, t
     torch.testing.assert_close(ours, theirs(tokens, logits).softmax(dim=-1), atol=1e-12, rtol=1e-9)
 
 
-# --- text: whole characters, stop strings ---------------------------------------------------------
+# --- text: whole characters ----------------------------------------------------------------------
 
 BYTES = train_bpe(["é日😀"], 257)  # a token for each byte
 
@@ -195,39 +194,6 @@ def grown(text, ids):
     return certain
 
 
-def ended_by_definition(whole, stops):
-    """The text before the first stop string that its characters, one after the other, complete."""
-    for n in range(1, len(whole) + 1):
-        complete = [stop for stop in stops if whole[:n].endswith(stop)]
-        if complete:
-            return whole[:n - max(map(len, complete))], "stop"
-    return whole, "length"
-
-
-@given(whole=st.text("ab\né😀", max_size=20),
-       stops=st.lists(st.text("ab\né😀", min_size=1, max_size=4), max_size=3), data=st.data())
-def test_a_text_ends_before_the_first_stop_string_however_its_characters_fall_into_tokens(
-        whole, stops, data):
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole.encode())), max_size=6)))
-    pieces = [whole.encode()[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole.encode())])]
-    tokenizer = SimpleNamespace(end_of_text=None, token_bytes=pieces.__getitem__)
-    text = Text(tokenizer, [0], stop=stops)
-    certain = grown(text, range(len(pieces)))
-    if text.ended is None:
-        text.end("length")
-    expected, why = ended_by_definition(whole, stops)
-    assert (text.text, text.ended) == (expected, why)
-    for before, after in zip(certain, [*certain[1:], text.text]):
-        assert after.startswith(before)
-
-
-def test_what_may_become_a_stop_string_is_held_back_and_given_when_it_does_not():
-    text = Text(BYTES, [0], stop=["\n\nend"])
-    assert grown(text, BYTES.encode("a\n\nen\n\nen")) == ["a"] * 5 + ["a\n\nen"] * 4
-    text.end("length")
-    assert text.text == "a\n\nen\n\nen"
-
-
 def test_half_a_character_is_held_back_and_at_the_end_shown_as_one_that_is_not_whole():
     text = Text(BYTES, [0])
     assert grown(text, list(BYTES.encode("é日"))[:-1]) == ["", "é", "é", "é"]
@@ -235,10 +201,10 @@ def test_half_a_character_is_held_back_and_at_the_end_shown_as_one_that_is_not_w
     assert text.text == "é\ufffd"
 
 
-def test_the_end_of_text_token_ends_a_text_and_gives_what_was_held_back():
-    text = Text(BYTES, [0], stop=["ab"])
+def test_the_end_of_text_token_ends_a_text():
+    text = Text(BYTES, [0])
     ids = [*BYTES.encode("xa"), BYTES.end_of_text, *BYTES.encode("b")]
-    assert grown(text, ids) == ["x", "x", "xa"]
+    assert grown(text, ids) == ["x", "xa", "xa"]
     assert text.ended == "end_of_text" and len(text.tokens) == 3
     text = Text(BYTES, [0], documents=2)  # as where no prompt is given
     assert grown(text, [BYTES.end_of_text, *ids])[-1] == "\nxa" and text.ended == "end_of_text"

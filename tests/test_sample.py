@@ -65,7 +65,7 @@ def test_a_bpe_model_takes_any_prompt_and_writes_whole_characters(command, run, 
     (["top_p=0"], "must be above 0"),
     (["checkpoint=7"], "no checkpoint of step 7: there are 3"),
     (["promt=x"], "did you mean prompt"),
-    (["run_dir=nowhere"], "run_dir=nowhere does not exist: python -m report lists your runs"),
+    (["run_dir=nowhere"], "run_dir=nowhere does not exist: give the folder of a run"),
     (["score=none.txt"], "none.txt cannot be read"),
     (["score=/dev/null"], "score=/dev/null is empty"),
     (["attention=page.png"], "end in .html"),
@@ -113,13 +113,6 @@ def test_texts_made_together_are_those_made_alone(capsys, run, monkeypatch, prom
     for name, value in (("ROWS", 3), ("CACHE_BYTES", 1)):
         monkeypatch.setattr(f"sample.{name}", value)
         assert said(capsys, run, prompt=prompt, num_samples=4) == alone
-
-
-def test_texts_end_before_a_stop_string(capsys, run):
-    free = said(capsys, run, temperature=1.0)
-    stop = free[5:8]
-    assert said(capsys, run, temperature=1.0, stop=["never seen", stop]) == (
-        free[:free.index(stop)] + "\n")
 
 
 def test_a_score_of_a_file_or_of_stdin_is_a_line_in_a_pipe(command, run, tmp_path):

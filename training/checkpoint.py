@@ -93,7 +93,7 @@ class Checkpoints:
             return True
         self.watch.flush()
         clock.switch("save")
-        tensors = {MODEL: dict(self.model.named_parameters()),  # tied weights once
+        tensors = {MODEL: self.model.tensors(),
                    OPTIMIZER: optimizer_tensors(self.optimizers, self.model)}
         for found in tensors.values():
             for name in sorted(found):
@@ -296,9 +296,9 @@ def _sealed(manifest: str) -> str:
 
 
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
-    """The shapes of a model's parameters, by name, without making one."""
+    """The shapes of a model's tensors, by name, without making one."""
     with torch.device("meta"):
-        return {name: list(p.shape) for name, p in GPT(config).named_parameters()}
+        return {name: list(t.shape) for name, t in GPT(config).tensors().items()}
 
 
 def check_weights(path: Path, config: GPTConfig) -> None:
@@ -327,22 +327,24 @@ def load_weights(model: GPT, path: Path) -> None:
     """Copy the weights at path into the model; of more positions, the first."""
     check_weights(path, model.config)
     with opened(path) as file:
-        for name, p in model.named_parameters():
-            copy_rows(file, name, p)
+        for name, tensor in model.tensors().items():
+            copy_rows(file, name, tensor)
 
 
 def load_run(run_dir: str | os.PathLike, which: str | int = "last",
              log: Callable[[str], None] = print) -> tuple[GPT, Tokenizer, Config]:
     """The model (on the CPU, in evaluation mode), the tokenizer and the configuration of a run.
 
-    which: `last`, `best` (by validation loss) or a step. Raises `UserError` where there is no such
-    checkpoint, or it is damaged and so are those before it.
+    which: `last`, `best` (by validation loss) or a step, of a checkpoint or else of a picture (in
+    float16). Raises `UserError` where there is none, or it is damaged and so are those before.
     """
-    folder, _ = find_checkpoint(Path(run_dir), which, log)
-    config = read_config(folder / CONFIG)
-    check_weights(folder / MODEL, config.model)
+    picture = Path(run_dir, "attention", f"step_{which:0>8}.safetensors")
+    pictured = picture.is_file() and int(which) not in saved_steps(Path(run_dir))
+    folder, _ = find_checkpoint(Path(run_dir), "last" if pictured else which, log)
+    config, weights = read_config(folder / CONFIG), picture if pictured else folder / MODEL
+    check_weights(weights, config.model)
     model = GPT(config.model)
-    load_weights(model, folder / MODEL)
+    load_weights(model, weights)
     return model.eval(), load_tokenizer(folder / TOKENIZER), config
 
 

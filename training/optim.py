@@ -111,6 +111,29 @@ def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
     return done.to_local().to(matrices.dtype)  # (matrices, rows here, columns)
 
 
+class RowAdagrad(Optimizer):
+    """Adagrad (Duchi et al. 2011) with one sum of squares for each row of a table, not one for each
+    number. A row without a gradient stays as it is: of a sparse gradient only the rows that it has
+    are read and written, with the same result."""
+
+    def __init__(self, params, lr: float):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        (group,) = self.param_groups
+        for p in group["params"]:
+            if not self.state[p]:
+                self.state[p]["row_squares"] = torch.zeros_like(p[:, :1])
+            weights, squares = local(p), local(self.state[p]["row_squares"])
+            grad, rows = local(p.grad), slice(None)
+            if grad.is_sparse:
+                grad, rows = grad.values(), grad.indices()[0]
+            sums = squares[rows] + grad.square().mean(dim=1, keepdim=True)  # (rows, 1)
+            squares[rows] = sums
+            weights[rows] -= group["lr"] * grad / sums.clamp(min=SMALLEST_SQUARE).sqrt()
+
+
 def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
                      mesh: DeviceMesh | None = None) -> list[Optimizer]:
     """The optimizers of all parameters, each with the peak rate, which `set_learning_rates` scales.
@@ -120,7 +143,8 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp3
     """
     muon = [p for name, p in model.named_parameters()
             if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
-    taken = {id(p) for p in muon}
+    tables = [p for name, p in model.named_parameters() if name == "ngrams.table"]
+    taken = {id(p) for p in [*muon, *tables]}
     rest = [p for p in model.parameters() if id(p) not in taken]
     groups = [{"params": [p for p in rest if p.dim() >= 2], "weight_decay": optim.weight_decay},
               {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0}]
@@ -130,6 +154,8 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp3
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         optimizers.append(Muon(muon, optim.muon_rate, optim.momentum, optim.weight_decay, dtype,
                                mesh))
+    if tables:
+        optimizers.append(RowAdagrad(tables, optim.lr))
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
         group["peak_lr"] = group["lr"]
     return optimizers
@@ -172,7 +198,11 @@ def learning_rates(optimizers: list[Optimizer]) -> dict[str, float]:
 def clip_gradients(model: nn.Module, largest: float, world: World, shard: int = 1) -> Tensor:
     """Scale the gradients of all ranks so that their norm is at most `largest` (0: any); return the
     norm of each parameter's before that, (parameters,), on the device."""
+    for p in model.parameters():
+        if p.grad.is_sparse:
+            p.grad = p.grad.coalesce()  # a row that was used twice once
     grads = [local(p.grad) for p in model.parameters()]
+    grads = [grad.values() if grad.is_sparse else grad for grad in grads]
     norms = torch.stack(torch._foreach_norm(grads))
     if world.size > 1:  # replicas have the same rows
         squares = norms.double().square() * (shard / world.size)
@@ -237,7 +267,8 @@ class LossWatch:
 
 
 # What each optimizer keeps of a parameter.
-FIELDS = {Muon: ["momentum", "row_squares"], AdamW: ["step", "exp_avg", "exp_avg_sq"]}
+FIELDS = {Muon: ["momentum", "row_squares"], RowAdagrad: ["row_squares"],
+          AdamW: ["step", "exp_avg", "exp_avg_sq"]}
 
 
 def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str, Tensor]:

@@ -30,6 +30,12 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     never by a timing, so that the same machine gives the same bits."""
     device = pick_device(config.device, world.size)
     model = replace(config.model, vocab_size=vocabulary_of(config, text))
+    if text.ngrams is not None:
+        rows = len(text.ngrams)
+        if model.ngram_rows not in (None, rows):
+            raise UserError(f"model.ngram_rows={model.ngram_rows} is not the {rows} n-grams that "
+                            "the text has: leave it out")
+        model = replace(model, ngram_rows=rows)
     config = replace(config, model=model, device=device,
                      precision=pick_precision(config.precision, device))
     memory = memory_here(device)
@@ -115,10 +121,11 @@ def memory_needed(config: Config, processes: int) -> float:
     docs/scaling.md, with what it gathers of a sharded model."""
     c = config.model
     parameters, _ = model_size(c)
-    outside = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
+    tables = (c.ngram_rows or 0) * c.ngram_dim  # one number of state a row
+    outside = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2) + tables
     state = 4 if config.optim.name == "muon" else 8
     held = 4 * parameters / config.shard  # weights, and as much of gradients
-    optimizer = (state * (parameters - outside) + 8 * outside) / config.shard
+    optimizer = (state * (parameters - outside) + 8 * (outside - tables)) / config.shard
     block, size = (parameters - outside) / c.n_layer, 2 if config.precision == "bf16" else 4
     gathered = 8 * outside + 3 * size * block if config.shard > 1 else 0
     tokens = config.micro_batch(processes) * c.block_size

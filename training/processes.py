@@ -140,6 +140,8 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
     forward passes of training, and the mesh of several ranks."""
     if size == 1:
         model.to(config.device)
+        if model.ngrams is not None:
+            model.ngrams.sparse = True  # not of several: their dense gradients are averaged
         return compile_model(model, size) if config.compile else model, None
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cli import Terminal, printer
-from config import Config, UserError, config_yaml, read_experiment
-from files import METRICS, SAMPLES, atomic_write, best_row, printable, read_rows
+from config import Config, UserError, config_yaml
+from files import METRICS, SAMPLES, atomic_write, best_row, read_rows
 
 # In the terminal: name → metric, format.
 SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"),
@@ -75,22 +75,19 @@ def new_run_dir(experiment: str) -> Path:
 class Record:
     """Records what a run measures: in a line of metrics.jsonl for each step, W&B, the terminal."""
 
-    def __init__(self, config: Config, run_dir: Path, experiment: str, step: int = 0):
+    def __init__(self, config: Config, run_dir: Path, step: int = 0):
         """Continue the record after `step` steps."""
         self.console = Terminal()
         self.config, self.run_dir, self.log = config, run_dir, printer(self.console)
-        path = run_dir / "config.yaml"  # what has one can be resumed
-        name = read_experiment(path) if path.exists() else experiment
-        with atomic_write(path) as part:
-            part.write_text(f"# experiment={printable(name, one_line=True)}\n"
-                            f"{config_yaml(config)}", encoding="utf-8")
+        with atomic_write(run_dir / "config.yaml") as part:  # what has one can be resumed
+            part.write_text(config_yaml(config), encoding="utf-8")
         self.rows = begin_rows(run_dir / METRICS, step, self.log)
         begin_rows(run_dir / SAMPLES, self.rows[-1]["step"] if self.rows else -1, self.log)
         discard_snapshots(run_dir / "attention", step)
         self._failed = False  # whether something could not be written
         from training.wandb_record import WandbRecord  # W&B takes a third of a second
 
-        self.wandb = WandbRecord(config, run_dir, experiment, self.log)
+        self.wandb = WandbRecord(config, run_dir, self.log)
         self._latest: dict[str, str] = {}
         self._figures, self._bar = "", None
 

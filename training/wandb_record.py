@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
 from html import escape
@@ -24,19 +23,21 @@ PROJECT = "glassgpt"  # where neither the setting nor WANDB_PROJECT names one
 class WandbRecord:
     """The record of a run. Whatever W&B raises is printed once; training goes on without it."""
 
-    def __init__(self, config: Config, run_dir: Path, experiment: str, log: Callable[[str], None]):
+    def __init__(self, config: Config, run_dir: Path, log: Callable[[str], None]):
         self.log_line = log
-        self._run = start(config, run_dir, experiment, log)
+        self._run = start(config, run_dir, log)
         self._samples: list[list] = []  # step and text
         if self._run is not None:
             parameters, _ = model_size(config.model)
             self._do(lambda run: run.summary.update({"parameters": parameters}))
 
     def log(self, row: dict, picture: Path | None) -> None:
-        """Record a step's metrics; with a picture of all maps, tables of the heads too."""
+        """Record a step's metrics, and the picture of all maps, if there is one."""
         found = without_heads(row)
-        self._do(lambda run: run.log(
-            found | (pictured(row, picture) if picture else {}), step=row["step"]))
+        if picture:
+            caption = f"every head's attention weights after {row['step']} steps"
+            found["attention/map"] = wandb.Image(str(picture), caption=caption)
+        self._do(lambda run: run.log(found, step=row["step"]))
 
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote, in a table with those before it."""
@@ -86,38 +87,6 @@ def without_heads(row: dict) -> dict:
             if not re.search(r"/L\d+H\d+(/|$)", key)} | most
 
 
-def head_table(row: dict) -> wandb.Table:
-    """A row for each head: its births, and its scores with their errors."""
-    found = defaultdict(dict)
-    for key, value in row.items():
-        kind, _, rest = key.partition("/")
-        if kind in ("heads", "births"):
-            name, _, head = rest.partition("/")
-            found[head][f"born: {name}" if kind == "births" else name] = value
-    columns = sorted({name for of in found.values() for name in of})
-    return wandb.Table(columns=["head", *columns],
-                       data=[[head, *map(of.get, columns)] for head, of in found.items()])
-
-
-def wiring_table(row: dict) -> wandb.Table:
-    """A row for each share that a head loses without what feeds it, the largest first."""
-    found = []
-    for key, share in row.items():
-        kind, _, rest = key.partition("/")
-        score, _, wire = rest.partition("/")
-        if kind == "wiring" and not score.endswith(("_se", "_direct")):
-            found.append([score, *wire.split("/"), share, row[f"wiring/{score}_se/{wire}"]])
-    return wandb.Table(columns=["score", "head", "read", "from", "share", "error"],
-                       data=sorted(found, key=lambda wire: -wire[4]))
-
-
-def pictured(row: dict, picture: Path) -> dict:
-    """What stands beside a row with a picture."""
-    caption = f"every head's attention weights after {row['step']} steps"
-    return {"attention/map": wandb.Image(str(picture), caption=caption),
-            "heads/table": head_table(row), "heads/wiring": wiring_table(row)}
-
-
 def _brief(error: Exception) -> str:
     name, reason = type(error).__name__, first_line(error)
     return name if reason == name else f"{name}: {reason}"
@@ -139,7 +108,7 @@ def has_wandb_key() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(url))
 
 
-def start(config: Config, run_dir: Path, experiment: str, log: Callable[[str], None]):
+def start(config: Config, run_dir: Path, log: Callable[[str], None]):
     """A W&B run, or None; offline where online does not start in time. Never raises or asks."""
     mode = wandb_mode(config.wandb.mode)
     if mode == "disabled":
@@ -152,13 +121,13 @@ def start(config: Config, run_dir: Path, experiment: str, log: Callable[[str], N
         (run_dir / "wandb").mkdir(exist_ok=True)
         id = ordinary(id_file, 100).read_text().strip() if id_file.exists() else None
         try:
-            run = init(config, run_dir, experiment, mode, id)
+            run = init(config, run_dir, mode, id)
         except Exception as e:
             if mode == "offline":
                 raise
             log(f"W&B did not start online ({_brief(e)}), so the record is kept offline")
             mode = "offline"
-            run = init(config, run_dir, experiment, mode, id)
+            run = init(config, run_dir, mode, id)
         with atomic_write(id_file) as part:
             part.write_text(run.id)
         run.define_metric("step")
@@ -175,12 +144,12 @@ def start(config: Config, run_dir: Path, experiment: str, log: Callable[[str], N
     return run
 
 
-def init(config: Config, run_dir: Path, experiment: str, mode: str, id: str | None):
+def init(config: Config, run_dir: Path, mode: str, id: str | None):
     """Start a W&B run, or continue the one of this id."""
     return wandb.init(
         project=config.wandb.project or os.environ.get("WANDB_PROJECT") or PROJECT,
         name=os.environ.get("WANDB_NAME") or run_dir.name,
         dir=str(run_dir), mode=mode, id=id, resume="allow" if id and mode == "online" else None,
-        config={**asdict(config), "experiment": experiment},
+        config=asdict(config),
         settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,
                                 finish_timeout=FINISH))

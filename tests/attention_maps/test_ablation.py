@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from models import configs, few, lively, random_tokens, small
+from models import configs, few, lively, of_ngrams, random_tokens, small
 
 from attention_maps import ablation
 from attention_maps.capture import capture
@@ -18,7 +18,8 @@ def captured(model, tokens):
 
 def slow(model, tokens, hidden=None, silent=None) -> torch.Tensor:
     """ln p of the next tokens, by the written-out formula, a layer and a head at a time, with
-    token `hidden` out of sight of later queries, or the head `silent`, (layer, head), zeroed."""
+    token `hidden` out of sight of later queries and n-grams, or the head `silent`, (layer, head),
+    zeroed."""
     c, T = model.config, len(tokens)
     mask = causal_mask(T, T)
     if hidden is not None:
@@ -26,6 +27,8 @@ def slow(model, tokens, hidden=None, silent=None) -> torch.Tensor:
     x = model.token_embedding.weight[tokens][None]
     if model.position_embedding is not None:
         x = x + model.position_embedding.weight[:T]
+    if model.ngrams is not None:
+        x = x + of_ngrams(model, tokens, hidden)
     if c.norm_embedding:
         x = F.rms_norm(x, (c.n_embd,))
     for layer, block in enumerate(model.blocks):

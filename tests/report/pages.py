@@ -8,10 +8,12 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig, config_yaml
 from report import pack
+from report.page import Model
 from report.sweep import read_job
 from sweeps import job_name, write_note
 
@@ -24,6 +26,11 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 
 # A run's folder, made up
+
+# The model of a prompt's page, too large for one.
+PROMPTED = Model(GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=16), {"kind": "char"},
+                 10**9, {})
+
 
 def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
     """Random causal softmax maps (…, T, T) float16."""
@@ -179,14 +186,10 @@ def read_back(path: Path) -> tuple[dict, list[bytes]]:
                      for blob in re.findall(r'class="blob">(.*?)</script>', text)]
 
 
-def unpack(data: bytes, kind: str, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+def unpack(data: bytes, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Maps (L, H, n, n) float64, zero above the diagonal, and the largest error that the page
     promises (L, H, n)."""
     lower, A = np.tri(n, dtype=bool), np.zeros((L, H, n, n))
-    if kind == "float16":
-        A[:, :, lower] = np.frombuffer(data, np.uint8).reshape(2, -1).T.copy().view("<f2").reshape(
-            L, H, -1)
-        return A, np.zeros((L, H, n))
     largest = np.frombuffer(data, "<f4", L * H * n).reshape(L, H, n).astype(float)
     A[:, :, lower] = np.frombuffer(data, np.uint8, offset=4 * L * H * n).reshape(L, H, -1)
     return A * largest[..., None] / pack.LEVELS, largest / pack.LEVELS
@@ -208,9 +211,10 @@ def expect_text(tab, selector: str, text: str, **more) -> None:
     expect(tab.locator(selector)).to_contain_text(text, **more)
 
 
-def exactly(text: str) -> float:
-    """The number that is called exact."""
-    return float(re.search(r"exactly (\S+)", text)[1])
+def told(text: str):
+    """The number that a tip tells, equal to all within its error."""
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    return pytest.approx(value, abs=error)
 
 
 def read_tip(tab) -> tuple[int, int, str]:

@@ -39,7 +39,7 @@ def test_needs_are_shown_beside_attention(see, tmp_path):
     assert read_need(tab)[2].startswith(signed(explain(step=0)["need"][14, 3]))
     tab.check("#looks")
     focus_map(tab, 14, 3, 16)
-    assert "exactly" in read_tip(tab)[2]
+    assert "±" in read_tip(tab)[2]
 
 
 def signed(x: float) -> str:

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from conftest import wait_until
-from pages import aside, exactly, expect_text, make_run, read_tip, snapshot
+from pages import PROMPTED, aside, expect_text, make_run, read_tip, snapshot, told
 
 from report import page
 
@@ -80,7 +80,7 @@ def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
     words = [f" a long word {i}" for i in range(300)]
     path = page.attention_page(snapshot(T=300, words=words), "“say</title>\n”",
-                               tmp_path / "p.html", scores=scores, prompted=200)
+                               tmp_path / "p.html", PROMPTED, scores, prompted=200)
     tab = see(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     assert "L1H2" in tab.inner_text("#map-title")  # the head that tells most
@@ -100,4 +100,4 @@ def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     tab.focus("#zoom-map canvas")
     tab.keyboard.press("ArrowDown")
     query, key, value = read_tip(tab)
-    assert exactly(value) == snapshot(T=300)["text"][1, 2, query, key]
+    assert told(value) == snapshot(T=300)["text"][1, 2, query, key]

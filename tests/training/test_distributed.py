@@ -63,7 +63,8 @@ slow, soak = pytest.mark.slow, pytest.mark.soak
 # (processes, shard) to step 10, and from there on
 @pytest.mark.parametrize("optim, first, then, more", [
     pytest.param("muon", (2, 2), (1, 1), [], marks=soak),
-    pytest.param("adamw", (2, 1), (2, 2), ["accumulate=4"], marks=slow),
+    pytest.param("adamw", (2, 1), (2, 2), ["accumulate=4", "model.ngrams=3", "model.ngram_size=6"],
+                 marks=slow),
     pytest.param("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"], marks=soak),
     pytest.param("adamw", (4, 4), (4, 1), ["accumulate=4"], marks=soak),
     pytest.param("muon", (1, 1), (4, 4), ["model.tie_embeddings=false", "accumulate=4"],

@@ -12,6 +12,7 @@ from model import GPT
 from training.optim import (
     ROW_MEAN,
     Muon,
+    RowAdagrad,
     build_optimizers,
     load_optimizer_tensors,
     lr_factor,
@@ -55,6 +56,25 @@ def test_muon_moves_a_matrix_by_the_written_out_rule():
         update = update / (squares * 6).sqrt()
         expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
         optimizer.step()
+    assert torch.allclose(p, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_row_adagrad_moves_the_rows_that_were_used_by_the_written_out_rule(sparse):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 4))
+    expected, sums = p.detach().clone(), torch.zeros(6)
+    optimizer = RowAdagrad([p], lr=0.1)
+    for rows in ([1, 4, 1], [0, 1, 4]):  # a row twice, and one that comes later
+        used = torch.nn.functional.embedding(torch.tensor(rows), p, sparse=sparse)
+        used.square().sum().backward()
+        for row in set(rows):
+            gradient = 2 * expected[row] * rows.count(row)
+            sums[row] += gradient.square().mean()
+            expected[row] -= 0.1 * gradient / sums[row].sqrt()
+        p.grad = p.grad.coalesce() if sparse else p.grad
+        optimizer.step()
+        optimizer.zero_grad()
     assert torch.allclose(p, expected, atol=1e-6)
 
 

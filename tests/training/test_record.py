@@ -12,7 +12,7 @@ from cli import Terminal
 from config import UserError, read_config, settings
 from files import as_known, born_when, read_rows
 from training.record import Record, begin_rows, run_folder
-from training.wandb_record import head_table, wandb_mode, without_heads
+from training.wandb_record import wandb_mode, without_heads
 
 
 def test_a_folder_has_one_owner_at_a_time_and_goes_where_nothing_came_of_it(tiny):
@@ -38,7 +38,7 @@ def test_a_resume_keeps_the_rows_up_to_its_step_and_beside_them_what_was_there(t
 
 def test_while_a_run_goes_its_record_is_only_appended_to(tiny, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    with Record(tiny, tmp_path, "test", step=1) as record:
+    with Record(tiny, tmp_path, step=1) as record:
         seen = []
         for step in (2, 3):
             record.write({"step": step})
@@ -46,7 +46,7 @@ def test_while_a_run_goes_its_record_is_only_appended_to(tiny, tmp_path):
     assert seen == [b'{"step": 1}\n{"step": 2}\n', b'{"step": 1}\n{"step": 2}\n{"step": 3}\n']
 
 
-def test_for_wandb_heads_are_a_table_and_their_maxima_and_errors_stay_in_metrics_jsonl():
+def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
     row = {"step": 5, "val/loss": 1.0, "births/sink/L0H1": 3} | {
         f"heads/{score}/L{layer}H{head}": layer + head / 100
         for score in ("induction", "induction_se", "sink")
@@ -55,9 +55,6 @@ def test_for_wandb_heads_are_a_table_and_their_maxima_and_errors_stay_in_metrics
               "wiring/induction_se/L1H0/keys/L0H0")
     assert without_heads(row | dict.fromkeys(errors, 0.1)) == {
         "step": 5, "val/loss": 1.0, "heads/induction/max": 11.11, "heads/sink/max": 11.11}
-    table = head_table(row)
-    assert table.columns == ["head", "born: sink", "induction", "induction_se", "sink"]
-    assert ["L0H1", 3, 0.01, 0.01, 0.01] in table.data and len(table.data) == 144
 
 
 def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
@@ -71,7 +68,7 @@ def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are
 def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monkeypatch):
     console = Terminal(file=io.StringIO(), force_terminal=True, width=80)
     monkeypatch.setattr(training.record, "Terminal", lambda: console)
-    with Record(tiny, tmp_path, "default") as record:
+    with Record(tiny, tmp_path) as record:
         def shown() -> str:
             with console.capture() as drawn:
                 console.print(record._bar.get_renderable())
@@ -130,10 +127,6 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
         assert image.read_bytes() == drawn.read_bytes()
         assert "after" in history[step]["attention/map.caption"]
-        table = json.loads((record / "files" / history[step]["heads/table.path"]).read_text())
-        assert [row[0] for row in table["data"]] == ["L0H0", "L0H1", "L1H0", "L1H1"]
-        assert {"induction", "induction_se"} <= set(table["columns"])
-    assert {"importance", "importance_se"} <= set(table["columns"])
     samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
     assert [step for step, _ in samples["data"]] == [0, 3, 6]
     page = (record / "files" / history[6]["attention/explorer.path"]).read_text(encoding="utf-8")

@@ -1,0 +1,190 @@
+// What answers the page in a worker: the model at several steps, its tokenizer, what a reader asks of a text. A question
+// is {id, ask, …}; an answer {id, answer}, {id, part} before it, or {id, error}.
+
+const CHANCES = 5; // next tokens that are told
+let config = null, tokenizer = null;
+const stopped = {}; // of each question, the last that is not to go on
+const models = new Map(), readings = new Map(); // step → weights; what is read → its Reading
+
+function readingOf({ step, off = [], name = "" }) {
+  const key = JSON.stringify([step, [...off].sort(), name]);
+  const found = readings.get(key) ?? new Reading(models.get(step), config, off);
+  readings.delete(key);
+  readings.set(key, found);
+  if (readings.size > 6) readings.delete(readings.keys().next().value);
+  return found;
+}
+
+function read(asked) {
+  const reading = readingOf(asked);
+  reading.read(asked.ids, asked.hidden);
+  return reading;
+}
+
+// ln of the sum of e^z over each row of logits (n, V).
+function normalisers(logits, V) {
+  return Float64Array.from({ length: logits.length / V }, (_, t) => {
+    const row = logits.subarray(t * V, (t + 1) * V), most = row.reduce((a, b) => Math.max(a, b), -Infinity);
+    return most + Math.log(row.reduce((sum, z) => sum + Math.exp(z - most), 0));
+  });
+}
+
+// The places of the n largest numbers, the largest first; of equal ones the first.
+function largestOf(numbers, n) {
+  const found = [];
+  for (let k = 0; k < numbers.length; k++) {
+    if (found.length === n && numbers[k] <= numbers[found[n - 1]]) continue;
+    let at = found.length;
+    while (at > 0 && numbers[found[at - 1]] < numbers[k]) at--;
+    found.splice(at, 0, k);
+    if (found.length > n) found.pop();
+  }
+  return found;
+}
+
+// What is expected after each token: the likeliest ids and their chances, the loss of the token that follows. Where
+// `told` are ids of before, their chances now.
+function predictions(reading, told = null) {
+  const { T, ids } = reading, V = config.vocab_size, logits = reading.logits(), sums = normalisers(logits, V);
+  const row = t => logits.subarray(t * V, (t + 1) * V);
+  const next = told ?? Array.from({ length: T }, (_, t) => largestOf(row(t), CHANCES));
+  return { next, chances: next.map((some, t) => some.map(id => Math.exp(logits[t * V + id] - sums[t]))),
+    losses: ids.map((_, t) => t + 1 < T ? sums[t] - logits[t * V + ids[t + 1]] : NaN) };
+}
+
+// All maps of a reading, the lower triangles one after the other (L, H, T (T + 1) / 2), their norms (L, H, T), and the
+// largest product of both.
+function mapsOf(reading) {
+  const { T, sizes: { L, H } } = reading, N = T * (T + 1) / 2;
+  const maps = new Float32Array(L * H * N), norms = new Float32Array(L * H * T);
+  let largest = 0;
+  for (let l = 0; l < L; l++) for (let h = 0; h < H; h++) {
+    maps.set(reading.layers[l].weights[h].data.subarray(0, N), (l * H + h) * N);
+    const row = reading.norms(l, h), { data } = reading.layers[l].weights[h];
+    norms.set(row, (l * H + h) * T);
+    for (let i = 0, at = 0; i < T; i++) for (let j = 0; j <= i; j++, at++) largest = Math.max(largest, data[at] * row[j]);
+  }
+  return { maps, norms, largest };
+}
+
+// The card of token i (attention_maps/card.py), and the words that it names.
+function cardOf(reading, i, [layer, head]) {
+  const { W, c, ids, T, layers, last, sizes: { L, H, C } } = reading, V = c.vocab_size;
+  const row = rows => rows.data.subarray(i * C, (i + 1) * C);
+  const xs = [...layers.map(l => row(l.x)), row(last)], logits = xs.map(x => logitsOf(W, c, x));
+  const next = largestOf(logits[L], CHANCES), told = [ids[i + 1] ?? next[0], ...next];
+  const lens = logits.map(z => i + 1 < T ? normalisers(z, V)[0] - z[told[0]] : NaN);
+  const { shape: [, size], data: E } = W[W["head.weight"] ? "head.weight" : "token_embedding.weight"];
+  const mean = new Float64Array(C), scales = scalesHere(c, row(last)), gain = W["norm.weight"]?.data;
+  for (let v = 0; v < V; v++) for (let k = 0; k < C; k++) mean[k] += E[v * size + k] / V;
+  const push = wrote => normalised(wrote, C, scales, gain);
+  const parts = reading.parts().filter(({ name }) => !name.endsWith("bias"))
+    .map(({ wrote }) => push(wrote.slice(i * C, (i + 1) * C)));
+  const direct = parts.map(y => told.map(id => y.reduce((sum, x, k) => sum + x * (E[id * size + k] - mean[k]), 0)));
+  const middle = logits[L].reduce((a, b) => a + b, 0) / V;
+  direct.push(told.map((id, k) => logits[L][id] - middle - direct.reduce((sum, part) => sum + part[k], 0)));
+  const pushed = linear({ "head.weight": { shape: [V, C], data: E } }, "head", parts[1 + layer * (H + 1) + head], 1);
+  const writes = [...largestOf(pushed, 3), ...largestOf(pushed.map(z => -z), 3)];
+  return { i, lens, direct, writes, of: [layer, head],
+    words: Object.fromEntries([...told, ...writes].map(id => [id, tokenizer.word(id)])) };
+}
+
+const pause = () => new Promise(go => setTimeout(go)); // in which another question may come in
+
+const ANSWERS = {
+  // The model's weights at a step, packed as report/pack.py packs them.
+  async weights({ step, tensors, packed }) {
+    if (models.has(step)) return true;
+    const text = atob(packed), bytes = Uint8Array.from(text, c => c.charCodeAt(0));
+    const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    models.set(step, weightsOf(tensors, new Uint8Array(await new Response(plain).arrayBuffer())));
+    if (models.size > 3) models.delete(models.keys().next().value);
+    return true;
+  },
+  begin(given) { config = given.config; tokenizer = tokenizerOf(given.tokenizer); },
+  encode({ text }) { return tokenizer.encode(text); },
+  decode({ ids }) { return tokenizer.decode(ids); },
+  words({ ids }) { return ids.map(tokenizer.word); },
+  logits(asked) { return read(asked).logits(); },
+  maps(asked) {
+    const reading = read(asked), { T, sizes: { L, H } } = reading, whole = new Float32Array(L * H * T * T);
+    for (let k = 0; k < L * H; k++) for (let i = 0; i < T; i++) {
+      const { data } = reading.layers[Math.floor(k / H)].weights[k % H];
+      whole.set(data.subarray(i * (i + 1) / 2, (i + 1) * (i + 2) / 2), (k * T + i) * T);
+    }
+    return whole;
+  },
+  // All that follows a text: maps, norms, predictions, words; what was, where heads are off or tokens hidden.
+  look(asked) {
+    const reading = read(asked), found = { ...mapsOf(reading), ...predictions(reading) };
+    const changed = asked.off.length || asked.hidden.length;
+    const was = changed ? predictions(read({ ...asked, off: [], hidden: [] }), found.next) : null;
+    return { ...found, was, words: Object.fromEntries(found.next.flat().map(id => [id, tokenizer.word(id)])) };
+  },
+  card(asked) { return cardOf(read(asked), asked.i, asked.of); },
+  // Nats that the token after i costs more without each head, (L, H), as parts.
+  async knockout({ i, ...asked }, tell, id) {
+    const ids = asked.ids.slice(0, i + 2), before = predictions(read({ ...asked, ids, name: "k" })).losses[i];
+    for (let k = 0; k < config.n_layer * config.n_head; k++) {
+      const name = `L${Math.floor(k / config.n_head)}H${k % config.n_head}`, off = [...asked.off, name];
+      const reading = new Reading(models.get(asked.step), config, off);
+      reading.read(ids, asked.hidden);
+      tell({ k, nats: predictions(reading).losses[i] - before });
+      await pause();
+      if (id <= stopped.knockout) return;
+    }
+  },
+  // What each prediction needed (attention_maps/ablation.py), a hidden token at a time, the last first.
+  async need(asked, tell, id) {
+    const V = config.vocab_size, reading = readingOf({ ...asked, name: "need" }), { ids } = asked, T = ids.length;
+    reading.read(ids, asked.hidden);
+    const before = reading.logits(), sums = normalisers(before, V);
+    for (let j = T - 2; j >= 0; j--) {
+      if (asked.hidden.includes(j)) continue;
+      reading.read(ids, [...asked.hidden, j]);
+      const after = reading.logits(j + 1), now = normalisers(after, V), need = [], kl = [];
+      for (let i = j + 1; i < T; i++) {
+        const a = i * V, b = (i - j - 1) * V, p = id => before[a + id] - sums[i], q = id => after[b + id] - now[i - j - 1];
+        let apart = 0;
+        for (let v = 0; v < V; v++) apart += Math.exp(p(v)) * (p(v) - q(v));
+        need.push(i + 1 < T ? p(ids[i + 1]) - q(ids[i + 1]) : NaN);
+        kl.push(apart);
+      }
+      tell({ j, need, kl });
+      await pause();
+      if (id <= stopped.need) return;
+    }
+  },
+  // The terms of a score before softmax, by the text as it is without a change.
+  why({ layer, head, i, j, ...asked }) { return why(read(asked), layer, head, i, j); },
+  // Continue a text token by token, as decoding.py does: where it is longer than the block, in a window that moves.
+  async goOn({ temperature, most, ...asked }, tell, id) {
+    const ids = [...asked.ids], T = config.block_size, stride = Math.max(1, Math.floor(T / 4));
+    for (let made = 0; made < most && !(id <= stopped.goOn); made++) {
+      const start = Math.max(0, Math.ceil((ids.length - T) / stride)) * stride;
+      const hidden = asked.hidden.map(j => j - start).filter(j => j >= 0);
+      const reading = read({ ...asked, ids: ids.slice(start), hidden, name: "on" }), z = reading.logits(reading.T - 1);
+      ids.push(temperature > 0 ? drawn(z, temperature) : largestOf(z, 1)[0]);
+      tell({ ids, text: tokenizer.decode(ids) });
+      await pause();
+    }
+  },
+};
+
+// An id drawn by the chances of logits at a temperature.
+function drawn(logits, temperature) {
+  const z = logits.map(x => x / temperature), [sum] = normalisers(z, z.length);
+  let left = Math.random();
+  for (let id = 0; id < z.length; id++) if ((left -= Math.exp(z[id] - sum)) < 0) return id;
+  return largestOf(logits, 1)[0];
+}
+
+onmessage = async ({ data: { id, ask, ...given } }) => {
+  if (ask === "stop") { stopped[given.what] = id; return; }
+  try {
+    const answer = await ANSWERS[ask](given, part => postMessage({ id, part }), id);
+    postMessage({ id, answer });
+  } catch (e) {
+    postMessage({ id, error: e.message });
+  }
+};

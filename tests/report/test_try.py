@@ -1,0 +1,109 @@
+"""A text of the reader's own, in Chromium: read as it is typed, with heads off and tokens hidden,
+continued, kept in the address."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import wait_until
+from models import lively
+from pages import expect_text, read_back
+from playwright.sync_api import expect
+from safetensors.torch import save_file
+
+from attention_maps.capture import half
+from report import page
+from training.checkpoint import load_run
+
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+
+
+@pytest.fixture
+def own(whole, tmp_path):
+    """A run's folder, of weights as large as trained ones, and its model and tokenizer."""
+    run = shutil.copytree(whole, tmp_path / "run")
+    model, tokenizer, _ = load_run(run)
+    for step in (0, 6, 12):
+        lively(model, step)
+        save_file(half(model), run / "attention" / f"step_{step:08d}.safetensors")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.half())
+    return run, model, tokenizer
+
+
+def number(tab, ids, **changes) -> np.ndarray:
+    found = tab.evaluate("([ids, changes]) => glass.logits(ids, changes).then(x => [...x])",
+                         [ids, changes])
+    return np.array(found).reshape(len(ids), -1)
+
+
+@pytest.mark.slow
+def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own, see):
+    run, model, tokenizer = own
+    tab, text = see(page.write_page(run)), "the glass the glass"
+    tab.fill("#typed", text)
+    ids = tokenizer.encode(text)
+    expect_text(tab, "#try-says", f"{len(ids)} tokens")
+    expect(tab.locator("#text .token")).to_have_count(len(ids))
+    assert tab.evaluate("text => glass.encode(text)", text) == ids
+    assert tab.evaluate("ids => glass.decode(ids)", ids) == text
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]))[0][0].numpy()
+        maps = model.attention_maps(torch.tensor([ids]))[:, 0].numpy()
+    assert number(tab, ids) == pytest.approx(logits, abs=5e-3)
+    found = tab.evaluate("ids => glass.maps(ids).then(x => [...x])", ids)
+    assert np.array(found).reshape(maps.shape) == pytest.approx(maps, abs=1e-3)
+
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.keyboard.press("x")
+    expect_text(tab, "#changed", "Off: L1H1.")
+    expect(tab.locator("#text small.was", has_text="was").first).to_be_visible()
+    tab.click("#text [aria-label='token 2']")
+    tab.click("#hide")
+    expect_text(tab, "#changed", "Off: L1H1, token 2.")
+    wait_until(tab, "location.hash.includes('off=L1H1&hidden=2')")
+    assert np.abs(number(tab, ids, off=["L1H1"], hidden=[2]) - logits).max() > 0.01
+    again = see(run / "report.html")
+    again.goto(tab.url)
+    again.reload()
+    expect_text(again, "#changed", "Off: L1H1, token 2.")
+    tab.click("#reset")
+    expect(tab.locator("#changed")).not_to_contain_text("Off")
+
+    tab.check("#needs")
+    expect_text(tab, "#map-title", "What each prediction needed")
+    expect_text(tab, "#card", "Loss after each block")
+    before = tab.inner_text("#text")
+    tab.focus("#step")
+    tab.keyboard.press("Home")  # read by the weights of another step
+    wait_until(tab, f"document.getElementById('text').innerText !== {before!r}")
+
+    tab.fill("#temperature", "0")
+    tab.focus("#step")
+    tab.keyboard.press("End")
+    tab.click("#go-on")
+    wait_until(tab, f"document.getElementById('typed').value.length > {len(text) + 60}")
+    tab.click("#go-on")
+    greedy = model.generate(torch.tensor([ids]), 50, temperature=0)[0].tolist()
+    assert tab.input_value("#typed").startswith(tokenizer.decode(greedy)[:len(text) + 40])
+
+
+@pytest.mark.slow
+def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, see):
+    run, *_ = own
+    tab = see(page.write_page(run))
+    url = tab.url.partition("#")[0]
+    tab.goto(f"{url}#text={HOSTILE}&off=L9H9,{HOSTILE}&hidden=99999")
+    tab.reload()
+    wait_until(tab, "document.getElementById('try-says').textContent !== ''")
+    assert not tab.evaluate("window.hacked") and not tab.locator("img").count()
+    blobs = (run / "report.html").read_text().split('class="blob">')
+    for place in read_back(run / "report.html")[0]["weights"]["blobs"].values():
+        blobs[place + 1] = "AAAA" + blobs[place + 1][4:]
+    (run / "report.html").write_text('class="blob">'.join(blobs))
+    tab = see(run / "report.html")
+    tab.fill("#typed", "the glass")
+    expect_text(tab, "#try-says", "cannot be run")
+    assert tab.locator("#map canvas").is_visible()
