@@ -58,7 +58,7 @@ async function start() {
     choose(state.layer, state.head);
     show();
   };
-  const playing = () => $("play").textContent !== "▶";
+  const playing = () => $("play").textContent !== "▶" || live.going;
   if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, playing);
   await show();
   scrollAsBefore();

@@ -10,7 +10,7 @@ from conftest import wait_until
 from models import lively
 from pages import expect_text, read_back
 from playwright.sync_api import expect
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from attention_maps.capture import half
 from report import page
@@ -107,3 +107,11 @@ def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, see
     tab.fill("#typed", "the glass")
     expect_text(tab, "#try-says", "cannot be run")
     assert tab.locator("#map canvas").is_visible()
+
+
+def test_a_step_that_has_a_picture_and_no_checkpoint_can_be_loaded(own):
+    run, *_ = own
+    shutil.rmtree(run / "checkpoints" / "step_00000006", ignore_errors=True)
+    kept = load_file(run / "attention" / "step_00000006.safetensors")
+    model, *_ = load_run(run, 6)
+    assert all(torch.equal(p, kept[name].float()) for name, p in model.named_parameters())
