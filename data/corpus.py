@@ -234,7 +234,7 @@ def text_files(path: str, log: Callable[[str], None], exclude: str | None = None
         if not os.path.isdir(file) and not any(map(is_passed_by, parts)):
             (text if _is_text(file) else left).append(file)
     names = [printable(file.relative_to(root).as_posix(), one_line=True) for file in left[:3]]
-    listed = f"{len(left):,} not utf-8 text, as {', '.join(names)}"
+    listed = f"{len(left):,} not text in utf-8, as {', '.join(names)}"
     if not text:
         raise UserError(f"data.path={path} holds no text files; left out: {listed}")
     if left:

@@ -149,7 +149,9 @@ def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
     for path in sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))[-1:]:
         with suppress(ValueError, OSError):  # it cannot be read
             stats = {step: ordinary(paths[step]).stat() for step in steps}
-            return Model(config, read_object(path), max(s.st_size for s in stats.values()), {
+            whole = path.with_name("model.safetensors").stat().st_size // 2  # of float32
+            size = max((stat.st_size for stat in stats.values()), default=whole)
+            return Model(config, read_object(path), size, {
                 step: partial(packed_weights, paths[step], stats[step].st_mtime_ns)
                 for step in steps})
     return None

@@ -184,6 +184,7 @@ function drawSwitches() {
   const { losses, was } = live.explained ?? { losses: [] };
   $("changed").replaceChildren(...losses.length > 1 ? [`Its tokens cost ${figure(mean(losses))} nats in the mean`,
     ...was ? [`; with nothing off it was ${figure(mean(was.losses))}. Off: ${off.join(", ")}.`] : ["."]] : []);
+  $("heads-grid").classList.toggle("own", mine);
   $("heads-grid").querySelectorAll("[role=radio]").forEach((button, k) =>
     button.classList.toggle("off", mine && live.off.includes(headName(Math.floor(k / H), k % H))));
 }
@@ -234,6 +235,13 @@ function setUpTrying(first) {
   $("go-on").onclick = goOn;
   $("head-off").onclick = () => toggleHead(state.layer, state.head);
   $("hide").onclick = () => toggleToken(state.held);
+  $("heads-grid").addEventListener("click", event => { // on the switch of a head
+    const button = event.target.closest("[role=radio]"), box = button?.getBoundingClientRect();
+    if (!box || probe() !== live || event.clientX < box.right - 17 || event.clientY > box.top + 32 || !event.detail) return;
+    event.stopPropagation();
+    const k = [...$("heads-grid").querySelectorAll("[role=radio]")].indexOf(button);
+    toggleHead(Math.floor(k / H), k % H);
+  }, true);
   $("reset").onclick = () => { Object.assign(live, { off: [], hidden: [] }); readAgain(); };
   for (const [id, key, press] of [["heads-grid", "x", () => toggleHead(state.layer, state.head)],
     ["text", "h", () => { if (state.held !== null) toggleToken(state.held); }]]) {

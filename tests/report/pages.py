@@ -213,7 +213,7 @@ def expect_text(tab, selector: str, text: str, **more) -> None:
 
 def told(text: str):
     """The number that a tip tells, equal to all within its error."""
-    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    value, error = map(float, re.search(r"(\S+) ± ([\d.e-]+)", text).groups())
     return pytest.approx(value, abs=error)
 
 

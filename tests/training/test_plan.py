@@ -59,7 +59,7 @@ def test_bytes_and_operations_are_about_those_of_a_real_step(shape, precision):
 
 def test_what_is_settled_has_no_auto_left_and_settles_to_itself(monkeypatch):
     monkeypatch.setattr(plan, "has_compiler", lambda: True)
-    text = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=65), train=range(999),
+    text = SimpleNamespace(ngrams=None, tokenizer=SimpleNamespace(vocab_size=65), train=range(999),
                            val=range(99))
     config = Config(device="cpu", max_steps=10, model=GPTConfig(None, block_size=32))
     done = resolve(config, World(), text)
