@@ -33,7 +33,7 @@ const engine = {
 
 const kept = Object.keys(data.weights?.blobs ?? {}).map(Number); // steps whose weights are in the page
 const live = { name: "your text", live: true, period: null, needs: [], maps: [], tokens: [], ids: [], T: 0,
-  off: [], hidden: [], view: null, explained: null, busy: false, again: false, prompted: null };
+  off: [], hidden: [], view: null, explained: null, busy: false, again: false };
 const isLive = () => kept.length > 0;
 
 let begun = null;
