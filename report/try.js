@@ -47,10 +47,14 @@ const blobText = async number => new TextDecoder().decode(await unpacked(number)
 // The step whose weights stand for the slider's: the last one up to it, else the first.
 const stepOf = step => kept.findLast(one => one <= step) ?? kept[0];
 
+const given = new Map(); // step → when the worker has its weights
 async function withWeights(step) {
   await begin();
-  await engine.ask("weights", { step, tensors: data.weights.tensors,
-    packed: blobs[data.weights.blobs[step]].textContent });
+  if (!given.has(step)) {
+    const packed = blobs[data.weights.blobs[step]].textContent;
+    given.set(step, engine.ask("weights", { step, tensors: data.weights.tensors, packed }));
+  }
+  await given.get(step);
 }
 
 // A question about ids at a step of the slider, with what is switched off.
