@@ -81,8 +81,7 @@ class Text:
     `ended` says why there is no more: "end_of_text", "length"; None while there may be.
     """
 
-    def __init__(self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0,
-                 documents: int = 1):
+    def __init__(self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0, documents: int = 1):
         """A text after a prompt of at least one token, which ends after so many documents: what a
         model begins by itself may end at once."""
         self.prompt_tokens, self.seed, self._documents = prompt_tokens, seed, documents

@@ -287,9 +287,10 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         config.check()
-        for name in ("vocab_size", "ngram_rows")[:1 + (config.ngrams > 1)]:
-            if getattr(config, name) is None:
-                raise UserError(f"model.{name} is not set: give what the text has")
+        if config.vocab_size is None:
+            raise UserError("model.vocab_size is not set: give the tokenizer's")
+        if config.ngrams > 1 and config.ngram_rows is None:
+            raise UserError("model.ngram_rows is not set: give the number of n-grams")
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
         learned, T = config.position == "learned", config.block_size

@@ -222,11 +222,12 @@ def read_text(config: Config, world: World, run_dir: Path, manifest: dict, conso
     text = text or open_tokens(*known) or check_text(config, manifest, tokenizer, console)
     for line in text.summary():
         log(line)
-    if config.model.ngrams > 1 and not config.init_from:  # which brings its own
-        keys = count_ngrams(text.train, text.tokenizer.vocab_size, config.model)
-        text = replace(text, ngrams=keys)
-        return text, lambda model: model.ngrams.keys.copy_(torch.from_numpy(keys))
-    return text, load_initial_weights
+    c = config.model
+    if c.ngrams < 2 or config.init_from or (manifest and c.ngram_rows):  # weights bring their own
+        return text, load_initial_weights
+    keys = count_ngrams(text.train, text.tokenizer.vocab_size, c) if world.rank == 0 else None
+    keys = world.broadcast(keys)
+    return replace(text, ngrams=keys), lambda model: model.ngrams.keys.copy_(torch.from_numpy(keys))
 
 
 def check_text(config: Config, manifest: dict, tokenizer: Tokenizer | None, console: cli.Terminal

@@ -42,14 +42,34 @@ function largestOf(numbers, n) {
   return found;
 }
 
-// What is expected after each token: the likeliest ids and their chances, the loss of the token that follows. Where
-// `told` are ids of before, their chances now.
-function predictions(reading, told = null) {
-  const { T, ids } = reading, V = config.vocab_size, logits = reading.logits(), sums = normalisers(logits, V);
-  const row = t => logits.subarray(t * V, (t + 1) * V);
-  const next = told ?? Array.from({ length: T }, (_, t) => largestOf(row(t), CHANCES));
-  return { next, chances: next.map((some, t) => some.map(id => Math.exp(logits[t * V + id] - sums[t]))),
-    losses: ids.map((_, t) => t + 1 < T ? sums[t] - logits[t * V + ids[t + 1]] : NaN) };
+// What is expected after each token, [{sum, next, chances, follows, loss}]: the likeliest ids and their chances, the
+// token that follows and its loss. What is known from before is not computed again, but where another token follows.
+function predictions(reading) {
+  const { T, ids, known } = reading, V = config.vocab_size;
+  if (known.length && known.at(-1).follows !== ids[known.length]) known.pop();
+  const n = known.length, logits = reading.logits(n), sums = normalisers(logits, V);
+  for (let t = n; t < T; t++) {
+    const row = logits.subarray((t - n) * V, (t - n + 1) * V), sum = sums[t - n], next = largestOf(row, CHANCES);
+    known.push({ sum, next, chances: next.map(id => Math.exp(row[id] - sum)), follows: ids[t + 1],
+      loss: t + 1 < T ? sum - row[ids[t + 1]] : NaN });
+  }
+  return known;
+}
+
+// The loss of the token after i.
+function lossAfter(reading, i) {
+  const row = reading.logits(i).subarray(0, config.vocab_size);
+  return normalisers(row, row.length)[0] - row[reading.ids[i + 1]];
+}
+
+// The chances that a reading gives to some ids after each token, [[]] of (T), in the order of `ids`.
+function chancesOf(reading, ids) {
+  const { W, c, last, sizes: { C } } = reading, x = norm(W, c, "norm", reading.of(last, C)), { data: E } = headOf(W);
+  return predictions(reading).map(({ sum }, t) => ids[t].map(id => {
+    let z = 0;
+    for (let k = 0; k < C; k++) z += x[t * C + k] * E[id * C + k];
+    return Math.exp(z - sum);
+  }));
 }
 
 // All maps of a reading, the lower triangles one after the other (L, H, T (T + 1) / 2), their norms (L, H, T), and the
@@ -58,9 +78,10 @@ function mapsOf(reading) {
   const { T, sizes: { L, H } } = reading, N = T * (T + 1) / 2;
   const maps = new Float32Array(L * H * N), norms = new Float32Array(L * H * T);
   let largest = 0;
+  reading.measure();
   for (let l = 0; l < L; l++) for (let h = 0; h < H; h++) {
-    maps.set(reading.layers[l].weights[h].data.subarray(0, N), (l * H + h) * N);
-    const row = reading.norms(l, h), { data } = reading.layers[l].weights[h];
+    const { data } = reading.layers[l].weights[h], row = reading.layers[l].norms[h].data.subarray(0, T);
+    maps.set(data.subarray(0, N), (l * H + h) * N);
     norms.set(row, (l * H + h) * T);
     for (let i = 0, at = 0; i < T; i++) for (let j = 0; j <= i; j++, at++) largest = Math.max(largest, data[at] * row[j]);
   }
@@ -74,16 +95,16 @@ function cardOf(reading, i, [layer, head]) {
   const xs = [...layers.map(l => row(l.x)), row(last)], logits = xs.map(x => logitsOf(W, c, x));
   const next = largestOf(logits[L], CHANCES), told = [ids[i + 1] ?? next[0], ...next];
   const lens = logits.map(z => i + 1 < T ? normalisers(z, V)[0] - z[told[0]] : NaN);
-  const { shape: [, size], data: E } = W[W["head.weight"] ? "head.weight" : "token_embedding.weight"];
+  const { data: E } = headOf(W);
   const mean = new Float64Array(C), scales = scalesHere(c, row(last)), gain = W["norm.weight"]?.data;
-  for (let v = 0; v < V; v++) for (let k = 0; k < C; k++) mean[k] += E[v * size + k] / V;
+  for (let v = 0; v < V; v++) for (let k = 0; k < C; k++) mean[k] += E[v * C + k] / V;
   const push = wrote => normalised(wrote, C, scales, gain);
   const parts = reading.parts().filter(({ name }) => !name.endsWith("bias"))
     .map(({ wrote }) => push(wrote.slice(i * C, (i + 1) * C)));
-  const direct = parts.map(y => told.map(id => y.reduce((sum, x, k) => sum + x * (E[id * size + k] - mean[k]), 0)));
+  const direct = parts.map(y => told.map(id => y.reduce((sum, x, k) => sum + x * (E[id * C + k] - mean[k]), 0)));
   const middle = logits[L].reduce((a, b) => a + b, 0) / V;
   direct.push(told.map((id, k) => logits[L][id] - middle - direct.reduce((sum, part) => sum + part[k], 0)));
-  const pushed = linear({ "head.weight": { shape: [V, C], data: E } }, "head", parts[1 + layer * (H + 1) + head], 1);
+  const pushed = linear({ "head.weight": headOf(W) }, "head", parts[1 + layer * (H + 1) + head], 1);
   const writes = [...largestOf(pushed, 3), ...largestOf(pushed.map(z => -z), 3)];
   return { i, lens, direct, writes, of: [layer, head],
     words: Object.fromEntries([...told, ...writes].map(id => [id, tokenizer.word(id)])) };
@@ -113,20 +134,21 @@ const ANSWERS = {
   },
   // All that follows a text: maps, norms, predictions, words; what was, where heads are off or tokens hidden.
   look(asked) {
-    const reading = read(asked), found = { ...mapsOf(reading), ...predictions(reading) };
-    const changed = asked.off.length || asked.hidden.length;
-    const was = changed ? predictions(read({ ...asked, off: [], hidden: [] }), found.next) : null;
-    return { ...found, was, words: Object.fromEntries(found.next.flat().map(id => [id, tokenizer.word(id)])) };
+    const reading = read(asked), known = predictions(reading), next = known.map(one => one.next);
+    const found = { ...mapsOf(reading), next, chances: known.map(one => one.chances), losses: known.map(one => one.loss) };
+    const plain = asked.off.length || asked.hidden.length ? read({ ...asked, off: [], hidden: [] }) : null;
+    const was = plain && { chances: chancesOf(plain, next), losses: plain.known.map(one => one.loss) };
+    return { ...found, was, words: Object.fromEntries(next.flat().map(id => [id, tokenizer.word(id)])) };
   },
   card(asked) { return cardOf(read(asked), asked.i, asked.of); },
   // Nats that the token after i costs more without each head, (L, H), as parts.
   async knockout({ i, ...asked }, tell, id) {
-    const ids = asked.ids.slice(0, i + 2), before = predictions(read({ ...asked, ids, name: "k" })).losses[i];
+    const ids = asked.ids.slice(0, i + 2), before = lossAfter(read({ ...asked, ids, name: "k" }), i);
     for (let k = 0; k < config.n_layer * config.n_head; k++) {
       const name = `L${Math.floor(k / config.n_head)}H${k % config.n_head}`, off = [...asked.off, name];
       const reading = new Reading(models.get(asked.step), config, off);
       reading.read(ids, asked.hidden);
-      tell({ k, nats: predictions(reading).losses[i] - before });
+      tell({ k, nats: lossAfter(reading, i) - before });
       await pause();
       if (id <= stopped.knockout) return;
     }

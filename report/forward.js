@@ -181,14 +181,15 @@ class Rows {
 
 // A text as a model reads it, with heads `off` ("L1H3", …): what stands before a change is not computed again.
 // `layers` have the input x (T, C) of each, its keys, its values, what its heads gathered (T, H, d_v), what its MLP
-// wrote (T, C), the lengths of the values as its heads write them (T, H), and each head's `weights`, the lower triangle
-// row after row; `last` is what the last block gives, (T, C).
+// wrote (T, C), and of each head the `weights`, the lower triangle row after row, and the `norms` ‖v_j W_O‖ (T), of the
+// first `measured` tokens; `last` is what the last block gives, (T, C). `known` is engine.js's: what it found of tokens.
 class Reading {
   constructor(W, c, off = []) {
-    Object.assign(this, { W, c, off: new Set(off), sizes: sizesOf(c), ids: [], hidden: [], last: new Rows() });
+    Object.assign(this, { W, c, off: new Set(off), sizes: sizesOf(c), ids: [], hidden: [], last: new Rows(), measured: 0,
+      known: [] });
+    const each = () => Array.from({ length: this.sizes.H }, () => new Rows());
     this.layers = Array.from({ length: this.sizes.L }, () => ({ x: new Rows(), k: new Rows(), v: new Rows(),
-      heads: new Rows(), mlp: new Rows(), norms: new Rows(),
-      weights: Array.from({ length: this.sizes.H }, () => new Rows()) }));
+      heads: new Rows(), mlp: new Rows(), weights: each(), norms: each() }));
   }
 
   get T() { return this.ids.length; }
@@ -196,13 +197,14 @@ class Reading {
   // Rows of a part of the reading: (T, width).
   of(rows, width) { return rows.data.subarray(0, this.T * width); }
 
-  // Read ids, with some tokens hidden from all later ones; returns the place from which on it was computed.
+  // Read ids, with some tokens hidden from all later ones.
   read(ids, hidden = []) {
     const changed = [...hidden.filter(j => !this.hidden.includes(j)), ...this.hidden.filter(j => !hidden.includes(j))];
     let n = Math.min(this.T, ids.length, ...changed.map(j => j + 1));
     for (let t = 0; t < n; t++) if (ids[t] !== this.ids[t]) n = t;
-    Object.assign(this, { ids: [...ids], hidden: [...hidden] });
-    if (n === this.T) return n;
+    Object.assign(this, { ids: [...ids], hidden: [...hidden], measured: Math.min(this.measured, n) });
+    this.known.length = Math.min(this.known.length, n);
+    if (n === this.T) return;
     const { W, c, sizes: { L, H, G, C, d_k, d_v } } = this, m = this.T - n;
     let x = this.embed(n);
     for (let l = 0; l < L; l++) {
@@ -219,7 +221,6 @@ class Reading {
       x = added(x, more);
     }
     this.last.put(n * C, x);
-    return n;
   }
 
   embed(n) {
@@ -258,14 +259,19 @@ class Reading {
     return heads;
   }
 
-  // ‖v_j W_O‖ of each token in a head, (T).
-  norms(l, h) {
-    const { H, G, C, d_v } = this.sizes, g = Math.floor(h / (H / G)), all = new Float32Array(this.T * H * d_v);
-    const v = this.layers[l].v.data, found = new Float32Array(this.T);
-    for (let j = 0; j < this.T; j++) for (let k = 0; k < d_v; k++) all[(j * H + h) * d_v + k] = v[(j * G + g) * d_v + k];
-    const wrote = written(this.W, `blocks.${l}.attention`, h, all, this.T, this.sizes);
-    for (let j = 0; j < this.T; j++) found[j] = Math.hypot(...wrote.subarray(j * C, (j + 1) * C));
-    return found;
+  // Bring the norms up to the last token.
+  measure() {
+    const { W, T, measured: n, sizes } = this, { H, G, C, d_v } = sizes, m = T - n;
+    this.layers.forEach(({ v, norms }, l) => norms.forEach((rows, h) => {
+      const g = Math.floor(h / (H / G)), all = new Float32Array(m * H * d_v);
+      for (let j = 0; j < m; j++) {
+        const from = ((n + j) * G + g) * d_v;
+        all.set(v.data.subarray(from, from + d_v), (j * H + h) * d_v);
+      }
+      const wrote = written(W, `blocks.${l}.attention`, h, all, m, sizes);
+      rows.put(n, Float32Array.from({ length: m }, (_, j) => Math.hypot(...wrote.subarray(j * C, (j + 1) * C))));
+    }));
+    this.measured = T;
   }
 
   // Logits (T - n, V) from place n on.
@@ -288,8 +294,9 @@ class Reading {
   }
 }
 
+// The output layer's weight (V, C), the embedding's where they are one.
+const headOf = W => W["head.weight"] ?? W["token_embedding.weight"];
+
 // Logits (n, V) of what a block gives, x (n, C).
-function logitsOf(W, c, x) {
-  const head = W["head.weight"] ? "head" : "token_embedding";
-  return linear({ "head.weight": W[`${head}.weight`] }, "head", norm(W, c, "norm", x), x.length / c.n_embd);
-}
+const logitsOf = (W, c, x) =>
+  linear({ "head.weight": headOf(W) }, "head", norm(W, c, "norm", x), x.length / c.n_embd);

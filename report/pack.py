@@ -104,8 +104,7 @@ def describe(held, name: str) -> Probe:
 
 def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
     """Pack maps (L, H, T, T) and value norms (L, H, T): the rows' largest weights (L, H, T) as
-    little-endian float32, then the codes of the weights; the scale ends at their largest product.
-    """
+    little-endian float32, then the codes of the weights; the scale ends at the largest product."""
     T = maps.shape[-1]
     lower = np.tri(T, dtype=bool)
     largest, scales, codes = 0.0, [], []
@@ -161,9 +160,9 @@ def pack_worth(held) -> tuple[dict, tuple[str, str]] | None:
 def pack_weights(tensors: dict[str, np.ndarray]) -> tuple[list, str]:
     """Weights as float16, one after the other, then n-grams' keys as float64: the name and shape of
     each, and all in base64."""
-    numbers, keys = ([tensor.ravel() for tensor in tensors.values() if (tensor.dtype.kind == "f")
-                      == is_float] for is_float in (True, False))
-    packed = halves(np.concatenate(numbers)) + np.array(keys, "<f8").tobytes()
+    numbers = [tensor.ravel() for name, tensor in tensors.items() if name != "ngrams.keys"]
+    keys = tensors.get("ngrams.keys", np.empty(0)).astype("<f8")
+    packed = halves(np.concatenate(numbers)) + keys.tobytes()
     return [[name, tensor.shape] for name, tensor in tensors.items()], in_base64(packed)
 
 

@@ -18,6 +18,7 @@ function sizeFromScores() {
   return [1, 2].map(k => Math.max(0, ...places.map(place => Number(place[k]) + 1)));
 }
 
+const stepNow = () => steps[state.step] ?? 0;
 const seen = () => ({ layer: state.layer, head: state.average ? null : state.head, weighted: state.weighted });
 
 // ---- attention
@@ -45,16 +46,16 @@ function setUpText() {
       /[·⏎⇥␍⍽]/.test(part) ? [...part].flatMap(c => c === "⏎" ? [el("i", {}, c), el("br")]
         : [el("wbr"), el("i", {}, c)]) : [part]);
     const span = el("bdi", { className: "token", role: "button", "aria-label": `token ${i}` }, ...pieces,
-      ...probe() === live ? lossUnder(i) : []);
-    if (probe() === live) span.classList.toggle("hidden-token", live.hidden.includes(i));
+      ...isOwn() ? lossUnder(i) : []);
+    if (isOwn()) span.classList.toggle("hidden-token", live.hidden.includes(i));
     span.onpointerenter = () => light(i);
     span.onfocus = () => light(i);
     span.onclick = () => hold(i);
     return span;
   });
   tokens.of = state.probe;
-  host.classList.toggle("own", probe() === live);
-  host.replaceChildren(...tokens.flatMap((span, i) => probe() === live && /\n/.test(words[i]) ? [span, el("br")] : [span]));
+  host.classList.toggle("own", isOwn());
+  host.replaceChildren(...tokens.flatMap((span, i) => isOwn() && /\n/.test(words[i]) ? [span, el("br")] : [span]));
   if (data.prompted && tokens[data.prompted]) {
     tokens[data.prompted].before(el("span", { className: "border" }, "▏generated from here on▕"));
   }
@@ -125,16 +126,16 @@ function reveal(i) {
 function drawPrediction() {
   const i = state.token, known = probe().tokens;
   $("expected").hidden = !explained || i === null;
-  const waits = explained === live.explained && live.explained?.card?.i !== state.held;
-  $("card-part").hidden = !explained || state.held === null || waits;
-  if (explained && explained === live.explained && state.held !== null && probe() === live) askCard(state.held, drawPrediction);
+  const own = explained === live.explained ? explained : null; // whose card comes when it is asked for
+  $("card-part").hidden = !explained || state.held === null || (own && own.card?.i !== state.held);
+  if (own && state.held !== null) askCard(state.held, drawPrediction);
   if (!$("expected").hidden) {
     const pick = k => { state.target = k; light(state.token); };
     const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
     const named = ([x, j], k) => [k ? ", " : " ", bdi(short(known[j]), "token"), ` ${signedText(x)}`];
     const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j]).filter(([x]) => x >= FAINT)
       .sort((a, b) => b[0] - a[0]).slice(0, 3).flatMap(named);
-    const when = explained.step === (steps[state.step] ?? 0) ? "" : ` (at step ${count(explained.step)})`;
+    const when = explained.step === stepNow() ? "" : ` (at step ${count(explained.step)})`;
     $("expected").replaceChildren(el("h4", {}, "After ", ...place(explained, i), " the model expects", when),
       el("div", { className: "chances" }, ...chances),
       el("p", {}, ...says, ...needed.length ? [" Hidden, these raise it:", ...needed, "."] : []));
@@ -158,8 +159,8 @@ function list(view, name, kind, at, found) {
 let turn = 0;
 async function show() {
   const mine = ++turn, p = state.probe;
-  showStep(state.step, steps[state.step] ?? 0);
-  if (probe() === live) return readAgain();
+  showStep(state.step, stepNow());
+  if (isOwn()) return readAgain();
   if (data.probes.length) {
     const view = await loadStored(p, state.step);
     if (mine !== turn) return;
@@ -174,7 +175,7 @@ async function show() {
 }
 
 function draw() {
-  if (current && (probe() !== live || current === live.view)) drawAttention();
+  if (current && (!isOwn() || current === live.view)) drawAttention();
   drawHeads();
   drawSwitches();
   keepAddress();
@@ -183,7 +184,7 @@ function draw() {
 function drawAttention() {
   const view = shownView(), by = state.weighted, { period } = probe();
   const grid = current; // of a text that is typed, after what the eye is on
-  if (probe() === live) setTimeout(() => { if (grid === current) drawGrid(current, seen()); });
+  if (isOwn()) setTimeout(() => { if (grid === current) drawGrid(current, seen()); });
   else drawGrid(current, seen());
   sayWhatIsSeen(view, by); // first: its title decides where the map begins
   drawMap(mapOf(view, seen(), {
@@ -258,7 +259,7 @@ function sayWhatIsSeen(view, by) {
   $("map-title").textContent = (average ? `Layer ${layer}, the average of its ${H} heads,`
     : headName(layer, head))
     + (data.kind === "run" ? ` after ${count(step)} steps` : "");
-  const on = probe() === live ? "your text" : data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
+  const on = isOwn() ? "your text" : data.kind === "prompt" ? "the prompt" : name === "text" ? "the beginning of the validation text"
     : `${period} random tokens, then the same ${period} again`;
   const cell = by ? `weight × ‖v W_O‖, the length of the vector that it adds${average ? ", averaged" : ""}`
     : "an attention weight; a row sums to 1";
@@ -270,7 +271,7 @@ function sayWhatIsSeen(view, by) {
   $("seen").replaceChildren(`On ${on}.${border} Row: the token that looks; column: what is looked at. `
     + `A cell is ${cell}.${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
-    + (probe() === live ? "The weights are computed in this page, of the model's numbers in float16."
+    + (isOwn() ? "The weights are computed in this page, of the model's numbers in float16."
       + (live.explained.step === step ? "" : ` They are those of step ${count(live.explained.step)}.`) : PRECISION)
     + (steps.length < data.of
       ? ` ${steps.length} of ${data.of} snapshots are in this page, so that it stays small.` : "")
@@ -294,7 +295,7 @@ function pickCell(i, j) {
 }
 
 async function explainCell() {
-  const { cell, layer, head, average, needs } = state, step = steps[state.step] ?? 0, p = state.probe, mine = probe() === live;
+  const { cell, layer, head, average, needs } = state, step = stepNow(), p = state.probe, mine = isOwn();
   $("why").hidden = !cell || average || needs || !kept.length || !probe().ids.length;
   if ($("why").hidden) return;
   (innerWidth < 1000 ? $("zoom") : $("expected")).before($("why")); // where it is seen beside the cell
@@ -304,9 +305,10 @@ async function explainCell() {
     return;
   }
   const [i, j] = cell, changes = mine ? {} : { off: [], hidden: [] };
-  const terms = await askOf("why", probe().ids, step, { layer, head, i, j, ...changes });
+  const terms = await askOf("why", probe().ids, { layer, head, i, j, ...changes }).catch(cannotRun);
   if (cell !== state.cell || layer !== state.layer || head !== state.head || p !== state.probe
-    || step !== (steps[state.step] ?? 0)) return;
+    || step !== stepNow()) return;
+  if (typeof terms === "string") return $("why").replaceChildren(el("p", { className: "quiet" }, terms));
   drawWhy($("why"), terms, probe().tokens,
     [`Why ${headName(layer, head)} looked from `, ...place(current, i), " at ", ...place(current, j)]);
 }
@@ -326,7 +328,7 @@ function setUpControls() {
   $("looks").onchange = $("needs").onchange = () => {
     state.needs = $("needs").checked;
     setUpProbe();
-    if (state.needs && probe() === live && live.explained) askNeeds();
+    if (state.needs && isOwn() && live.explained) askNeeds();
     draw();
   };
 }
@@ -340,13 +342,13 @@ function chooseProbe(k) {
 }
 
 function setUpProbe() {
-  $("asking").hidden = probe() !== live && !probe().needs.some(Boolean);
+  $("asking").hidden = !isOwn() && !probe().needs.some(Boolean);
   if ($("asking").hidden) { state.needs = false; $("looks").checked = true; }
   $("weighting").hidden = state.needs;
   if ($("weighting").hidden) { state.weighted = false; $("raw").checked = true; }
   $("average").parentElement.hidden = state.needs || H < 2;
   if (state.needs) state.average = $("average").checked = false;
-  if (tokens.of !== state.probe && (probe() !== live || live.explained)) setUpText();
+  if (tokens.of !== state.probe && (!isOwn() || live.explained)) setUpText();
 }
 
 // ---- the address of what is looked at
@@ -358,10 +360,10 @@ function keepAddress() {
     head: L ? headName(layer, head) : null,
     step: steps.length > 1 && !last ? steps[state.step] : null, // the newest of a run that goes on is followed
     token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null,
-    on: state.probe && probe() !== live ? probe().name : null,
-    text: probe() === live && $("typed").value.length <= LETTERS ? $("typed").value : null,
-    off: probe() === live && live.off.length ? live.off.join(",") : null,
-    hidden: probe() === live && live.hidden.length ? live.hidden.join(",") : null,
+    on: state.probe && !isOwn() ? probe().name : null,
+    text: isOwn() && $("typed").value.length <= LETTERS ? $("typed").value : null,
+    off: isOwn() && live.off.length ? live.off.join(",") : null,
+    hidden: isOwn() && live.hidden.length ? live.hidden.join(",") : null,
   });
 }
 

@@ -169,15 +169,17 @@ def put_weights(model: Model | None, blobs: Blobs) -> dict | None:
     """The weights of as many steps as fit, and the tokenizer; or only how large one would be."""
     if model is None or model.tokenizer.get("kind") not in ("char", "bpe"):
         return None
-    found, left = {}, WEIGHTS_BUDGET
-    for step, pack_it in model.weights.items() if model.size <= WEIGHTS_BUDGET else ():
+    found, left, large = {}, WEIGHTS_BUDGET, model.size > WEIGHTS_BUDGET
+    for step, pack_it in () if large else model.weights.items():
         packed = pack_it()
         if packed is not None and len(packed[1]) <= left:
             left -= len(packed[1])
             blobs.append(packed[1])
             tensors, found[step] = packed[0], len(blobs) - 1
+        elif packed is not None:
+            large = True
     if not found:
-        return {"bytes": model.size}
+        return {"bytes": model.size} if large else None
     blobs.append(pack.in_base64(json.dumps(model.tokenizer).encode()))
     return {"tensors": tensors, "blobs": dict(sorted(found.items())), "tokenizer": len(blobs) - 1}
 

@@ -32,7 +32,7 @@ async function start() {
   });
   if (data.worth) worth = await worthOf(data.worth);
   const text = data.probes.find(p => p.name === "text");
-  if (isLive()) data.probes.push(live);
+  if (kept.length) data.probes.push(live);
   $("nothing").hidden = data.probes.length > 0;
   if (data.of) $("nothing").textContent = "These tokens are too many for a page to hold their attention maps.";
   else if (data.unread) $("nothing").textContent = "The snapshots of this run cannot be read.";

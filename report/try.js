@@ -1,5 +1,5 @@
 // A text of the reader's own: read by the model in a worker as it is typed, with heads switched off and tokens hidden,
-// and continued. It is one more probe, "your text", in the views of page.js, before which it stands.
+// and continued. It is one more probe, "your text", in the views of page.js, after which it stands.
 
 const LETTERS = 4000; // of a text in the address
 const WAIT = 30; // milliseconds in which keys are gathered
@@ -32,9 +32,9 @@ const engine = {
 };
 
 const kept = Object.keys(data.weights?.blobs ?? {}).map(Number); // steps whose weights are in the page
-const live = { name: "your text", live: true, period: null, needs: [], maps: [], tokens: [], ids: [], T: 0,
+const live = { name: "your text", period: null, needs: [], maps: [], tokens: [], ids: [], T: 0,
   off: [], hidden: [], view: null, explained: null, busy: false, again: false };
-const isLive = () => kept.length > 0;
+const isOwn = () => probe() === live;
 
 let begun = null;
 function begin() {
@@ -57,34 +57,36 @@ async function withWeights(step) {
   await given.get(step);
 }
 
-// A question about ids at a step of the slider, with what is switched off.
-async function askOf(name, ids, step, more = {}, tell) {
-  await withWeights(stepOf(step));
-  return engine.ask(name, { ids, step: stepOf(step), off: live.off, hidden: live.hidden, ...more }, tell);
+// A question about ids at the slider's step, with what is switched off.
+async function askOf(name, ids, more = {}, tell) {
+  const step = stepOf(stepNow());
+  await withWeights(step);
+  return engine.ask(name, { ids, step, off: live.off, hidden: live.hidden, ...more }, tell);
 }
+
+const cannotRun = e => `The model in this page cannot be run (${e.message}); what is stored is shown.`;
 
 // ---- what is typed becomes a view
 
 // Read the text again: at once where nothing is being read, else when that is done.
-async function readAgain(text = $("typed").value) {
+async function readAgain() {
   if (live.busy) { live.again = true; return; }
   live.busy = true;
   const began = performance.now();
   try {
     await begin();
-    const whole = await engine.ask("encode", { text }), ids = whole.slice(-data.shapes.block_size);
+    const whole = await engine.ask("encode", { text: $("typed").value }), ids = whole.slice(-data.shapes.block_size);
     live.hidden = live.hidden.filter(j => j < ids.length - 1);
-    const step = steps[state.step] ?? 0, found = ids.length ? await askOf("look", ids, step) : null;
+    const step = stepOf(stepNow()), found = ids.length ? await askOf("look", ids) : null;
     const left = whole.length - ids.length;
     $("try-says").textContent = !found ? "" : `${some(ids.length, "token")}${left ? `, the last of ${whole.length}` : ""}, `
       + `${Math.round(performance.now() - began)} ms`;
     const edited = ids.length !== live.ids.length || ids.some((id, t) => id !== live.ids[t]);
-    if (found) take(ids, await engine.ask("words", { ids }), found, stepOf(step));
-    if (found && probe() === live) showLive(edited);
+    if (found) take(ids, await engine.ask("words", { ids }), found, step);
+    if (found && isOwn()) showLive(edited);
     drawSwitches();
   } catch (e) {
-    $("try-says").textContent = begun && e.message.startsWith("the character") ? `${e.message}.`
-      : `The model in this page cannot be run (${e.message}); what is stored is shown.`;
+    $("try-says").textContent = begun && e.message.startsWith("the character") ? `${e.message}.` : cannotRun(e);
   }
   live.busy = false;
   if (live.again) { live.again = false; readAgain(); }
@@ -98,7 +100,6 @@ function take(ids, tokens, { maps, norms, largest, next, chances, losses, was, w
   Object.assign(data.words, named);
   Object.assign(live, { ids, tokens, T, view, explained: liveExplained(T, tokens, { next, chances, losses, was }, step) });
   ["need", "knockout"].forEach(what => engine.stop(what));
-  live.asking = null;
 }
 
 // What is known of the predictions of the text, as needs.js has it of a stored one: the card and what was needed come
@@ -136,30 +137,30 @@ async function askCard(i, draw) {
   if (known.asked === key) return;
   const same = known.card?.i === i;
   known.asked = key;
-  const card = await askOf("card", live.ids, steps[state.step] ?? 0, { i, of });
+  const card = await askOf("card", live.ids, { i, of });
   if (known !== live.explained || known.asked !== key) return;
   Object.assign(data.words, card.words);
   Object.assign(known, { card }, same ? {} : { lost: [] });
   draw();
   if (same || i + 1 >= live.T) return;
-  await askOf("knockout", live.ids, steps[state.step] ?? 0, { i }, ({ k, nats }) => { known.lost[k] = nats; });
+  await askOf("knockout", live.ids, { i }, ({ k, nats }) => { known.lost[k] = nats; });
   if (known === live.explained && known.asked === key) draw();
 }
 
 // What predictions needed, a column at a time.
 async function askNeeds() {
   const known = live.explained;
-  if (live.asking === known) return;
-  live.asking = known;
+  if (known.asksNeeds) return;
+  known.asksNeeds = true;
   let drawn = 0;
-  await askOf("need", live.ids, steps[state.step] ?? 0, {}, ({ j, need, kl }) => {
+  await askOf("need", live.ids, {}, ({ j, need, kl }) => {
     known.need[j] = { need, kl };
     known.largest = need.reduce((most, x) => Math.max(most, Math.abs(x) || 0), known.largest);
     if (known !== live.explained || !state.needs || performance.now() - drawn < 200) return;
     drawn = performance.now();
     drawAttention();
   });
-  if (known === live.explained && state.needs && probe() === live) drawAttention();
+  if (known === live.explained && state.needs && isOwn()) drawAttention();
 }
 
 // ---- switches
@@ -175,7 +176,7 @@ const toggleHead = (layer, head) => toggle(live.off, headName(layer, head));
 const toggleToken = i => toggle(live.hidden, i);
 
 function drawSwitches() {
-  const mine = probe() === live, { layer, head, held } = state, name = headName(layer, head);
+  const mine = isOwn(), { layer, head, held } = state, name = headName(layer, head);
   $("switches").hidden = !mine;
   $("head-off").textContent = `switch ${name} ${live.off.includes(name) ? "on" : "off"} (x)`;
   $("hide").hidden = held === null || held >= live.T - 1;
@@ -202,7 +203,7 @@ async function goOn() {
     await begin();
     const ids = await engine.ask("encode", { text: $("typed").value });
     const asked = { temperature: Number($("temperature").value) || 0, most: 1000 };
-    await askOf("goOn", ids.length ? ids : live.ids.slice(0, 1), steps[state.step] ?? 0, asked, ({ text }) => {
+    await askOf("goOn", ids.length ? ids : live.ids.slice(0, 1), asked, ({ text }) => {
       if (!live.going) return;
       $("typed").value = text;
       $("typed").scrollTop = 1e6;
@@ -228,12 +229,12 @@ function readSoon() {
 
 // The section, and what people with a console have.
 function setUpTrying(first) {
-  $("try").hidden = !isLive();
+  $("try").hidden = !kept.length;
   const bytes = data.weights?.bytes;
   $("too-large").hidden = !bytes;
   if (bytes) $("too-large").textContent = `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too many for a page. For a `
     + 'text of your own: python sample.py run_dir=… prompt="…" attention=page.html';
-  if (!isLive()) return;
+  if (!kept.length) return;
   $("typed").value = first;
   $("typed").oninput = () => { chooseProbe(data.probes.indexOf(live)); readSoon(); };
   $("go-on").onclick = goOn;
@@ -241,7 +242,7 @@ function setUpTrying(first) {
   $("hide").onclick = () => toggleToken(state.held);
   $("heads-grid").addEventListener("click", event => { // on the switch of a head
     const button = event.target.closest("[role=radio]"), box = button?.getBoundingClientRect();
-    if (!box || probe() !== live || event.clientX < box.right - 17 || event.clientY > box.top + 32 || !event.detail) return;
+    if (!box || !isOwn() || event.clientX < box.right - 17 || event.clientY > box.top + 32 || !event.detail) return;
     event.stopPropagation();
     const k = [...$("heads-grid").querySelectorAll("[role=radio]")].indexOf(button);
     toggleHead(Math.floor(k / H), k % H);
@@ -249,7 +250,7 @@ function setUpTrying(first) {
   $("reset").onclick = () => { Object.assign(live, { off: [], hidden: [] }); readAgain(); };
   for (const [id, key, press] of [["heads-grid", "x", () => toggleHead(state.layer, state.head)],
     ["text", "h", () => { if (state.held !== null) toggleToken(state.held); }]]) {
-    $(id).addEventListener("keydown", event => { if (event.key === key && probe() === live) press(); });
+    $(id).addEventListener("keydown", event => { if (event.key === key && isOwn()) press(); });
   }
   const ask = (name, ids, { off = [], hidden = [] } = {}) =>
     withWeights(kept.at(-1)).then(() => engine.ask(name, { ids: [...ids], off, hidden, step: kept.at(-1) }));
@@ -262,7 +263,7 @@ function setUpTrying(first) {
 
 // The text that an address asks for, with what is switched off.
 function takeText({ text, off, hidden, token }) {
-  if (!isLive() || text === null) return;
+  if (!kept.length || text === null) return;
   $("typed").value = text;
   Object.assign(live, { off: off.filter(name => /^L\d+H\d+$/.test(name)), hidden, wanted: token });
 }

@@ -118,6 +118,6 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
 def test_the_pages_to_look_at_first_are_small_and_name_no_folder_of_a_machine():
     pages = sorted((ROOT / "docs" / "example").iterdir())
     assert [page.name for page in pages] == ["prompt.html", "run.html"]
-    assert sum(page.stat().st_size for page in pages) < 10_000_000
+    assert sum(page.stat().st_size for page in pages) < 8_000_000
     for page in pages:
         assert not re.search(r'"/(home|tmp|root|work)/', page.read_text(encoding="utf-8"))

@@ -112,9 +112,8 @@ def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
 
 
 class RowAdagrad(Optimizer):
-    """Adagrad (Duchi et al. 2011) with one sum of squares for each row of a table, not one for each
-    number. A row without a gradient stays as it is: of a sparse gradient only the rows that it has
-    are read and written, with the same result."""
+    """Adagrad (Duchi et al. 2011) with one sum of squares for each row of a table. A row without a
+    gradient stays as it is, so that of a sparse one only the rows that it has are touched."""
 
     def __init__(self, params, lr: float):
         super().__init__(params, {"lr": lr})

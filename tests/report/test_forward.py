@@ -28,6 +28,7 @@ ASK = """async ([c, W, ids, off, hidden]) => {
   const reading = readingOf({ step: 0, off });
   reading.read(ids.slice(0, 4), [2]);
   reading.read([...ids.slice(0, 7), 1, 1], []);
+  ANSWERS.look({ step: 0, ids: [...ids.slice(0, 9), 1], off, hidden: [2] });
   const changed = { step: 0, ids, off, hidden }, { losses, was } = ANSWERS.look(changed);
   for (let l = 0; l < c.n_layer; l++) for (const [h, i, j] of [[0, 5, 2], [3, 9, 9]]) {
     const found = ANSWERS.why({ ...asked, layer: l, head: h, i, j });
@@ -89,6 +90,8 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     assert np.array(found["logits"]).reshape(12, -1) == pytest.approx(logits.numpy(), abs=5e-4,
                                                                       rel=2e-4)
     assert np.array(found["maps"]).reshape(maps.shape) == pytest.approx(maps.numpy(), abs=5e-5)
+    follow = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none").numpy()
+    assert found["losses"][:-1] == pytest.approx(follow, abs=5e-4)
     if off or hidden:
         assert found["was"]["losses"][:-1] == pytest.approx(loss, abs=5e-4)
     hidden_state = whole.residuals[-1, 0].numpy()
