@@ -1,8 +1,7 @@
 """Every setting of GlassGPT on one page, with its unit and its bounds. Does not import torch.
 
 The defaults are neutral: a plain GPT with every extra off. The presets in `configs/` are
-short diffs from them, and `python train.py --help` is printed from this page.
-"""
+short diffs from them, and `python train.py --help` is printed from this page."""
 
 import dataclasses
 import difflib
@@ -32,10 +31,8 @@ class UserError(Exception):
 
 def field(default, help, **limits):
     """A setting: its default (or what makes it), one line of help, and the values that it takes.
-
     `choices` are all of them; `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most,
-    below). None is always allowed where the type is optional.
-    """
+    below). None is always allowed where the type is optional."""
     kind = "default_factory" if callable(default) else "default"
     return dataclasses.field(**{kind: default}, metadata={"help": help, **limits})
 
@@ -127,6 +124,9 @@ class DataConfig:
     subset: str | None = field(None, "for data=hf the configuration of a dataset that has several")
     split: str = field("train", "for data=hf the split to take, of which a part validates")
     val_max_tokens: int = field(200_000, "validation tokens used at most, spread evenly", ge=2)
+    lines: str = field("kept", "lines of each document: as they are, each once in the whole text, "
+                       "in another order, each twice",
+                       choices=("kept", "once", "shuffled", "doubled"))
     # The last one: below it, `field` is this setting.
     field: str = field("text", "of .jsonl and data=hf: field with the text, as messages.content")
 
@@ -440,11 +440,6 @@ def absolute_paths(config: Config) -> Config:
     if init_from and not FETCHED.fullmatch(init_from):
         init_from = str(Path(init_from).absolute())
     return replace(config, data=data, init_from=init_from)
-
-
-def is_hf(folder: Path) -> bool:
-    """Whether a folder is in Hugging Face's format: it holds a config.json, a run a config.yaml."""
-    return (folder / "config.json").is_file() and not (folder / "config.yaml").is_file()
 
 
 def config_yaml(config: Config) -> str:

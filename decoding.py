@@ -1,8 +1,7 @@
 """Tokens out of a model: logits → tokens → text.
 
 A decoder is `kernels.Decoder`, or what else gives logits after tokens. Shapes are written with the
-letters of model.py.
-"""
+letters of model.py."""
 
 import codecs
 import math
@@ -22,8 +21,7 @@ def generate(model, tokens: Tensor, max_new_tokens: int, temperature: float = 1.
     Args:
         temperature, top_k, top_p, min_p: see `next_token_probabilities`.
         seed: same seed, same tokens (row r draws from seed + r); None: torch's own state.
-        stop_token: a sequence that produced it is filled up with it, and all end when all have.
-    """
+        stop_token: a sequence that produced it is filled up with it, and all end when all have."""
     rows, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(rows)]
     decoder = model.make_decoder(rows, length + max_new_tokens)
@@ -48,8 +46,7 @@ def stream(decoder, prompt: Tensor, max_new_tokens: int,
         seeds: of each sequence; None draws from torch's own state.
         stop_token: ends a sequence that produces it.
         ended: (B,) booleans; a sequence that the caller marks there gets no more tokens.
-        choice: see `next_token_probabilities`.
-    """
+        choice: see `next_token_probabilities`."""
     (rows, T), device = prompt.shape, prompt.device
     if T == 0:
         raise ValueError("generation starts from at least one token")
@@ -76,10 +73,8 @@ def stream(decoder, prompt: Tensor, max_new_tokens: int,
 
 
 class Text:
-    """A text that grows by tokens: `text` holds whole characters.
-
-    `ended` says why there is no more: "end_of_text", "length"; None while there may be.
-    """
+    """A text that grows by tokens: `text` holds whole characters. `ended` says why there is no
+    more: "end_of_text", "length"; None while there may be."""
 
     def __init__(self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0, documents: int = 1):
         """A text after a prompt of at least one token, which ends after so many documents: what a
@@ -129,20 +124,17 @@ def window_start(length: int, block_size: int) -> int:
     """The first token that a prediction after `length` tokens sees; it sees all up to the last.
 
     0 while they fit the block. Beyond, the window moves a quarter block at a time rather than by
-    one: every move changes all positions and so empties the KV cache.
-    """
+    one: every move changes all positions and so empties the KV cache."""
     stride = max(1, block_size // 4)
     return max(0, math.ceil((length - block_size) / stride)) * stride
 
 
 def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = None,
                              top_p: float | None = None, min_p: float | None = None) -> Tensor:
-    """Probabilities (B, V) to draw the next token from, given logits (B, V).
-
-    In this order: divide by the temperature (0: all on the likeliest); keep the top_k likeliest
-    (Fan et al. 2018); the fewest whose probabilities sum to top_p (Holtzman et al. 2020); those
-    with at least min_p times the highest probability (Nguyen et al. 2024). The likeliest stays.
-    """
+    """Probabilities (B, V) to draw the next token from, given logits (B, V). In this order: divide
+    by the temperature (0: all on the likeliest); keep the top_k likeliest (Fan et al. 2018); the
+    fewest whose probabilities sum to top_p (Holtzman et al. 2020); those with at least min_p times
+    the highest probability (Nguyen et al. 2024). The likeliest stays."""
     if temperature < torch.finfo(torch.float32).tiny:
         return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
     # Less the maximum, a tiny temperature cannot overflow upwards.
@@ -195,9 +187,7 @@ class Noise:
 
 
 def sample_token(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """A token (B,) for each row of probabilities (B, V), given exponential noise (B, V).
-
-    Of clocks that ring after noise / probability, each rings first as often as its probability.
-    Rounding changes the choice only where the first two are as close as that.
-    """
+    """A token (B,) for each row of probabilities (B, V), given exponential noise (B, V). Of clocks
+    that ring after noise / probability, each rings first as often as its probability. Rounding
+    changes the choice only where the first two are as close as that."""
     return (probabilities / noise).argmax(dim=-1)

@@ -1,11 +1,8 @@
 """The model's mathematics in fewer calls: functions for a CPU, and the cached decoder.
 
-Shapes are written with the letters of model.py.
-"""
+Shapes are written with the letters of model.py."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +10,6 @@ from torch import Tensor, nn
 
 SHORT = 512  # tokens up to which `short_attention` is the faster one
 LOGITS_AT_ONCE = 1 << 20  # that `CrossEntropy` has in float32
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of x (…, in); of one row (1, in) by a matrix–vector product, which reads bf16
-    weights faster on a CPU (LOG.md)."""
-    if x.dim() > 2 or len(x) > 1:
-        return F.linear(x, weight, bias)
-    y = torch.mv(weight, x[0]) if bias is None else torch.addmv(bias, weight, x[0])  # (out)
-    return y[None]
 
 
 def activate(kind: str, h: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -134,10 +122,8 @@ class CrossEntropy(torch.autograd.Function):
 
 
 class KVCache:
-    """Keys and values of the tokens seen so far, preallocated: what grouped heads make small.
-
-    2 · n_layer · B · G · length · d numbers for d_k = d_v = d: H/G times fewer than multi-head.
-    """
+    """Keys and values of the tokens seen so far, preallocated: what grouped heads make small. 2 ·
+    n_layer · B · G · length · d numbers for d_k = d_v = d: H/G times fewer than multi-head."""
 
     def __init__(self, config, batch_size: int, length: int | None = None,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None):
@@ -165,9 +151,7 @@ class KVCache:
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k (B, G, T, d_k) and v (B, G, T, d_v) behind the tokens held; return all of them.
-
-        `length` stays: GPT moves it once every layer has stored the same tokens.
-        """
+        `length` stays: GPT moves it once every layer has stored the same tokens."""
         keys, values, count = self.keys[layer], self.values[layer], k.shape[2]
         keys.narrow(2, self.length, count).copy_(k)
         values.narrow(2, self.length, count).copy_(v)
@@ -175,11 +159,9 @@ class KVCache:
 
 
 class Decoder:
-    """A model's next-token logits with a cache, as `GPT.forward` gives them, in fewer calls.
-
-    The calls, not the arithmetic, take the time of a small model's step: twice the speed at 0.8 M
-    parameters (LOG.md).
-    """
+    """A model's next-token logits with a cache, as `GPT.forward` gives them, with the attention of
+    one token in fewer calls: they, not the arithmetic, take the time of a small model's step
+    (LOG.md)."""
 
     @torch.inference_mode()
     def __init__(self, model, cache: KVCache):
@@ -188,17 +170,10 @@ class Decoder:
         self.model, self.cache, self.device = model, cache, weight.device
         self.block_size, self.vocab_size = model.config.block_size, model.config.vocab_size
         self.rotary = None if model.rotary is None else model.rotary.to(weight.dtype)
-        self.norm, self.head = function(model.norm), function(model.head)
-        # Of each layer: the functions of its modules, in the order of their use; what queries and
-        # keys are multiplied by; its part of the cache.
-        self.layers = []
-        for block, keys, values in zip(model.blocks, cache.keys, cache.values):
-            a, mlp = block.attention, block.mlp
-            qkv = partial(linear, **dict(zip(("weight", "bias"), a.joined())))
-            W_gate = function(mlp.W_gate) if hasattr(mlp, "W_gate") else None
-            self.layers.append((function(block.norm_1), qkv, a.gains(), keys, values,
-                                function(a.W_O), function(block.norm_2), function(mlp.W_in), W_gate,
-                                function(mlp.W_out)))
+        # Of each layer, with its block: W_Q, W_K, W_V in one matrix, what queries and keys are
+        # multiplied by, its part of the cache.
+        self.layers = [(block, *block.attention.joined(), block.attention.gains(), keys, values)
+                       for block, keys, values in zip(model.blocks, cache.keys, cache.values)]
 
     def forget(self) -> None:
         """Begin again, before any token."""
@@ -206,13 +181,14 @@ class Decoder:
 
     def fill(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) after tokens (B, T) more."""
-        if tokens.shape[1] == 1:
-            return self.step(tokens[:, 0])
-        with self.model.evaluating():
-            return self.head(self.norm(self.model.hidden(tokens, self.cache)[:, -1]))
+        m = self.model
+        with m.evaluating():
+            one = tokens.shape[1] == 1
+            x = self.step(tokens[:, 0]) if one else m.hidden(tokens, self.cache)[:, -1]
+            return m.head(m.norm(x))
 
     def step(self, token: Tensor) -> Tensor:
-        """Logits (B, V) after one token (B,) more."""
+        """What the blocks make of one token (B,) more: (B, C)."""
         c, B, n = self.model.config, len(token), self.cache.length
         H, G, d_k, d_v = c.n_head, c.kv_heads, c.key_dim, c.value_dim
         x = self.model.token_embedding.weight[token]  # (B, C)
@@ -223,8 +199,8 @@ class Decoder:
         if c.norm_embedding:
             x = rms_norm(x)
         eps = c.norm_eps if c.qk_norm == "gains" else None
-        for norm_1, qkv, gains, keys, values, W_O, norm_2, W_in, W_gate, W_out in self.layers:
-            qk, v = qkv(norm_1(x)).split(((H + G) * d_k, G * d_v), dim=-1)
+        for block, W_QKV, bias, gains, keys, values in self.layers:
+            qk, v = F.linear(block.norm_1(x), W_QKV, bias).split(((H + G) * d_k, G * d_v), dim=-1)
             qk = qk.view(B, H + G, d_k)
             if c.qk_norm:
                 qk = rms_norm(qk, gains, eps)
@@ -237,19 +213,7 @@ class Decoder:
             q = q.reshape(B, G, H // G, d_k).to(keys.dtype)
             y = F.scaled_dot_product_attention(q, keys.narrow(2, 0, n + 1),
                                                values.narrow(2, 0, n + 1))
-            x = x + W_O(y.reshape(B, H * d_v).to(x.dtype))
-            h = norm_2(x)
-            x = x + W_out(activate(c.mlp, W_in(h), None if W_gate is None else W_gate(h)))
+            x = x + block.attention.W_O(y.reshape(B, H * d_v).to(x.dtype))
+            x = x + block.mlp(block.norm_2(x))
         self.cache.length = n + 1
-        return self.head(self.norm(x))
-
-
-def function(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A norm or a linear layer as a function with its weights."""
-    m = module
-    if isinstance(m, RMSNorm):
-        return partial(F.rms_norm, normalized_shape=m.normalized_shape, weight=m.weight, eps=m.eps)
-    if isinstance(m, nn.LayerNorm):
-        return partial(F.layer_norm, normalized_shape=m.normalized_shape, weight=m.weight,
-                       bias=m.bias, eps=m.eps)
-    return partial(linear, weight=m.weight, bias=m.bias)
+        return x

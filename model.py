@@ -2,8 +2,7 @@
 
 Shapes are written with the documents' letters (docs/attention.md): B batch, T tokens, C channels,
 H query heads, G key/value heads, d_k the size of a query or key, d_v the size of a value, V the
-vocabulary.
-"""
+vocabulary."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -55,8 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
         scale: 1/√d_k when None (Vaswani et al. 2017); 1.0 leaves the products as they are.
 
     Returns:
-        output (…, T_q, d_v) and weights (…, T_q, T_k), whose rows sum to 1, in the dtype given.
-    """
+        output (…, T_q, d_v) and weights (…, T_q, T_k), whose rows sum to 1, in the dtype given."""
     weights = attention_weights(q, k, mask, scale)
     return weights @ for_each_head(v, q), weights
 
@@ -161,9 +159,7 @@ class NGrams(nn.Module):
 
 class SelfAttention(nn.Module):
     """Causal attention of a sequence to itself: multi-head at G = H, multi-query at G = 1.
-
-    Concat(head_1 … head_H) W_O, head_h = attention(x W_Q^h, x W_K^g, x W_V^g), g the group of h.
-    """
+    Concat(head_1 … head_H) W_O, head_h = attention(x W_Q^h, x W_K^g, x W_V^g), g the group of h."""
 
     def __init__(self, config: GPTConfig, layer: int = 0):
         super().__init__()
@@ -330,12 +326,10 @@ class GPT(nn.Module):
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, mask: Tensor | None = None,
                taps: Taps | None = None, entry: tuple[int, Tensor] | None = None) -> Tensor:
-        """What the blocks make of tokens (B, T), before the last norm: (B, T, C).
-
-        A cache holds the tokens before these, and takes these in. The mask (…, T, T_k) is that of
-        `attention` in all layers, causal where None. `entry` is a layer to begin with and the x
-        (B, T, C) that it is given; what is below is not computed.
-        """
+        """What the blocks make of tokens (B, T), before the last norm: (B, T, C). A cache holds the
+        tokens before these, and takes these in. The mask (…, T, T_k) is that of `attention` in all
+        layers, causal where None. `entry` is a layer to begin with and the x (B, T, C) that it is
+        given; what is below is not computed."""
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
         room = min(self.config.block_size, end if cache is None else cache.capacity)
@@ -365,11 +359,13 @@ class GPT(nn.Module):
     def evaluating(self) -> Iterator[None]:
         """The model in evaluation for a while; its mode is left as it was."""
         training = self.training
-        self.eval()
+        if training:
+            self.eval()
         try:
             yield
         finally:
-            self.train(training)
+            if training:
+                self.train()
 
     @torch.no_grad()
     def attention_maps(self, tokens: Tensor) -> Tensor:
@@ -397,11 +393,9 @@ def autocast(device: str, precision: str) -> torch.autocast:
 
 
 def init_weights(model: GPT) -> None:
-    """Give every weight its first value (Radford et al. 2019): the loss starts near ln V.
-
-    Matrices are drawn from N(0, 0.02²), those that write to the residual stream (W_O, W_out) from
-    N(0, 0.02² / 2 n_layer). Biases are 0, gains 1.
-    """
+    """Give every weight its first value (Radford et al. 2019): the loss starts near ln V. Matrices
+    are drawn from N(0, 0.02²), those that write to the residual stream (W_O, W_out) from N(0, 0.02²
+    / 2 n_layer). Biases are 0, gains 1."""
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             writes = name.endswith(("W_O", "W_out"))

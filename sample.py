@@ -35,13 +35,13 @@ def sample(config: SampleConfig) -> None:
     if sys.stderr.isatty():
         tell("loading …")
     # Here and below: what imports torch waits until all that is quickly checked is right.
-    from interop import fetched, load_model
+    from interop import load
     from training.device import for_sampling, pick_device
 
-    if config.init_from:
-        folder = Path(fetched(str(folder)))
-    model, tokenizer = load_model(folder, config.checkpoint, tell)
-    for_sampling(model, pick_device(config.device), config.precision)
+    model, tokenizer = load(folder, config.checkpoint, tell)
+    # What is looked at is the model as it is, not rounded.
+    precision = config.precision if config.attention is None else "fp32"
+    for_sampling(model, pick_device(config.device), precision)
     if config.score is not None:
         show_score(model, tokenizer, given)
     else:
@@ -77,10 +77,8 @@ def newest_run() -> Path:
 
 
 def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
-    """Write config.num_samples texts to stdout: made together, shown in turn.
-
-    Returns how fast they were made, and with how large a cache, in two lines.
-    """
+    """Write config.num_samples texts to stdout: made together, shown in turn. Returns how fast they
+    were made, and with how large a cache, in two lines."""
     from data.tokenizer import prompt_ids
     from decoding import Text, generate_texts
 
@@ -131,19 +129,22 @@ def put(new: str, stream=None) -> None:
 
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
-    """Write the page of every head's attention over a text."""
+    """Write the page of every head's attention over a text, and say what was found out."""
     from attention_maps.capture import half
-    from attention_maps.snapshot import look
+    from attention_maps.look import findings, look
     from report.pack import pack_weights
     from report.page import Model, attention_page
 
     config = model.config
     page = Model(config, tokenizer.to_json(), 2 * model.num_parameters(), {
         0: lambda: pack_weights({name: t.numpy() for name, t in half(model).items()})})
-    ids = (text.prompt_tokens + text.tokens)[-config.block_size:]
-    found, scores = look(model, tokenizer, ids, tell)
-    title = f"“{prompt}”" if prompt else f"Attention over {len(ids)} tokens"
-    attention_page(found, title, path, page, scores, max(0, len(ids) - len(text.tokens)))
+    seen = look(model, tokenizer, text.prompt_tokens + text.tokens, tell)
+    found, length = findings(seen), len(seen.arrays["text_ids"])
+    title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
+    attention_page(seen.arrays, title, path, page, seen.metrics, found,
+                   max(0, length - len(text.tokens)))
+    for finding, figures in found:
+        tell(f"{finding[:-1]} ({figures}).")
     tell(f"attention {path}")
 
 

@@ -1,8 +1,7 @@
 """The jobs of `python train.py -m …`, and what they come to: `python -m sweeps DIR`.
 
 Hydra starts the jobs. Their table, sweep.csv and sweep.html are read from the folder, so they are
-the same whatever started the jobs and whichever of them are left to do. Does not import torch.
-"""
+the same whatever started the jobs and whichever of them are left to do. Does not import torch."""
 
 import contextlib
 import gc
@@ -39,9 +38,7 @@ MAY_CHANGE = ("max_steps", "wandb.")  # of a job's settings, when a sweep goes o
 
 def run_sweep(main: Callable[[], object]) -> None:
     """Have Hydra, by `main`, run the jobs of the sweep that is typed; then print what came of them.
-
-    Exits with 1 where not all of these jobs are finished, with 130 or 143 after a stop.
-    """
+    Exits with 1 where not all of these jobs are finished, with 130 or 143 after a stop."""
     options = cli.hydra_options(sys.argv[1:])
     given = arguments(options)
     typed = {o.key_or_group: o.value()
@@ -85,8 +82,7 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
     configuration of it. What it says goes to log.txt there; at its end a line is printed.
 
     One that fails says why, in its folder too, and gives nan: an exception would end the sweep,
-    with some of Hydra's sweepers.
-    """
+    with some of Hydra's sweepers."""
     config_dir, constant, jobs = json.loads(os.environ["GLASSGPT_SWEEP"])
     console, start = cli.Terminal(file=sys.stdout), time.time()
     log = cli.printer(console)

@@ -85,10 +85,8 @@ def start(config: Config | None, experiment: str = "default") -> float:
 
 
 def train(config: Config, world: World, run_dir: Path) -> float:
-    """Train as configured; return the best validation loss, nan where none was measured.
-
-    Raises SystemExit, 130 or 143, after a stop signal, with a checkpoint saved.
-    """
+    """Train as configured; return the best validation loss, nan where none was measured. Raises
+    SystemExit, 130 or 143, after a stop signal, with a checkpoint saved."""
     console = cli.Terminal(quiet=world.rank > 0)
     log = cli.printer(console)
     manifest, rows = world.broadcast(saved_run(config, run_dir, log) if world.rank == 0 else None)
@@ -125,7 +123,7 @@ def train(config: Config, world: World, run_dir: Path) -> float:
                     look = is_due(config.attention.every, step, config)
                     undivided = plain_copy(model, world) if look else None  # on rank 0
                     if record:
-                        observe(record, snapshots, undivided, {"step": step} | row, clock, world)
+                        observe(record, snapshots, undivided, {"step": step} | row, clock)
                     world.check_stop()
                 if step == config.max_steps:
                     break
@@ -183,17 +181,11 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
         return {}, []
     rows = read_rows(run_dir / METRICS)
     if not checkpoint.saved_steps(run_dir):
-        if checkpoint.are_gone(run_dir, rows):
-            raise UserError(f"run_dir={run_dir} had checkpoints, and has none any more: put them "
-                            "back, or choose another folder")
         if config.resume == "auto":
             return {}, []
         raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
                         "start it again with resume=auto")
     _, manifest = checkpoint.find_checkpoint(run_dir, "last", log)
-    if (size := checkpoint.recorded(run_dir)) < manifest["recorded"]:
-        log(f"note: {run_dir / METRICS} has {size:,} bytes, and had {manifest['recorded']:,} when "
-            f"step {manifest['step']:,} was saved: rows are lost")
     return manifest, [row for row in rows if row["step"] <= manifest["step"]]
 
 
@@ -267,8 +259,8 @@ def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
         yield tuple(part.to(config.device, non_blocking=True) for part in batch)
 
 
-def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch,
-            world: World) -> None:
+def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch
+            ) -> None:
     """Look at the heads of the model, where one is given, and write the row of this step."""
     step = row["step"]
     last = step == record.config.max_steps
@@ -278,11 +270,7 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
     if model is not None:
         clock.switch("attention")
         record.doing("measuring what each head is worth" if last else "looking at attention")
-        try:
-            with world.interruptible():
-                metrics, sample = snapshots.take(model, step, record.rows)
-        except Stopped:
-            return  # the row is left to the resumed run
+        metrics, sample = snapshots.take(model, step, record.rows)
         row |= metrics
         if sample is not None:
             record.sample(step, sample)

@@ -1,7 +1,6 @@
 """What a head is good for, and what a prediction needed: the loss without them.
 
-Each is the real model, of which the blocks above what was changed are computed again.
-"""
+Each is the real model, of which the blocks above what was changed are computed again."""
 
 from functools import partial
 
@@ -15,7 +14,6 @@ from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses
 from model import GPT, KVCache, autocast, store
 
 TOKENS = 4096  # that go through the model at once, at most
-CONTEXT = 8  # tokens at the beginning of a window, and at its end, of which the loss is told
 
 
 def at_once(model: GPT, length: int) -> int:
@@ -79,8 +77,7 @@ def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
     are 0 for j ≥ i.
 
     Queries up to j see what they saw: only what follows the first hidden token of a pass is
-    computed again, over the keys and values of those before it.
-    """
+    computed again, over the keys and values of those before it."""
     tokens, targets = whole.tokens, next_tokens(whole.tokens)  # (1, T)
     T, place, start = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device), 0
     log_p = log_probabilities(model, whole.residuals[-1, 0])  # (T, V)
@@ -121,31 +118,7 @@ def log_probabilities(model: GPT, x: Tensor) -> Tensor:
 
 def importance(loss: np.ndarray, loss_without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Increase of the mean loss without each head and its standard error over windows, (L, H) each.
-
-    loss (W, T) and loss_without (L, H, W, T) are what `losses_without_heads` gives. The error is
-    that of a ratio of sums, since a window may have fewer tokens than another; nan for one window.
-    """
-    gain = loss_without.astype(np.float64) - loss  # (L, H, W, T)
-    counts = (~np.isnan(loss)).sum(axis=-1)  # (W,)
-    with np.errstate(invalid="ignore", divide="ignore"):  # nan for one window, or losses of nan
-        mean = np.nansum(gain, axis=(-2, -1)) / counts.sum()
-        apart = np.nansum(gain, axis=-1) - mean[..., None] * counts  # (L, H, W)
-        spread = (apart ** 2).sum(axis=-1) / np.float64(1 - 1 / len(counts))
-        return mean, np.sqrt(spread) / counts.sum()
-
-
-@torch.no_grad()
-def loss_by_place(model: GPT, x: Tensor, y: Tensor, precision: str) -> dict[str, float]:
-    """The loss of the first and the last eight tokens of windows x, y (W, T), and of those between,
-    with errors over windows, as metrics; {} where windows are too short for it."""
-    if x.shape[1] < 3 * CONTEXT:
-        return {}
-    found = []
-    with model.evaluating(), autocast(x.device.type, precision):
-        for some, targets in zip(*(part.split(at_once(model, x.shape[1])) for part in (x, y))):
-            found.append(token_losses(model, model.hidden(some), targets))
-    loss = torch.cat(found).cpu().numpy()
-    places = {"first": loss[:, :CONTEXT], "middle": loss[:, CONTEXT:-CONTEXT],
-              "last": loss[:, -CONTEXT:]}
-    return scores.probed({f"loss_{name}": scores.mean_and_error(part)[0]
-                          for name, part in places.items()})
+    loss (W, T) and loss_without (L, H, W, T) are what `losses_without_heads` gives. Of a ratio of
+    sums, since a window may have fewer tokens than another."""
+    gain = np.nansum(loss_without.astype(np.float64) - loss, axis=-1)  # (L, H, W)
+    return scores.ratio(gain, (~np.isnan(loss)).sum(axis=-1))

@@ -1,5 +1,6 @@
 """One forward pass over a probe, with all of it that is looked at; what a snapshot keeps of it."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from attention_maps.probe import Probes
 from files import atomic_write
-from model import GPT, SelfAttention, store
+from model import GPT, SelfAttention, rotary_table, store
 
 LOGITS = 1 << 25  # that are made at once, at most
 MAPS = ("text", "repeat", "control")
@@ -27,8 +28,7 @@ class Forward:
     residuals: (L + 1, B, T, C), the embeddings and what each block made of them.
     k, v: (L, B, G, T, d).
     heads: (L, B, T, H, d_v), what each head gathered, before W_O.
-    weights: (L, B, H, T, T); each row sums to 1, nothing is above the diagonal.
-    """
+    weights: (L, B, H, T, T); each row sums to 1, nothing is above the diagonal."""
 
     tokens: Tensor
     residuals: Tensor
@@ -58,9 +58,10 @@ def in_float32(model: GPT) -> GPT:
     """The model, or, of one in fewer bits, a copy: differences of losses are small."""
     if torch.finfo(model.head.weight.dtype).bits >= 32:
         return model
-    copy = GPT(model.config).to(model.head.weight.device)
-    copy.load_state_dict(model.state_dict())
-    return copy
+    finer = copy.deepcopy(model).float()
+    if model.rotary is not None:  # as a model in float32 has it, not rounded
+        finer.rotary = rotary_table(model.config.block_size, model.config).to(model.rotary.device)
+    return finer
 
 
 @torch.no_grad()
@@ -88,10 +89,8 @@ def written(attention: SelfAttention, heads: Tensor) -> Tensor:
 @torch.no_grad()
 def value_norms(model: GPT, v: Tensor) -> Tensor:
     """‖v_j W_O^h‖ of every token j in every head h, of values v (L, B, G, T, d_v): (L, B, H, T).
-
     How much a head writes to the residual stream when it looks at a token: times the weight, the
-    value-weighted map (Kobayashi et al. 2020, "Attention is Not Only a Weight").
-    """
+    value-weighted map (Kobayashi et al. 2020, "Attention is Not Only a Weight")."""
     H, d_v = model.config.n_head, model.config.value_dim
     v = v.repeat_interleave(H // v.shape[2], dim=2)  # (L, B, H, T, d_v)
     W = torch.stack([block.attention.W_O.weight for block in model.blocks])
@@ -107,8 +106,7 @@ def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
 
     text (L, H, T, T), repeat, control (L, P, H, T_r, T_r): the maps.
     text_value_norms (L, H, T), repeat_value_norms (L, P, H, T_r): see `value_norms`.
-    repeat_loss, reshuffled_loss (P, T_r): nats of the token that follows, nan for the last.
-    """
+    repeat_loss, reshuffled_loss (P, T_r): nats of the token that follows, nan for the last."""
     found = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
     if len(random.tokens):
         repeat, reshuffled, control = thirds(random)

@@ -41,8 +41,7 @@ def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         the likeliest) and of the likeliest five; they sum to the logit less the mean of all logits
         (Elhage et al. 2021): what raises all alike changes no probability.
     writes_ids (L, H, T, 6): the three tokens that a head pushes up most, and down most.
-    Ids are -1 where the vocabulary has too few.
-    """
+    Ids are -1 where the vocabulary has too few."""
     tokens, E = whole.tokens[0], whole.residuals[:, 0]  # (T), (L + 1, T, C)
     L, H = model.config.n_layer, model.config.n_head
     logits = model.head(model.norm(E[-1]))  # (T, V)
@@ -91,19 +90,22 @@ def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copying(model: GPT, whole: Forward) -> tuple[np.ndarray, np.ndarray]:
+def copying(model: GPT, whole: Forward, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How a head tells of a token that it looks at, (L, H), and its standard error over texts: the
     share of tokens j that v_j W_O puts among the ten likeliest, through the last norm and the
     output layer, less the share that it puts among the ten least likely. Of each text (T) some
-    tokens, evenly spread."""
+    tokens, evenly spread; nan for the heads that are not `asked` (L, H)."""
     some = slice(None, None, max(1, whole.tokens.shape[1] // ASKED))
-    own, found = whole.tokens[:, some].flatten()[:, None, None], []
-    for block, v in zip(model.blocks, whole.v[..., some, :]):
+    own = whole.tokens[:, some].flatten()[:, None, None]
+    found = np.full((*asked.shape, len(whole.tokens)), np.nan, np.float32)
+    for layer in np.flatnonzero(asked.any(axis=1)):
+        block, v, heads = model.blocks[layer], whole.v[layer][..., some, :], asked[layer]
         v = v.repeat_interleave(model.config.n_head // v.shape[1], dim=1)  # (B, H, T, d_v)
-        o = written(block.attention, v.transpose(1, 2)).flatten(0, 1)  # (B · T, H, C)
-        pushed = unscaled(model.norm, o, o) @ model.head.weight.T  # (B · T, H, V)
+        o = written(block.attention, v.transpose(1, 2)).flatten(0, 1)[:, heads]  # (B · T, n, C)
+        pushed = unscaled(model.norm, o, o) @ model.head.weight.T  # (B · T, n, V)
         itself = pushed.gather(2, own.expand(-1, pushed.shape[1], 1))
-        top = (pushed > itself).sum(dim=-1) < TEN  # (B · T, H)
+        top = (pushed > itself).sum(dim=-1) < TEN  # (B · T, n)
         bottom = (pushed < itself).sum(dim=-1) < TEN
-        found.append((top.float() - bottom.float()).unflatten(0, (len(whole.tokens), -1)).mean(1).T)
-    return mean_and_error(torch.stack(found).cpu().numpy())
+        shares = (top.float() - bottom.float()).unflatten(0, (len(whole.tokens), -1)).mean(1)
+        found[layer, heads] = shares.T.cpu().numpy()
+    return mean_and_error(found)

@@ -1,4 +1,5 @@
-"""What a run has found out, in sentences: of what holds now, beyond its error, and none without."""
+"""What is found out of a model, in sentences: of what holds now, beyond its error, and none
+without. Of a run, or of a look at one moment, which is a run of one row."""
 
 import math
 import re
@@ -17,7 +18,7 @@ HALF = 0.5  # of a score, below which a head does it partly; of a gain, from whi
 COPIES, FED = 0.5, 0.2  # a score of copying, a share of wiring, that are told, at least
 WORTH = 0.01  # nats of a head's importance that are told, at least
 CLEAR, ERRORS = 0.1, 3  # a repeat gain that is told: nats, at least, and times its error
-ENOUGH = 0.8  # the share of it that the smallest set of heads keeps
+ENOUGH = 0.8  # a share of it from which the heads that are named make it alone
 WINDOWS = 16  # of which errors are made
 
 Head = tuple[int, int]  # layer, head
@@ -39,8 +40,8 @@ def conclude(rows: list[dict]) -> list[Finding]:
     kinds = {kind: of_kind(row, kind, steps) for kind in KINDS}
     gain = repeating(scored, kinds["induction"])
     first = "induction" if gain else next(filter(kinds.get, KINDS), "")
-    told = [gain or kinds.pop(first, None), most_important(row), fewest(row),
-            *(kinds[kind] for kind in kinds if kind != first),
+    told = [gain or kinds.pop(first, None), most_important(row),
+            *(kinds[kind] for kind in kinds if kind != first), resting(row),
             *(past(row, kind) for kind in kinds if not kinds[kind])]
     return [finding for finding in told if finding][:MOST]
 
@@ -53,12 +54,12 @@ def told_heads(row: dict) -> list[Head]:
     return sorted(tuple(map(int, re.findall(r"\d+", name))) for name in names)
 
 
-def doing(row: dict, kind: str) -> list[str]:
+def doing(row: dict, kind: str, most: int | None = TOLD) -> list[str]:
     """The heads that are of a kind and were so at the snapshot before, the strongest first."""
     born = [key.rpartition("/")[2] for key in row if key.startswith(f"births/{kind}/")]
     now = [head for head in born if f"deaths/{kind}/{head}" not in row
            and clear(row, f"heads/{kind}", head)]
-    return sorted(now, key=lambda head: -row[f"heads/{kind}/{head}"])[:TOLD]
+    return sorted(now, key=lambda head: -row[f"heads/{kind}/{head}"])[:most]
 
 
 def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
@@ -90,8 +91,9 @@ def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
     """What the strongest heads of a kind do, since when, and who feeds them."""
     heads, figures = doing(row, kind), []
     for head in heads:
-        facts = [f"score {known(row, f'heads/{kind}', head)}",
-                 f"born {born_when(row[f'births/{kind}/{head}'], steps)}"]
+        facts = [f"score {known(row, f'heads/{kind}', head)}"]
+        if len(steps) > 1:
+            facts.append(f"born {born_when(row[f'births/{kind}/{head}'], steps)}")
         if kind == "induction" and (copying := known(row, "heads/copying", head)):
             facts.insert(1, f"copying {copying}")
         if feeder := fed(row, kind, head):
@@ -159,17 +161,15 @@ def most_important(row: dict) -> Finding | None:
                    f"without {' or '.join(leaders)} it is {rise} nats higher")
 
 
-def fewest(row: dict) -> Finding | None:
-    """The few heads that are enough for most of the repeat gain."""
-    prefix = "enough/smallest/"
-    heads = [key.removeprefix(prefix) for key in row if key.startswith(prefix)]
-    share, error = row.get("enough/gain/smallest"), row.get("enough/gain_se/smallest")
-    known_already = all(f"enough/named/{head}" in row for head in heads)
-    if not is_known(share, error) or share < 2 * error or known_already:
+def resting(row: dict) -> Finding | None:
+    """How many heads rest on the first token, and the one that most does."""
+    heads = doing(row, "sink", most=None)
+    if not heads:
         return None
-    return Finding(f"{listed(heads)} alone keep most of that gain.",
-                   f"{as_known(100 * share, 100 * error)}% of the repeat gain; they were chosen to "
-                   f"keep {ENOUGH:.0%} of it on other random tokens")
+    many = f"{len(heads)} of {len(scores_of(row, 'sink'))} heads"
+    names = listed(heads) if len(heads) <= TOLD else many
+    return Finding(f"{names} rest{'s' * (len(heads) == 1)} on the first token.",
+                   f"the weight on it: {heads[0]} {known(row, 'heads/sink', heads[0])}")
 
 
 def past(row: dict, kind: str) -> Finding | None:

@@ -24,8 +24,7 @@ class Probes:
     repeat: (P, T_r), each row random tokens of which row r repeats the first periods[r] right
         after themselves; `repeat_words`. No rows where the vocabulary has too few tokens.
     reshuffled: (P, T_r), as `repeat`, what is repeated in another order.
-    control: (P, T_r), as `repeat` without the repetition.
-    """
+    control: (P, T_r), as `repeat` without the repetition."""
 
     text: np.ndarray
     words: list[str]
@@ -44,11 +43,9 @@ class Probes:
 
 def make_probes(train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int,
                 seed: int) -> Probes:
-    """Probes of up to `length` tokens, the same for the same arguments.
-
-    train, val: (tokens,) ids, at least one each. Random tokens are drawn by their frequency in
-    `train`, so that none is unknown to the model.
-    """
+    """Probes of up to `length` tokens, the same for the same arguments. train, val: (tokens,) ids,
+    at least one each. Random tokens are drawn by their frequency in `train`, so that none is
+    unknown to the model."""
     ends = [i for i, id in enumerate(val[:1000]) if b"\n" in tokenizer.token_bytes(int(id))]
     # Whole lines read better.
     start = ends[0] + 1 if ends and ends[0] + 1 + length <= len(val) else 0

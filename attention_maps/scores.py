@@ -1,8 +1,7 @@
 """What each head does, as numbers: functions of its attention weights A[i, j], query i on key j.
 
 A score is the mean of readings, one for each window of the text, or for each of the random texts;
-its standard error is that of this mean.
-"""
+its standard error is that of this mean."""
 
 import numpy as np
 
@@ -43,8 +42,7 @@ def second_occurrence(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndar
     """Mean attention of a second occurrence to the token `shift` after its first, in each text:
     A (…, P, H, T, T) gives (…, H, P).
 
-    In row r of the texts, tokens periods[r] … 2·periods[r] - 1 are the second occurrences.
-    """
+    In row r of the texts, tokens periods[r] … 2·periods[r] - 1 are the second occurrences."""
     rows = []
     for r, period in enumerate(periods):
         i = np.arange(period, 2 * period)
@@ -96,10 +94,8 @@ def tables(windows: np.ndarray, repeat: np.ndarray, control: np.ndarray,
 
 def readings(windows: np.ndarray, repeat: np.ndarray, control: np.ndarray,
              periods: np.ndarray) -> dict[str, np.ndarray]:
-    """Every score's readings, name → (L, H, n).
-
-    Of maps of windows (L, W, H, T, T), repeat and control (L, P, H, T_r, T_r), periods (P,).
-    """
+    """Every score's readings, name → (L, H, n). Of maps of windows (L, W, H, T, T), repeat and
+    control (L, P, H, T_r, T_r), periods (P,)."""
     past = without_first(windows)
     queries = {  # (L, W, H, T) each
         "current_token": current_token(windows), "previous_token": previous_token(windows),
@@ -164,8 +160,7 @@ def births(before: dict, now: dict, length: int) -> dict[str, int]:
 
     A head is born at the first snapshot at which its score less its standard error is at the
     threshold, if that holds at the next snapshot too. before, now: metrics of the last snapshot,
-    with the births up to then, and of this one; length: tokens of the scored windows.
-    """
+    with the births up to then, and of this one; length: tokens of the scored windows."""
     def passes(row: dict, score: str, head: str) -> bool:
         error = row.get(f"heads/{score}_se/{head}", np.inf)
         return row.get(f"heads/{score}/{head}", 0) - error >= threshold(score, length)

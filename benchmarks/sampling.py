@@ -104,7 +104,7 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     @torch.inference_mode()
     def step() -> None:
         cache.length = context - 1
-        decoder.step(token)
+        decoder.fill(token[:, None])
 
     return {"tokens_per_second": 1 / seconds_per(step, seconds, lambda: synchronize(device)),
             "cache_bytes": cache.nbytes}

@@ -67,8 +67,7 @@ def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
     """A setting, in quotes where it is a text: Hydra's grammar would read something else in it.
 
     names: what can be typed before an equals sign → whether its value is a text. Those of a sweep
-    are left to Hydra, where it can read them.
-    """
+    are left to Hydra, where it can read them."""
     key, equals, value = arg.partition("=")
     known = key in names or key.startswith(("hydra.", "hydra/"))
     if not equals or not known or is_nanogpts(arg):

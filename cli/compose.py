@@ -74,12 +74,10 @@ def composed(typed: list[str], config_dir: str | None = None, **options) -> Dict
 def to_config(cfg: DictConfig, overrides: list[str],
               starting_config: StartingConfig | None = None, log: Callable[[str], None] = print
               ) -> Config:
-    """The checked configuration that Hydra composed of these overrides.
-
-    A run that is resumed has the configuration it was started with, changed by what is typed now;
-    an experiment that is typed stands for all its settings, as when the command that started the
-    run is given again. Without `starting_config` it stays open what init_from brings.
-    """
+    """The checked configuration that Hydra composed of these overrides. A run that is resumed has
+    the configuration it was started with, changed by what is typed now; an experiment that is typed
+    stands for all its settings, as when the command that started the run is given again. Without
+    `starting_config` it stays open what init_from brings."""
     asked = OmegaConf.to_object(cfg)
     for name in ("run_dir", "init_from"):
         if path := getattr(asked, name):
@@ -156,12 +154,6 @@ def with_value(config: Config, key: str, value) -> Config:
 def fit_to_typed(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
     """The configuration in which a preset's sizes follow those that are typed."""
     model = config.model
-    preset = model.n_kv_head or 1
-    if "model.n_kv_head" not in keys and preset > 1 and model.n_head % preset:
-        fitting = max(n for n in range(1, preset) if model.n_head % n == 0)
-        model = replace(model, n_kv_head=fitting)
-        log(f"note: model.n_kv_head is {fitting}, since the preset's {preset} does not divide "
-            f"model.n_head={model.n_head}")
     if "model.n_embd" in keys and "model.mlp_hidden" not in keys and model.mlp_hidden:
         model = replace(model, mlp_hidden=None)
         log(f"note: model.mlp_hidden={model.hidden_dim} follows your model.n_embd, not the preset")

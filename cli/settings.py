@@ -34,24 +34,9 @@ def read_settings(argv: list[str], kind: type, command: str):
 
 def train_help(plain: Config) -> str:
     """The text of `python train.py --help`; `plain` is the configuration where nothing is typed."""
-    text = """Train a small GPT, and watch its attention form.
-
-  python train.py                              Python's own library, in minutes
-  python train.py data=text data.path=notes/   your text: file, folder or glob
-  python train.py experiment=nanogpt_cpu       a preset for a whole run
-  python train.py model.n_layer=6 optim.lr=4e-3   single settings
-  python train.py run_dir=runs/X resume=true   go on with a run that was stopped
-  python train.py -m model.n_kv_head=1,2,4     a sweep: a run for each value
-  python train.py --cfg job                    print the configuration and end
-  python train.py --config-dir DIR experiment=mine   DIR/experiment/mine.yaml
-
-Presets: GROUP=PRESET takes a file of configs/GROUP. A preset that is typed
-replaces the one that the experiment chose; what the experiment sets itself wins
-over presets; KEY=VALUE wins over all.
-"""
     presets = [f"  {f'{group}={name}':<32} {headline(path)}"
                for group, found in groups().items() for name, path in found.items()]
-    return settings_help("\n".join([text, *presets]), lambda: plain)
+    return settings_help("\n".join([told("train.txt"), "", *presets]), lambda: plain)
 
 
 def headline(path: Path) -> str:
@@ -62,13 +47,12 @@ def headline(path: Path) -> str:
 
 def sample_help() -> str:
     """The text of `python sample.py --help`."""
-    return settings_help("""Text from a trained run: alone on stdout, everything else on stderr.
+    return settings_help(told("sample.txt"), SampleConfig)
 
-  python sample.py                             from the newest run
-  python sample.py run_dir=runs/X prompt="def main():" temperature=0.7 top_k=50
-  echo "import os" | python sample.py prompt=-
-  python sample.py score=FILE                  how unexpected it is to the model
-  python sample.py init_from=FOLDER            a model of Hugging Face's format""", SampleConfig)
+
+def told(name: str) -> str:
+    """What a command is for, and how it is used."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip("\n")
 
 
 def settings_help(text: str, kind: Callable[[], object]) -> str:

@@ -11,8 +11,7 @@ class Batches:
     Each epoch lays windows of block_size end to end from an offset of its own, round the end of the
     text to its beginning, and visits them in a shuffled order of its own; what does not fill a
     window is left out at a random place. So every token is seen equally often, in changing windows.
-    A batch may span two epochs.
-    """
+    A batch may span two epochs."""
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int):
         """tokens (N,) with N > block_size; batch_size sequences over all processes."""
@@ -43,11 +42,9 @@ class Batches:
 
 
 def shuffled(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """A pseudo-random permutation of range(size), at the given indices, in little memory.
-
-    A Feistel network permutes the next power of four; what falls outside the range is permuted
-    again until it falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
-    """
+    """A pseudo-random permutation of range(size), at the given indices, in little memory. A Feistel
+    network permutes the next power of four; what falls outside the range is permuted again until it
+    falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). """
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half) - np.uint64(1)
     value = index.astype(np.uint64)

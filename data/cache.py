@@ -19,10 +19,8 @@ def cache_root() -> Path:
 
 @contextmanager
 def making(key: str, log: Callable[[str], None]) -> Iterator[Path]:
-    """A folder to make something of the cache in, while other processes wait for it.
-
-    `key`, of 16 hex digits, names what is made. It is renamed to its place; the rest is removed.
-    """
+    """A folder to make something of the cache in, while other processes wait for it. `key`, of 16
+    hex digits, names what is made. It is renamed to its place; the rest is removed."""
     root = cache_root()
     lock = FileLock(root / f"{key}.lock")
     try:

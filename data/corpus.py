@@ -19,6 +19,8 @@ from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
+
 from config import DataConfig, UserError, home, require_path
 from data.cache import cache_root, making
 from files import ordinary, printable, sha256_of, sync
@@ -43,15 +45,21 @@ class Corpus:
     name: str
     files: tuple[Path, ...]
     field: str = "text"  # of a .jsonl
+    lines: str = "kept"  # what becomes of them, see `rearranged`
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
+        """The text as `_as_it_is` gives it, with its lines rearranged."""
+        known, random = set(), np.random.default_rng(0)
+        for text, begins in self._as_it_is():
+            yield rearranged(text, self.lines, known, random), begins
+
+    def _as_it_is(self) -> Iterator[tuple[str, bool]]:
         """The text in pieces of bounded size, and whether each begins a document.
 
         A file is a document, or each line of a .jsonl; every document has at least one piece. Line
         ends are as they are; a byte-order mark is dropped. A document is cut before a line that
         begins with a letter or a digit and follows one that ends with no white space: no splitting
-        pattern joins across that, so that the pieces have the tokens of the whole.
-        """
+        pattern joins across that, so that the pieces have the tokens of the whole."""
         for path in self.files:
             try:
                 with unpacked(path) as raw:
@@ -70,6 +78,22 @@ class Corpus:
             except UNREADABLE as e:
                 why = getattr(e, "strerror", None) or e
                 raise UserError(f"{path} cannot be read: {why}") from None
+
+
+def rearranged(text: str, how: str, known: set[bytes], random: np.random.Generator) -> str:
+    """A piece of a text with its lines `kept`; `once`, without those in `known`, where they are
+    noted; `shuffled`; or `doubled`, each right after itself."""
+    if how == "kept":
+        return text
+    lines = text.splitlines(keepends=True)
+    if how == "shuffled":
+        lines = [lines[k] for k in random.permutation(len(lines))]
+    elif how == "doubled":
+        lines = [line for line in lines for _ in range(2)]
+    else:
+        keys = [hashlib.md5(line.strip().encode("utf-8", "replace")).digest() for line in lines]
+        lines = [known.add(key) or line for key, line in zip(keys, lines) if key not in known]
+    return "".join(lines)
 
 
 def _pieces(parts: Iterable[str], size: int) -> Iterator[tuple[str, bool]]:
@@ -140,14 +164,15 @@ def unpacked(path: Path) -> io.BufferedIOBase:
 
 def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpus:
     """The corpus that the configuration names."""
+    make = partial(Corpus, field=config.field, lines=config.lines)
     if config.source == "stdlib":
-        return Corpus(f"Python {platform.python_version()} standard library", stdlib_files())
+        return make(f"Python {platform.python_version()} standard library", stdlib_files())
     if config.source == "shakespeare":
         file = shakespeare_file(log) if config.path is None else _given(config.path)
-        return Corpus("tiny Shakespeare", (file,))
+        return make("tiny Shakespeare", (file,))
     if config.source == "hf":
-        return Corpus(config.name, (dataset_file(config, log),), field=config.field)
-    return Corpus(config.path, text_files(config.path, log, config.exclude), config.field)
+        return make(config.name, (dataset_file(config, log),))
+    return make(config.path, text_files(config.path, log, config.exclude))
 
 
 def stdlib_files() -> tuple[Path, ...]:
@@ -215,10 +240,8 @@ def dataset_file(config: DataConfig, log: Callable[[str], None]) -> Path:
 
 def text_files(path: str, log: Callable[[str], None], exclude: str | None = None
                ) -> tuple[Path, ...]:
-    """The files of a path: a file, a folder with all below it, or a glob.
-
-    What is no UTF-8 text is left out, with a line that says so.
-    """
+    """The files of a path: a file, a folder with all below it, or a glob. What is no UTF-8 text is
+    left out, with a line that says so."""
     path = str(home("data.path", path))
     if os.path.isdir(path):
         root, found = Path(path), Path(path).rglob("*")

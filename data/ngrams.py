@@ -13,8 +13,7 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, model: GPTConfig) -> np.nd
     parent is what comes before it: a token's id, or V + the place in keys of a shorter n-gram.
 
     Every part of a common n-gram is common, and parents come before their children, so that one
-    sorted list holds all lengths. Raises `UserError` where there is none.
-    """
+    sorted list holds all lengths. Raises `UserError` where there is none."""
     tokens = np.asarray(tokens[:MOST], np.int64)
     parents, keys = tokens, []  # of what ends at each place; -1: of nothing common
     for _ in range(model.ngrams - 1):

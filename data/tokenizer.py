@@ -69,20 +69,16 @@ class CharTokenizer:
 
 
 class BPETokenizer:
-    """Byte-level byte-pair encoding, run by tiktoken. Decoding gives any text back exactly.
-
-    Text never produces the end-of-text token: its name in a text is encoded as ordinary characters.
-    Ids are those of every other byte-pair encoder, but in runs of more than LONGEST characters of
-    white space or without any, which `bounded` cuts first.
-    """
+    """Byte-level byte-pair encoding, run by tiktoken. Decoding gives any text back exactly. Text
+    never produces the end-of-text token: its name in a text is encoded as ordinary characters. Ids
+    are those of every other byte-pair encoder, but in runs of more than LONGEST characters of white
+    space or without any, which `bounded` cuts first."""
 
     begin_of_text = None  # texts are kept apart, and begun, by end-of-text
 
     def __init__(self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None):
-        """`tokens` in the order of their ids, which is the order of the merges.
-
-        A token is None where no text has its id. End-of-text has such an id, or one after them all.
-        """
+        """`tokens` in the order of their ids, which is the order of the merges. A token is None
+        where no text has its id. End-of-text has such an id, or one after them all. """
         self.pattern, self._tokens = pattern, tokens
         self.end_of_text = len(tokens) if end_of_text is None else end_of_text
         self.special = {self.end_of_text: END_OF_TEXT}
@@ -119,10 +115,8 @@ Tokenizer = CharTokenizer | BPETokenizer | HFTokenizer
 
 def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str],
                     train_texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer that the configuration names.
-
-    BPE learns from the training split alone; the alphabet of `char` is that of the whole text.
-    """
+    """The tokenizer that the configuration names. BPE learns from the training split alone; the
+    alphabet of `char` is that of the whole text."""
     if config.name == "char":
         return CharTokenizer("".join(set(chain.from_iterable(all_texts))))
     if config.name == "bpe":
@@ -251,11 +245,9 @@ def _byte_level(tokenizer: BPETokenizer) -> Library:
 
 
 def last_pair(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """The two parts that byte-pair encoding joins last into a token.
-
-    A byte is one part; what no merge leads to, more. Wherever the token comes about, its bytes have
-    been joined in this same order: no other two ever become it, and one merge a token is all.
-    """
+    """The two parts that byte-pair encoding joins last into a token. A byte is one part; what no
+    merge leads to, more. Wherever the token comes about, its bytes have been joined in this same
+    order: no other two ever become it, and one merge a token is all."""
     parts = [token[i:i + 1] for i in range(len(token))]
     while len(parts) > 2:
         rank, at = min((ranks.get(parts[i] + parts[i + 1], len(ranks)), i)

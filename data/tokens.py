@@ -34,10 +34,8 @@ Part = tuple[bool, str, bool]  # is it for training, its text, does it begin a d
 
 @dataclass(frozen=True)
 class Tokens:
-    """A corpus as token ids.
-
-    `train` and `val` are memory-mapped (tokens,) arrays of the smallest dtype that fits.
-    """
+    """A corpus as token ids. `train` and `val` are memory-mapped (tokens,) arrays of the smallest
+    dtype that fits."""
 
     train: np.ndarray
     val: np.ndarray
@@ -74,11 +72,9 @@ def prepare_text(config: Config, console: Console, log: Callable[[str], None],
 
 def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None] = print,
             tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
-    """The tokens of the configured text, from the cache or made now.
-
-    A `tokenizer` from elsewhere is used in place of the one that `config` makes of this text.
-    What is in the cache is checked against its hashes: files of up to 1 GB, or the `whole`.
-    """
+    """The tokens of the configured text, from the cache or made now. A `tokenizer` from elsewhere
+    is used in place of the one that `config` makes of this text. What is in the cache is checked
+    against its hashes: files of up to 1 GB, or the `whole`."""
     corpus = open_corpus(data, log)
     fingerprint = corpus_fingerprint(corpus, config)
     made_from = json.dumps([FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
@@ -113,6 +109,8 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
     made_from = [TEXT_FORMAT, ONE_IN, MANY, asdict(config)]
     if any(map(is_jsonl, corpus.files)):
         made_from.append(corpus.field)
+    if corpus.lines != "kept":
+        made_from.append(corpus.lines)
     try:
         text = json.dumps(made_from) + "".join(map(sha256_of, corpus.files))
     except OSError as e:
@@ -141,10 +139,8 @@ def split_texts(corpus: Corpus, cut: int | None) -> Iterator[Part]:
 
 def sample(corpus: Corpus, cut: int | None, characters: int) -> Iterator[str]:
     """What a vocabulary is learned from: the training split, or about SAMPLE characters of it.
-
     These are pieces drawn at random, always the same. Of text with next to no white space, each
-    stretch of which is another, only the first UNBROKEN bytes are taken.
-    """
+    stretch of which is another, only the first UNBROKEN bytes are taken."""
     rng, share = np.random.default_rng(0), SAMPLE / (characters * (ONE_IN - 1) / ONE_IN)
     unbroken = 0
     for is_train, text, _ in split_texts(corpus, cut):

@@ -1,30 +1,23 @@
 """config.json of Hugging Face's format: read as our configuration, and written from one."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
 from config import GPTConfig, UserError, shown
-from data.hf_tokenizer import read_json
 from data.tokenizer import Tokenizer
 from model import ROPE_HIGH, ROPE_LOW
 
-CONFIG = "config.json"
 # The families by their model_type.
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM",
                  "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# Their names of settings and ours.
-GPT2 = {"vocab_size": "vocab_size", "n_positions": "block_size", "n_layer": "n_layer",
-        "n_head": "n_head", "n_embd": "n_embd", "n_inner": "mlp_hidden",
-        "layer_norm_epsilon": "norm_eps", "tie_word_embeddings": "tie_embeddings"}
-LLAMA = {"vocab_size": "vocab_size", "max_position_embeddings": "block_size",
-         "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-         "num_key_value_heads": "n_kv_head", "hidden_size": "n_embd", "head_dim": "head_dim",
-         "intermediate_size": "mlp_hidden", "rms_norm_eps": "norm_eps",
-         "rope_theta": "rope_theta", "tie_word_embeddings": "tie_embeddings"}
+NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
+GPT2, LLAMA = NAMES["settings"]["gpt2"], NAMES["settings"]["llama"]
 # What transformers takes for a setting that is missing or null; of the others there is no default.
 GPT2_DEFAULTS = {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
 LLAMA_DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6,
@@ -32,20 +25,19 @@ LLAMA_DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps":
 # Settings that our model has none of, with the values under which it computes the same.
 FIXED = {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
          "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
-         "hidden_act": ("silu", "swish"), "use_sliding_window": (False,),
+         "hidden_act": ("silu", "swish"), "use_sliding_window": (False,), "num_experts": (0,),
          "partial_rotary_factor": (1,), "rope_type": ("default", "linear", "llama3"),
          "low_freq_factor": (ROPE_LOW,), "high_freq_factor": (ROPE_HIGH,)}
 
 
-def model_config(folder: Path) -> GPTConfig:
-    """Our configuration for the config.json of a folder."""
-    settings = read_json(folder / CONFIG)
+def model_config(path: Path, settings: Callable[[], dict]) -> GPTConfig:
+    """Our configuration for the settings of a config.json, or of what else is at a path."""
     try:
-        config = from_hf(settings)
+        config = from_hf(settings())
         config.check()
         return config
     except (UserError, OmegaConfBaseException, ArithmeticError, TypeError) as e:
-        raise UserError(f"{folder / CONFIG} cannot be used: {cli.sentence(e)}") from None
+        raise UserError(f"{path} cannot be used: {cli.sentence(e)}") from None
 
 
 def from_hf(settings: dict) -> GPTConfig:

@@ -24,7 +24,6 @@ const born = bornHeads();
 const kinds = [...new Set([...scoreNames.filter(name => !UNBOUNDED.includes(name)), ...born.map(b => b.score)])];
 const colourOf = name => COLOURS[kinds.indexOf(name) % COLOURS.length];
 const scoreMaps = {};
-let worth = null; // what each head was worth at each token, where that is known
 let scoresDrawn = ""; // under what circumstances: another head changes none of it
 
 // A head's score at place k of the steps: its value, its standard error, its value without the first token.
@@ -82,8 +81,7 @@ function drawHeads() {
     title: `${headName(state.layer, state.head)} over the steps, ± one standard error`,
     height: 240, at: steps[state.step], zero: 1, series,
   });
-  if (drawn !== scoresDrawn) { drawBirths(); drawStages(); }
-  if (worth) drawWorth($("worth"), worth, state.layer, state.head);
+  if (drawn !== scoresDrawn) drawBirths();
   scoresDrawn = drawn;
   const k = scoredSteps.findLastIndex(step => step <= steps[state.step]);
   if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], wiresAt(k), "Who feeds whom "
@@ -173,23 +171,4 @@ function drawBirths() {
   const walk = svg.onkeydown;
   svg.onkeydown = event => event.target === svg ? read(event) : walk(event);
   if (focused >= 0) marks[focused].focus();
-}
-
-// How the loss falls by the place in the context, and how near the predictions are to what plain counts would say.
-const STAGES = [["loss_first", "loss of the first 8 tokens", "c2"], ["loss_middle", "of the middle", "c5"],
-  ["loss_last", "of the last 8", "c1"], ["from_unigrams", "distance from single tokens' counts", "c4"],
-  ["from_bigrams", "from pairs' counts", "c3"]];
-
-function drawStages() {
-  const series = STAGES.map(([key, name, colour]) => {
-    const values = columns[`probe/${key}`] ?? [], at = values.map((_, k) => k).filter(k => values[k] !== null);
-    return { name, colour, bold: key.startsWith("from"), xs: at.map(k => scoredSteps[k]), ys: at.map(k => values[k]),
-      errors: at.map(k => columns[`probe/${key}_se`]?.[k] ?? null) };
-  });
-  const title = "Stages, nats ± one standard error";
-  chart($("stages"), { title, height: 220, at: steps[state.step], zero: 1, series });
-  if (!$("stages").hidden) $("stages").append(el("p", { className: "quiet" },
-    "First the predictions come near to what plain counts of the training text say, of single tokens and then of "
-    + "pairs. They leave these as the model uses the context: then the loss of late tokens falls below that of early "
-    + "ones."));
 }

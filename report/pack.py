@@ -1,12 +1,11 @@
 """Attention maps, and what predictions needed → compressed bytes for the page.
 
 A map is a (T, T) table of weights, query row by key column; only its lower triangle is kept, row
-after row, in a byte a weight.
-"""
+after row, in a byte a weight."""
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from itertools import accumulate
@@ -44,10 +43,8 @@ class Packed(NamedTuple):
 
 
 class Shot:
-    """A snapshot to pack; `held()` opens what its .npz holds.
-
-    What was packed is cached: the page after the next snapshot costs the work of that one alone.
-    """
+    """A snapshot to pack; `held()` opens what its .npz holds. What was packed is cached: the page
+    after the next snapshot costs the work of that one alone."""
 
     def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
         self.step, self.held, self._cache = step, load, {}
@@ -123,8 +120,7 @@ def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     weight ≈ code · largest / LEVELS.
 
     The running sum is rounded, not the weights: each is off by less than a level, and so is the
-    row's sum, however many small weights it has.
-    """
+    row's sum, however many small weights it has."""
     A = np.nan_to_num(A.astype(np.float64))
     largest = A.max(axis=-1).astype(np.float32)  # exact: a captured weight
     scale = np.where(largest > 0, largest, 1).astype(np.float64)
@@ -145,16 +141,6 @@ def pack_needs(held, name: str) -> Packed | None:
     words = dict(zip(held[f"{prefix}words_ids"].tolist(), map(str, held[f"{prefix}words"])))
     largest = float(np.abs(need[np.isfinite(need)]).max(initial=1e-3))
     return Packed((in_base64(floats), in_base64(ids.tobytes())), largest, words)
-
-
-def pack_worth(held) -> tuple[dict, tuple[str, str]] | None:
-    """What each head saved at each token of windows of validation, as float16, and the tokens: what
-    the page needs to know of them, and both in base64. None where it was not measured."""
-    if "loss_tokens" not in held:
-        return None
-    words, ids = np.unique(held["loss_tokens"], return_inverse=True)  # (W, T + 1)
-    packed = halves(held["loss_without"] - held["loss"]), ids.astype("<i4").tobytes()
-    return ({"shape": held["loss"].shape, "words": words.tolist()}, tuple(map(in_base64, packed)))
 
 
 def pack_weights(tensors: dict[str, np.ndarray]) -> tuple[list, str]:
@@ -198,35 +184,21 @@ def thin(items: list, most: int) -> list:
     return [items[i] for i in np.linspace(0, len(items) - 1, most).round().astype(int)]
 
 
-def maps_that_fit(runs: list[list[Shot]], names: tuple[str, ...], room: int, most: int,
-                  blobs: Blobs) -> list[dict | None]:
-    """Add as much of the runs' maps to `blobs` as fits into `room` bytes, and give what the page
-    needs to know of those of each run; None where it has none, or there is no room for it.
-
-    Where the `most` snapshots of each run do not fit, fewer, at last without the last runs.
-    """
+def maps_that_fit(shots: list[Shot], names: tuple[str, ...], room: int, blobs: Blobs
+                  ) -> dict | None:
+    """Add as much of the snapshots' maps to `blobs` as fits into `room` bytes, evenly, and give
+    what the page needs to know of those; None where there is none, or no room for it."""
     # As the newest has them: another page would show other tokens.
-    left = [[shot for shot in shots if shot.probes == shots[-1].probes] for shots in runs]
-    dropped = []
-    while True:
-        chosen = [thin(shots, most) for shots in left]
-        each = (size for shots in chosen for size in sizes(shots, names))
-        if all(total <= room for total in accumulate(each)):
-            found = [put_maps(shots, names, blobs) | {"of": len(of)} if shots else None
-                     for shots, of in zip(chosen, runs)]
-            return found + dropped
-        if most > 1:
-            most //= 2
-        else:
-            left, dropped = left[:-1], [*dropped, None]
-
-
-def sizes(shots: list[Shot], names: tuple[str, ...]) -> Iterator[int]:
-    """Bytes that a run's snapshots take in the page, one by one, packed when they are asked for."""
-    for name in (name for name in names if shots and name in shots[-1].probes):
-        yield len(str(shots[-1].probes[name].tokens))
-        for shot in shots:
-            yield shot.packed(name, "maps").size
+    left = [shot for shot in shots if shot.probes == shots[-1].probes]
+    names = [name for name in names if shots and name in shots[-1].probes]
+    most, tokens = len(left), sum(len(str(shots[-1].probes[name].tokens)) for name in names)
+    while most:
+        chosen = thin(left, most)
+        sizes = (shot.packed(name, "maps").size for shot in chosen for name in names)
+        if all(total <= room for total in accumulate(sizes, initial=tokens)):
+            return put_maps(chosen, names, blobs) | {"of": len(shots)}
+        most //= 2
+    return None
 
 
 def put_maps(shots: list[Shot], names: tuple[str, ...], blobs: Blobs) -> dict:

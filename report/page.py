@@ -25,7 +25,6 @@ from report.sweep import config_of, settings_of
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
 NEEDS_BUDGET = 6_000_000  # of it, for what predictions needed
-WORTH_BUDGET = 2_000_000  # of it, for what heads were worth at each token
 WEIGHTS_BUDGET = 12_000_000  # of it, for weights
 SAMPLES_BUDGET = 3_000_000  # of it, for samples
 DESCRIBED = 100_000  # of it, for what is told of the maps
@@ -79,17 +78,19 @@ def write_page(run_dir: Path) -> Path:
 
 
 def attention_page(snapshot: dict, title: str, path: Path, model: Model,
-                   scores: dict[str, float] | None = None, prompted: int | None = None) -> Path:
-    """Write a page of one prompt's attention: `snapshot` holds text, text_tokens, text_value_norms
-    and perhaps step and what `attention_maps.card.explain` gives, as an .npz does.
+                   metrics: dict[str, float] | None = None, findings: list = (),
+                   prompted: int | None = None) -> Path:
+    """Write a page of one prompt's attention, of what a look gives (attention_maps/look.py).
 
-    scores: as in metrics.jsonl. prompted: tokens of the prompt; the model made the rest.
-    """
+    snapshot: text, text_tokens, text_value_norms and perhaps step and what was explained, as an
+    .npz has them. metrics: of random tokens, and findings of these. prompted: tokens of the
+    prompt; the model made the rest."""
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(snapshot))
-    rows = [{"step": shot.step, **scores}] if scores else []
+    told = {key: value for key, value in (metrics or {}).items() if not key.startswith("births/")}
+    rows = [told | {"step": shot.step}] if told else []
     content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "prompted": prompted,
-               "looked": [], "scored": scored(rows)} | of_shape(model.config)
-    return fill(Path(path), content, [shot], PROBES[:1], model)
+               "looked": [], "scored": scored(rows), "findings": findings}
+    return fill(Path(path), content | of_shape(model.config), [shot], PROBES[:1], model)
 
 
 # --- what is in the page --------------------------------------------------------------------------
@@ -100,8 +101,9 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     read, blobs = [shot for shot in shots if shot.probes], Blobs()
     content, shots = content | {"unread": len(shots) - len(read)}, read
-    content |= {"worth": put_worth(shots, blobs), "weights": put_weights(model, blobs)}
-    room, left = room_beside("run.html", content) - sum(map(len, blobs)), NEEDS_BUDGET
+    content["weights"] = put_weights(model, blobs)
+    room = BUDGET - len(template("run.html")) - len(safe_json(content)) - DESCRIBED
+    room, left = room - sum(map(len, blobs)), NEEDS_BUDGET
     needs: dict[tuple[str, int], Packed] = {}
     for shot in reversed(shots):
         for name in (name for name in names if name in shot.probes):
@@ -110,26 +112,14 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
                 left -= packed.size
                 needs[name, shot.step] = packed
     room -= NEEDS_BUDGET - left
-    maps = (maps_that_fit([shots], names, room, len(shots), blobs)[0]
-            or maps_that_fit([shots], names[:1], room, len(shots), blobs)[0])
+    maps = (maps_that_fit(shots, names, room, blobs)
+            or maps_that_fit(shots, names[:1], room, blobs))
     maps = maps or {"steps": [], "of": len(shots), "shape": None, "probes": []}
     for probe in maps["probes"]:
         found = [needs.get((probe["name"], step)) for step in maps["steps"]]
         probe["needs"] = [one and blobs.put(one) for one in found]
     words = {id: word for packed in needs.values() for id, word in packed.words.items()}
     return put_together(path, "run.html", {**content, **maps, "words": words}, blobs)
-
-
-def put_worth(shots: list[Shot], blobs: Blobs) -> dict | None:
-    """What each head was worth at each token, of the last snapshot, if it tells that and fits."""
-    packed = None
-    with shots[-1].held() if shots else nullcontext({}) as held, \
-            suppress(KeyError, ValueError, TypeError):  # it holds something else
-        packed = pack.pack_worth(held)
-    if packed is None or sum(map(len, packed[1])) > WORTH_BUDGET:
-        return None
-    blobs.extend(packed[1])
-    return packed[0] | {"blobs": [len(blobs) - 2, len(blobs) - 1]}
 
 
 def of_shape(model: GPTConfig | None) -> dict:
@@ -229,11 +219,6 @@ def number(value: float | None, digits: int = 6) -> float | None:
 
 
 # --- the file -------------------------------------------------------------------------------------
-
-
-def room_beside(name: str, content: dict) -> int:
-    """Bytes of base64 that the budget leaves beside the content of a page."""
-    return BUDGET - len(template(name)) - len(safe_json(content)) - DESCRIBED
 
 
 def put_together(path: Path, name: str, content: dict, blobs: list[str]) -> Path:

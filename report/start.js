@@ -30,7 +30,6 @@ async function start() {
     choose(layer, head);
     $("large").scrollIntoView({ block: "nearest" });
   });
-  if (data.worth) worth = await worthOf(data.worth);
   const text = data.probes.find(p => p.name === "text");
   if (kept.length) data.probes.push(live);
   $("nothing").hidden = data.probes.length > 0;

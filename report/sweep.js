@@ -469,18 +469,8 @@ function start() {
   showBest();
   showTroubles();
   setUpTables();
-  const result = run => lossOf(run) === null ? "" : ` · ${figure(lossOf(run))}`;
-  const name = run => `${run.setting === best ? "★ " : ""}${runName(run)}${result(run)}`;
-  const mapped = runs.map((_, k) => k).filter(k => data.maps[k]);
-  const finals = mapped.filter(k => runs[k].status === "finished");
-  // the best beside the worst
-  const others = finals.filter(k => runs[k].setting === runs[finals.at(-1)].setting && k !== mapped[0]);
-  const drawSides = setUpSides(data.maps,
-    k => ({ name: name(runs[k]), colour: `s${runs[k].setting}`, groups: runs[k].groups, head: runs[k].head }),
-    [mapped[0], others[0] ?? mapped[1]].filter(k => k !== undefined));
-  setUpTheme(() => { draw(); drawSides(); });
+  setUpTheme(draw);
   draw();
-  drawSides();
 }
 
 start();

@@ -1,7 +1,6 @@
 """A sweep's folder, read: its runs, their measures, the settings ranked. Does not import torch.
 
-All of it is read from the folder, so it is the same whatever started the jobs.
-"""
+All of it is read from the folder, so it is the same whatever started the jobs."""
 
 import json
 import re

@@ -1,5 +1,4 @@
-"""A sweep's folder → sweep.html, one file that opens offline: its settings compared, and the
-attention of any two of its runs side by side."""
+"""A sweep's folder → sweep.html, one file that opens offline: its settings compared."""
 
 import os
 from functools import partial
@@ -8,11 +7,10 @@ from statistics import fmean
 from urllib.parse import quote
 
 from report import sweep
-from report.pack import PROBES, Blobs, clipped, maps_that_fit
-from report.page import curve, number, put_together, room_beside, shots_in
+from report.pack import clipped
+from report.page import curve, number, put_together
 from report.sweep import Run
 
-MOST_SNAPSHOTS = 12  # of a run
 MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
 # Of these scores the strongest head is shown, of others the mean over the heads.
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink", "importance")
@@ -26,7 +24,8 @@ clip = partial(clipped, most=500)  # characters of a value and of a reason
 def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
     """Write folder/sweep.html from what the runs' folders hold so far, and return its path."""
     settings, metric, best = sweep.ranked(runs), sweep.compared_by(runs), sweep.best_run(runs)
-    second, most = sweep.no_better(settings, metric), most_points(10 * len(runs))
+    second = sweep.no_better(settings, metric)
+    most = max(10, min(MOST_POINTS, ALL_POINTS // (1 + 10 * len(runs))))
     every = list(dict.fromkeys(key for run in runs for key in run.settings))
     keys = [key for key in every if key != "seed"] or every
     content = {
@@ -38,24 +37,17 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
         "runs": [about(folder, run, most) | in_sweep(run, keys, most) | {"setting": k}
                  for k, setting in enumerate(settings) for run in setting.runs],
     }
-    shots = [[shot for shot in shots_in(folder, run.path) if shot.probes]
-             for setting in settings for run in setting.runs]
-    blobs, room = Blobs(), room_beside("sweep.html", content)
-    content["maps"] = maps_that_fit(shots, PROBES[:1], room, MOST_SNAPSHOTS, blobs)
-    return put_together(folder / sweep.PAGE, "sweep.html", content, blobs)
+    return put_together(folder / sweep.PAGE, "sweep.html", content, [])
 
 
 def about(folder: Path, run: Run, most: int) -> dict:
     """What a page tells of a run in this folder: how it ended, its figures, its curves."""
     name, config = run.path.relative_to(folder).as_posix(), run.config
     page = run.path / "report.html"
-    induction = sweep.of_heads(run.rows[-1] if run.rows else {}, "heads")["induction"]
     return {
         "name": clip(name), "page": link(folder, page) if page.exists() else None,
         "status": run.status, "reason": clip(run.reason),
         "maxSteps": config.max_steps if config else None,
-        "groups": config.model.kv_heads if config else None,
-        "head": max(induction, key=induction.get, default=(0, 0)),  # to look at first
         "figures": {key: number(run.measures.get(key)) for key in FIGURES},
         "curves": {key: curve(run.rows, key, most) for key in CURVES},
     }
@@ -80,6 +72,3 @@ def in_sweep(run: Run, keys: list[str], most: int) -> dict:
                        if f"births/{kind}" in run.measures}}
 
 
-def most_points(curves: int) -> int:
-    """Points of a curve where there are so many of them."""
-    return max(10, min(MOST_POINTS, ALL_POINTS // max(1, curves)))

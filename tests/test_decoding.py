@@ -93,7 +93,7 @@ def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows
     with torch.no_grad():
         assert torch.allclose(decoder.fill(tokens[:, :filled]), expected[:, filled - 1], atol=1e-9)
         for t in range(filled, 16):
-            assert torch.allclose(decoder.step(tokens[:, t]), expected[:, t], atol=1e-9)
+            assert torch.allclose(decoder.fill(tokens[:, t:t + 1]), expected[:, t], atol=1e-9)
     assert decoder.cache.length == 16
 
 
@@ -109,7 +109,7 @@ def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float
         model.to(torch.bfloat16)
         decoder = Decoder(model, model.make_cache(3))
         assert decoder.cache.keys.dtype == torch.float32
-        logits = [decoder.fill(tokens[:, :20])] + [decoder.step(tokens[:, t])
+        logits = [decoder.fill(tokens[:, :20])] + [decoder.fill(tokens[:, t:t + 1])
                                                    for t in range(20, 30)]
     assert torch.allclose(torch.stack(logits, dim=1).float().softmax(-1), exact[:, 19:], atol=2e-3)
 

@@ -29,7 +29,7 @@ from data.tokenizer import (
 )
 from data.tokens import prepare
 from files import read_rows
-from interop import Checkpoint, layout, load_hf, load_model, save_hf, starting_point
+from interop import Checkpoint, layout, load, load_hf, save_hf, starting_point
 from interop.settings import hf_settings
 from model import GPT
 from training.checkpoint import load_run, parameter_shapes
@@ -545,7 +545,7 @@ def test_nanogpts_checkpoint_comes_in_and_nothing_in_it_runs(text_file, tmp_path
     loss = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml"))).loss(model)
     assert read_rows(Path("run/metrics.jsonl"))[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
     with pytest.raises(UserError, match="a pickle beside it"):
-        load_model(Path("ckpt.pt"))
+        load(Path("ckpt.pt"))
     other = {"model": state, "model_args": {**shape, "n_embd": 18}}
     for wrong in (other, {"model": Pickled()}, []):
         torch.save(wrong, "ckpt.pt")

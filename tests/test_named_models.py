@@ -14,7 +14,7 @@ from models import lively
 
 from config import GPTConfig, UserError, read_config
 from data.tokenizer import train_bpe
-from interop import load_model, save_hf
+from interop import load, save_hf
 from interop.hub import FILES, WEIGHTS, fetched, folder_of
 from model import GPT
 
@@ -113,8 +113,8 @@ def test_a_name_becomes_the_commits_folder_and_only_what_is_needed_is_fetched(
     got = {path.name for path in folder_of(pinned).iterdir()}
     assert got == {WEIGHTS, "config.json", "tokenizer.json", "tokenizer_config.json"}
     assert got <= set(FILES) and not any(".bin" in line or ".py" in line for line in asked)
-    model, tokenizer = load_model(pinned)
-    again, _ = load_model(repository)
+    model, tokenizer = load(pinned)
+    again, _ = load(repository)
     assert all((a == b).all() for a, b in zip(model.parameters(), again.parameters()))
     assert tokenizer.encode("a glass")
     for offline in (False, True):  # the server is gone: what was fetched is enough
@@ -140,7 +140,7 @@ def test_without_a_network_a_name_is_a_sentence_and_a_folder_works(
     for typed in ("runs/mine", "./small", "owner/smal"):  # which are paths, and not on the hub
         with pytest.raises(UserError, match=rf"init_from={typed} does not exist"):
             fetched(typed)
-    assert fetched(NAME) == NAME and load_model(folder_of(NAME))[0].config.n_layer == 1
+    assert fetched(NAME) == NAME and load(folder_of(NAME))[0].config.n_layer == 1
 
 
 @pytest.mark.soak

@@ -33,8 +33,7 @@ FILES = (MODEL, OPTIMIZER, TOKENIZER, CONFIG)
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
 LARGEST = 1 << 24  # bytes of a manifest that is read
 # What a manifest has of the run, and of what type: see `Checkpoints.save`.
-TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "recorded": int,
-         "losses": list}
+TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "losses": list}
 
 
 class NotSaved(UserError):
@@ -102,8 +101,7 @@ class Checkpoints:
         problem = ""
         if self.world.rank == 0:
             manifest = {"format": FORMAT, "step": step, "seconds": clock.seconds, "metrics": row,
-                        "fingerprint": self.text.fingerprint, "recorded": recorded(self.run_dir),
-                        "losses": self.watch.state()}
+                        "fingerprint": self.text.fingerprint, "losses": self.watch.state()}
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if not problem:
@@ -170,18 +168,6 @@ def saved_steps(run_dir: Path) -> list[int]:
     """Steps that have a checkpoint folder, oldest first."""
     names = [path.name for path in (run_dir / "checkpoints").glob("step_*")]
     return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d{8,})", name)))
-
-
-def recorded(run_dir: Path) -> int:
-    """Bytes of a run's metrics.jsonl."""
-    path = run_dir / METRICS
-    return path.stat().st_size if path.exists() else 0
-
-
-def are_gone(run_dir: Path, rows: list[dict]) -> bool:
-    """Whether a run that has no checkpoint had some, by what they left."""
-    return read_pointer(run_dir, "last") is not None or (
-        not (run_dir / "checkpoints").exists() and any(row.get("seconds/save") for row in rows))
 
 
 def set_aside(folder: Path) -> Path:
@@ -272,7 +258,7 @@ def read_manifest(folder: Path) -> dict:
     try:
         text = ordinary(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
-        manifest = {"recorded": 0, "losses": [0.0, 0]} | manifest  # of older versions
+        manifest = {"losses": [0.0, 0]} | manifest  # of older versions
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT "
                              f"reads {FORMAT}")
@@ -336,8 +322,7 @@ def load_run(run_dir: str | os.PathLike, which: str | int = "last",
     """The model (on the CPU, in evaluation mode), the tokenizer and the configuration of a run.
 
     which: `last`, `best` (by validation loss) or a step, of a checkpoint or else of a picture (in
-    float16). Raises `UserError` where there is none, or it is damaged and so are those before.
-    """
+    float16). Raises `UserError` where there is none, or it is damaged and so are those before."""
     picture = Path(run_dir, "attention", f"step_{which:0>8}.safetensors")
     pictured = picture.is_file() and int(which) not in saved_steps(Path(run_dir))
     folder, _ = find_checkpoint(Path(run_dir), "last" if pictured else which, log)

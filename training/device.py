@@ -73,8 +73,7 @@ def set_up(config: Config) -> None:
     for. On a CPU threads of compiled code would add up an embedding's gradient in any order.
 
     glibc gives larger tensors back to the system, which clears each page before it comes again: a
-    seventh of the time of a small model's step (LOG.md). Other C libraries have no such setting.
-    """
+    seventh of the time of a small model's step (LOG.md). Other C libraries have no such setting."""
     compiled_here = config.compile and config.device == "cpu"
     torch.use_deterministic_algorithms(config.deterministic or compiled_here,
                                        warn_only=not config.deterministic)
@@ -87,10 +86,8 @@ def set_up(config: Config) -> None:
 
 def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     """The model moved to the device, its weights in the precision that decodes fastest there.
-
     Decoding is bound by reading the weights, and bf16 halves them; on a CPU each product in bf16
-    costs some ten microseconds more, so that narrow models are faster in float32 (LOG.md).
-    """
+    costs some ten microseconds more, so that narrow models are faster in float32 (LOG.md)."""
     if precision == "auto":
         wide = not device.startswith("cpu") or model.config.n_embd >= BF16_DECODES_FROM
         precision = "bf16" if wide and bf16_is_fast(device) else "fp32"

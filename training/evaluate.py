@@ -37,10 +37,8 @@ def evaluate(model: GPT, splits: tuple["Windows", "Windows"], last: bool = False
 
 
 class Windows:
-    """A split in non-overlapping windows of block_size, the last one filled up.
-
-    Of a split with more than `data.val_max_tokens` as many windows, spread evenly over all of it.
-    """
+    """A split in non-overlapping windows of block_size, the last one filled up. Of a split with
+    more than `data.val_max_tokens` as many windows, spread evenly over all of it. """
 
     def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, config: Config,
                  world: World | None = None, most: int | None = None):

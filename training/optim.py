@@ -26,8 +26,7 @@ SMALLEST_SQUARE = 1e-10  # taken of it: a row without a gradient stays where it 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of each matrix (n, rows, columns) near 1 (within 0.7 … 1.2).
 
-    Newton–Schulz: matrix products only, computed in `dtype`, for all matrices at once.
-    """
+    Newton–Schulz: matrix products only, computed in `dtype`, for all matrices at once."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
@@ -47,8 +46,7 @@ class Muon(Optimizer):
     A matrix (rows, columns) moves by lr · √max(1, rows/columns) · orthogonal, where each row is
     divided by the root of its running mean square over the mean square that all rows of an
     orthogonal matrix have together. Matrices of one shape are orthogonalised in one batch, in
-    `dtype`, divided among the ranks of `mesh`.
-    """
+    `dtype`, divided among the ranks of `mesh`."""
 
     def __init__(self, params, lr: float, momentum: float, weight_decay: float,
                  dtype: torch.dtype = torch.float32, mesh: DeviceMesh | None = None):
@@ -136,10 +134,8 @@ class RowAdagrad(Optimizer):
 def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
                      mesh: DeviceMesh | None = None) -> list[Optimizer]:
     """The optimizers of all parameters, each with the peak rate, which `set_learning_rates` scales.
-
     Weight decay is for matrices and embeddings. `optim.name=muon`: Muon for the blocks' matrices,
-    in the run's `precision`, divided among the ranks of `mesh`; AdamW for the rest.
-    """
+    in the run's `precision`, divided among the ranks of `mesh`; AdamW for the rest."""
     muon = [p for name, p in model.named_parameters()
             if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
     tables = [p for name, p in model.named_parameters() if name == "ngrams.table"]
@@ -161,11 +157,9 @@ def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp3
 
 
 def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
-    """The learning rate over its peak, in the optimizer step that follows `step` others.
-
-    A linear warm-up; then a cosine down to min_lr_ratio (Loshchilov and Hutter 2017), or flat with
-    a linear end (warm-up–stable-decay, Hu et al. 2024), or flat. After max_steps it stays.
-    """
+    """The learning rate over its peak, in the optimizer step that follows `step` others. A linear
+    warm-up; then a cosine down to min_lr_ratio (Loshchilov and Hutter 2017), or flat with a linear
+    end (warm-up–stable-decay, Hu et al. 2024), or flat. After max_steps it stays."""
     warmup = optim.warmup(max_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)

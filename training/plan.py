@@ -1,7 +1,6 @@
 """A run before it starts: what every `auto` becomes, its memory and its operations.
 
-The formulas are those of docs/scaling.md, which has how far real runs were from them.
-"""
+The formulas are those of docs/scaling.md, which has how far real runs were from them."""
 
 import os
 from collections.abc import Callable
@@ -101,12 +100,10 @@ def compiles(config: Config, run_flops: float) -> bool:
 
 
 def model_size(config: GPTConfig) -> tuple[int, int]:
-    """Parameters of a model, and floating-point operations of a training step per token.
-
-    Forward 2 per weight of a matrix and 2·H·(d_k + d_v) per pair of tokens, half of the pairs
-    being masked; backward twice that (Kaplan et al. 2020, Chowdhery et al. 2022). Counted for one
-    layer and for two: a deep model takes long to make even without memory.
-    """
+    """Parameters of a model, and floating-point operations of a training step per token. Forward 2
+    per weight of a matrix and 2·H·(d_k + d_v) per pair of tokens, half of the pairs being masked;
+    backward twice that (Kaplan et al. 2020, Chowdhery et al. 2022). Counted for one layer and for
+    two: a deep model takes long to make even without memory."""
     with torch.device("meta"):
         models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
     parameters = [model.num_parameters() for model in models]

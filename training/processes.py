@@ -2,8 +2,7 @@
 
 Every rank runs the same train.py, with its slice of each batch. Rank 0 writes and prints. With
 shard = 1 each rank has the whole model, and the gradients are averaged once a step; else FSDP2
-divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy.
-"""
+divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy."""
 
 import os
 import re
@@ -36,14 +35,12 @@ class Stopped(Exception):
 
 
 class World:
-    """The ranks of a run, of which this is `rank` of `size`, and the signals that they got.
-
-    Within it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends the process. One
-    that came after the last check ends it when all is done.
-    """
+    """The ranks of a run, of which this is `rank` of `size`, and the signals that they got. Within
+    it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends the process. One that
+    came after the last check ends it when all is done."""
 
     def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size, self.exit_status, self._at_once = rank, size, 0, False
+        self.rank, self.size, self.exit_status = rank, size, 0
 
     def __enter__(self):
         self._before = {number: signal.signal(number, self._note)
@@ -60,18 +57,6 @@ class World:
     def _note(self, number, frame):
         self.exit_status = 128 + number
         signal.signal(signal.SIGINT, self._before[signal.SIGINT])
-        if self._at_once:
-            raise Stopped(self.exit_status)
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """Within it a signal raises `Stopped` at once: for what takes long and can be redone."""
-        self._at_once = True
-        try:
-            self.check_stop(together=False)  # what came before
-            yield
-        finally:
-            self._at_once = False
 
     def broadcast(self, value=None):
         """Rank 0's value, on every rank."""
@@ -87,10 +72,9 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def check_stop(self, together: bool = True) -> None:
-        """Raise `Stopped` where a signal came, of several ranks to any; all call this at once, or
-        one alone with together=False."""
-        if together and self.size > 1:
+    def check_stop(self) -> None:
+        """Raise `Stopped` where a signal came, of several ranks to any; all call this at once."""
+        if self.size > 1:
             noted = torch.tensor(self.exit_status)
             dist.all_reduce(noted, dist.ReduceOp.MAX)
             self.exit_status = int(noted)

@@ -8,7 +8,7 @@ from models import configs, few, lively, random_tokens, small
 
 from attention_maps.capture import capture
 from attention_maps.card import card, copying, explain
-from attention_maps.snapshot import look
+from attention_maps.look import look
 from data.tokenizer import CharTokenizer
 from model import GPT
 
@@ -59,6 +59,9 @@ def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(kind):
         assert np.array_equal(found["writes_ids"][1, head], torch.cat((up, down), dim=1))
 
 
+ALL = np.ones((2, 2), bool)  # heads
+
+
 def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
     model = GPT(small(n_embd=32, n_head=2, head_dim=32, tie_embeddings=True, vocab_size=30,
                       norm="rmsnorm"))
@@ -69,25 +72,27 @@ def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
             block.attention.W_V.weight.copy_(torch.eye(32).repeat(2, 1))
             block.attention.W_O.weight.copy_(torch.cat((torch.eye(32), -torch.eye(32)), dim=1))
             block.mlp.W_out.weight.zero_()
-    mean, error = copying(model, capture(model, random_tokens(3, 16).numpy()))
+    mean, error = copying(model, capture(model, random_tokens(3, 16).numpy()), ALL)
     assert mean == pytest.approx(np.array([[1, -1], [1, -1]])) and not error.any()
     with torch.no_grad():  # nothing of the token is in what they write
         for block in model.blocks:
             block.attention.W_V.weight.normal_(std=0.1)
             block.attention.W_O.weight.normal_(std=0.1)
-    mean, error = copying(model, capture(model, random_tokens(8, 16).numpy()))
+    mean, error = copying(model, capture(model, random_tokens(8, 16).numpy()), ALL)
     assert (np.abs(mean) < 4 * error + 0.35).all() and (error > 0.05).all()
 
 
 def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
     model = lively(GPT(small(position="rope", tie_embeddings=True))).to(torch.bfloat16)
     tokenizer, ids = CharTokenizer("abcdefghijklmnopqrst"), (random_tokens(12) % 20).tolist()
-    found, scores = look(model, tokenizer, ids, pytest.fail)
+    found = look(model, tokenizer, ids)
     wide = GPT(model.config)
     wide.load_state_dict(model.state_dict())
     assert model.head.weight.dtype == torch.bfloat16
-    expected, its_scores = look(wide, tokenizer, ids, pytest.fail)
-    assert scores == its_scores and found.keys() == expected.keys()
+    expected = look(wide, tokenizer, ids)
+    assert found.metrics == expected.metrics
+    found, expected = found.arrays, expected.arrays
+    assert found.keys() == expected.keys()
     assert np.array_equal(found["need"], expected["need"], equal_nan=True)
     words = dict(zip(found["words_ids"].tolist(), found["words"]))
     assert {20, 21, 22} & set(words)  # the model has three ids that its tokenizer lacks

@@ -22,8 +22,7 @@ def rows() -> list[dict]:
         "heads/importance/L3H2": 0.37, "heads/importance_se/L3H2": 0.04,
         "heads/importance/L0H0": 0.02, "heads/importance_se/L0H0": 0.04,
         "enough/gain/named_and_layer_0": 1.05, "enough/gain_se/named_and_layer_0": 0.04,
-        "enough/gain/smallest": 0.84, "enough/gain_se/smallest": 0.06,
-        "enough/smallest/L3H2": 1, "enough/smallest/L1H3": 2, "enough/smallest/L0H1": 3}
+        "births/sink/L2H0": 900, "heads/sink/L2H0": 0.9, "heads/sink_se/L2H0": 0.01}
     return found
 
 
@@ -35,8 +34,9 @@ def test_what_a_run_found_out_is_said():
     for figure in ("2.50 ± 0.05", "0.62 ± 0.01", "between steps 900 and 1,000", "94 ± 2%",
                    "105 ± 4%"):
         assert figure in first.figures
-    assert [finding.text.split()[0] for finding in rest] == ["L3H2", "L3H2,"]
-    assert "0.37 ± 0.04" in rest[0].figures and "84 ± 6%" in rest[1].figures
+    assert [finding.text for finding in rest] == [
+        "L3H2 matters most to the validation loss.", "L2H0 rests on the first token."]
+    assert "0.37 ± 0.04" in rest[0].figures and "0.90 ± 0.01" in rest[1].figures
     assert told_heads(rows()[-1]) == [(1, 3), (3, 2)]
     assert conclude([]) == conclude([{"step": 3, "train/loss": 2.0}]) == []
 
@@ -44,7 +44,7 @@ def test_what_a_run_found_out_is_said():
 @pytest.mark.parametrize(("lost", "word"), [
     ("probe/repeat_gain_se", "learned"), ("heads/induction_se/L3H2", "copies"),
     ("heads/importance_se/L3H2", "matters"), ("enough/gain_se/named_and_layer_0", "layer 0"),
-    ("wiring/induction_se/L3H2/keys/L1H3", "fed by"), ("enough/gain_se/smallest", "alone"),
+    ("wiring/induction_se/L3H2/keys/L1H3", "fed by"), ("heads/sink_se/L2H0", "rests"),
     ("heads/copying_se/L3H2", "copies")])
 def test_nothing_is_said_without_its_error(lost, word):
     assert any(word in finding.text for finding in conclude(rows()))

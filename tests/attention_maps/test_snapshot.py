@@ -1,9 +1,6 @@
 """What a snapshot keeps: scores often, pictures seldom, and all that a score is computed from."""
 
-import os
-import signal
 from contextlib import nullcontext
-from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +17,6 @@ from data.tokenizer import CharTokenizer
 from files import ASIDE
 from model import GPT
 from training.checkpoint import load_run
-from training.processes import Stopped, World
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 IDS = np.random.default_rng(0).integers(0, 23, 2000)
@@ -77,26 +73,6 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, tmp_path,
-                                                                     monkeypatch):
-    taker = snapshots()
-
-    def asked(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal was only noted")
-
-    for part in ("explain", "sample_text"):
-        world = World()
-        with monkeypatch.context() as patch, pytest.raises(Stopped), world, world.interruptible():
-            patch.setattr(snapshot, part, asked)
-            taker.take(MODEL, 4, [])
-    (tmp_path / "attention" / "step_00000004.png").unlink()
-    taker.take(MODEL, 4, [])
-    assert {p.name for p in (tmp_path / "attention").iterdir()} == {
-        f"step_00000004.{end}" for end in ("npz", "png", "safetensors")}
-
-
-@pytest.mark.slow
 def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
     metrics, text = snapshots().take(MODEL, 12, [])
     assert "heads/importance/L0H0" in metrics and len(text) == 8
@@ -118,20 +94,6 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
     assert metrics["probe/repeat_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
     assert metrics["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
     assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= metrics.keys()
-    loss = -MODEL(X)[0].log_softmax(dim=-1).gather(2, Y[..., None])[..., 0].detach()  # (W, T)
-    assert metrics["probe/loss_last"] == pytest.approx(loss[:, -8:].mean().item(), abs=1e-5)
-    assert metrics["probe/loss_middle"] == pytest.approx(loss[:, 8:-8].mean().item(), abs=1e-5)
-    assert held["loss_tokens"].shape == (10, 33)
-    assert list(held["loss_tokens"][2, 1:]) == [TOKENIZER.decode([i]) for i in Y[2].tolist()]
-    # The distance to the table of pairs, by hand.
-    log_p = MODEL(torch.from_numpy(held["window_ids"]))[0].log_softmax(dim=-1).detach().numpy()
-    counts = np.zeros((23, 23))
-    for a, b in pairwise(IDS):
-        counts[a, b] += 1
-    share = counts / counts.sum(axis=1, keepdims=True)
-    kl = [sum(s * np.log(s / np.exp(q)) for s, q in zip(share[id], at) if s)
-          for row, its in zip(held["window_ids"], log_p) for id, at in zip(row, its)]
-    assert metrics["probe/from_bigrams"] == pytest.approx(np.mean(kl), abs=1e-5)
 
 
 @pytest.mark.slow

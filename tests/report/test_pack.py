@@ -94,7 +94,7 @@ def test_what_is_too_large_is_kept_at_fewer_steps(room, steps):
     shots = [pack.Shot(step, lambda step=step: nullcontext(snapshot(2, 2, 80, step)))
              for step in range(0, 60, 10)]
     blobs = pack.Blobs()
-    found, = pack.maps_that_fit([shots], pack.PROBES, room, 6, blobs)
+    found = pack.maps_that_fit(shots, pack.PROBES, room, blobs)
     assert len(found["steps"]) == steps and found["of"] == 6 and found["steps"][-1] == 50
     assert sum(map(len, blobs)) <= room
-    assert pack.maps_that_fit([shots], pack.PROBES, 100, 6, blobs) == [None]
+    assert pack.maps_that_fit(shots, pack.PROBES, 100, blobs) is None

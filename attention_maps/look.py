@@ -1,0 +1,152 @@
+"""A look at one text by any model: every head's attention on it, what its heads do on random
+tokens, what each prediction needed. The page of `sample.py attention=…` is made of it."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from attention_maps import capture, scores, wiring
+from attention_maps.card import copying, explain
+from attention_maps.enough import Alone, enough
+from attention_maps.findings import CLEAR, ERRORS, Finding, conclude, told_heads
+from attention_maps.probe import Probes, make_probes, words
+from data.tokenizer import Tokenizer, prompt_ids
+from model import GPT
+
+LENGTH = 32  # of the random texts: enough for their scores, and a large model takes long for each
+DRAWN = 1 << 16  # tokens of which they are taken
+# What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
+# two cores, for GPT-2 at 200 tokens.
+LOOKED_AT = 5e12
+LARGE = 20_000_000  # parameters from which fewer heads are asked what they copy and who feeds them
+PARTS = 4  # of a large model that are asked whether they feed a head
+
+WIRE = np.dtype([("score", "U20"), ("head", "U10"), ("reads", "U7"), ("from", "U10"),
+                 ("share", float), ("error", float)])
+
+
+class Look(NamedTuple):
+    """What was seen of a model of L layers and H heads on a text of T tokens.
+
+    arrays: `text` (L, H, T, T), the maps; `text_value_norms` (L, H, T), ‖v_j W_O‖; `text_ids`,
+        `text_tokens` (T,); `wiring`, a row of WIRE for each share; and, unless the text is too
+        long for the model, what `attention_maps.card.explain` gives: `need`, `need_kl` (T, T),
+        `knockout` (L, H, T) in nats, …
+    scores: name → values and standard errors (L, H) each, of random texts; nan: not measured.
+    metrics: all figures by the names of metrics.jsonl."""
+
+    arrays: dict[str, np.ndarray]
+    scores: scores.Tables
+    metrics: dict[str, float]
+
+
+def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
+         log: Callable[[str], None] = print) -> Look:
+    """Look at a text, or at ids: the last of them that the model takes. `log` hears how far it is.
+    The scores are of random tokens drawn as the model expects them in the text: of a model of
+    others the training text is not known, and what it never saw tells nothing of its heads."""
+    model = capture.in_float32(model)
+    ids = prompt_ids(tokenizer, text) if isinstance(text, str) else text
+    ids = np.array(ids[-model.config.block_size:])
+    whole = capture.capture(model, ids[None])
+    drawn = expected_tokens(model, whole, tokenizer.vocab_size)
+    probes = make_probes(drawn, drawn, tokenizer, min(LENGTH, model.config.block_size), seed=0)
+    windows = probes.control if len(probes.control) else probes.windows  # random tokens all alike
+    log("attention: what each head does on random tokens")
+    seen = Seen(model, replace(probes, text=ids, windows=windows), whole)
+    held, tables = seen.score()
+    metrics = {"step": 0, **scores.as_metrics(tables)}
+    metrics |= scores.births(metrics, metrics, windows.shape[1])  # here: what it is now
+    if len(probes.periods):
+        log("attention: who feeds whom")
+    metrics |= seen.circuits(held, tables)
+    if not seen.large:
+        metrics |= seen.enough(metrics)
+    arrays = {"text": held["text"], "text_value_norms": held["text_value_norms"],
+              "text_ids": ids, "text_tokens": np.array(words(tokenizer, ids)),
+              "wiring": wires(metrics)}
+    if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:
+        log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
+        arrays |= explain(model, whole, tokenizer)
+    else:
+        log(f"attention: to measure what each of {len(ids)} predictions needed would take too "
+            "long with this model, so that is left out; fewer tokens have it")
+    return Look(arrays, tables, metrics)
+
+
+def wires(metrics: dict[str, float]) -> np.ndarray:
+    """Who feeds whom, of metrics, as rows of WIRE: see `attention_maps.wiring`."""
+    keys = (re.fullmatch(r"wiring/(previous_token|induction)(/(\w+)/(\w+)/(\w+))", key)
+            for key in metrics)
+    return np.array([(key[1], *key.groups()[2:], metrics[key[0]],
+                      metrics[f"wiring/{key[1]}_se{key[2]}"]) for key in keys if key], WIRE)
+
+
+def findings(seen: Look) -> list[Finding]:
+    """What a look found out, in sentences with their figures, the most important first."""
+    return conclude([seen.metrics])
+
+
+@torch.no_grad()
+def expected_tokens(model: GPT, text: capture.Forward, vocab_size: int) -> np.ndarray:
+    """Tokens (DRAWN,) by how likely the model holds them anywhere in the text."""
+    logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
+    share = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
+    return np.random.default_rng(0).choice(vocab_size, DRAWN, p=share / share.sum())
+
+
+class Seen:
+    """The forward passes of a model over all probes."""
+
+    def __init__(self, model: GPT, probes: Probes, text: capture.Forward | None = None):
+        """text: the pass over the text, where it is known."""
+        self.model, self.probes = model, probes
+        self.large = model.num_parameters() > LARGE
+        self.text = text or capture.capture(model, probes.text[None])
+        self.random = capture.capture(model, probes.random)
+        self.windows = (capture.thirds(self.random)[2] if probes.windows is probes.control
+                        else capture.capture(model, probes.windows))
+
+    def score(self) -> tuple[dict[str, np.ndarray], scores.Tables]:
+        """What is kept of the passes, by `capture.arrays`, and the scores of every head."""
+        held, periods = capture.arrays(self.model, self.text, self.random), self.probes.periods
+        windows = self.windows.weights.cpu().numpy()
+        tables = scores.tables(windows, held.get("repeat"), held.get("control"), periods)
+        if len(periods):
+            least = scores.threshold("induction", windows.shape[-1]) if self.large else -np.inf
+            mean, error = tables["induction"]
+            tables["copying"] = copying(self.model, capture.thirds(self.random)[2],
+                                        mean - error >= least)
+        return held, tables
+
+    def circuits(self, held: dict[str, np.ndarray], tables: scores.Tables) -> dict[str, float]:
+        """The repeat gain, and who feeds the strongest heads, as metrics."""
+        periods, length = self.probes.periods, self.windows.tokens.shape[1]
+        if not len(periods):
+            return {}
+        gains = scores.repeat_gains(held["repeat_loss"], held["reshuffled_loss"], periods)
+        asked = {"induction": 1} if self.large else dict.fromkeys(wiring.SCORES, wiring.MOST)
+        heads = {name: strongest(*tables[name], scores.threshold(name, length))[:most]
+                 for name, most in asked.items()}
+        rows = [*range(len(periods)), *range(2 * len(periods), 3 * len(periods))]
+        found = wiring.wiring(self.model, self.windows, self.random.rows(rows), periods, heads,
+                              PARTS if self.large else None)
+        return scores.probed({"repeat_gain": gains}) | found
+
+    def enough(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Whether the heads that findings name are enough for a clear repeat gain, as metrics."""
+        gain, error = (metrics.get(f"probe/repeat_gain{end}", 0) for end in ("", "_se"))
+        if gain < max(CLEAR, ERRORS * error):
+            return {}
+        twice = self.random.rows(range(2 * len(self.probes.periods)))
+        return enough(Alone(self.model, twice, self.probes.periods), told_heads(metrics))
+
+
+def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+    """The heads (layer, head) that wiring asks for: of a kind, the strongest first."""
+    found = np.argwhere(mean - error >= threshold)
+    return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])
