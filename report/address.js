@@ -6,7 +6,8 @@ function readAddress() {
   const whole = name => /^\d{1,12}$/.test(asked.get(name) ?? "") ? Number(asked.get(name)) : null;
   const head = /^L(\d{1,4})H(\d{1,4})$/.exec(asked.get("head") ?? "");
   return { head: head && [Number(head[1]), Number(head[2])], step: whole("step"), token: whole("token"),
-    view: asked.get("view"), weights: asked.get("weights"), heads: asked.get("heads"), on: asked.get("on"),
+    view: asked.get("view"), weights: asked.get("weights"), heads: asked.get("heads"), first: asked.get("first"),
+    on: asked.get("on"),
     text: asked.get("text"), off: asked.get("off")?.split(",").filter(Boolean) ?? [],
     hidden: (asked.get("hidden") ?? "").split(",").filter(part => /^\d{1,6}$/.test(part)).map(Number) };
 }

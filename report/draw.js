@@ -320,7 +320,8 @@ function cells(host, label) {
       const tall = spec.colNames ? Math.min(cell, high) : high;
       context.font = `${spec.upright ? 10.5 : Math.min(11, 0.95 * tall)}px ${family}`;
       context.textAlign = "right";
-      spec.rowNames.forEach((name, i) => context.fillText(name, left - 5, (i + 0.5) * high, left - 6));
+      const each = spec.upright ? Math.ceil(11 / high) : 1; // names do not overlap
+      spec.rowNames.forEach((name, i) => i % each || context.fillText(name, left - 5, (i + 0.5) * high, left - 6));
       for (let j = 0; bottom && j < spec.cols; j += spec.upright ? Math.ceil(22 / cell) : 1) {
         context.save();
         context.translate(left + (j + 0.5) * cell, spec.rows * high + 5);
@@ -329,7 +330,7 @@ function cells(host, label) {
         context.restore();
       }
     }
-    if (spec.write && cell >= 24) {
+    if (spec.write && cell >= 24 && high >= 12) {
       context.textAlign = "center";
       context.font = `${Math.min(12, cell / 2.9)}px ${family}`;
       for (let i = 0; i < spec.rows; i++) for (let j = 0; j < spec.cols; j++) {

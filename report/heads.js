@@ -84,8 +84,8 @@ function drawHeads() {
   if (drawn !== scoresDrawn) drawBirths();
   scoresDrawn = drawn;
   const k = scoredSteps.findLastIndex(step => step <= steps[state.step]);
-  if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], wiresAt(k), "Who feeds whom "
-    + `at step ${count(steps[state.step])}`, [state.layer, state.head], choose);
+  if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], wiresAt(k), "Who feeds whom"
+    + (data.kind === "run" ? ` at step ${count(steps[state.step])}` : ""), [state.layer, state.head], choose);
 }
 
 // The keyboard hears what a score means in its cells.
@@ -99,20 +99,34 @@ function drawScore(name) {
     $("scores").append(el("figure", {}, el("figcaption", {}, headingOf(name), caption), host));
     scoreMaps[name] = Object.assign(cells(host, `${plain(name)} of every head`), { caption });
   }
-  const place = placeOf(name), of = (l, h) => scoreAt(name, l, h, place), value = (l, h) => of(l, h).value;
-  // one scale for all steps
-  const most = !UNBOUNDED.includes(name) ? 1 : headNames.reduce((top, head) =>
-    Math.max(top, ...columns[`heads/${name}/${head}`] ?? []), 1e-9);
+  const { place, most, both, spec } = scoreCells(name);
   const unit = name === "distance" ? " tokens" : "";
   const when = measured[name].length === 1 && data.kind === "run" ? `, at step ${count(scoredSteps[place])}` : "";
+  const values = headNames.map(head => valueAt(`heads/${name}/${head}`, place)), none = values.filter(x => x === null);
+  const asked = name === "copying" && none.length % values.length ? ", of induction heads alone" : "";
+  scoreMaps[name].caption.textContent = `${both ? "−1" : "0"} to ${Number(most.toPrecision(2))}${unit}${when}${asked}`;
+  scoreMaps[name](spec);
+}
+
+// A score beside the map of a deep model, small.
+let overview = null;
+function drawOverview(host, name) {
+  overview ??= cells(host, "a score of every head");
+  overview({ ...scoreCells(name).spec, high: Math.max(5, Math.min(12, 0.34 * innerHeight / L)), write: null });
+}
+
+// What cells() draws of a score of every head, on one scale for all steps.
+function scoreCells(name) {
+  const place = placeOf(name), of = (l, h) => scoreAt(name, l, h, place), value = (l, h) => of(l, h).value;
+  const most = !UNBOUNDED.includes(name) ? 1 : headNames.reduce((top, head) =>
+    Math.max(top, ...columns[`heads/${name}/${head}`] ?? []), 1e-9);
   const both = SIGNED.includes(name);
-  scoreMaps[name].caption.textContent = `${both ? "−1" : "0"} to ${Number(most.toPrecision(2))}${unit}${when}`;
-  scoreMaps[name]({
+  return { place, most, both, spec: {
     ...headCells(L, H, 360), signed: both,
     level: (l, h) => value(l, h) === null ? -1 : level(value(l, h) / most, both),
     write: (l, h) => brief(of(l, h), most), pick: choose,
     tell: (l, h) => aboutScore(name, l, h, of(l, h)),
-  });
+  } };
 }
 
 // What is said of a head's score: its value as far as it is known, and without the first token.

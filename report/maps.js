@@ -64,6 +64,15 @@ function bound(view, seen, i, j) {
   return all.reduce((sum, { head }) => sum + view.bound(seen.layer, head, i) * norm(head), 0) / all.length;
 }
 
+// A view without its first token: what is left of each row, made to sum to 1 again, by a stored view of that or by
+// this one.
+function withoutFirst(view, stored) {
+  const left = (l, h, i) => Math.max(1e-6, 1 - view.at(l, h, i, 0));
+  const at = stored?.at ?? ((l, h, i, j) => view.at(l, h, i, j) / left(l, h, i));
+  const bound = stored?.bound ?? ((l, h, i) => Math.min(1, view.bound(l, h, i) / left(l, h, i)));
+  return { ...view, from: 1, bound, at: (l, h, i, j) => i && j ? at(l, h, i, j) : 0 };
+}
+
 // The top of the colours' scale, the same at all steps of a run.
 const largest = (view, weighted) => view.signed || weighted ? view.largest || 1 : 1;
 
@@ -115,17 +124,17 @@ function headGrid(host, [L, H], groups, choose, [layer, head]) {
     painted = now;
     grid.forEach((button, k) => {
       const l = Math.floor(k / H), h = k % H, read = reader(view, { layer: l, head: h, weighted: seen.weighted });
-      if (colours) paint(button.firstChild, view.n, read, most, colours);
+      if (colours) paint(button.firstChild, view, read, most, colours);
       button.classList.toggle("fine", view.n > 96);
       button.setAttribute("aria-checked", l === seen.layer && (seen.head === null || h === seen.head));
     });
   };
 }
 
-function paint(canvas, n, read, most, colours) {
+function paint(canvas, { n, from = 0 }, read, most, colours) {
   canvas.width = canvas.height = n;
   const image = new ImageData(n, n), pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < n; i++) for (let j = 0; j <= i; j++) pixels[i * n + j] = colours[level(read(i, j) / most)];
+  for (let i = from; i < n; i++) for (let j = from; j <= i; j++) pixels[i * n + j] = colours[level(read(i, j) / most)];
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
@@ -134,13 +143,16 @@ function mapOf(view, seen, more = {}) {
   const read = reader(view, seen), most = largest(view, seen.weighted);
   const names = view.tokens.map(t => short(t)), shown = view.signed ? faded : Number;
   return { rows: view.n, cols: view.n, most: 900, rowNames: names, colNames: names,
-    signed: view.signed, level: (i, j) => j > i ? -1 : level(shown(read(i, j)) / most, view.signed),
+    signed: view.signed, level: (i, j) => j > i || Math.min(i, j) < (view.from ?? 0) ? -1
+      : level(shown(read(i, j)) / most, view.signed),
     tell: (i, j) => reading(view, seen, i, j), ...more };
 }
+
+const DEEP = 10; // layers, from which a page is laid out for many
 
 // The cells of layers × heads, at most so tall in all.
 function headCells(L, H, tall) {
   return { rows: L, cols: H, start: [0, 0], least: 0, upright: true, most: 64 * H + 26,
-    high: Math.min(46, Math.max(14, tall / Math.max(L, H))),
+    high: Math.min(46, Math.max(L > DEEP ? 9 : 14, tall / Math.max(L, H))),
     rowNames: Array.from({ length: L }, (_, l) => `L${l}`), colNames: Array.from({ length: H }, (_, h) => `H${h}`) };
 }

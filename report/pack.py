@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attention_maps.scores import without_first
+
 PROBES = ("text", "repeat")
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
 LONGEST_TOKEN = 100  # characters shown
@@ -67,10 +69,14 @@ class Shot:
         return self._cache[name, what]
 
     def pack(self, name: str, what: str) -> Packed | None:
-        """A probe's `maps`, or its `needs`, None where they were not measured."""
+        """A probe's `maps`; `rest`, these without the first token; or its `needs`, None where they
+        were not measured."""
         with self.held() as held:
-            if what == "maps":
-                return pack_maps(shown(held, name), shown(held, f"{name}_value_norms"))
+            if what in ("maps", "rest"):
+                maps = shown(held, name)
+                if what == "rest":
+                    maps = np.pad(without_first(maps), ((0, 0), (0, 0), (1, 0), (1, 0)))
+                return pack_maps(maps, shown(held, f"{name}_value_norms"))
             with suppress(KeyError, ValueError, TypeError):  # it holds something else
                 return pack_needs(held, name)
 

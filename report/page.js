@@ -9,6 +9,7 @@ const steps = data.steps.length ? data.steps : scoredSteps;
 const state = {
   step: Math.max(0, steps.length - 1), layer: 0, head: 0, probe: 0, weighted: false, average: false,
   token: null, held: null, // what is lit, what stays lit
+  rest: false, // whether the first token is left out
   fresh: true, cell: null, // whether nobody has held a token yet; the cell that was clicked
   needs: false, target: 0, // whether needs are looked at; of which next token the card tells
 };
@@ -26,7 +27,8 @@ const seen = () => ({ layer: state.layer, head: state.average ? null : state.hea
 const probe = () => data.probes[state.probe];
 let drawGrid = null, tokens = [], drawMap = null, drawNear = null, current = null;
 let explained = null; // what is known of the predictions, of the same probe and step
-const shownView = () => state.needs && explained ? explained : current;
+const looked = () => state.rest ? current.rest ??= withoutFirst(current) : current;
+const shownView = () => state.needs && explained ? explained : looked();
 
 function choose(layer, head) {
   Object.assign(state, { layer, head });
@@ -34,6 +36,16 @@ function choose(layer, head) {
     button.tabIndex = k === layer * H + head ? 0 : -1;
   });
   draw();
+  if (L > DEEP) revealHead();
+}
+
+// Scroll the frame of the heads, and it alone, so far that the head in focus is seen.
+function revealHead() {
+  const host = $("heads-grid"), button = host.querySelectorAll("[role=radio]")[state.layer * H + state.head];
+  const inside = host.getBoundingClientRect(), at = button?.getBoundingClientRect();
+  if (at && (at.top < inside.top || at.bottom > inside.bottom)) {
+    host.scrollTop += at.top - inside.top - (inside.height - at.height) / 2;
+  }
 }
 
 const loadStored = (p, s) => load(`${p}/${s}`, [data.probes[p].maps[s], data.shape, data.probes[p]]);
@@ -165,6 +177,8 @@ async function show() {
     const view = await loadStored(p, state.step);
     if (mine !== turn) return;
     const all = probe().needs, at = all.findLastIndex((one, k) => one && k <= state.step);
+    const rest = probe().rest?.[state.step];
+    if (state.rest && rest) view.rest ??= withoutFirst(view, await load(`${p}/rest`, [rest, data.shape, probe()]));
     const found = at < 0 ? null : await load(`${p}/${at}/explained`, [all[at], data.shape, probe()], explainedOf);
     if (found) found.step = steps[at]; // needs are not measured at every step
     if (mine !== turn) return;
@@ -183,9 +197,9 @@ function draw() {
 
 function drawAttention() {
   const view = shownView(), by = state.weighted, { period } = probe();
-  const grid = current; // of a text that is typed, after what the eye is on
-  if (isOwn()) setTimeout(() => { if (grid === current) drawGrid(current, seen()); });
-  else drawGrid(current, seen());
+  const grid = looked(); // of a text that is typed, after what the eye is on
+  if (isOwn()) setTimeout(() => { if (grid === looked()) drawGrid(grid, seen()); });
+  else drawGrid(grid, seen());
   sayWhatIsSeen(view, by); // first: its title decides where the map begins
   drawMap(mapOf(view, seen(), {
     most: mostWide(),
@@ -195,10 +209,20 @@ function drawAttention() {
     },
     enter: (i, j) => { light(i); reveal(i); drawZoom(i, j); }, leave: () => light(null), pick: pickCell,
   }));
+  fitFrame();
   explainCell();
   colourBar($("bar"), view.signed ? "nats" : by ? "weight × ‖v W_O‖" : "weight", largest(view, by), view.signed);
   light(state.token);
   drawZoom(state.held ?? 0, state.held ?? 0);
+}
+
+// Of a deep model: the grid of heads in a frame that ends with the window, below a score of every head.
+function fitFrame() {
+  $("overview").hidden = L <= DEEP || !scoreNames.length;
+  if (L <= DEEP) return;
+  if (!$("overview").hidden) drawOverview($("overview-map"), $("overview-score").value);
+  const top = $("heads-grid").getBoundingClientRect().top + scrollY;
+  $("heads-grid").style.maxHeight = innerWidth < 1000 ? "420px" : `${Math.max(260, innerHeight - top - 10)}px`;
 }
 
 // Of a map whose tokens have no room for their names the part around a cell, with names.
@@ -269,7 +293,7 @@ function sayWhatIsSeen(view, by) {
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
   const border = data.prompted ? " Below the line: what the model made." : "";
   $("seen").replaceChildren(`On ${on}.${border} Row: the token that looks; column: what is looked at. `
-    + `A cell is ${cell}.${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
+    + `A cell is ${cell}.${state.rest ? " Without the first token; the rows are made to sum to 1 again." : ""}${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
     + (isOwn() ? "The weights are computed in this page, of the model's numbers in float16."
       + (live.explained.step === step ? "" : ` They are those of step ${count(live.explained.step)}.`) : PRECISION)
@@ -325,6 +349,10 @@ function setUpControls() {
   $("probe").onchange = () => { chooseProbe(Number($("probe").value)); };
   $("raw").onchange = $("weighted").onchange = () => { state.weighted = $("weighted").checked; draw(); };
   $("average").onchange = () => { state.average = $("average").checked; draw(); };
+  $("rest").onchange = () => { state.rest = $("rest").checked; show(); };
+  $("overview-score").append(...scoreNames.map(name => el("option", { value: name }, plain(name))));
+  if (scoreNames.includes("induction")) $("overview-score").value = "induction";
+  $("overview-score").onchange = draw;
   $("looks").onchange = $("needs").onchange = () => {
     state.needs = $("needs").checked;
     setUpProbe();
@@ -347,6 +375,7 @@ function setUpProbe() {
   $("weighting").hidden = state.needs;
   if ($("weighting").hidden) { state.weighted = false; $("raw").checked = true; }
   $("average").parentElement.hidden = state.needs || H < 2;
+  $("resting").hidden = state.needs;
   if (state.needs) state.average = $("average").checked = false;
   if (tokens.of !== state.probe && (!isOwn() || live.explained)) setUpText();
 }
@@ -359,7 +388,7 @@ function keepAddress() {
   writeAddress({
     head: L ? headName(layer, head) : null,
     step: steps.length > 1 && !last ? steps[state.step] : null, // the newest of a run that goes on is followed
-    token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null,
+    token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null, first: state.rest ? "no" : null,
     on: state.probe && !isOwn() ? probe().name : null,
     text: isOwn() && $("typed").value.length <= LETTERS ? $("typed").value : null,
     off: isOwn() && live.off.length ? live.off.join(",") : null,
@@ -378,6 +407,7 @@ function takeAddress() {
   $(asked.view === "needs" ? "needs" : "looks").checked = true;
   $(asked.weights === "value" ? "weighted" : "raw").checked = true;
   $("average").checked = asked.heads === "average";
+  $("rest").checked = state.rest = asked.first === "no";
   Object.assign(state, { needs: $("needs").checked, weighted: $("weighted").checked, average: $("average").checked });
   if (!data.probes.length) return;
   $("probe").value = state.probe;

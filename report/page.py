@@ -118,6 +118,9 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
     for probe in maps["probes"]:
         found = [needs.get((probe["name"], step)) for step in maps["steps"]]
         probe["needs"] = [one and blobs.put(one) for one in found]
+        if content["kind"] == "prompt":  # of others' models, whose heads often rest there
+            packed = shots[-1].packed(probe["name"], "rest")
+            probe["rest"] = [blobs.put(packed)] if 2 * packed.size < room else []
     words = {id: word for packed in needs.values() for id, word in packed.words.items()}
     return put_together(path, "run.html", {**content, **maps, "words": words}, blobs)
 

@@ -21,7 +21,7 @@ async function start() {
   if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${shown}`);
   if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");
-  $("findings").hidden = data.kind !== "run";
+  $("findings").hidden = data.kind !== "run" && !data.findings.length;
   drawFindings(data.findings ?? [], (layer, head) => {
     if (!data.probes.length) return;
     Object.assign(state, { needs: false, average: $("average").checked = false });
@@ -44,7 +44,9 @@ async function start() {
   if (data.probes.length) {
     drawMap = cells($("map"), "attention map; arrow keys read its cells");
     drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
-    $("looking").querySelector(".stage").classList.toggle("many", H > 14);
+    $("looking").querySelector(".stage").classList.toggle("many", H > 14 && L <= DEEP);
+    document.body.classList.toggle("deep", L > DEEP);
+    if (L > DEEP) $("reading").append($("card-part")); // in the first window
   }
   const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
   $("contents").append(...Object.keys(sections).filter(id => sections[id])
@@ -60,6 +62,7 @@ async function start() {
   const playing = () => $("play").textContent !== "▶" || live.going;
   if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, playing);
   await show();
+  if (L > DEEP) revealHead();
   scrollAsBefore();
 }
 

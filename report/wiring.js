@@ -25,16 +25,20 @@ function drawWiring(host, [L, H], wires, title, chosen, choose) {
 // One of the three: a row for each layer, the highest on top, its MLP at the right end; below all the embedding.
 function wiringGraph([L, H], wires, colour, title, chosen, choose) {
   const width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))), radius = H > 9 ? 6 : 13;
-  const high = L < 8 ? 76 : 40, top = 18;
-  const x = h => 34 + (h + 0.5) * (width - 44) / (H + 1), y = l => top + (L - 1 - l) * high;
+  // Of a deep model the layers that are told of.
+  const layers = Array.from({ length: L }, (_, l) => l).filter(l => L <= DEEP || wires.some(({ to, from }) =>
+    to[0] === l || new RegExp(`^L${l}(H|M)`).test(from)));
+  const high = layers.length < 8 ? 76 : 40, top = 18;
+  const x = h => 34 + (h + 0.5) * (width - 44) / (H + 1);
+  const y = l => top + (layers.length - 1 - (l < 0 ? -1 : layers.indexOf(l))) * high;
   const place = name => {
     const head = /^L(\d+)H(\d+)$/.exec(name), mlp = /^L(\d+)MLP$/.exec(name);
     return head ? [x(Number(head[2])), y(Number(head[1]))] : mlp ? [x(H), y(Number(mlp[1]))] : [x((H - 1) / 2), y(-1)];
   };
-  const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + L * high + 22}`, role: "group", "aria-label": title });
+  const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + layers.length * high + 22}`, role: "group", "aria-label": title });
   // What no share is written on: [x, y, how far from it], nodes and other shares.
-  const taken = Array.from({ length: L * H }, (_, k) => [x(k % H), y(Math.floor(k / H)), radius + 8]);
-  taken.push(...Array.from({ length: L }, (_, l) => [x(H), y(l), 18]), [x((H - 1) / 2), y(-1), 18]);
+  const taken = layers.flatMap(l => Array.from({ length: H }, (_, h) => [x(h), y(l), radius + 8]));
+  taken.push(...layers.map(l => [x(H), y(l), 18]), [x((H - 1) / 2), y(-1), 18]);
   const busy = new Set(wires.flatMap(({ to, from }) => [headName(...to), from])), marks = [], labels = [];
   for (const wire of [...wires].sort((a, b) => a.share - b.share)) {
     const { to, from, share } = wire, [x1, y1] = place(from), [x2, y2] = place(headName(...to));
@@ -55,7 +59,7 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
     labels.push(el("svg:text", { x: left, y: down + 4, class: "share", "text-anchor": "middle" },
       `${(100 * share).toFixed(0)}%`));
   }
-  for (let l = 0; l < L; l++) {
+  for (const l of layers) {
     svg.append(el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`),
       wiringNode("MLP", x(H), y(l), radius, busy.has(`L${l}MLP`), true));
     for (let h = 0; h < H; h++) {

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from conftest import wait_until
 from models import lively
 from pages import (
+    PROMPTED,
     aside,
     expect_text,
     focus_map,
@@ -230,3 +232,34 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     assert tab.inner_text("#sample") == "sample 10"
     tab.click("#config summary")
     assert "model.n_kv_head" in tab.inner_text("#config")
+
+
+@pytest.mark.slow
+def test_a_deep_models_heads_are_in_a_frame_beside_the_map_and_the_first_token_can_be_left_out(
+        see, tmp_path):
+    held = snapshot(L=24, H=4, T=16)
+    held["text"][:, :, :, 0] += 60 * (np.arange(16) > 0)  # heads that rest on the first token
+    held["text"] = (held["text"] / held["text"].sum(axis=-1, keepdims=True, dtype=np.float32)
+                    ).astype(np.float16)
+    scores = {f"heads/induction/L{layer}H{head}": 0.8 if (layer, head) == (20, 1) else 0.01
+              for layer in range(24) for head in range(4)}
+    deep = PROMPTED._replace(config=replace(PROMPTED.config, n_layer=24))
+    text = "This model repeats what it has seen: L20H1 looks at what followed last time."
+    tab = see(page.attention_page(held, "deep", tmp_path / "p.html", deep, scores,
+                                  [(text, "score 0.80 ± 0.02")]), width=1366)
+    assert tab.inner_text("#headline") == text and "L20H1" in tab.inner_text("#map-title")
+    for part in ("#map", "#text", "#overview-map", "#heads-grid"):
+        box = tab.locator(part).bounding_box()
+        assert box["y"] + min(box["height"], 100) <= 900, part  # in the first window
+    frame = tab.locator("#heads-grid")
+    assert frame.evaluate("e => e.scrollHeight > e.clientHeight && e.scrollTop > 0")
+    inside, head = frame.bounding_box(), tab.locator("[aria-checked=true]").bounding_box()
+    assert inside["y"] <= head["y"] and head["y"] <= inside["y"] + inside["height"]
+
+    tab.check("#rest")
+    tab.wait_for_timeout(300)
+    focus_map(tab, 15, 3, 16)
+    query, key, value = read_tip(tab)
+    A = held["text"][20, 1, query].astype(np.float64)
+    assert key > 0 and told(value) == A[key] / A[1:].sum()
+    assert "first=no" in tab.evaluate("new Promise(r => setTimeout(() => r(location.hash), 300))")
