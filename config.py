@@ -124,8 +124,7 @@ class DataConfig:
     subset: str | None = field(None, "for data=hf the configuration of a dataset that has several")
     split: str = field("train", "for data=hf the split to take, of which a part validates")
     val_max_tokens: int = field(200_000, "validation tokens used at most, spread evenly", ge=2)
-    lines: str = field("kept", "lines of each document: as they are, each once in the whole text, "
-                       "in another order, each twice",
+    lines: str = field("kept", "lines as they are, each once in all, in another order, or twice",
                        choices=("kept", "once", "shuffled", "doubled"))
     # The last one: below it, `field` is this setting.
     field: str = field("text", "of .jsonl and data=hf: field with the text, as messages.content")

@@ -1,7 +1,5 @@
-"""Tokens out of a model: logits → tokens → text.
-
-A decoder is `kernels.Decoder`, or what else gives logits after tokens. Shapes are written with the
-letters of model.py."""
+"""Tokens out of a model: logits → tokens → text. A decoder is `kernels.Decoder`, or what else gives
+logits after tokens. Shapes are written with the letters of model.py."""
 
 import codecs
 import math

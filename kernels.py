@@ -1,6 +1,5 @@
-"""The model's mathematics in fewer calls: functions for a CPU, and the cached decoder.
-
-Shapes are written with the letters of model.py."""
+"""The model's mathematics in fewer calls: functions for a CPU, and the cached decoder. Shapes are
+written with the letters of model.py."""
 
 import math
 

@@ -1,8 +1,6 @@
-"""The transformer: attention as the documents define it, the block, GPT.
-
-Shapes are written with the documents' letters (docs/attention.md): B batch, T tokens, C channels,
-H query heads, G key/value heads, d_k the size of a query or key, d_v the size of a value, V the
-vocabulary."""
+"""The transformer: attention as the documents define it, the block, GPT. Shapes are written with
+the documents' letters (docs/attention.md): B batch, T tokens, C channels, H query heads, G
+key/value heads, d_k the size of a query or key, d_v the size of a value, V the vocabulary."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,6 @@
-"""The jobs of `python train.py -m …`, and what they come to: `python -m sweeps DIR`.
-
-Hydra starts the jobs. Their table, sweep.csv and sweep.html are read from the folder, so they are
-the same whatever started the jobs and whichever of them are left to do. Does not import torch."""
+"""The jobs of `python train.py -m …`, and what they come to: `python -m sweeps DIR`. Hydra starts
+the jobs. Their table, sweep.csv and sweep.html are read from the folder, so they are the same
+whatever started the jobs and whichever of them are left to do. Does not import torch."""
 
 import contextlib
 import gc

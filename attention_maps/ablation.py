@@ -1,6 +1,5 @@
-"""What a head is good for, and what a prediction needed: the loss without them.
-
-Each is the real model, of which the blocks above what was changed are computed again."""
+"""What a head is good for, and what a prediction needed: the loss without them. Each is the real
+model, of which the blocks above what was changed are computed again."""
 
 from functools import partial
 

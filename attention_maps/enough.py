@@ -25,12 +25,13 @@ class Alone:
 
     def gains(self, heads: list[Head]) -> np.ndarray:
         """The repeat gain of each random text (P,) with these heads alone."""
-        repeat, reshuffled = np.split(self.losses(self.twice, heads), 2)
+        repeat, reshuffled = np.split(self.losses(heads), 2)
         return scores.repeat_gains(repeat, reshuffled, self.periods)
 
     @torch.no_grad()
-    def losses(self, whole: Forward, heads: list[Head]) -> np.ndarray:
+    def losses(self, heads: list[Head]) -> np.ndarray:
         """The loss (B, T) of the token after each with these heads alone, nan for the last."""
+        whole = self.twice
         work = torch.zeros_like(whole.heads[:, 0, 0, :, :1], dtype=torch.bool)
         for head in heads:
             work[head] = True  # (L, H, 1)

@@ -19,9 +19,7 @@ from model import GPT
 
 LENGTH = 32  # of the random texts: enough for their scores, and a large model takes long for each
 DRAWN = 1 << 16  # tokens of which they are taken
-# What the predictions of a text needed is measured up to so many tokens² · parameters: minutes on
-# two cores, for GPT-2 at 200 tokens.
-LOOKED_AT = 5e12
+LOOKED_AT = 5e12  # tokens² · parameters up to which needs are measured: minutes on two cores
 LARGE = 20_000_000  # parameters from which fewer heads are asked what they copy and who feeds them
 PARTS = 4  # of a large model that are asked whether they feed a head
 
@@ -66,9 +64,8 @@ def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
     metrics |= seen.circuits(held, tables)
     if not seen.large:
         metrics |= seen.enough(metrics)
-    arrays = {"text": held["text"], "text_value_norms": held["text_value_norms"],
-              "text_ids": ids, "text_tokens": np.array(words(tokenizer, ids)),
-              "wiring": wires(metrics)}
+    arrays = {name: held[name] for name in ("text", "text_value_norms")} | {
+        "text_ids": ids, "text_tokens": np.array(words(tokenizer, ids)), "wiring": wires(metrics)}
     if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:
         log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
         arrays |= explain(model, whole, tokenizer)

@@ -1,7 +1,6 @@
-"""What each head does, as numbers: functions of its attention weights A[i, j], query i on key j.
-
-A score is the mean of readings, one for each window of the text, or for each of the random texts;
-its standard error is that of this mean."""
+"""What each head does, as numbers: functions of its attention weights A[i, j], query i on key j. A
+score is the mean of readings, one for each window of the text, or for each of the random texts; its
+standard error is that of this mean."""
 
 import numpy as np
 

@@ -6,12 +6,11 @@ ROUNDS = 4
 
 
 class Batches:
-    """Batches of windows of a token array, in an order without state.
-
-    Each epoch lays windows of block_size end to end from an offset of its own, round the end of the
-    text to its beginning, and visits them in a shuffled order of its own; what does not fill a
-    window is left out at a random place. So every token is seen equally often, in changing windows.
-    A batch may span two epochs."""
+    """Batches of windows of a token array, in an order without state. Each epoch lays windows of
+    block_size end to end from an offset of its own, round the end of the text to its beginning, and
+    visits them in a shuffled order of its own; what does not fill a window is left out at a random
+    place. So every token is seen equally often, in changing windows. A batch may span two
+    epochs."""
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int):
         """tokens (N,) with N > block_size; batch_size sequences over all processes."""

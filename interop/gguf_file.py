@@ -4,6 +4,7 @@ runs, and each size that it claims is held against the file before memory is tak
 import math
 import mmap
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
            12: "d"}  # types of values, as `struct` names them
 STRING, ARRAY = 8, 9  # the others
 MOST_ITEMS, MOST_NAMES = 1 << 22, 1 << 16  # of a list; of values and of tensors
-FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
 ROPE = "rope_freqs.weight"  # by how much Llama 3's wavelengths are stretched
 CONTROL, OF_USERS = 3, 4  # types of tokens
 # How text is split before BPE, but for the digits that stand together.
@@ -37,8 +37,8 @@ class Header:
     def __init__(self, file: mmap.mmap):
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        self._file, self._at = file, 4
-        if file[:4] != b"GGUF" or self.number("I") not in (2, 3):
+        self._file = file
+        if file.read(4) != b"GGUF" or self.number("I") not in (2, 3):
             raise ValueError("it does not begin as one of version 2 or 3 does")
         tensors, values = self.count(24, MOST_NAMES), self.count(12, MOST_NAMES)
         self.values = {self.text(): self.value(self.number("I")) for _ in range(values)}
@@ -47,7 +47,7 @@ class Header:
         align = self.values.get("general.alignment", 32)
         if not isinstance(align, int) or align < 1:
             raise ValueError(f"general.alignment is {align}")
-        start, self.tensors = -(-self._at // align) * align, {}
+        start, self.tensors = -(-file.tell() // align) * align, {}
         for name, shape, number, offset in told:
             kind = GGMLQuantizationType(number)
             per, size = GGML_QUANT_SIZES[kind]
@@ -58,14 +58,12 @@ class Header:
 
     def number(self, kind: str):
         """The next number, of a type of `struct`."""
-        found, = struct.unpack_from("<" + kind, self._file, self._at)
-        self._at += struct.calcsize("<" + kind)
-        return found
+        return struct.unpack("<" + kind, self._file.read(struct.calcsize("<" + kind)))[0]
 
     def count(self, size: int, most: int | None = None) -> int:
         """The next count, of what takes `size` bytes each, at least."""
         count = self.number("Q")
-        if count * size > len(self._file) - self._at or count > (most or count):
+        if count * size > len(self._file) - self._file.tell() or count > (most or count):
             raise ValueError(f"it claims {count:,} of what would take {size} bytes each")
         return count
 
@@ -75,9 +73,7 @@ class Header:
         return count
 
     def text(self) -> str:
-        length = self.count(1)
-        self._at += length
-        return self._file[self._at - length:self._at].decode()
+        return self._file.read(self.count(1)).decode()
 
     def value(self, kind: int):
         """The next value of a type: a number, a text or a list of one of them."""
@@ -115,9 +111,6 @@ class GGUF:
             raise UserError(f"{path} is no .gguf that can be read: {e}") from None
         self.values, self._tensors = header.values, header.tensors
         self.family = self.values.get("general.architecture")
-        if self.family not in FAMILIES:
-            raise UserError(f"{path} is of the family {self.family}; what is read is "
-                            f"{', '.join(FAMILIES)}")
         self.names = "gguf_gpt2" if self.family == "gpt2" else "gguf"
         self.shapes = {name: shape for name, (_, shape, *_) in self._tensors.items()
                        if name != ROPE}
@@ -129,8 +122,6 @@ class GGUF:
         """As config.json of Hugging Face's format has them."""
         of = NAMES["gguf"]["gpt2" if self.family == "gpt2" else "llama"]
         found = {theirs: self.values.get(f"{self.family}.{name}") for name, theirs in of.items()}
-        if found.get("rope_type") == "none":
-            found["rope_type"] = None
         if ROPE in self._tensors:
             found |= stretched(self.tensor(ROPE), found["rope_theta"] or 1e4)
         embedding = self.shapes.get("token_embd.weight", [None, 0])
@@ -186,17 +177,16 @@ class GGUF:
         return HFTokenizer(library.to_str(), told.get("eos_token_id"))
 
     def _split(self, pre: str | None) -> pre_tokenizers.PreTokenizer:
-        if pre in ("gpt-2", "smollm"):
-            parts = [pre_tokenizers.Digits(individual_digits=True)] * (pre == "smollm")
-            return pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(
-                add_prefix_space=False)])
+        by_bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
+        parts = {"gpt-2": [], "smollm": [pre_tokenizers.Digits(individual_digits=True)]}
+        if pre in parts:
+            return pre_tokenizers.Sequence([*parts[pre], by_bytes()])
         digits = {"llama-bpe": "{1,3}", "qwen2": ""}
         if pre not in digits:
-            raise UserError(f"{self.path} splits text as {pre} does; what is known is gpt-2, "
-                            "smollm, llama-bpe, qwen2")
-        return pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(WORDS.format(digits[pre])), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+            raise UserError(f"{self.path} splits text as {pre} does; what is known is "
+                            f"{', '.join([*parts, *digits])}")
+        words = pre_tokenizers.Split(Regex(WORDS.format(digits[pre])), "isolated")
+        return pre_tokenizers.Sequence([words, by_bytes(use_regex=False)])
 
 
 def stretched(factors: Tensor, theta: float) -> dict:

@@ -26,7 +26,7 @@ LLAMA_DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps":
 FIXED = {"activation_function": ("gelu_new", "gelu_pytorch_tanh"), "scale_attn_weights": (True,),
          "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
          "hidden_act": ("silu", "swish"), "use_sliding_window": (False,), "num_experts": (0,),
-         "partial_rotary_factor": (1,), "rope_type": ("default", "linear", "llama3"),
+         "partial_rotary_factor": (1,), "rope_type": ("default", "none", "linear", "llama3"),
          "low_freq_factor": (ROPE_LOW,), "high_freq_factor": (ROPE_HIGH,)}
 
 
@@ -77,7 +77,7 @@ def from_hf(settings: dict) -> GPTConfig:
                  "qk_norm": "gains" if kind == "qwen3" else False,
                  "bias": "qkv" if kind == "qwen2" else bool(everywhere) or (
                      "attention" if attention else False)}
-        if rope_type != "default":
+        if rope_type not in ("default", "none"):
             ours["rope_factor"] = settings.get("factor")
         if rope_type == "llama3":
             trained = settings.get("original_max_position_embeddings")

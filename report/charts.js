@@ -194,14 +194,15 @@ function band(s, x, y) {
 
 // points: [{at, y, group, error, small, nodes}], nodes what the tip tells; joined: lines of such points, with a name.
 // along: {axis: "log", "linear" or "names", ticks: [[at, text]], name}; `ringed` is the group that is marked;
+// whole: whether all values of the axis are shown, and what is far above the others in its place.
 // `near(point)` hears what is pointed at, `pick(point)` what is chosen.
-function dots(host, { title, points, joined, along, ringed, near, pick, height = 230 }) {
+function dots(host, { title, points, joined, along, ringed, near, pick, whole = false, height = 230 }) {
   points = points.filter(p => p.y !== null && p.at !== null && p.at !== undefined);
   host.hidden = !points.length;
   if (!points.length) return;
   // What lies far above most would flatten the rest: it is marked at the upper edge.
   const ys = points.map(p => p.y).sort((a, b) => a - b), middle = ys[ys.length >> 1];
-  const cap = middle > ys[0] ? middle + 6 * (middle - ys[0]) : Infinity;
+  const cap = middle > ys[0] && !whole ? middle + 6 * (middle - ys[0]) : Infinity;
   const least = Math.min(...points.map(p => p.y - (p.error ?? 0)));
   const most = Math.min(cap, Math.max(...points.map(p => p.y + (p.error ?? 0))));
   const margin = most > least ? (most - least) * 0.06 : Math.abs(least || 1) / 10;
@@ -213,7 +214,8 @@ function dots(host, { title, points, joined, along, ringed, near, pick, height =
   const [room, drawNames] = endNames(host, named, bottom), f = frame(host, height, room);
   const { svg, left, right, plot } = f;
 
-  const names = along.axis === "names", pad = names ? 0 : 14, places = points.map(p => p.at);
+  const names = along.axis === "names", pad = names ? 0 : 14;
+  const places = along.whole ? along.ticks.map(([at]) => at) : points.map(p => p.at);
   const [first, last] = names ? [-0.5, along.ticks.length - 0.5] : [Math.min(...places), Math.max(...places)];
   const x = last > first ? scale(first, last, left + pad, right - pad, along.axis === "log") : () => (left + right) / 2;
   const slot = names ? Math.max(26, (right - left) / along.ticks.length - 6) : 90, shown = [];

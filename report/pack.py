@@ -1,7 +1,6 @@
-"""Attention maps, and what predictions needed → compressed bytes for the page.
-
-A map is a (T, T) table of weights, query row by key column; only its lower triangle is kept, row
-after row, in a byte a weight."""
+"""Attention maps, and what predictions needed → compressed bytes for the page. A map is a (T, T)
+table of weights, query row by key column; only its lower triangle is kept, row after row, in a byte
+a weight."""
 
 import base64
 import zlib

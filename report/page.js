@@ -291,9 +291,10 @@ function sayWhatIsSeen(view, by) {
   const k = scoredSteps.indexOf(step), scores = average || k < 0 ? [] : scoreNames
     .map(score => [score, scoreAt(score, layer, head, k)]).filter(([, { value }]) => value !== null)
     .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
+  const without = state.rest ? " Without the first token; the rows are made to sum to 1 again." : "";
   const border = data.prompted ? " Below the line: what the model made." : "";
   $("seen").replaceChildren(`On ${on}.${border} Row: the token that looks; column: what is looked at. `
-    + `A cell is ${cell}.${state.rest ? " Without the first token; the rows are made to sum to 1 again." : ""}${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
+    + `A cell is ${cell}.${without}${hint}${scores.length ? ` Its scores: ${scores.join(", ")}.` : ""}`, ...stripe);
   $("precision").textContent = (state.needs ? "What predictions needed is not in this page for this step. " : "")
     + (isOwn() ? "The weights are computed in this page, of the model's numbers in float16."
       + (live.explained.step === step ? "" : ` They are those of step ${count(live.explained.step)}.`) : PRECISION)
@@ -388,7 +389,8 @@ function keepAddress() {
   writeAddress({
     head: L ? headName(layer, head) : null,
     step: steps.length > 1 && !last ? steps[state.step] : null, // the newest of a run that goes on is followed
-    token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null, first: state.rest ? "no" : null,
+    token: held, view: needs ? "needs" : null, weights: weighted ? "value" : null, heads: average ? "average" : null,
+    first: state.rest ? "no" : null,
     on: state.probe && !isOwn() ? probe().name : null,
     text: isOwn() && $("typed").value.length <= LETTERS ? $("typed").value : null,
     off: isOwn() && live.off.length ? live.off.join(",") : null,

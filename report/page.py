@@ -26,12 +26,11 @@ from report.sweep import config_of, settings_of
 BUDGET = 24_500_000  # bytes of the whole file, at most
 NEEDS_BUDGET = 6_000_000  # of it, for what predictions needed
 WEIGHTS_BUDGET = 12_000_000  # of it, for weights
-SAMPLES_BUDGET = 3_000_000  # of it, for samples
 DESCRIBED = 100_000  # of it, for what is told of the maps
 MOST_POINTS = 1500  # of a curve
 MOST_SCORED = 200  # steps for which every head's scores are kept
-# Characters shown of a setting, of a title and of a sample: it can take 12 bytes a character.
-LONGEST_VALUE, LONGEST_TITLE, LONGEST_SAMPLE = 2000, 200, SAMPLES_BUDGET // 12 - 100
+# Characters shown of a setting, of a title, of a sample; samples.
+LONGEST_VALUE, LONGEST_TITLE, LONGEST_SAMPLE, MOST_SAMPLES = 2000, 200, 4000, 60
 CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/muon_lr",
           "train/grad_norm", "train/tokens_per_second")
 # The metrics of a snapshot begin with these.
@@ -58,16 +57,14 @@ def write_page(run_dir: Path) -> Path:
     latest = {key: value for row in rows for key, value in row.items()}
     samples = [{"step": row["step"], "text": clipped(row["text"], LONGEST_SAMPLE)}
                for row in read_rows(run_dir / SAMPLES) if isinstance(row.get("text"), str)]
-    kept = samples
-    while len(safe_json(kept)) > SAMPLES_BUDGET:
-        kept = thin(kept, len(kept) // 2)
     content = {
         "kind": "run", "title": run_dir.resolve().name, **of_shape(config and config.model),
         "step": latest.get("step"), "maxSteps": config and config.max_steps,
         "tokens": number(latest.get("tokens")), "points": MOST_POINTS,
         "curves": {key: curve(rows, key) for key in CURVES},
         "seconds": {kind: number(latest.get(key)) for kind, key in SPENT.items()},
-        "samples": kept, "samplesLeftOut": len(samples) - len(kept),
+        "samples": thin(samples, MOST_SAMPLES),
+        "samplesLeftOut": max(0, len(samples) - MOST_SAMPLES),
         "config": [[key, clipped(value, LONGEST_VALUE)]
                    for key, value in settings_of(config).items()],
         "looked": [row["step"] for row in filter(is_scored, rows)], "scored": scored(rows),

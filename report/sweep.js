@@ -10,7 +10,7 @@ const runsOf = Array.from({ length: Math.max(0, ...runs.map(run => run.setting +
   (_, g) => runs.filter(run => run.setting === g));
 const finished = g => runsOf[g].filter(run => run.status === "finished");
 const settings = runsOf.map((_, g) => resultOf(finished(g)));
-const best = data.command ? 0 : null;
+const best = data.command ? 0 : null, crowned = data.oneSeed ? null : best; // of one seed each, none is the best
 const seeds = runsOf.some(of => of.length > 1); // whether there are settings with more than one run
 // the key that gives the colours, the settings that are singled out, what the table is sorted by
 const state = { colour: 0, pinned: null, sort: { column: null, sign: 0 } };
@@ -37,6 +37,11 @@ function deviation(xs) {
   return Math.sqrt(xs.reduce((sum, x) => sum + (x - mean(xs)) ** 2, 0) / (xs.length - 1));
 }
 
+// The standard error of a mean.
+function errorOf(xs) {
+  return xs.length > 1 ? deviation(xs) / Math.sqrt(xs.length) : null;
+}
+
 // What came of a setting: means over its finished runs, and the standard error of the metric's.
 function resultOf(done) {
   const known = (table, name) => done.map(run => run[table][name] ?? null).filter(x => x !== null);
@@ -45,10 +50,12 @@ function resultOf(done) {
   const last = score => done.map(run => run.heads[score]?.values.at(-1)).filter(x => x !== undefined);
   return {
     n: losses.length, metric: mean(losses),
-    error: losses.length > 1 ? deviation(losses) / Math.sqrt(losses.length) : null,
+    error: errorOf(losses),
     figures: Object.fromEntries(names("figures").map(name => [name, mean(known("figures", name))])),
+    errors: Object.fromEntries(names("figures").map(name => [name, errorOf(known("figures", name))])),
     births: Object.fromEntries(names("births").map(kind => [kind, known("births", kind)])),
     scores: Object.fromEntries([...new Set(ends)].map(score => [score, mean(last(score))])),
+    scoreErrors: Object.fromEntries([...new Set(ends)].map(score => [score, errorOf(last(score))])),
   };
 }
 
@@ -153,7 +160,7 @@ function drawLegend() {
   $("legend").hidden = settings.length < 2 || !keys.length;
   if ($("legend").hidden) return;
   const chips = keys[state.colour].values.map((value, v) => {
-    const groups = new Set(settings.map((_, g) => g).filter(g => colouredBy(g) === v)), ofBest = groups.has(best);
+    const groups = new Set(settings.map((_, g) => g).filter(g => colouredBy(g) === v)), ofBest = groups.has(crowned);
     const chip = el("button", { type: "button", className: "chip", "aria-pressed": "false",
       "data-group": [...groups].join(" "),
       style: `--c: ${colour(v)}; --dash: ${dash(v)[1]}`, title: ofBest ? "the best setting has this value" : "" },
@@ -188,7 +195,8 @@ function showBest() {
   $("as-good").replaceChildren("But ", bdi(data.asGood ?? ""), " is within the error: it may be as good.");
   if (data.oneSeed) {
     $("best-title").textContent = "The lowest loss";
-    $("as-good").textContent = "Of one seed each, which tells little: add seed=1,2,3 to learn how much seeds differ.";
+    $("as-good").textContent = "One seed: a difference this small is no finding. Add seed=1,2,3 to learn how "
+      + "much seeds differ.";
   }
   $("best-command").textContent = data.command;
   $("copy").onclick = async () => {
@@ -227,9 +235,11 @@ function settingColumns() {
     write: g => within(settings[g].metric, settings[g].error) },
     ...seeds ? [{ name: "runs", of: g => settings[g].n,
       write: g => settings[g].n === runsOf[g].length ? settings[g].n : ran(g) }] : [],
-    ...data.metric === "val/loss" ? [{ name: "bits per byte", of: bits, write: g => figure(bits(g)) }] : [],
+    ...data.metric === "val/loss" ? [{ name: "bits per byte", of: bits,
+      write: g => within(bits(g), settings[g].errors["val/bits_per_byte"]) }] : [],
     ...Object.keys(COSTS).map(name => ({ name: COSTS[name].name, of: g => cost(g, name),
-      write: g => written(name, cost(g, name)) }))];
+      write: g => written(name, cost(g, name)) + (settings[g].errors[name]
+        ? ` ± ${written(name, settings[g].errors[name])}` : "") }))];
 }
 
 // Of each kind of head the score at the end and the birth.
@@ -237,15 +247,18 @@ function headColumns() {
   const kinds = [...new Set(settings.flatMap(s => Object.keys(s.scores)))];
   const birth = (g, kind) => {
     const born = settings[g].births[kind], n = finished(g).length;
-    return born ? `, born ${count(Math.round(mean(born)))}${born.length < n ? ` in ${born.length} of ${n}` : ""}` : "";
+    const off = born && errorOf(born) ? ` ± ${count(Math.round(errorOf(born)))}` : "";
+    const some = born?.length < n ? ` in ${born.length} of ${n}` : "";
+    return born ? `, born ${count(Math.round(mean(born)))}${off}${some}` : "";
   };
   return [...keyColumns(), ...kinds.map(kind => ({ name: plain(kind), of: g => settings[g].scores[kind] ?? null,
-    write: g => `${kind in settings[g].scores ? digits(settings[g].scores[kind], 3) : "–"}${birth(g, kind)}` }))];
+    write: g => `${kind in settings[g].scores ? known(settings[g].scores[kind], settings[g].scoreErrors[kind]) : "–"}`
+      + birth(g, kind) }))];
 }
 
 function settingLine(g) {
   const row = el("tr", { "data-group": g }, el("td", {}, swatch(g),
-    g === best ? el("b", { title: "the best setting" }, "★") : ""));
+    g === crowned ? el("b", { title: "the best setting" }, "★") : ""));
   row.onpointerenter = () => single(new Set([g]));
   row.onpointerleave = () => single(null);
   row.onclick = () => pin(new Set([g]));
@@ -280,15 +293,15 @@ function meanCurve(g, of) {
   if (!curves.length) return null;
   const tables = curves.map(c => new Map(c.steps.map((step, k) => [step, c.values[k]])));
   const xs = curves[0].steps.filter(step => tables.every(table => table.has(step)));
-  return { xs, ys: xs.map(step => tables.reduce((sum, table) => sum + table.get(step), 0) / tables.length),
-    runs: curves.length };
+  const at = step => tables.map(table => table.get(step));
+  return { xs, ys: xs.map(step => mean(at(step))), errors: xs.map(step => errorOf(at(step))), runs: curves.length };
 }
 
 // Lines of all settings: each run faint behind the mean. What has not finished has a dashed line of its own.
 function lines(of, { bold = true, births = () => [] } = {}) {
   const faint = [], strong = [];
   settings.forEach((_, g) => {
-    const label = `${settingName(g)}${g === best ? " ★" : ""}`, mean = meanCurve(g, of);
+    const label = `${settingName(g)}${g === crowned ? " ★" : ""}`, mean = meanCurve(g, of);
     const look = { colour: `s${g}`, group: g, dash: dash(colouredBy(g))[0] };
     for (const run of runsOf[g].filter(run => of(run)?.steps.length)) {
       const line = { ...look, name: runName(run), xs: of(run).steps, ys: of(run).values, run,
@@ -297,8 +310,7 @@ function lines(of, { bold = true, births = () => [] } = {}) {
       else if (mean.runs > 1) faint.push({ ...line, faint: true });
       else strong.push({ ...line, bold, label });
     }
-    if (mean?.runs > 1) strong.push({ ...look, name: settingName(g), xs: mean.xs, ys: mean.ys, seeds: mean.runs, bold,
-      label });
+    if (mean?.runs > 1) strong.push({ ...look, ...mean, name: settingName(g), seeds: mean.runs, bold, label });
   });
   return [...faint, ...strong.reverse()]; // the best on top
 }
@@ -306,7 +318,7 @@ function lines(of, { bold = true, births = () => [] } = {}) {
 const tipOf = unit => (s, k) => {
   const more = [`step ${count(s.xs[k])}`, s.seeds && `mean of ${s.seeds} runs`,
     s.run && s.run.status !== "finished" && s.run.status].filter(Boolean);
-  return [el("div", {}, el("b", {}, bdi(s.name)), s.group === best ? " ★" : ""),
+  return [el("div", {}, el("b", {}, bdi(s.name)), s.group === crowned ? " ★" : ""),
     el("div", { className: "value" }, el("b", {}, figure(s.ys[k])), ` ${unit}`),
     el("div", {}, el("small", {}, more.join(", ")))];
 };
@@ -347,7 +359,7 @@ function drawCurves() {
 
 // ---- what was swept, and its price
 
-const nodesOf = (name, g, value, ...more) => [el("div", {}, el("b", {}, bdi(name)), g === best ? " ★" : ""),
+const nodesOf = (name, g, value, ...more) => [el("div", {}, el("b", {}, bdi(name)), g === crowned ? " ★" : ""),
   el("div", { className: "value" }, el("b", {}, value), ` ${metric}`),
   ...more.filter(Boolean).map(text => el("div", {}, el("small", {}, text)))];
 function meanPoint(g, at, ...more) {
@@ -355,6 +367,10 @@ function meanPoint(g, at, ...more) {
   return { at, y, error, group: g, nodes: nodesOf(settingName(g), g, within(y, error), n > 1 && `mean of ${n} runs`,
     ...more) };
 }
+
+const alongOf = (key, k) => ({ axis: key.axis, whole: true,
+  ticks: key.values.map((value, v) => [key.at?.[v] ?? v, words(value)]),
+  name: `${keyName(k)}${key.axis === "log" ? ", logarithmic" : ""}` });
 
 function drawAgainst() {
   keys.forEach((key, k) => {
@@ -366,17 +382,15 @@ function drawAgainst() {
       && !(has(run.setting) && runsOf[run.setting].length === 1)).map(run => ({
       at: at(run), y: lossOf(run), group: run.setting, small: 1,
       nodes: nodesOf(runName(run), null, figure(lossOf(run)), outcome(run)) }));
-    const along = { axis: key.axis, ticks: key.values.map((value, v) => [key.at?.[v] ?? v, words(value)]),
-      name: `${keyName(k)}${key.axis === "log" ? ", logarithmic" : ""}` };
     dots(panel($("against-charts"), `against-${k}`),
-      { title: `Validation loss against ${keyName(k)}`, points: [...each, ...means], along,
-      joined: key.axis === "names" ? [] : joined(means, k), ringed: best, near, pick });
+      { title: `Validation loss against ${keyName(k)}`, points: [...each, ...means], along: alongOf(key, k),
+      joined: key.axis === "names" ? [] : joined(means, k), ringed: crowned, near, pick });
   });
   const said = drawCosts();
   $("against").hidden = !runs.some(run => lossOf(run) !== null);
   $("against-note").textContent = [`Validation loss (${metric}) at each run's best step; lower is better.`,
     seeds ? "Large: a setting's mean, with its standard error; small: each run." : "",
-    best === null ? "" : "The ring is the best setting.",
+    crowned === null ? "" : "The ring is the best setting.",
     document.querySelector("#against .joined") && keys.length > 1
       ? "Lines join settings that differ in this alone." : "",
     document.querySelector("#against .beyond") ? "An arrowhead stands far above the frame." : "",
@@ -410,7 +424,7 @@ function drawCosts() {
     if (host.hidden) continue;
     const stops = !measured && found.length < 9 ? found : log
       ? ticks(Math.log2(low), Math.log2(high), 4).map(t => 2 ** t) : ticks(low, high, 3);
-    dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: best, near, pick,
+    dots(host, { title: `Validation loss against ${called}`, joined: [], ringed: crowned, near, pick,
       points: settings.map((_, g) => g).filter(g => cost(g, name) !== null)
         .map(g => meanPoint(g, cost(g, name), `${called}: ${write(cost(g, name))}`)),
       along: { axis: log ? "log" : "linear", ticks: stops.map(t => [t, brief(t)]),
@@ -418,6 +432,58 @@ function drawCosts() {
   }
   const all = settings.every((_, g) => finished(g).length) ? "All settings have" : "All that finished have";
   return said.length ? `${all} ${said.join(" and ")}.` : "";
+}
+
+// ---- what formed
+
+const FORMED = {
+  repeat_gain: { title: "Repeat gain, nats", write: x => x.toFixed(2) },
+  "tokens_at_birth/induction": { title: "Induction head born, tokens seen", write: x => compact(digits(x, 2)) },
+  "loss_at_birth/induction": { title: "Validation loss when it was born", write: x => x.toFixed(2) },
+  "heads/induction": { title: "Strongest induction head, score", write: x => x.toFixed(2) },
+  "tokens_at_birth/previous_token": { title: "Previous-token head born, tokens seen",
+    write: x => compact(digits(x, 2)) },
+  "heads/previous_token": { title: "Strongest previous-token head, score", write: x => x.toFixed(2) },
+};
+
+// A setting's mean of what formed, with its standard error; null where it formed in no run.
+function formedPoint(g, at, { write }, of) {
+  const found = finished(g).map(of).filter(x => x !== undefined && x !== null), n = finished(g).length;
+  if (!found.length) return null;
+  const off = errorOf(found), says = `${write(mean(found))}${off ? ` ± ${write(off)}` : ""}`;
+  const seeds = `in ${found.length} of ${n} runs`;
+  return { at, y: mean(found), error: off, group: g, nodes: [el("div", {}, el("b", {}, bdi(settingName(g)))),
+    el("div", { className: "value" }, el("b", {}, says)), el("div", {}, el("small", {}, seeds))] };
+}
+
+function drawFormed() {
+  const shares = settings.map((_, g) => mean(finished(g).map(run => run.formed.pairs_again ?? NaN)));
+  const texts = shares.every(Number.isFinite) && Math.max(...shares) - Math.min(...shares) > 0.02;
+  const host = $("formed-charts"), all = [...settings.keys()];
+  for (const [name, how] of Object.entries(FORMED)) {
+    const of = run => run.formed[name];
+    if (!runs.some(run => of(run) !== undefined)) continue;
+    const charts = keys.map((key, k) => ({ id: k, k, at: run => key.at?.[run.values[k]] ?? run.values[k],
+      along: alongOf(key, k) })).filter(({ k }) => keys[k].values.length > 1);
+    if (texts) charts.push({ id: "text", k: null, at: run => shares[run.setting], along: { axis: "linear",
+      whole: true, name: "share of tokens whose pair came before", ticks: [...new Set(shares)].sort((a, b) => a - b).map(x => [x,
+        x.toFixed(2)]) } });
+    for (const { id, k, at, along } of charts) {
+      const means = all.map(g => runsOf[g].length && formedPoint(g, at(runsOf[g][0]), how, of)).filter(Boolean);
+      const some = run => run.status === "finished" && of(run) !== undefined && runsOf[run.setting].length > 1;
+      const each = runs.filter(some).map(run => ({ at: at(run), y: of(run), group: run.setting, small: 1,
+        nodes: [el("div", {}, el("b", {}, bdi(runName(run)))),
+          el("div", { className: "value" }, el("b", {}, how.write(of(run))))] }));
+      dots(panel(host, `formed-${name}-${id}`), {
+        points: [...each, ...means], along, ringed: null, near, pick, whole: true,
+        title: `${how.title}, against ${k === null ? "the text" : keyName(k)}`,
+        joined: k === null || keys[k].axis === "names" ? [] : joined(means, k) });
+    }
+  }
+  $("formed").hidden = !host.childElementCount;
+  $("formed-note").textContent = (data.oneSeed ? "One seed each: a difference this small is no finding. " : "")
+    + (seeds ? "Large: a setting's mean, with its standard error over seeds; small: each run. " : "")
+    + "A setting in which no run has such a head has no dot.";
 }
 
 // ---- heads
@@ -448,6 +514,7 @@ function draw() {
   drawLegend();
   drawCurves();
   drawAgainst();
+  drawFormed();
   drawHeads();
   showPinned();
 }

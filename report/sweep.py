@@ -1,6 +1,5 @@
-"""A sweep's folder, read: its runs, their measures, the settings ranked. Does not import torch.
-
-All of it is read from the folder, so it is the same whatever started the jobs."""
+"""A sweep's folder, read: its runs, their measures, the settings ranked. Does not import torch. All
+of it is read from the folder, so it is the same whatever started the jobs."""
 
 import json
 import re
@@ -12,7 +11,9 @@ from functools import cached_property, lru_cache
 from math import isfinite, nan, prod, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from zipfile import BadZipFile
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from config import BF16_DECODES_FROM, Config, UserError, read_config, settings
@@ -38,8 +39,9 @@ class Run:
     @cached_property
     def measures(self) -> dict[str, float]:
         """What it came to, as far as it was measured, by the names of metrics.jsonl: the losses of
-        the best step, size, speed in training, bytes of the KV cache of one sequence; for each kind
-        of head the first birth (`births/induction`) and the greatest last score."""
+        the best step, size, speed in training, bytes of the KV cache of one sequence, the last
+        repeat gain; for each kind of head the first birth (`births/induction`), the tokens seen and
+        the loss then, and the greatest last score; see `pairs_again`."""
         best, last = best_row(self.rows) or {}, self.rows[-1] if self.rows else {}
         found = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
         found |= {"best_step": best["step"]} if best else {}
@@ -48,9 +50,19 @@ class Run:
             found["tokens_per_second"] = found["tokens"] / found["train_seconds"]
         sizes = {"parameters": parameters(self.path), "kv_cache_bytes": kv_cache_bytes(self.config)}
         found |= {name: size for name, size in sizes.items() if size}
+        if "probe/repeat_gain" in last:
+            found["repeat_gain"] = last["probe/repeat_gain"]
         for kind, best_of in (("births", min), ("heads", max)):
             found |= {f"{kind}/{score}": best_of(values.values())
                       for score, values in of_heads(last, kind).items()}
+        for kind in ("previous_token", "induction"):
+            if (born := found.get(f"births/{kind}")) and found.get("step"):
+                found[f"tokens_at_birth/{kind}"] = born * found["tokens"] / found["step"]
+                after = (row["val/loss"] for row in self.rows
+                         if row["step"] >= born and "val/loss" in row)
+                found[f"loss_at_birth/{kind}"] = next(after, nan)
+        if repeated := pairs_again(self.path):
+            found["pairs_again"] = repeated
         return found
 
 
@@ -61,6 +73,17 @@ def of_heads(row: dict, kind: str) -> dict[str, dict[tuple[int, int], float]]:
         if (m := HEAD_METRIC.fullmatch(key)) and m[1] == kind and not m[3] and isfinite(value):
             found[m[2]][int(m[4]), int(m[5])] = value
     return found
+
+
+def pairs_again(run_dir: Path) -> float | None:
+    """The share of tokens of the validation windows that snapshots look at whose pair with the
+    token before came earlier in the window: what a text has for induction to find."""
+    for path in sorted(run_dir.glob("attention/step_*.npz"))[-1:]:
+        with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(ordinary(path)) as held:
+            ids = held["window_ids"].astype(np.int64)  # (W, T)
+            pairs = (ids[:, :-1] * (ids.max() + 1) + ids[:, 1:]).tolist()
+            return fmean(pair in row[:k] for row in pairs for k, pair in enumerate(row))
+    return None
 
 
 # --- the folder, read -----------------------------------------------------------------------------

@@ -16,6 +16,9 @@ MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink", "importance")
 FIGURES = ("step", "parameters", "kv_cache_bytes", "tokens_per_second", "train_seconds",
            "val/loss", "val/bits_per_byte")
+FORMED = ("pairs_again", "repeat_gain", *(
+    f"{what}/{kind}" for kind in ("induction", "previous_token")
+    for what in ("tokens_at_birth", "loss_at_birth", "heads")))
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
 
 clip = partial(clipped, most=500)  # characters of a value and of a reason
@@ -69,6 +72,8 @@ def in_sweep(run: Run, keys: list[str], most: int) -> dict:
             "seed": clip(str(seed)),
             "heads": {score: curve(rows, score, most) for score in scores},
             "births": {kind: run.measures[f"births/{kind}"] for kind in STRONGEST
-                       if f"births/{kind}" in run.measures}}
+                       if f"births/{kind}" in run.measures},
+            "formed": {name: number(run.measures[name]) for name in FORMED
+                       if name in run.measures}}
 
 

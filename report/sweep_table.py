@@ -38,10 +38,12 @@ def thousands(value: float, unit: str = "") -> str:
 
 
 # The measures of the table by their weight; then come the births and the scores of heads.
-FORMATS = {"val/loss": "{:.4f}".format, "val/bits_per_byte": "{:.4f}".format,
-           "parameters": thousands, "kv_cache_bytes": partial(thousands, unit="B"),
+FORMATS = {"val/loss": "{:.4f}".format, "repeat_gain": "{:.2f}".format,
+           "tokens_at_birth/induction": thousands, "parameters": thousands,
+           "kv_cache_bytes": partial(thousands, unit="B"), "val/bits_per_byte": "{:.4f}".format,
            "tokens_per_second": "{:,.0f}".format, "train_seconds": "{:,.0f}".format}
 HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
+            "repeat_gain": "repeat gain", "tokens_at_birth/induction": "induction born",
             "tokens_per_second": "tok/s here", "train_seconds": "train s"}
 
 
@@ -57,8 +59,8 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
     finished = [run for setting in settings for run in setting.finished]
     names = dict.fromkeys(name for run in finished for name in run.measures)
     scores = [name for kind in ("births/", "heads/") for name in names if name.startswith(kind)]
-    for name in (metric, *(name for name in FORMATS if name != metric), *scores):
-        column = [HEADINGS.get(name, name), *(cell(s, name, name == metric) for s in settings)]
+    for name in (metric, *(name for name in FORMATS if name != metric and name in names), *scores):
+        column = [HEADINGS.get(name, name), *(cell(s, name) for s in settings)]
         needed = sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2
         if needed > width and name != metric:
             break
@@ -72,14 +74,14 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
     return made
 
 
-def cell(setting: Setting, name: str, exact: bool) -> str:
-    """A setting's mean of a measure; its standard error where `exact`; how many seeds have it."""
+def cell(setting: Setting, name: str) -> str:
+    """A setting's mean of a measure with its standard error, if seeds differ; how many have it."""
     shown = FORMATS.get(name, ("{:,.0f}" if name.startswith("births/") else "{:.2f}").format)
     values, error = setting.values(name), setting.error(name)
     if not values:
         return "–"
     text = shown(setting.mean(name))
-    if exact and isfinite(error):
+    if isfinite(error) and error:
         text += f" ± {shown(error)}"
     some = counted(len(values), len(setting.finished))
     return f"{text} ({some})" if "of" in some else text
@@ -93,7 +95,8 @@ def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     """What is printed below the table, (name, value) each: the best, what failed, what is next."""
     lines, best, settings = [], sweep.best_run(runs), sweep.ranked(runs)
     if best and sweep.one_seed(settings):
-        lines += [("lowest", f"{settings[0].name}; one seed tells little: add seed=1,2,3")]
+        lines += [("lowest", f"{settings[0].name}; one seed: a difference this small is no finding,"
+                   " add seed=1,2,3")]
     elif best and settings[0].name:  # more than the seed
         second = sweep.no_better(settings, sweep.compared_by(runs))
         lines += [("best", settings[0].name
@@ -101,17 +104,10 @@ def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     if best:
         lines += [("best run", sweep.command(best))]
     lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
-    lines += [("unfinished", reached(run)) for run in runs if run.status == "unfinished"]
+    lines += [("unfinished", f"{run.path.name}: {run.rows[-1]['step'] if run.rows else 0:,} steps")
+              for run in runs if run.status == "unfinished"]
     lines += [("table", str(folder / sweep.CSV)), ("page", str(folder / sweep.PAGE))]
     if any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines += [("to go on", f"the same command with {resume}")]
     return lines
-
-
-def reached(run: Run) -> str:
-    """The name of an unfinished run, with how far it came."""
-    if run.config is None:
-        return run.path.name
-    step = run.rows[-1]["step"] if run.rows else 0
-    return f"{run.path.name}: {step:,} of {run.config.max_steps:,} steps"

@@ -35,7 +35,8 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
     const head = /^L(\d+)H(\d+)$/.exec(name), mlp = /^L(\d+)MLP$/.exec(name);
     return head ? [x(Number(head[2])), y(Number(head[1]))] : mlp ? [x(H), y(Number(mlp[1]))] : [x((H - 1) / 2), y(-1)];
   };
-  const svg = el("svg:svg", { viewBox: `0 0 ${width} ${top + layers.length * high + 22}`, role: "group", "aria-label": title });
+  const tall = top + layers.length * high + 22;
+  const svg = el("svg:svg", { viewBox: `0 0 ${width} ${tall}`, role: "group", "aria-label": title });
   // What no share is written on: [x, y, how far from it], nodes and other shares.
   const taken = layers.flatMap(l => Array.from({ length: H }, (_, h) => [x(h), y(l), radius + 8]));
   taken.push(...layers.map(l => [x(H), y(l), 18]), [x((H - 1) / 2), y(-1), 18]);

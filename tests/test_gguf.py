@@ -169,7 +169,7 @@ def test_llama_3s_stretched_wavelengths_are_known_again(factor, theta, size):
 
 
 @pytest.mark.parametrize(("changes", "why"), [
-    ({"family": "gemma"}, "is of the family gemma; what is read is gpt2, llama"),
+    ({"family": "gemma"}, "its model_type is gemma; what can be read is gpt2, llama"),
     ({"expert_count": 8}, "num_experts is 8"), ({"model": "llama"}, "not SentencePiece's"),
     ({"pre": "tekken"}, "splits text as tekken does"),
     ({"attention.sliding_window": 512}, "use_sliding_window is 512"),

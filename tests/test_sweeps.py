@@ -267,7 +267,8 @@ def test_the_best_mean_comes_first_and_what_has_no_result_last():
 @pytest.mark.parametrize(("losses", "said"), [
     ((2.0, 2.2, 2.1, 2.3), "best        x=1, but x=2 is within the error"),
     ((2.0, 2.1, 2.5, 2.6), "best        x=1"),
-    ((2.0, None, 2.01, None), "lowest      x=1; one seed tells little: add seed=1,2,3")])
+    ((2.0, None, 2.01, None), "lowest      x=1; one seed: a difference this small is no "
+     "finding, add seed=1,2,3")])
 def test_the_next_best_is_named_where_it_is_within_the_error(losses, said, tmp_path):
     runs = [run_of({"a.x": x, "seed": seed}, loss) for loss, (x, seed) in
             zip(losses, product("12", "12")) if loss is not None]

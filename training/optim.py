@@ -25,7 +25,6 @@ SMALLEST_SQUARE = 1e-10  # taken of it: a row without a gradient stays where it 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of each matrix (n, rows, columns) near 1 (within 0.7 … 1.2).
-
     Newton–Schulz: matrix products only, computed in `dtype`, for all matrices at once."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype)

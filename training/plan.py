@@ -1,6 +1,5 @@
-"""A run before it starts: what every `auto` becomes, its memory and its operations.
-
-The formulas are those of docs/scaling.md, which has how far real runs were from them."""
+"""A run before it starts: what every `auto` becomes, its memory and its operations. The formulas
+are those of docs/scaling.md, which has how far real runs were from them."""
 
 import os
 from collections.abc import Callable
@@ -50,7 +49,10 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
                         f"{model.n_layer} or model.n_embd={model.n_embd}")
     steps = config.max_steps - steps_done
     run_flops = flops * steps * config.batch_size * model.block_size / world.size
-    return replace(config, compile=compiles(config, run_flops))
+    if config.compile == "auto":
+        pays = run_flops >= COMPILE_PAYS.get(device.partition(":")[0], float("inf"))
+        config = replace(config, compile=pays and has_compiler())
+    return config
 
 
 def vocabulary_of(config: Config, text: Tokens) -> int:
@@ -89,14 +91,6 @@ def divide(config: Config, processes: int, memory: float | None, of_a_machine: i
         raise UserError(f"shard={config.shard} does not divide the {processes} processes: "
                         "take a divisor, or shard=auto")
     return config
-
-
-def compiles(config: Config, run_flops: float) -> bool:
-    """Whether a run of so many floating-point operations in each process is compiled."""
-    if config.compile != "auto":
-        return config.compile
-    return run_flops >= COMPILE_PAYS.get(config.device.partition(":")[0], float("inf")) \
-        and has_compiler()
 
 
 def model_size(config: GPTConfig) -> tuple[int, int]:

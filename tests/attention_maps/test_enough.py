@@ -28,9 +28,9 @@ def alone() -> enough.Alone:
 def test_with_all_heads_all_is_left_and_without_any_what_a_model_without_attention_knows(alone):
     whole = alone.twice
     loss = token_losses(alone.model, whole.residuals[-1], next_tokens(whole.tokens)).numpy()
-    assert alone.losses(whole, alone.all) == pytest.approx(loss, abs=1e-9, nan_ok=True)
+    assert alone.losses(alone.all) == pytest.approx(loss, abs=1e-9, nan_ok=True)
     assert alone.share(alone.all) == pytest.approx((1, 0))
-    nothing = alone.losses(whole, [])[:, :-1]
+    nothing = alone.losses([])[:, :-1]
     ids = whole.tokens.numpy()
     # Only the token itself is left: alike wherever it and its next token are the same.
     pairs = {}
@@ -52,7 +52,7 @@ def test_a_head_that_does_not_work_gives_its_mean(alone):
     with model.blocks[1].attention.W_O.register_forward_pre_hook(change), torch.no_grad():
         x = model.hidden(whole.tokens)
     loss = token_losses(model, x, next_tokens(whole.tokens)).numpy()
-    assert alone.losses(whole, keep) == pytest.approx(loss, abs=1e-9, nan_ok=True)
+    assert alone.losses(keep) == pytest.approx(loss, abs=1e-9, nan_ok=True)
     gains = scores.repeat_gains(*np.split(loss, 2), PERIODS)
     assert alone.share(keep)[0] == pytest.approx(gains.sum() / alone.gains_of_all.sum())
 
