@@ -297,7 +297,8 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
         rotary = None if learned else rotary_table(T, config)
         self.register_buffer("rotary", rotary, persistent=False)  # (2, T, d_k)
-        init_weights(self)
+        if not self.head.weight.is_meta:  # which has no values
+            init_weights(self)
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())  # tied ones once

@@ -163,11 +163,10 @@ def most_important(row: dict) -> Finding | None:
 
 def resting(row: dict) -> Finding | None:
     """How many heads rest on the first token, and the one that most does."""
-    heads = doing(row, "sink", most=None)
+    heads, many = doing(row, "sink", most=None), len(scores_of(row, "sink"))
     if not heads:
         return None
-    many = f"{len(heads)} of {len(scores_of(row, 'sink'))} heads"
-    names = listed(heads) if len(heads) <= TOLD else many
+    names = listed(heads) if len(heads) <= TOLD else f"{len(heads)} of {many} heads"
     return Finding(f"{names} rest{'s' * (len(heads) == 1)} on the first token.",
                    f"the weight on it: {heads[0]} {known(row, 'heads/sink', heads[0])}")
 

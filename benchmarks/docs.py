@@ -1,6 +1,8 @@
 """What docs/ shows of real runs, made anew: tables, pages, pictures. 15 minutes on two cores.
 
-    python -m benchmarks.docs [only=sweep,induction,notebook]
+    python -m benchmarks.docs [only=sweep,induction,notebook,studies] [sweeps=DIR]
+
+The studies take an hour and a half more. sweeps= is a folder that has or gets theirs.
 
 Needs playwright and Chromium. The sentences around them are not written anew: it prints what they
 have to agree with.
@@ -23,6 +25,11 @@ from report import page
 
 DOCS = ROOT / "docs"
 EXAMPLE = 4_500_000  # bytes of weights in the example's page, which is kept with the code
+STUDIES = {  # and the charts of each that are shown
+    "depth": "repeat_gain|birth/induction|heads/previous",
+    "kv": "(repeat_gain|birth/induction|heads/induction)-(0|1|cache)$",
+    "ngrams": "repeat_gain|heads/", "repeats": "(repeat_gain|birth/induction|heads/induction)",
+    "optimizer": "(repeat_gain|birth/induction|heads/previous_token)"}
 TYPED = "class Reader:\n    def read_line(self):\n        return self.read_line"
 
 
@@ -33,8 +40,10 @@ def command(folder: Path, *argv: str) -> str:
     return done.stdout
 
 
-def picture(path: Path, out: str, size: tuple[int, int], part: str = "", text: str = "") -> None:
-    """A picture of a page, or of a part of it, in a window of that size, with a text typed."""
+def picture(path: Path, out: str, size: tuple[int, int], part: str = "", text: str = "",
+            only: str = "") -> None:
+    """A picture of a page, or of a part of it, in a window of that size, with a text typed; of a
+    sweep's charts those `only` whose names match."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -46,6 +55,9 @@ def picture(path: Path, out: str, size: tuple[int, int], part: str = "", text: s
         if text:
             tab.fill("#typed", text)
             tab.wait_for_timeout(2000)
+        if only:
+            tab.evaluate("""only => document.querySelectorAll("#formed-charts > div").forEach(
+                         chart => { chart.hidden ||= !new RegExp(only).test(chart.id); })""", only)
         tab.evaluate("document.getElementById('steps')?.style.setProperty('position', 'static')")
         (tab.locator(part) if part else tab).screenshot(path=DOCS / out)
         browser.close()
@@ -79,6 +91,24 @@ def of_induction(folder: Path) -> None:
     print(said)
 
 
+def of_studies(folder: Path) -> None:
+    """The tables and figures of docs/findings.md, each of a sweep's folder as it is there."""
+    text = (DOCS / "findings.md").read_text(encoding="utf-8")
+    for name, shown in STUDIES.items():
+        sweep = folder / f"study_{name}"
+        if not sweep.exists():
+            command(folder, str(ROOT / "train.py"), "-m", f"sweep=study_{name}",
+                    "wandb.mode=disabled", f"hydra.sweep.dir={sweep}")
+        said = command(folder, str(ROOT / "sweeps.py"), str(sweep))
+        table = re.search(r"^\S.*\n─+\n(?:.+\n)+", said, re.MULTILINE)[0]
+        before, after = text.split(f"study_{name}`\n\n```\n")
+        text = f"{before}study_{name}`\n\n```\n{table}{after[after.index('```'):]}"
+        picture(sweep / "sweep.html", f"study_{name}.png", (1200, 900), "#formed-charts",
+                only=shown)
+        print(said)
+    (DOCS / "findings.md").write_text(text, encoding="utf-8")
+
+
 def of_notebook(folder: Path) -> None:
     """docs/attention.ipynb, with that run."""
     notebook = nbformat.read(DOCS / "attention.ipynb", as_version=4)
@@ -89,11 +119,12 @@ def of_notebook(folder: Path) -> None:
 
 
 def main() -> None:
-    parts = {"sweep": of_sweep, "induction": of_induction, "notebook": of_notebook}
-    given = options(sys.argv[1:], __doc__, only=",".join(parts))
-    with tempfile.TemporaryDirectory() as folder:
+    parts = {"sweep": of_sweep, "induction": of_induction, "notebook": of_notebook,
+             "studies": of_studies}
+    given = options(sys.argv[1:], __doc__, only="sweep,induction,notebook", sweeps="")
+    with tempfile.TemporaryDirectory() as made:
         for make in chosen(given["only"], parts).values():
-            make(Path(folder))
+            make(Path(given["sweeps"] or made))
     print(f"made on {date.today():%d %B %Y}")
 
 

@@ -96,7 +96,9 @@ class Checkpoint:
         if {"lm_head.weight", "output.weight"} & shapes.keys():  # it may differ from the embedding
             self.config = replace(self.config, tie_embeddings=self._source.tied)
         self.tokenized = self._source.tokenized  # the setting tokenizer.name
-        self._layout = list(layout(saved.parameter_shapes(self.config), self._source.names))
+        own = saved.parameter_shapes(self.config)
+        self._layout = list(layout(own, self._source.names))
+        self._rows = {name: shape[0] for name, shape in own.items()}
         expected = {theirs: shape for theirs, _, _, shape in self._layout}
         saved.check_shapes(self.path, shapes, expected)
 
@@ -130,10 +132,9 @@ class Checkpoint:
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Our parameters by name."""
-        sizes = {name: shape[0] for name, shape in saved.parameter_shapes(self.config).items()}
         for theirs, ours, transposed, _ in self._layout:
             tensor = self._source.tensor(theirs)
-            parts = (tensor.T if transposed else tensor).split([sizes[name] for name in ours])
+            parts = (tensor.T if transposed else tensor).split([self._rows[name] for name in ours])
             yield from zip(ours, (part.contiguous() for part in parts))
 
 

@@ -460,14 +460,18 @@ function drawFormed() {
   const shares = settings.map((_, g) => mean(finished(g).map(run => run.formed.pairs_again ?? NaN)));
   const texts = shares.every(Number.isFinite) && Math.max(...shares) - Math.min(...shares) > 0.02;
   const host = $("formed-charts"), all = [...settings.keys()];
+  const sizes = [...new Set(all.map(g => cost(g, "kv_cache_bytes")))].filter(x => x !== null).sort((a, b) => a - b);
+  const caches = sizes.length > 1 && keys.some(key => /n_kv_head$/.test(key.name)) ? sizes : null;
   for (const [name, how] of Object.entries(FORMED)) {
     const of = run => run.formed[name];
     if (!runs.some(run => of(run) !== undefined)) continue;
     const charts = keys.map((key, k) => ({ id: k, k, at: run => key.at?.[run.values[k]] ?? run.values[k],
       along: alongOf(key, k) })).filter(({ k }) => keys[k].values.length > 1);
     if (texts) charts.push({ id: "text", k: null, at: run => shares[run.setting], along: { axis: "linear",
-      whole: true, name: "share of tokens whose pair came before", ticks: [...new Set(shares)].sort((a, b) => a - b).map(x => [x,
-        x.toFixed(2)]) } });
+      whole: true, name: "share of tokens whose pair came before",
+      ticks: [...new Set(shares)].sort((a, b) => a - b).map(x => [x, x.toFixed(2)]) } });
+    if (caches) charts.push({ id: "cache", k: null, at: run => run.figures.kv_cache_bytes, along: {
+      axis: "log", whole: true, name: "KV cache, logarithmic", ticks: caches.map(x => [x, bytes(x)]) } });
     for (const { id, k, at, along } of charts) {
       const means = all.map(g => runsOf[g].length && formedPoint(g, at(runsOf[g][0]), how, of)).filter(Boolean);
       const some = run => run.status === "finished" && of(run) !== undefined && runsOf[run.setting].length > 1;
@@ -476,7 +480,7 @@ function drawFormed() {
           el("div", { className: "value" }, el("b", {}, how.write(of(run))))] }));
       dots(panel(host, `formed-${name}-${id}`), {
         points: [...each, ...means], along, ringed: null, near, pick, whole: true,
-        title: `${how.title}, against ${k === null ? "the text" : keyName(k)}`,
+        title: `${how.title}, against ${k !== null ? keyName(k) : id === "cache" ? "the KV cache" : "the text"}`,
         joined: k === null || keys[k].axis === "names" ? [] : joined(means, k) });
     }
   }

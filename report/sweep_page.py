@@ -75,5 +75,3 @@ def in_sweep(run: Run, keys: list[str], most: int) -> dict:
                        if f"births/{kind}" in run.measures},
             "formed": {name: number(run.measures[name]) for name in FORMED
                        if name in run.measures}}
-
-

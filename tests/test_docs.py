@@ -18,7 +18,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = ("pip ", "torchrun ", "srun ", "export ", "head=", "#", "hf ", "wandb ", "vllm ",
              "transformers ", "ollama ", "python -m pytest", "python -m benchmarks.", "lm_eval ",
              "llama-")
-FROM_THE_HUB = ("data=tinystories", "data=hf", "init_from=openai-community/", "init_from=Qwen/")
+FROM_THE_HUB = ("data=tinystories", "data=hf", "init_from=openai-community/", "init_from=Qwen/",
+                "init_from=smollm/")  # or from another index
 LAUNCHERS = ("hydra/launcher=",)  # packages of others
 SMALL = ["max_steps=2", "batch_size=4", "model.n_layer=1", "model.n_head=4", "model.n_kv_head=1",
          "model.n_embd=32", "model.block_size=32", "compile=false", "precision=fp32",
