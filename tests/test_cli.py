@@ -363,7 +363,7 @@ def test_a_mistake_in_a_preset_of_ones_own_is_one_sentence(name, text, sentence,
 @pytest.mark.slow
 def test_a_presets_sizes_follow_those_that_are_typed(hydra, capsys):
     assert configured("model.n_embd=64").model.mlp_hidden is None
-    assert "mlp_hidden=172 follows your model.n_embd" in capsys.readouterr().out
+    assert "mlp_hidden=176 follows your model.n_embd" in capsys.readouterr().out
     assert configured("model.n_embd=64", "model.mlp_hidden=99").model.mlp_hidden == 99
 
 

@@ -1,4 +1,5 @@
 import math
+import re
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -244,84 +245,12 @@ def test_attention_to_another_sequence_is_torchs_cross_attention(bias):
 
 # --- the worked matrices of 004_2e522ac47f105ae6.txt, as printed there ----------------------------
 
-MIXED = """
-[[ 0.38306743  0.8108122   0.39307749  0.93524704  0.90934403]
- [ 0.35288226  1.4272138  -0.12788986  0.3822584  -0.6626072 ]
- [ 0.32265065  1.21910435  0.07046752  0.53820807 -0.09302326]
- [ 0.03856185  1.26078951  0.02813675  0.30239341 -0.12898112]]"""
-MIXING = """
-[[0.41896738 0.40743534 0.08311088 0.09048641]
- [0.04488369 0.03095732 0.02325121 0.90090777]
- [0.16201575 0.17403762 0.07705739 0.58688924]
- [0.0689366  0.27987549 0.14140365 0.50978426]]"""
-SUMMED = """
-[[1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]
- [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]
- [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]
- [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]]"""
-SUMMED_CAUSALLY = """
-[[1.76405235 0.40015721 0.97873798 2.2408932  1.86755799]
- [0.78677447 1.35024563 0.82738078 2.13767435 2.27815649]
- [0.93081804 2.80451913 1.5884185  2.25934936 2.72201972]
- [1.26449236 4.29859821 1.38326024 2.57241707 1.86792399]]"""
-ALONE = """
-[[ 1.76405235  0.40015721  0.97873798  2.2408932   1.86755799]
- [-0.97727788  0.95008842 -0.15135721 -0.10321885  0.4105985 ]
- [ 0.14404357  1.45427351  0.76103773  0.12167502  0.44386323]
- [ 0.33367433  1.49407907 -0.20515826  0.3130677  -0.85409574]]"""
-ANY_MATRIX = """
-[[-5.26549961 -0.25232838 -1.78750815 -5.91561089 -3.48191029]
- [ 5.36941815 -0.68663938  2.51485007  5.18336211  3.82192147]
- [ 1.41643325  2.79971404  1.31812887  3.42037269  3.21165905]
- [ 0.37174317 -2.50954735 -0.86595236 -1.77836191 -2.75926583]]"""
-PROJECTED = """
-[[-0.97371195 -3.41308712  0.05709096 -1.59755613 -2.3704341   0.04139219]
- [-0.56312213  0.61899371 -0.61014338 -0.67973328 -1.22017855 -1.50301919]
- [-1.15883076 -1.24459388 -2.22229344 -0.23431315 -2.33165625 -2.11086604]
- [-0.18257152 -0.31870854 -0.05685886 -0.92377577  0.11453969 -3.47271662]]"""
-# Of each worked attention its E, H2 (d_k) and H1 (d_v), whether it is masked, and the L, V and
-# L @ V printed.
-WORKED = [
-    (5, 7, 6, False, """
-[[9.99996706e-01 3.28680000e-06 7.50610498e-09 2.85006607e-14]
- [9.78226751e-01 1.28560219e-03 2.02652246e-02 2.22422213e-04]
- [3.07277486e-05 1.29535875e-01 8.07295984e-01 6.31374132e-02]
- [2.82603173e-01 6.82619752e-03 7.10526096e-01 4.45339485e-05]]""", """
-[[ 0.48796236 -1.23724751  0.89411441  1.86818403  0.0708713   4.78357836]
- [ 2.45759555 -0.6918528   2.06088201  3.50938285 -0.60840164  3.90835192]
- [-0.94901715 -0.49210324 -0.95973845 -1.99359209 -0.69361156 -1.88892325]
- [-1.75111978 -2.41142737 -5.32539656 -2.93730234 -0.33078805 -0.89377003]]""", """
-[[ 0.48796882 -1.23724571  0.89411823  1.86818939  0.07086906  4.78357544]
- [ 0.46087579 -1.221707    0.85666231  1.79096535  0.05441627  4.64597066]
- [-0.55833713 -0.63918203 -0.84403913 -1.34022418 -0.65964259 -1.07493171]
- [-0.5197037  -0.70413238 -0.41540882 -0.86471954 -0.47696846  0.03636454]]"""),
-    (5, 5, 5, False, """
-[[4.17764387e-09 2.57135620e-06 9.99997419e-01 5.39037660e-09]
- [8.83647632e-01 3.61057169e-02 1.10946675e-05 8.02355563e-02]
- [3.27298619e-01 1.62202688e-02 4.33976229e-01 2.22504884e-01]
- [8.16727896e-01 2.61363556e-04 1.81996886e-01 1.01385435e-03]]""", """
-[[-0.38265795 -1.0078002  -1.28306344  0.87532503  1.31775286]
- [ 0.42510411 -0.71553386  2.17308255 -0.01319503 -0.38305383]
- [ 1.70990215 -0.46195207 -2.27786996 -0.59268283  1.09518226]
- [-1.44638454 -4.79764402  3.20740801 -0.21663068  2.96228223]]""", """
-[[ 1.70989882 -0.46195275 -2.27785848 -0.59268133  1.09517847]
- [-0.4388186  -1.30132189 -0.79799237  0.75561442  1.38829128]
- [ 0.30188115 -1.60943321 -0.65957438 -0.019133    1.55949079]
- [-0.00268587 -0.9122235  -1.45865913  0.60681286  1.27846849]]"""),
-    (5, 5, 5, True, """
-[[1.00000000e+00 0.00000000e+00 0.00000000e+00 0.00000000e+00]
- [8.73730868e-01 1.26269132e-01 0.00000000e+00 0.00000000e+00]
- [8.75161032e-02 4.22552421e-01 4.89931476e-01 0.00000000e+00]
- [2.44179030e-04 2.07785297e-03 1.42193742e-02 9.83458594e-01]]""", """
-[[-0.64112576  3.93575956 -0.12979446  2.44301203  0.22577084]
- [ 1.43055231 -1.6645132   0.44924118 -1.49425456  0.68901062]
- [ 0.0815931   2.13348808  1.5848282   1.0688065   1.61374919]
- [ 0.28371997  0.39761655  0.89286344 -0.20351501  0.41637134]]""", """
-[[-0.64112576  3.93575956 -0.12979446  2.44301203  0.22577084]
- [-0.37953677  3.22861798 -0.05668014  1.94585679  0.28426373]
- [ 0.58834954  0.68636122  0.95492606  0.10604396  1.10152821]
- [ 0.28300297  0.4188787   0.90153125 -0.18745914  0.43391727]]"""),
-]
+# name → what str() of the matrix has between white space
+PRINTED = {name: rest.split() for name, rest in re.findall(
+    r"^([A-Z_]+\d?)\n(\[\[.*?\]\])$", Path(__file__).with_name("worked.txt").read_text(),
+    re.M | re.S)}
+# Of each worked attention its E, H2 (d_k) and H1 (d_v), and whether it is masked.
+WORKED = [(5, 7, 6, False), (5, 5, 5, False), (5, 5, 5, True)]
 
 
 def printed(x):
@@ -336,17 +265,18 @@ def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
 
     x, nothing = randn(4, 5), torch.zeros(4, 1, dtype=torch.float64)
     lengths = torch.arange(1, 5)[:, None]
-    assert printed(attention(x, x, x, torch.eye(4, dtype=torch.bool))[0]) == ALONE.split()
+    assert printed(attention(x, x, x, torch.eye(4, dtype=torch.bool))[0]) == PRINTED["ALONE"]
     # uniform weights of 1/4
-    assert printed(attention(nothing, nothing, x)[0] * 4) == SUMMED.split()
+    assert printed(attention(nothing, nothing, x)[0] * 4) == PRINTED["SUMMED"]
     assert printed(attention(nothing, nothing, x,
-                             causal_mask(4, 4))[0] * lengths) == SUMMED_CAUSALLY.split()
+                             causal_mask(4, 4))[0] * lengths) == PRINTED["SUMMED_CAUSALLY"]
     # no weights yet: before the document turns to softmax
-    assert printed(randn(4, 4) @ x) == ANY_MATRIX.split()
+    assert printed(randn(4, 4) @ x) == PRINTED["ANY_MATRIX"]
     mixed, mixing = attention(randn(4, 4), torch.eye(4, dtype=torch.float64), x, scale=1.0)
-    assert (printed(mixing), printed(mixed)) == (MIXING.split(), MIXED.split())
-    assert printed(x @ randn(5, 6)) == PROJECTED.split()
-    for E, H2, H1, masked, L, V, LV in WORKED:
+    assert (printed(mixing), printed(mixed)) == (PRINTED["MIXING"], PRINTED["MIXED"])
+    assert printed(x @ randn(5, 6)) == PRINTED["PROJECTED"]
+    for number, (E, H2, H1, masked) in enumerate(WORKED, 1):
+        L, V, LV = (PRINTED[f"{name}_{number}"] for name in ("L", "V", "LV"))
         X, weights = randn(4, E), [randn(E, H2), randn(E, H2), randn(E, H1)]
         layer = SelfAttention(GPTConfig(vocab_size=1, n_embd=E, n_head=1, head_dim=H2,
                                         value_head_dim=H1)).double()
@@ -354,13 +284,13 @@ def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
             linear.weight = nn.Parameter(W.T)
         q, k, v = layer.project(X[None])
         output, maps = attention(q, k, v, causal_mask(4, 4) if masked else None, scale=1.0)
-        assert [printed(t[0, 0]) for t in (maps, v, output)] == [L.split(), V.split(), LV.split()]
+        assert [printed(t[0, 0]) for t in (maps, v, output)] == [L, V, LV]
         # the layer itself, with W_O = I and the queries enlarged by the √d_k that it divides by
         if masked:
             layer.W_O.weight = nn.Parameter(torch.eye(E, dtype=torch.float64))
             layer.W_Q.weight = nn.Parameter(weights[0].T * math.sqrt(H2))
-            assert printed(layer(X[None])[0]) == LV.split()
-            assert printed(weights_of(layer, X[None])[0, 0]) == L.split()
+            assert printed(layer(X[None])[0]) == LV
+            assert printed(weights_of(layer, X[None])[0, 0]) == L
 
 
 # --- SelfAttention --------------------------------------------------------------------------------
