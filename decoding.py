@@ -13,20 +13,17 @@ from torch import Tensor
 
 def generate(model, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0,
              top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-             seed: int | None = None, stop_token: int | None = None) -> Tensor:
+             seed: int | None = None) -> Tensor:
     """Continue tokens (B, T) by up to max_new_tokens each: (B, T + new).
 
     Args:
         temperature, top_k, top_p, min_p: see `next_token_probabilities`.
-        seed: same seed, same tokens (row r draws from seed + r); None: torch's own state.
-        stop_token: a sequence that produced it is filled up with it, and all end when all have."""
+        seed: same seed, same tokens (row r draws from seed + r); None: torch's own state."""
     rows, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(rows)]
     decoder = model.make_decoder(rows, length + max_new_tokens)
-    new = list(stream(decoder, tokens, max_new_tokens, seeds, stop_token, temperature=temperature,
-                      top_k=top_k, top_p=top_p, min_p=min_p))
-    if stop_token is not None:
-        new = [token.masked_fill(token < 0, stop_token) for token in new]
+    new = list(stream(decoder, tokens, max_new_tokens, seeds, temperature=temperature, top_k=top_k,
+                      top_p=top_p, min_p=min_p))
     return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
 
 

@@ -122,8 +122,9 @@ def train(config: Config, world: World, run_dir: Path) -> float:
                     checkpoints.keep(step, row, clock)
                     look = is_due(config.attention.every, step, config)
                     undivided = plain_copy(model, world) if look else None  # on rank 0
+                    world.check_stop()
                     if record:
-                        observe(record, snapshots, undivided, {"step": step} | row, clock)
+                        observe(record, snapshots, undivided, {"step": step} | row, clock, world)
                     world.check_stop()
                 if step == config.max_steps:
                     break
@@ -259,8 +260,8 @@ def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
         yield tuple(part.to(config.device, non_blocking=True) for part in batch)
 
 
-def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch
-            ) -> None:
+def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch,
+            world: World) -> None:
     """Look at the heads of the model, where one is given, and write the row of this step."""
     step = row["step"]
     last = step == record.config.max_steps
@@ -270,7 +271,13 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
     if model is not None:
         clock.switch("attention")
         record.doing("measuring what each head is worth" if last else "looking at attention")
-        metrics, sample = snapshots.take(model, step, record.rows)
+        try:
+            world.at_once = True
+            metrics, sample = snapshots.take(model, step, record.rows)
+        except Stopped:
+            return  # the row is left to the resumed run
+        finally:
+            world.at_once = False
         row |= metrics
         if sample is not None:
             record.sample(step, sample)

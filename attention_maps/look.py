@@ -17,8 +17,7 @@ from attention_maps.probe import Probes, make_probes, words
 from data.tokenizer import Tokenizer, prompt_ids
 from model import GPT
 
-LENGTH = 32  # of the random texts: enough for their scores, and a large model takes long for each
-DRAWN = 1 << 16  # tokens of which they are taken
+LENGTH, DRAWN = 32, 1 << 16  # tokens of a random text, enough for its scores; of which it is taken
 LOOKED_AT = 5e12  # tokens² · parameters up to which needs are measured: minutes on two cores
 LARGE = 20_000_000  # parameters from which fewer heads are asked what they copy and who feeds them
 PARTS = 4  # of a large model that are asked whether they feed a head
@@ -70,8 +69,7 @@ def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
         log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
         arrays |= explain(model, whole, tokenizer)
     else:
-        log(f"attention: to measure what each of {len(ids)} predictions needed would take too "
-            "long with this model, so that is left out; fewer tokens have it")
+        log(f"attention: {len(ids)} tokens are too many to measure what each prediction needed")
     return Look(arrays, tables, metrics)
 
 

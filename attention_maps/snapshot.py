@@ -41,6 +41,9 @@ class Snapshots:
         c, between = config.model, config.attention.every * config.batch_size
         passes = length * length + c.n_layer * c.n_head * length  # tokens
         self.affordable = passes <= EXPLAINED * between * c.block_size
+        # Importance takes half of these tokens a head: of a large model where it trained on more.
+        self.long = ABLATION_TOKENS * c.n_layer * c.n_head < (
+            2 * config.max_steps * config.batch_size * c.block_size)
         self.folder.mkdir(exist_ok=True)
 
     def take(self, model: GPT, step: int, rows: list[dict]
@@ -61,7 +64,7 @@ class Snapshots:
             row = seen.random.rows([np.argmax(self.probes.periods)])  # the one that the page shows
             told = explain(model, row, self.tokenizer)
             held |= {f"repeat_{name}": value for name, value in told.items()}
-        if last:
+        if last and (self.long or not seen.large):
             held |= ablation.losses_without_heads(model, *self.windows, self.config.precision)
             tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
         metrics = scores.as_metrics(tables)

@@ -35,8 +35,6 @@ def check_arguments(argv: list[str]) -> list[str]:
     options = list(argv)
     for arg in given.settings:
         options.remove(arg)
-    if any(arg.startswith("hydra.verbose=") for arg in given.settings):
-        options.append("hydra/job_logging=stdout")  # else there is nowhere to be verbose
     return [*(as_hydra_takes_it(arg, names, given.multirun) for arg in given.settings), *options]
 
 

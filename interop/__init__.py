@@ -31,8 +31,7 @@ LARGER = 64
 
 
 def load_hf(path: str | os.PathLike) -> GPT:
-    """The model in a folder of Hugging Face's format, or a .gguf, for evaluation, on the CPU, in
-    float32. Raises `UserError` where it is none that is read."""
+    """The model in a folder of Hugging Face's format, or a .gguf, on the CPU, in float32."""
     return Checkpoint(path).load(torch.float32)
 
 
@@ -91,8 +90,7 @@ class Checkpoint:
         self._source = {".gguf": GGUF, ".pt": NanoGPT}.get(self.path.suffix, Folder)(self.path)
         self.config, shapes = self._source.config(), self._source.shapes
         if self.config.n_layer > len(shapes):  # of which a model would take long to make
-            raise UserError(f"{self.path} holds {len(shapes):,} tensors, too few for the "
-                            f"{self.config.n_layer:,} layers that its settings tell of")
+            raise UserError(f"{self.path} holds too few tensors for {self.config.n_layer:,} layers")
         if {"lm_head.weight", "output.weight"} & shapes.keys():  # it may differ from the embedding
             self.config = replace(self.config, tie_embeddings=self._source.tied)
         self.tokenized = self._source.tokenized  # the setting tokenizer.name

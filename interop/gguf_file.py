@@ -30,9 +30,8 @@ WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}
 
 
 class Header:
-    """The header of a .gguf, read from its first byte on. Raises a ValueError, struct.error or
-    UnicodeDecodeError where it is none, or claims what is not in the file. `values`: what it says
-    of itself. `tensors`: name → type, shape (rows, columns), first byte, bytes."""
+    """The header of a .gguf: `values`, what it says of itself, and `tensors`, name → type, shape
+    (rows, columns), first byte, bytes. A ValueError, KeyError or struct.error for another file."""
 
     def __init__(self, file: mmap.mmap):
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -77,11 +77,9 @@ def write_page(run_dir: Path) -> Path:
 def attention_page(snapshot: dict, title: str, path: Path, model: Model,
                    metrics: dict[str, float] | None = None, findings: list = (),
                    prompted: int | None = None) -> Path:
-    """Write a page of one prompt's attention, of what a look gives (attention_maps/look.py).
-
-    snapshot: text, text_tokens, text_value_norms and perhaps step and what was explained, as an
-    .npz has them. metrics: of random tokens, and findings of these. prompted: tokens of the
-    prompt; the model made the rest."""
+    """Write a page of one prompt's attention, of what a look gives (attention_maps/look.py): its
+    arrays as the snapshot (perhaps with a step), its metrics and its findings. prompted: tokens of
+    the prompt; the model made the rest."""
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(snapshot))
     told = {key: value for key, value in (metrics or {}).items() if not key.startswith("births/")}
     rows = [told | {"step": shot.step}] if told else []

@@ -8,7 +8,7 @@ from models import configs, few, lively, random_tokens, seeds, small, streamed
 
 from attention_maps.snapshot import sample_text
 from data.tokenizer import CharTokenizer, train_bpe
-from decoding import Noise, Text, next_token_probabilities, sample_token, window_start
+from decoding import Noise, Text, next_token_probabilities, sample_token, stream, window_start
 from files import printable
 from kernels import Decoder
 from model import GPT
@@ -78,8 +78,10 @@ def test_a_sequence_ends_at_its_stop_token_and_all_end_when_all_have(seed, stop,
     model, tokens = lively(GPT(small())), random_tokens(3, 4)
     free = model.generate(tokens, new, seed=seed)[:, 4:].tolist()
     lengths = [row.index(stop) + 1 if stop in row else new for row in free]
-    expected = [row[:n] + [stop] * (max(lengths) - n) for row, n in zip(free, lengths)]
-    assert model.generate(tokens, new, seed=seed, stop_token=stop)[:, 4:].tolist() == expected
+    expected = [row[:n] + [-1] * (max(lengths) - n) for row, n in zip(free, lengths)]
+    seeds = [seed, seed + 1, seed + 2]
+    steps = list(stream(model.make_decoder(3, 4 + new), tokens, new, seeds, stop_token=stop))
+    assert torch.stack(steps, dim=1).tolist() == expected
 
 
 @few

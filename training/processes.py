@@ -41,6 +41,7 @@ class World:
 
     def __init__(self, rank: int = 0, size: int = 1):
         self.rank, self.size, self.exit_status = rank, size, 0
+        self.at_once = False  # whether a signal raises `Stopped` at once, where all can be redone
 
     def __enter__(self):
         self._before = {number: signal.signal(number, self._note)
@@ -57,6 +58,8 @@ class World:
     def _note(self, number, frame):
         self.exit_status = 128 + number
         signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if self.at_once:
+            raise Stopped(self.exit_status)
 
     def broadcast(self, value=None):
         """Rank 0's value, on every rank."""

@@ -1,5 +1,7 @@
 """What a snapshot keeps: scores often, pictures seldom, and all that a score is computed from."""
 
+import os
+import signal
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from data.tokenizer import CharTokenizer
 from files import ASIDE
 from model import GPT
 from training.checkpoint import load_run
+from training.processes import Stopped, World
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 IDS = np.random.default_rng(0).integers(0, 23, 2000)
@@ -70,6 +73,26 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
                     kept = row[f"heads/{name}_se/{place}"]
                     assert kept == pytest.approx(errors[layer, head], abs=rounding)
     assert "heads/importance_se/L0H0" in row
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, tmp_path,
+                                                                     monkeypatch):
+    taker = snapshots()
+
+    def asked(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal was only noted")
+
+    for part in ("explain", "sample_text"):
+        with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
+            world.at_once = True
+            patch.setattr(snapshot, part, asked)
+            taker.take(MODEL, 4, [])
+    (tmp_path / "attention" / "step_00000004.png").unlink()
+    taker.take(MODEL, 4, [])
+    assert {p.name for p in (tmp_path / "attention").iterdir()} == {
+        f"step_00000004.{end}" for end in ("npz", "png", "safetensors")}
 
 
 @pytest.mark.slow
