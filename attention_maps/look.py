@@ -58,8 +58,7 @@ def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
     held, tables = seen.score()
     metrics = {"step": 0, **scores.as_metrics(tables)}
     metrics |= scores.births(metrics, metrics, windows.shape[1])  # here: what it is now
-    if len(probes.periods):
-        log("attention: who feeds whom")
+    log("attention: who feeds whom")
     metrics |= seen.circuits(held, tables)
     if not seen.large:
         metrics |= seen.enough(metrics)

@@ -89,19 +89,16 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
             f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
             f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
             "makes one of other tokenizer files")
-    try:
-        library = Library.from_str(json.dumps(read_json(folder / FILE)))
-        library.add_special_tokens(
-            [AddedToken(name, special=True, normalized=False) for name in names.values()
-             if isinstance(name, str) and library.token_to_id(name) is not None])
-        end = config.get("eos_token_id")
-        if isinstance(names.get("eos_token"), str):
-            end = library.token_to_id(names["eos_token"])
-        elif isinstance(end, list) and end:
-            end = end[0]
-        return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
-    except Exception as e:  # the library has no class of its own
-        raise UserError(f"{folder} holds no tokenizer that can be read: {e}") from None
+    library = Library.from_str(json.dumps(read_json(folder / FILE)))
+    library.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in names.values()
+         if isinstance(name, str) and library.token_to_id(name) is not None])
+    end = config.get("eos_token_id")
+    if isinstance(names.get("eos_token"), str):
+        end = library.token_to_id(names["eos_token"])
+    elif isinstance(end, list) and end:
+        end = end[0]
+    return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
 
 
 def read_json(path: Path) -> dict:

@@ -103,7 +103,12 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer beside the weights, with fewer tokens than the model or as many; None where
         it is that of a text."""
-        tokenizer = self._source.tokenizer()
+        try:
+            tokenizer = self._source.tokenizer()
+        except UserError:
+            raise
+        except Exception as e:  # the library has no class of its own
+            raise UserError(f"{self.path} holds no tokenizer that can be read: {e}") from None
         if tokenizer and tokenizer.vocab_size > self.config.vocab_size:
             raise UserError(f"{self.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
                             f"more than its model's {self.config.vocab_size:,}")

@@ -51,7 +51,7 @@ class Header:
             kind = GGMLQuantizationType(number)
             per, size = GGML_QUANT_SIZES[kind]
             length = math.prod(shape) // per * size
-            if not shape or shape[0] % per or start + offset + length > len(file):
+            if not (shape and length) or shape[0] % per or start + offset + length > len(file):
                 raise ValueError(f"{name!a} of the shape {shape} is not in it")
             self.tensors[name] = kind, shape[::-1], start + offset, length
 
@@ -100,8 +100,7 @@ class GGUF:
         except ImportError:
             raise UserError(f"{path} needs the library gguf, which is not installed: "
                             "pip install gguf") from None
-        self.path = path
-        self._dequantize = dequantize
+        self.path, self._dequantize = path, dequantize
         try:
             with path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
