@@ -268,7 +268,7 @@ def test_a_real_model_says_what_it_says_in_transformers_and_its_heads_are_known(
         maps = torch.stack(oracle(half.repeat(1, 2), output_attentions=True).attentions)
     i = torch.arange(25, 50)
     prefix = maps[..., i, i - 24].mean(dim=(1, 3))  # (L, H)
-    strongest = np.unravel_index(prefix.argmax(), prefix.shape)
+    strongest = np.unravel_index(prefix.numpy().argmax(), prefix.shape)
     mean, error = seen.scores["induction"]
     assert np.unravel_index(np.nanargmax(mean), mean.shape) == strongest == (18, 6)
     assert mean[strongest] == pytest.approx(prefix.max().item(), abs=0.15)
