@@ -26,10 +26,11 @@ from report import page
 DOCS = ROOT / "docs"
 EXAMPLE = 4_500_000  # bytes of weights in the example's page, which is kept with the code
 STUDIES = {  # and the charts of each that are shown
-    "depth": "repeat_gain|birth/induction|heads/previous",
-    "kv": "(repeat_gain|birth/induction|heads/induction)-(0|1|cache)$",
-    "ngrams": "repeat_gain|heads/", "repeats": "(repeat_gain|birth/induction|heads/induction)",
-    "optimizer": "(repeat_gain|birth/induction|heads/previous_token)"}
+    "depth": "repeat_gain|tokens_at_birth/induction|heads/previous",
+    "kv": "(repeat_gain|tokens_at_birth/induction|heads/induction)-(0|1|cache)$",
+    "ngrams": "repeat_gain|heads/",
+    "repeats": "(repeat_gain|tokens_at_birth/induction|heads/induction)",
+    "optimizer": "(repeat_gain|tokens_at_birth/induction|heads/previous_token)"}
 TYPED = "class Reader:\n    def read_line(self):\n        return self.read_line"
 
 
@@ -58,7 +59,7 @@ def picture(path: Path, out: str, size: tuple[int, int], part: str = "", text: s
         if only:
             tab.evaluate("""only => document.querySelectorAll("#formed-charts > div").forEach(
                          chart => { chart.hidden ||= !new RegExp(only).test(chart.id); })""", only)
-        tab.evaluate("document.getElementById('steps')?.style.setProperty('position', 'static')")
+        tab.add_style_tag(content="#steps, #legend { position: static }")  # nothing lies over it
         (tab.locator(part) if part else tab).screenshot(path=DOCS / out)
         browser.close()
 
@@ -103,7 +104,7 @@ def of_studies(folder: Path) -> None:
         table = re.search(r"^\S.*\n─+\n(?:.+\n)+", said, re.MULTILINE)[0]
         before, after = text.split(f"study_{name}`\n\n```\n")
         text = f"{before}study_{name}`\n\n```\n{table}{after[after.index('```'):]}"
-        picture(sweep / "sweep.html", f"study_{name}.png", (1200, 900), "#formed-charts",
+        picture(sweep / "sweep.html", f"study_{name}.png", (1200, 1500), "#formed-charts",
                 only=shown)
         print(said)
     (DOCS / "findings.md").write_text(text, encoding="utf-8")
