@@ -2,6 +2,7 @@
 written with the letters of model.py."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -158,9 +159,8 @@ class KVCache:
 
 
 class Decoder:
-    """A model's next-token logits with a cache, as `GPT.forward` gives them, with the attention of
-    one token in fewer calls: they, not the arithmetic, take the time of a small model's step
-    (LOG.md)."""
+    """A model's next-token logits with a cache, as `GPT.forward` gives them, in fewer calls: they,
+    not the arithmetic, take the time of a small model's step (LOG.md)."""
 
     @torch.inference_mode()
     def __init__(self, model, cache: KVCache):
@@ -169,10 +169,12 @@ class Decoder:
         self.model, self.cache, self.device = model, cache, weight.device
         self.block_size, self.vocab_size = model.config.block_size, model.config.vocab_size
         self.rotary = None if model.rotary is None else model.rotary.to(weight.dtype)
-        # Of each layer, with its block: W_Q, W_K, W_V in one matrix, what queries and keys are
-        # multiplied by, its part of the cache.
-        self.layers = [(block, *block.attention.joined(), block.attention.gains(), keys, values)
-                       for block, keys, values in zip(model.blocks, cache.keys, cache.values)]
+        self.norm, self.head = function(model.norm), function(model.head)
+        # Of each layer: W_Q, W_K, W_V in one, the gains of q and k, its cache, its functions.
+        self.layers = [(*b.attention.joined(), b.attention.gains(), keys, values,
+                        *map(function, (b.norm_1, b.attention.W_O, b.norm_2, b.mlp.W_in,
+                                        getattr(b.mlp, "W_gate", None), b.mlp.W_out)))
+                       for b, keys, values in zip(model.blocks, cache.keys, cache.values)]
 
     def forget(self) -> None:
         """Begin again, before any token."""
@@ -180,14 +182,13 @@ class Decoder:
 
     def fill(self, tokens: Tensor) -> Tensor:
         """Logits (B, V) after tokens (B, T) more."""
-        m = self.model
-        with m.evaluating():
-            one = tokens.shape[1] == 1
-            x = self.step(tokens[:, 0]) if one else m.hidden(tokens, self.cache)[:, -1]
-            return m.head(m.norm(x))
+        if tokens.shape[1] == 1:
+            return self.step(tokens[:, 0])
+        with self.model.evaluating():
+            return self.head(self.norm(self.model.hidden(tokens, self.cache)[:, -1]))
 
     def step(self, token: Tensor) -> Tensor:
-        """What the blocks make of one token (B,) more: (B, C)."""
+        """Logits (B, V) after one token (B,) more."""
         c, B, n = self.model.config, len(token), self.cache.length
         H, G, d_k, d_v = c.n_head, c.kv_heads, c.key_dim, c.value_dim
         x = self.model.token_embedding.weight[token]  # (B, C)
@@ -198,8 +199,8 @@ class Decoder:
         if c.norm_embedding:
             x = rms_norm(x)
         eps = c.norm_eps if c.qk_norm == "gains" else None
-        for block, W_QKV, bias, gains, keys, values in self.layers:
-            qk, v = F.linear(block.norm_1(x), W_QKV, bias).split(((H + G) * d_k, G * d_v), dim=-1)
+        for W_QKV, bias, gains, keys, values, norm_1, W_O, norm_2, W_in, gate, W_out in self.layers:
+            qk, v = F.linear(norm_1(x), W_QKV, bias).split(((H + G) * d_k, G * d_v), dim=-1)
             qk = qk.view(B, H + G, d_k)
             if c.qk_norm:
                 qk = rms_norm(qk, gains, eps)
@@ -212,7 +213,16 @@ class Decoder:
             q = q.reshape(B, G, H // G, d_k).to(keys.dtype)
             y = F.scaled_dot_product_attention(q, keys.narrow(2, 0, n + 1),
                                                values.narrow(2, 0, n + 1))
-            x = x + block.attention.W_O(y.reshape(B, H * d_v).to(x.dtype))
-            x = x + block.mlp(block.norm_2(x))
+            x = x + W_O(y.reshape(B, H * d_v).to(x.dtype))
+            h = norm_2(x)
+            x = x + W_out(activate(c.mlp, W_in(h), gate and gate(h)))
         self.cache.length = n + 1
-        return x
+        return self.head(self.norm(x))
+
+
+def function(module: nn.Module | None) -> partial | None:
+    """A linear layer or a norm as a function with its weights, without what torch does around."""
+    does = {nn.Linear: F.linear, nn.LayerNorm: F.layer_norm}.get(type(module), F.rms_norm)
+    names = ("weight", "bias") + ("normalized_shape", "eps") * (does is not F.linear)
+    found = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    return module and partial(does, **found)

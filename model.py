@@ -358,13 +358,11 @@ class GPT(nn.Module):
     def evaluating(self) -> Iterator[None]:
         """The model in evaluation for a while; its mode is left as it was."""
         training = self.training
-        if training:
-            self.eval()
+        self.eval()
         try:
             yield
         finally:
-            if training:
-                self.train()
+            self.train(training)
 
     @torch.no_grad()
     def attention_maps(self, tokens: Tensor) -> Tensor:

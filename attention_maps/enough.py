@@ -56,8 +56,7 @@ def only(work: Tensor, means: Tensor, layer: int, y: Tensor) -> Tensor:
 
 def enough(alone: Alone, named: list[Head]) -> dict[str, float]:
     """The shares of the repeat gain, `enough/gain/<set>`, that are left with a set of heads alone:
-    none, those that are named, and these with all of layer 0. Each has its error over texts,
-    `_se`."""
+    none, those that are named, and these with all of layer 0; `_se` is the error over texts."""
     first = [head for head in alone.all if head[0] == 0]
     sets = {"none": [], "named": named, "named_and_layer_0": sorted({*named, *first})}
     row = {f"enough/named/L{layer}H{head}": 1 for layer, head in named}

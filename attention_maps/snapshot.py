@@ -1,5 +1,4 @@
-"""A snapshot of a run: maps, scores, births, a picture and a text where they are due, importance at
-the end."""
+"""A snapshot of a run: maps, scores, births; picture and text where due, importance at the end."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

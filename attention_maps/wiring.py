@@ -1,5 +1,4 @@
-"""Who feeds whom: a head's score when a part of its input lacks what a part of the model below it
-wrote."""
+"""Who feeds whom: a head's score when a part of its input lacks what a part below it wrote."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -22,8 +22,7 @@ PATTERNS = {  # how text is split before BPE, which never merges across a split
     # Words with the space before them and snake_case whole, numbers of up to three digits, runs of
     # signs, line ends with the indentation that follows, other white space.
     "code": r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+",
-    "gpt2": r50k_pat_str,
-}
+    "gpt2": r50k_pat_str}
 # Characters that BPE sees as one: its time grows with the square of a run that nothing splits.
 LONGEST = 512
 LONG_RUN = re.compile(r"(?<!\S)\S{513,}|(?<!\s)\s{513,}")

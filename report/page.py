@@ -68,8 +68,7 @@ def write_page(run_dir: Path) -> Path:
         "config": [[key, clipped(value, LONGEST_VALUE)]
                    for key, value in settings_of(config).items()],
         "looked": [row["step"] for row in filter(is_scored, rows)], "scored": scored(rows),
-        "findings": conclude(rows),
-    }
+        "findings": conclude(rows)}
     return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir),
                 model=config and kept_model(run_dir, config.model, latest))
 

@@ -38,8 +38,7 @@ def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
         "command": best and sweep.command(best),
         "asGood": second.name if best and second else None, "oneSeed": sweep.one_seed(settings),
         "runs": [about(folder, run, most) | in_sweep(run, keys, most) | {"setting": k}
-                 for k, setting in enumerate(settings) for run in setting.runs],
-    }
+                 for k, setting in enumerate(settings) for run in setting.runs]}
     return put_together(folder / sweep.PAGE, "sweep.html", content, [])
 
 
@@ -52,8 +51,7 @@ def about(folder: Path, run: Run, most: int) -> dict:
         "status": run.status, "reason": clip(run.reason),
         "maxSteps": config.max_steps if config else None,
         "figures": {key: number(run.measures.get(key)) for key in FIGURES},
-        "curves": {key: curve(run.rows, key, most) for key in CURVES},
-    }
+        "curves": {key: curve(run.rows, key, most) for key in CURVES}}
 
 
 def link(folder: Path, page: Path) -> str:

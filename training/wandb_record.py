@@ -148,8 +148,7 @@ def init(config: Config, run_dir: Path, mode: str, id: str | None):
     """Start a W&B run, or continue the one of this id."""
     return wandb.init(
         project=config.wandb.project or os.environ.get("WANDB_PROJECT") or PROJECT,
-        name=os.environ.get("WANDB_NAME") or run_dir.name,
+        name=os.environ.get("WANDB_NAME") or run_dir.name, config=asdict(config),
         dir=str(run_dir), mode=mode, id=id, resume="allow" if id and mode == "online" else None,
-        config=asdict(config),
         settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,
                                 finish_timeout=FINISH))
