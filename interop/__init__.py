@@ -92,7 +92,7 @@ class Checkpoint:
         if self.config.n_layer > len(shapes):  # of which a model would take long to make
             raise UserError(f"{self.path} holds too few tensors for {self.config.n_layer:,} layers")
         if {"lm_head.weight", "output.weight"} & shapes.keys():  # it may differ from the embedding
-            self.config = replace(self.config, tie_embeddings=self._source.tied)
+            self.config = replace(self.config, tie_embeddings=False)
         self.tokenized = self._source.tokenized  # the setting tokenizer.name
         own = saved.parameter_shapes(self.config)
         self._layout = list(layout(own, self._source.names))

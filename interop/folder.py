@@ -21,7 +21,7 @@ DERIVED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 class Folder:
     """A folder's config.json and what is beside it. `names`: how its tensors are called."""
 
-    tokenized, tied = "hf", False
+    tokenized = "hf"
 
     def __init__(self, path: Path):
         self.path, self._settings = path, read_json(path / CONFIG)

@@ -91,7 +91,7 @@ class Header:
 class GGUF:
     """A model in a .gguf. `names`: how its tensors are called; `shapes`, of each."""
 
-    tokenized, tied = "hf", False
+    tokenized = "hf"
 
     def __init__(self, path: Path):
         """Reads the header alone; raises `UserError` where it is none, or of another model."""

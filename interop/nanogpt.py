@@ -16,7 +16,7 @@ SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "
 class NanoGPT:
     """A ckpt.pt, whose linear layers are x Wᵀ as ours are, where GPT-2's are x W."""
 
-    names, tied = "gpt2", True
+    names = "gpt2"
 
     def __init__(self, path: Path):
         try:
