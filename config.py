@@ -58,11 +58,18 @@ class GPTConfig:
     rope_theta: float = field(10000.0, "base of the rotary wavelengths", gt=0)
     rope_factor: float = field(1.0, "stretches the wavelengths, for a longer context", ge=1)
     rope_trained: int | None = field(
-        None, "context length before they were stretched, as Llama 3 does; null: all alike", ge=1)
-    qk_norm: bool | str = field(False, "RMS-normalise queries and keys; gains: with trained gains",
-                                choices=(True, False, "gains"))
-    bias: bool | str = field(False, "biases: everywhere, in attention, or on queries, keys, values",
-                             choices=(True, False, "attention", "qkv"))
+        None, "context length before they were stretched, as Llama 3 does; null: all alike", ge=1
+    )
+    qk_norm: bool | str = field(
+        False,
+        "RMS-normalise queries and keys; gains: with trained gains",
+        choices=(True, False, "gains"),
+    )
+    bias: bool | str = field(
+        False,
+        "biases: everywhere, in attention, or on queries, keys, values",
+        choices=(True, False, "attention", "qkv"),
+    )
     dropout: float = field(0.0, "share of activations and weights dropped in training", ge=0, lt=1)
     tie_embeddings: bool = field(True, "the output layer is the token embedding, transposed")
     ngrams: int = field(0, "adds rows of the last 2 … n tokens to embeddings; 0: none", ge=0, le=64)
@@ -100,40 +107,55 @@ class GPTConfig:
         """Refuse values out of bounds and settings that contradict each other."""
         check_fields(self, "model.")
         if self.head_dim is None and self.n_embd % self.n_head:
-            raise UserError(f"model.n_embd={self.n_embd} is not a multiple of model.n_head="
-                            f"{self.n_head}: change one, or set model.head_dim")
+            raise UserError(
+                f"model.n_embd={self.n_embd} is not a multiple of model.n_head="
+                f"{self.n_head}: change one, or set model.head_dim"
+            )
         if self.n_head % self.kv_heads:
             divisors = [str(d) for d in range(1, self.n_head + 1) if self.n_head % d == 0]
-            raise UserError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head="
-                            f"{self.n_head}: choose one of {', '.join(divisors)}")
+            raise UserError(
+                f"model.n_kv_head={self.n_kv_head} does not divide model.n_head="
+                f"{self.n_head}: choose one of {', '.join(divisors)}"
+            )
         if self.ngrams > 1 and self.ngram_dim > self.n_embd:
-            raise UserError(f"model.ngram_size={self.ngram_size} is more than model.n_embd="
-                            f"{self.n_embd}: lower it")
+            raise UserError(
+                f"model.ngram_size={self.ngram_size} is more than model.n_embd="
+                f"{self.n_embd}: lower it"
+            )
         if self.position == "rope" and self.key_dim % 2:
-            raise UserError(f"model.position=rope needs an even head size, not {self.key_dim}: "
-                            "change model.n_embd, model.n_head or model.head_dim")
+            raise UserError(
+                f"model.position=rope needs an even head size, not {self.key_dim}: "
+                "change model.n_embd, model.n_head or model.head_dim"
+            )
 
 
 @dataclass
 class DataConfig:
-    source: str = field("stdlib", "Python's library, tiny Shakespeare, your files, Hugging Face",
-                        choices=("stdlib", "shakespeare", "text", "hf"))
+    source: str = field(
+        "stdlib",
+        "Python's library, tiny Shakespeare, your files, Hugging Face",
+        choices=("stdlib", "shakespeare", "text", "hf"),
+    )
     path: str | None = field(None, "data=text: a file, folder or glob; shakespeare: a local copy")
     exclude: str | None = field(None, "for data=text files to leave out: globs, commas between")
     name: str | None = field(None, "for data=hf the dataset on the hub, or a folder of its files")
     subset: str | None = field(None, "for data=hf the configuration of a dataset that has several")
     split: str = field("train", "for data=hf the split to take, of which a part validates")
     val_max_tokens: int = field(200_000, "validation tokens used at most, spread evenly", ge=2)
-    lines: str = field("kept", "lines as they are, each once in all, in another order, or twice",
-                       choices=("kept", "once", "shuffled", "doubled"))
+    lines: str = field(
+        "kept",
+        "lines as they are, each once in all, in another order, or twice",
+        choices=("kept", "once", "shuffled", "doubled"),
+    )
     # The last one: below it, `field` is this setting.
     field: str = field("text", "of .jsonl and data=hf: field with the text, as messages.content")
 
     def check(self) -> None:
         """Refuse settings of another source, or of none."""
         if self.source in ("stdlib", "hf") and self.path is not None:
-            raise UserError(f"data.path={self.path} needs a source that takes a path: "
-                            "add data=text")
+            raise UserError(
+                f"data.path={self.path} needs a source that takes a path: add data=text"
+            )
         if self.source == "text" and not self.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if self.source == "hf" and not self.name:
@@ -145,12 +167,20 @@ class DataConfig:
 
 @dataclass
 class TokenizerConfig:
-    name: str = field("bpe", "characters, byte pairs learned from the text, one of tiktoken's, or "
-                      "what init_from brings (char | bpe | gpt2 | cl100k_base | … | hf)")
+    name: str = field(
+        "bpe",
+        "characters, byte pairs learned from the text, one of tiktoken's, or "
+        "what init_from brings (char | bpe | gpt2 | cl100k_base | … | hf)",
+    )
     vocab_size: int | None = field(
-        None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000)
-    pattern: str = field("code", "where bpe splits text: ours keeps snake_case and indentation "
-                         "whole, GPT-2's is what others know", choices=("code", "gpt2"))
+        None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000
+    )
+    pattern: str = field(
+        "code",
+        "where bpe splits text: ours keeps snake_case and indentation "
+        "whole, GPT-2's is what others know",
+        choices=("code", "gpt2"),
+    )
 
     def check(self) -> None:
         """Refuse a vocabulary that is not known, and settings that it lacks."""
@@ -162,8 +192,10 @@ class TokenizerConfig:
                 raise UserError(not_one_of("tokenizer.name", self.name, known))
         for key, default in (("vocab_size", None), ("pattern", "code")):
             if (value := getattr(self, key)) != default and self.name != "bpe":
-                raise UserError(f"tokenizer.{key}={value} is for tokenizer=bpe; tokenizer="
-                                f"{self.name} has its own vocabulary: leave it out")
+                raise UserError(
+                    f"tokenizer.{key}={value} is for tokenizer=bpe; tokenizer="
+                    f"{self.name} has its own vocabulary: leave it out"
+                )
 
 
 MUON_MULTIPLE = 5  # of AdamW's rate
@@ -171,12 +203,16 @@ MUON_MULTIPLE = 5  # of AdamW's rate
 
 @dataclass
 class OptimConfig:
-    name: str = field("adamw", "muon: the blocks' matrices by Muon, the rest by AdamW",
-                      choices=("adamw", "muon"))
+    name: str = field(
+        "adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", choices=("adamw", "muon")
+    )
     lr: float = field(1e-3, "peak learning rate: AdamW's, and Muon's by its multiple", gt=0)
     muon_lr: float | None = field(None, "peak learning rate of Muon; null: 5 × optim.lr", gt=0)
-    schedule: str = field("cosine", "after the warm-up: cosine, warm-up-stable-decay, or constant",
-                          choices=("cosine", "wsd", "constant"))
+    schedule: str = field(
+        "cosine",
+        "after the warm-up: cosine, warm-up-stable-decay, or constant",
+        choices=("cosine", "wsd", "constant"),
+    )
     warmup_steps: int | None = field(None, "in which the rate rises; null: max_steps / 20", ge=0)
     decay_share: float = field(0.2, "wsd: share of the steps in which the rate falls", gt=0, le=1)
     min_lr_ratio: float = field(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
@@ -215,20 +251,26 @@ class CheckpointConfig:
 class AttentionConfig:
     every: int = field(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
     picture_every: int = field(
-        0, "steps between pictures and samples; 0: at the ends and each doubling", ge=0)
+        0, "steps between pictures and samples; 0: at the ends and each doubling", ge=0
+    )
     tokens: int = field(48, "tokens of the text looked at; of repeats at most 64", ge=8)
 
     def check(self) -> None:
         """Refuse pictures of no snapshot."""
         if self.picture_every and (self.every == 0 or self.picture_every % self.every):
-            raise UserError(f"attention.picture_every={self.picture_every} is not a multiple of "
-                            f"attention.every={self.every}: a picture is of a snapshot")
+            raise UserError(
+                f"attention.picture_every={self.picture_every} is not a multiple of "
+                f"attention.every={self.every}: a picture is of a snapshot"
+            )
 
 
 @dataclass
 class WandbConfig:
-    mode: str = field("auto", "auto: WANDB_MODE, else online where a key is set, else offline",
-                      choices=("auto", "online", "offline", "disabled"))
+    mode: str = field(
+        "auto",
+        "auto: WANDB_MODE, else online where a key is set, else offline",
+        choices=("auto", "online", "offline", "disabled"),
+    )
     project: str | None = field(None, "project of the run; null: WANDB_PROJECT, else glassgpt")
 
 
@@ -237,23 +279,36 @@ class Config:
     """One training run."""
 
     run_dir: str | None = field(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
-    resume: bool | str = field(False, "true: continue the run in run_dir; auto: continue or start",
-                               choices=(True, False, "auto"))
+    resume: bool | str = field(
+        False,
+        "true: continue the run in run_dir; auto: continue or start",
+        choices=(True, False, "auto"),
+    )
     init_from: str | None = field(None, "start from a run, or from Hugging Face weights by name")
     prepare_only: bool = field(False, "prepare the text and end")
     seed: int = field(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
     device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = field("auto", "auto: bf16 where the hardware multiplies it faster",
-                           choices=("auto", "fp32", "bf16"))
-    compile: bool | str = field("auto", "torch.compile; auto: where it pays for a run this long",
-                                choices=(True, False, "auto"))
+    precision: str = field(
+        "auto",
+        "auto: bf16 where the hardware multiplies it faster",
+        choices=("auto", "fp32", "bf16"),
+    )
+    compile: bool | str = field(
+        "auto",
+        "torch.compile; auto: where it pays for a run this long",
+        choices=(True, False, "auto"),
+    )
     deterministic: bool = field(False, "on a GPU: equal bits in every run, by slower algorithms")
-    distributed: str = field("auto", "one run by all that torchrun started; none: by this process",
-                             choices=("auto", "none"))
+    distributed: str = field(
+        "auto",
+        "one run by all that torchrun started; none: by this process",
+        choices=("auto", "none"),
+    )
     shard: int | str = field("auto", "processes that divide the model; auto: as few as can", ge=1)
     max_steps: int = field(1000, "optimizer steps", ge=1, le=10**12)
-    batch_size: int = field(32, "sequences per step, over all processes and micro-steps", ge=1,
-                            le=1_000_000)
+    batch_size: int = field(
+        32, "sequences per step, over all processes and micro-steps", ge=1, le=1_000_000
+    )
     accumulate: int = field(1, "micro-steps of each process in a step, to save memory", ge=1)
     model: GPTConfig = dataclasses.field(default_factory=lambda: GPTConfig(vocab_size=None))
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -277,14 +332,18 @@ class Config:
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
-            raise UserError(f"accumulate={self.accumulate} does not divide batch_size="
-                            f"{self.batch_size}: every micro-step takes as many sequences")
+            raise UserError(
+                f"accumulate={self.accumulate} does not divide batch_size="
+                f"{self.batch_size}: every micro-step takes as many sequences"
+            )
         if isinstance(self.shard, str) and self.shard != "auto":
             raise UserError(f"shard={self.shard} is neither auto nor a number of processes")
         warmup = self.optim.warmup(self.max_steps)
         if warmup >= self.max_steps:
-            raise UserError(f"optim.warmup_steps={warmup} is not shorter than the run's "
-                            f"{self.max_steps} steps: lower it, or raise max_steps")
+            raise UserError(
+                f"optim.warmup_steps={warmup} is not shorter than the run's "
+                f"{self.max_steps} steps: lower it, or raise max_steps"
+            )
         if self.tokenizer.name == "hf" and self.init_from is None:
             raise UserError("tokenizer=hf comes with a model: add init_from=FOLDER")
         if self.resume is True and self.run_dir is None:
@@ -308,13 +367,17 @@ class SampleConfig:
     top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)
     top_p: float | None = field(None, "keep the fewest tokens that together have p", gt=0, le=1)
     min_p: float | None = field(None, "keep tokens min_p times as likely as the first", ge=0, le=1)
-    num_samples: int = field(1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1,
-                             le=100_000)
+    num_samples: int = field(
+        1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1, le=100_000
+    )
     attention: str | None = field(None, "PATH.html: a page of the first text's attention")
     seed: int = field(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
     device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = field("auto", "of the weights; auto: bf16 where it decodes faster",
-                           choices=("auto", "fp32", "bf16"))
+    precision: str = field(
+        "auto",
+        "of the weights; auto: bf16 where it decodes faster",
+        choices=("auto", "fp32", "bf16"),
+    )
 
     def check(self) -> None:
         """Refuse values out of bounds and settings that contradict each other."""
@@ -397,8 +460,14 @@ def read_config(path: Path) -> Config:
         return config
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError, RecursionError,
-            UserError) as e:
+    except (
+        yaml.YAMLError,
+        OmegaConfBaseException,
+        TypeError,
+        ValueError,
+        RecursionError,
+        UserError,
+    ) as e:
         reason = f"{e}".partition("\n")[0] or type(e).__name__
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
@@ -413,8 +482,10 @@ def home(key: str, path: str) -> Path:
     leave it as it is behind an equals sign."""
     whole = os.path.expanduser(path)
     if whole.startswith("~") and not os.path.exists(whole):
-        raise UserError(f"{key}={path} does not exist: {path.partition('/')[0]} is nobody's home; "
-                        f"for a name that begins so write ./{path}")
+        raise UserError(
+            f"{key}={path} does not exist: {path.partition('/')[0]} is nobody's home; "
+            f"for a name that begins so write ./{path}"
+        )
     return Path(whole)
 
 
@@ -422,8 +493,9 @@ def require_path(path: str) -> None:
     """Raise `UserError` where a path is of nothing, as is known before any text is read."""
     whole = str(home("data.path", path))
     if not os.path.exists(whole) and not glob.has_magic(whole):
-        raise UserError(f"data.path={path} does not exist: give the path of a text file, of a "
-                        "folder, or a glob")
+        raise UserError(
+            f"data.path={path} does not exist: give the path of a text file, of a folder, or a glob"
+        )
 
 
 def absolute_paths(config: Config) -> Config:

@@ -11,9 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def generate(model, tokens: Tensor, max_new_tokens: int, temperature: float = 1.0,
-             top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-             seed: int | None = None) -> Tensor:
+def generate(
+    model,
+    tokens: Tensor,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+) -> Tensor:
     """Continue tokens (B, T) by up to max_new_tokens each: (B, T + new).
 
     Args:
@@ -22,14 +29,30 @@ def generate(model, tokens: Tensor, max_new_tokens: int, temperature: float = 1.
     rows, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(rows)]
     decoder = model.make_decoder(rows, length + max_new_tokens)
-    new = list(stream(decoder, tokens, max_new_tokens, seeds, temperature=temperature, top_k=top_k,
-                      top_p=top_p, min_p=min_p))
+    new = list(
+        stream(
+            decoder,
+            tokens,
+            max_new_tokens,
+            seeds,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
+    )
     return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
 
 
-def stream(decoder, prompt: Tensor, max_new_tokens: int,
-           seeds: Sequence[int] | None = None, stop_token: int | None = None,
-           ended: Tensor | None = None, **choice) -> Iterator[Tensor]:
+def stream(
+    decoder,
+    prompt: Tensor,
+    max_new_tokens: int,
+    seeds: Sequence[int] | None = None,
+    stop_token: int | None = None,
+    ended: Tensor | None = None,
+    **choice,
+) -> Iterator[Tensor]:
     """Yield the next token (B,) of each sequence, step by step, -1 for one that has ended.
 
     A token is predicted from those since `window_start`. When that start moves, positions count
@@ -98,8 +121,7 @@ class Text:
         self.ended = why
 
 
-def generate_texts(decoder, texts: Sequence[Text], max_new_tokens: int, **choice
-                   ) -> Iterator[None]:
+def generate_texts(decoder, texts: Sequence[Text], max_new_tokens: int, **choice) -> Iterator[None]:
     """Continue texts of one prompt by `stream`, a token each between two yields, until all end."""
     ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
     prompt = torch.tensor([text.prompt_tokens for text in texts], device=decoder.device)
@@ -124,8 +146,13 @@ def window_start(length: int, block_size: int) -> int:
     return max(0, math.ceil((length - block_size) / stride)) * stride
 
 
-def next_token_probabilities(logits: Tensor, temperature: float = 1.0, top_k: int | None = None,
-                             top_p: float | None = None, min_p: float | None = None) -> Tensor:
+def next_token_probabilities(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Tensor:
     """Probabilities (B, V) to draw the next token from, given logits (B, V). In this order: divide
     by the temperature (0: all on the likeliest); keep the top_k likeliest (Fan et al. 2018); the
     fewest whose probabilities sum to top_p (Holtzman et al. 2020); those with at least min_p times
@@ -154,8 +181,9 @@ class Noise:
     """Exponential random numbers for every token of the vocabulary, a function of the sequence's
     seed and the position, whatever the batch, the cache, or how much of the text was a prompt."""
 
-    def __init__(self, rows: int, seeds: Sequence[int] | None, vocab_size: int,
-                 device: torch.device):
+    def __init__(
+        self, rows: int, seeds: Sequence[int] | None, vocab_size: int, device: torch.device
+    ):
         """Without seeds they come from torch's own random state."""
         self.rows, self.seeds, self.vocab_size, self.device = rows, seeds, vocab_size, device
         self.together = max(1, (1 << 14) // vocab_size)  # positions that share a call
@@ -174,11 +202,12 @@ class Noise:
     def _uniform(self, seed: int, block: int) -> Tensor:
         state = np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]
         self._generator.manual_seed(int(state >> 1))
-        return torch.rand(self.together, self.vocab_size, generator=self._generator,
-                          device=self.device)
+        return torch.rand(
+            self.together, self.vocab_size, generator=self._generator, device=self.device
+        )
 
     def _exponential(self, uniform: Tensor) -> Tensor:
-        return 2 ** -25 - torch.log1p(-uniform)  # uniform: multiples of 2⁻²⁴, 0 included
+        return 2**-25 - torch.log1p(-uniform)  # uniform: multiples of 2⁻²⁴, 0 included
 
 
 def sample_token(probabilities: Tensor, noise: Tensor) -> Tensor:

@@ -45,8 +45,9 @@ def ordinary(path: Path, most: int | None = None) -> Path:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
     if most is not None and found.st_size > most:
-        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read",
-                      str(path))
+        raise OSError(
+            errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path)
+        )
     return path
 
 
@@ -103,15 +104,19 @@ def parse_row(line: bytes) -> dict | None:
     if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return None
     numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
-    fine = all(type(value) in (int, float) and not TOO_LARGE <= abs(value) < inf
-               for value in numbers)
+    fine = all(
+        type(value) in (int, float) and not TOO_LARGE <= abs(value) < inf for value in numbers
+    )
     return row if fine else None
 
 
 def best_row(rows: list[dict]) -> dict | None:
     """The row with the lowest validation loss of a trained model, the first of equals."""
-    measured = [row for row in rows if row["step"] and isfinite(row.get("val/loss", inf))
-                and "val/bits_per_byte" in row]
+    measured = [
+        row
+        for row in rows
+        if row["step"] and isfinite(row.get("val/loss", inf)) and "val/bits_per_byte" in row
+    ]
     return min(measured, key=lambda row: row["val/loss"], default=None)
 
 

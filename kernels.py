@@ -32,21 +32,33 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
     (B, H, T, d_k), G = q.shape, k.shape[1]
     future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(diagonal=1)
     # The scores of the query heads that share a key/value head, scaled and masked in one product.
-    scores = torch.baddbmm(future.repeat(H // G, 1), q.reshape(B * G, H // G * T, d_k),
-                           k.flatten(0, 1).mT, alpha=1 / math.sqrt(d_k))
+    scores = torch.baddbmm(
+        future.repeat(H // G, 1),
+        q.reshape(B * G, H // G * T, d_k),
+        k.flatten(0, 1).mT,
+        alpha=1 / math.sqrt(d_k),
+    )
     weights = F.dropout(scores.softmax(dim=-1), dropout)  # (B · G, H/G · T, T)
     return torch.bmm(weights.to(v.dtype), v.flatten(0, 1)).view(B, H, T, -1)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
-                    dropout: float = 0.0) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
     """`model.attention` (B, H, T, d_v) by the fastest kernel; causal where the mask is None."""
     T, T_k = q.shape[2], k.shape[2]
     whole = mask is None and bool(T_k == T)  # in an export whose lengths vary it is decided once
     if whole and q.dtype == torch.bfloat16 and q.device.type == "cpu" and T <= SHORT:
         return short_attention(q, k, v, dropout)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole,
-                                          enable_gqa=q.shape[1] != k.shape[1], dropout_p=dropout)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=whole,
+        enable_gqa=q.shape[1] != k.shape[1],
+        dropout_p=dropout,
+    )
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
@@ -106,8 +118,12 @@ class CrossEntropy(torch.autograd.Function):
         counts = targets.ge(0)
         shares = counts / counts.sum()  # (N,)
         rows = max(1, LOGITS_AT_ONCE // logits.shape[1])
-        for z, target, share, out in zip(*(t.split(rows) for t in (
-                logits, targets.clamp(min=0)[:, None], shares[:, None], gradient))):
+        for z, target, share, out in zip(
+            *(
+                t.split(rows)
+                for t in (logits, targets.clamp(min=0)[:, None], shares[:, None], gradient)
+            )
+        ):
             p = z.softmax(dim=-1, dtype=torch.float32)  # (rows, V)
             chance = p.gather(1, target).clamp(min=torch.finfo(p.dtype).tiny)
             loss -= (chance.log() * share).sum()
@@ -125,8 +141,14 @@ class KVCache:
     """Keys and values of the tokens seen so far, preallocated: what grouped heads make small. 2 ·
     n_layer · B · G · length · d numbers for d_k = d_v = d: H/G times fewer than multi-head."""
 
-    def __init__(self, config, batch_size: int, length: int | None = None,
-                 device: torch.device | str | None = None, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        config,
+        batch_size: int,
+        length: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         """Room for `length` tokens (block_size when None); `GPT.make_cache` knows the rest."""
         shape = (config.n_layer, batch_size, config.kv_heads, length or config.block_size)
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
@@ -146,8 +168,8 @@ class KVCache:
     def take(self, tokens: Tensor) -> Tensor:
         """Store tokens (B, T) behind those held; give them with n - 1 before, (B, n - 1 + T)."""
         end = self.before + self.length + tokens.shape[1]
-        self.tokens[:, self.before + self.length:end] = tokens
-        return self.tokens[:, self.length:end]
+        self.tokens[:, self.before + self.length : end] = tokens
+        return self.tokens[:, self.length : end]
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store k (B, G, T, d_k) and v (B, G, T, d_v) behind the tokens held; return all of them.
@@ -171,10 +193,26 @@ class Decoder:
         self.rotary = None if model.rotary is None else model.rotary.to(weight.dtype)
         self.norm, self.head = function(model.norm), function(model.head)
         # Of each layer: W_Q, W_K, W_V in one, the gains of q and k, its cache, its functions.
-        self.layers = [(*b.attention.joined(), b.attention.gains(), keys, values,
-                        *map(function, (b.norm_1, b.attention.W_O, b.norm_2, b.mlp.W_in,
-                                        getattr(b.mlp, "W_gate", None), b.mlp.W_out)))
-                       for b, keys, values in zip(model.blocks, cache.keys, cache.values)]
+        self.layers = [
+            (
+                *b.attention.joined(),
+                b.attention.gains(),
+                keys,
+                values,
+                *map(
+                    function,
+                    (
+                        b.norm_1,
+                        b.attention.W_O,
+                        b.norm_2,
+                        b.mlp.W_in,
+                        getattr(b.mlp, "W_gate", None),
+                        b.mlp.W_out,
+                    ),
+                ),
+            )
+            for b, keys, values in zip(model.blocks, cache.keys, cache.values)
+        ]
 
     def forget(self) -> None:
         """Begin again, before any token."""
@@ -211,8 +249,9 @@ class Decoder:
             values.select(2, n).copy_(v.view(B, G, d_v))
             # Query heads that share keys are as many queries to them, each of which may see all.
             q = q.reshape(B, G, H // G, d_k).to(keys.dtype)
-            y = F.scaled_dot_product_attention(q, keys.narrow(2, 0, n + 1),
-                                               values.narrow(2, 0, n + 1))
+            y = F.scaled_dot_product_attention(
+                q, keys.narrow(2, 0, n + 1), values.narrow(2, 0, n + 1)
+            )
             x = x + W_O(y.reshape(B, H * d_v).to(x.dtype))
             h = norm_2(x)
             x = x + W_out(activate(c.mlp, W_in(h), gate and gate(h)))

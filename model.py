@@ -37,8 +37,9 @@ def store(values: list[Tensor], layer: int, value: Tensor) -> Tensor:
     return value
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
-              scale: float | None = None) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """softmax(Q Kᵀ · scale + M) V, written out: the fused kernel's reference; maps are made of it.
 
     Args:
@@ -57,8 +58,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
     return weights @ for_each_head(v, q), weights
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None,
-                      scale: float | None = None) -> Tensor:
+def attention_weights(
+    q: Tensor, k: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """The weights (…, T_q, T_k) of `attention`."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = q @ for_each_head(k, q).transpose(-2, -1) * scale  # (…, T_q, T_k)
@@ -95,9 +97,9 @@ def rotary_frequencies(config: GPTConfig) -> Tensor:
     c = config
     exponents = torch.arange(0, c.key_dim, 2, dtype=torch.float32) / c.key_dim  # (d_k/2)
     if c.rope_factor == 1:
-        return c.rope_theta ** -exponents
+        return c.rope_theta**-exponents
     # Rounded as where such models were trained: far tokens turn by much of a last bit.
-    frequencies = 1 / c.rope_theta ** exponents
+    frequencies = 1 / c.rope_theta**exponents
     turns = (c.rope_trained or 0) / (2 * math.pi / frequencies)
     kept = ((turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)).clamp(0, 1)
     return (1 - kept) * frequencies / c.rope_factor + kept * frequencies
@@ -184,8 +186,9 @@ class SelfAttention(nn.Module):
         c = self.config
         if c.qk_norm != "gains":
             return None
-        return torch.cat((self.norm_q.weight.expand(c.n_head, -1),
-                          self.norm_k.weight.expand(c.kv_heads, -1)))
+        return torch.cat(
+            (self.norm_q.weight.expand(c.n_head, -1), self.norm_k.weight.expand(c.kv_heads, -1))
+        )
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v) of x (B, T, C)."""
@@ -207,8 +210,14 @@ class SelfAttention(nn.Module):
             q, k = (part.to(dtype, memory_format=torch.contiguous_format) for part in (q, k))
         return q, k, v.transpose(1, 2)
 
-    def forward(self, x: Tensor, rotary: Tensor | None = None, cache: KVCache | None = None,
-                mask: Tensor | None = None, taps: Taps | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Tensor | None = None,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
         """The update ΔE (B, T, C) of the embeddings x (B, T, C), which follow a cache's tokens;
         mask (…, T, T_k) as of `attention`, causal where None."""
         q, k, v = self.project(x, rotary)
@@ -227,8 +236,9 @@ class SelfAttention(nn.Module):
         y = tap(taps, "heads", self, y).flatten(2)
         return F.dropout(self.W_O(y), self.config.dropout, self.training)
 
-    def written_out(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
-                    taps: Taps) -> Tensor:
+    def written_out(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, taps: Taps
+    ) -> Tensor:
         """`attention` (B, H, T, d_v) in float32 or finer, its weights (B, H, T, T_k) tapped."""
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (q, k, v))
@@ -265,8 +275,14 @@ class Block(nn.Module):
         self.norm_2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rotary: Tensor | None = None, cache: KVCache | None = None,
-                mask: Tensor | None = None, taps: Taps | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: Tensor | None = None,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
         added = self.attention(self.norm_1(x), rotary, cache, mask, taps)  # (B, T, C)
         x = x + tap(taps, "attention", self, added)
         x = x + tap(taps, "mlp", self, self.mlp(self.norm_2(x)))  # (B, T, C)
@@ -314,7 +330,7 @@ class GPT(nn.Module):
         """
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[start:start + tokens.shape[1]]
+            x = x + self.position_embedding.weight[start : start + tokens.shape[1]]
         if self.ngrams is not None:
             if context is None:
                 context = F.pad(tokens, (self.config.ngrams - 1, 0), value=-1)
@@ -323,8 +339,14 @@ class GPT(nn.Module):
             x = kernels.rms_norm(x)
         return F.dropout(x, self.config.dropout, self.training)
 
-    def hidden(self, tokens: Tensor, cache: KVCache | None = None, mask: Tensor | None = None,
-               taps: Taps | None = None, entry: tuple[int, Tensor] | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        mask: Tensor | None = None,
+        taps: Taps | None = None,
+        entry: tuple[int, Tensor] | None = None,
+    ) -> Tensor:
         """What the blocks make of tokens (B, T), before the last norm: (B, T, C). A cache holds the
         tokens before these, and takes these in. The mask (…, T, T_k) is that of `attention` in all
         layers, causal where None. `entry` is a layer to begin with and the x (B, T, C) that it is
@@ -336,16 +358,19 @@ class GPT(nn.Module):
             raise ValueError(f"{end} tokens are more than the {room} that there is room for")
         rotary = self.rotary[:, start:end] if self.rotary is not None else None
         context = cache.take(tokens) if self.ngrams is not None and cache is not None else None
-        first, x = entry or (0, tap(taps, "embedding", self.blocks[0],
-                                    self.embed(tokens, start, context)))
+        first, x = entry or (
+            0,
+            tap(taps, "embedding", self.blocks[0], self.embed(tokens, start, context)),
+        )
         for block in [*self.blocks][first:]:
             x = block(x, rotary, cache, mask, taps)
         if cache is not None:
             cache.length = end
         return x
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None,
-                cache: KVCache | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, cache: KVCache | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Logits (B, T, V) of every next token, and the mean loss in nats per token where targets
         (B, T) are given, the ids of the tokens that follow; -1 is left out of the mean. tokens
         (B, T) are at most block_size, less what the cache holds."""
@@ -377,8 +402,13 @@ class GPT(nn.Module):
         are and as fine; on a CPU float32 at least, in which it attends far faster (LOG.md)."""
         weight, block = self.token_embedding.weight, self.config.block_size
         finest = torch.float32 if weight.device.type == "cpu" else weight.dtype
-        return KVCache(self.config, batch_size, min(block, length or block), weight.device,
-                       torch.promote_types(weight.dtype, finest))
+        return KVCache(
+            self.config,
+            batch_size,
+            min(block, length or block),
+            weight.device,
+            torch.promote_types(weight.dtype, finest),
+        )
 
     def make_decoder(self, batch_size: int, length: int | None = None) -> kernels.Decoder:
         return kernels.Decoder(self, self.make_cache(batch_size, length))

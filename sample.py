@@ -1,7 +1,7 @@
 """Text out of a run, streamed as it is made; or how surprised a run is by a text.
 
-    python sample.py                                         from the newest run in runs/
-    python sample.py run_dir=PATH prompt="def main():"       see python sample.py --help
+python sample.py                                         from the newest run in runs/
+python sample.py run_dir=PATH prompt="def main():"       see python sample.py --help
 """
 
 import math
@@ -29,8 +29,9 @@ def sample(config: SampleConfig) -> None:
     key = "run_dir" if config.run_dir else "init_from"
     folder = home(key, getattr(config, key) or str(newest_run()))
     if config.run_dir and not folder.exists():
-        raise UserError(f"run_dir={config.run_dir} does not exist: give the folder of a run, as "
-                        "in runs/")
+        raise UserError(
+            f"run_dir={config.run_dir} does not exist: give the folder of a run, as in runs/"
+        )
 
     if sys.stderr.isatty():
         tell("loading …")
@@ -57,8 +58,9 @@ def read_text(config: SampleConfig) -> str:
         written = sys.stdin.buffer.read() if path == "-" else home("score", path).read_bytes()
         text = written.decode("utf-8")
     except UnicodeDecodeError as e:
-        raise UserError(f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset "
-                        f"{e.start}") from None
+        raise UserError(
+            f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {e.start}"
+        ) from None
     if config.score is None:
         return text.removesuffix("\n")
     if not text:
@@ -68,11 +70,16 @@ def read_text(config: SampleConfig) -> str:
 
 def newest_run() -> Path:
     """The run in runs/, or in a sweep there, whose newest checkpoint is the newest."""
-    found = [path for pattern in ("*/checkpoints/last", "*/*/checkpoints/last")
-             for path in Path("runs").glob(pattern)]
+    found = [
+        path
+        for pattern in ("*/checkpoints/last", "*/*/checkpoints/last")
+        for path in Path("runs").glob(pattern)
+    ]
     if not found:
-        raise UserError("there is no run in runs/ yet: train one with python train.py, "
-                        "or name one with run_dir=PATH")
+        raise UserError(
+            "there is no run in runs/ yet: train one with python train.py, "
+            "or name one with run_dir=PATH"
+        )
     return max(found, key=lambda path: path.stat().st_mtime).parent.parent
 
 
@@ -85,17 +92,18 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
     ids = prompt_ids(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
         tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
-    texts = [Text(tokenizer, ids, config.seed + n, documents=1 if prompt else 2)
-             for n in range(config.num_samples)]
-    choice = {name: getattr(config, name) for name in
-              ("temperature", "top_k", "top_p", "min_p")}
+    texts = [
+        Text(tokenizer, ids, config.seed + n, documents=1 if prompt else 2)
+        for n in range(config.num_samples)
+    ]
+    choice = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     length = len(ids) + config.max_new_tokens
     cache = model.make_cache(1, length)
     rows = min(len(texts), ROWS, max(1, CACHE_BYTES // cache.nbytes))
     began = time.perf_counter()
     for number, text in enumerate(texts):
         if number % rows == 0:
-            batch = texts[number:number + rows]
+            batch = texts[number : number + rows]
             decoder = model.make_decoder(len(batch), length)
             steps = generate_texts(decoder, batch, config.max_new_tokens, **choice)
         if len(texts) > 1:
@@ -104,10 +112,12 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
     seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
     if config.attention is not None:
         write_attention(model, tokenizer, prompt, texts[0], home("attention", config.attention))
-    return (f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
-            f"KV cache {rows * cache.nbytes:,} bytes: {rows} text{'s' * (rows > 1)} of "
-            f"{cache.capacity} tokens, {model.config.kv_heads} key/value and "
-            f"{model.config.n_head} query heads")
+    return (
+        f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
+        f"KV cache {rows * cache.nbytes:,} bytes: {rows} text{'s' * (rows > 1)} of "
+        f"{cache.capacity} tokens, {model.config.kv_heads} key/value and "
+        f"{model.config.n_head} query heads"
+    )
 
 
 def show(prompt: str, text, steps: Iterator) -> None:
@@ -136,13 +146,18 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
     from report.page import Model, attention_page
 
     config = model.config
-    page = Model(config, tokenizer.to_json(), 2 * model.num_parameters(), {
-        0: lambda: pack_weights({name: t.numpy() for name, t in half(model).items()})})
+    page = Model(
+        config,
+        tokenizer.to_json(),
+        2 * model.num_parameters(),
+        {0: lambda: pack_weights({name: t.numpy() for name, t in half(model).items()})},
+    )
     seen = look(model, tokenizer, text.prompt_tokens + text.tokens, tell)
     found, length = findings(seen), len(seen.arrays["text_ids"])
     title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
-    attention_page(seen.arrays, title, path, page, seen.metrics, found,
-                   max(0, length - len(text.tokens)))
+    attention_page(
+        seen.arrays, title, path, page, seen.metrics, found, max(0, length - len(text.tokens))
+    )
     for finding, figures in found:
         tell(f"{finding[:-1]} ({figures}).")
     tell(f"attention {path}")
@@ -163,8 +178,11 @@ def show_score(model, tokenizer, text: str) -> None:
     tokens = np.array([first_token(tokenizer), *ids])
     loss = Windows(tokens, tokenizer, config, most=len(tokens)).loss(model)
     size = len(text.encode())
-    print(f"{len(ids):,} tokens, {size:,} bytes: loss {loss:.4f} nats per token, "
-          f"{loss * len(ids) / math.log(2) / size:.4f} bits per byte", flush=True)
+    print(
+        f"{len(ids):,} tokens, {size:,} bytes: loss {loss:.4f} nats per token, "
+        f"{loss * len(ids) / math.log(2) / size:.4f} bits per byte",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

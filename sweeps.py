@@ -40,8 +40,10 @@ def run_sweep(main: Callable[[], object]) -> None:
     Exits with 1 where not all of these jobs are finished, with 130 or 143 after a stop."""
     options = cli.hydra_options(sys.argv[1:])
     given = arguments(options)
-    typed = {o.key_or_group: o.value()
-             for o in OverridesParser.create().parse_overrides(options.settings)}
+    typed = {
+        o.key_or_group: o.value()
+        for o in OverridesParser.create().parse_overrides(options.settings)
+    }
     folder = open_sweep(typed.get("hydra.sweep.dir"), resume=typed.get("resume") == "auto")
     # For Hydra (configs/config.yaml), and for jobs in processes of their own, which also have to
     # find the modules from wherever they are started.
@@ -102,8 +104,11 @@ def run_job(cfg, job, train: Callable[[], float]) -> float:
         refuse_another(path, given)
         write_note(path, {"overrides": given, "swept": swept, "failed": ""})
         log(title)
-        with output.open("a", encoding="utf-8") as said, \
-                contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with (
+            output.open("a", encoding="utf-8") as said,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
             best = train()
     except Exception as e:
         reason = explained(e)
@@ -127,18 +132,25 @@ def refuse_another(path: Path, given: dict[str, str]) -> None:
     if not (path / "config.yaml").exists():
         return
     before = read_job(path)["overrides"]
-    other = [f"{key}={before.get(key)}" for key in before.keys() | given.keys()
-             if before.get(key) != given.get(key) and not key.startswith(MAY_CHANGE)]
+    other = [
+        f"{key}={before.get(key)}"
+        for key in before.keys() | given.keys()
+        if before.get(key) != given.get(key) and not key.startswith(MAY_CHANGE)
+    ]
     if other:
-        raise UserError(f"{path} was begun with other settings ({', '.join(sorted(other))}): go on "
-                        "with those, or give the sweep another hydra.sweep.dir")
+        raise UserError(
+            f"{path} was begun with other settings ({', '.join(sorted(other))}): go on "
+            "with those, or give the sweep another hydra.sweep.dir"
+        )
 
 
 def given_to(cfg, overrides: list[str]) -> dict[str, str]:
     """What a job was given, by key, as a user types it."""
     pairs = (override.partition("=")[::2] for override in overrides)
-    return {key: value if key in cli.groups() else shown(OmegaConf.select(cfg, key))
-            for key, value in pairs}
+    return {
+        key: value if key in cli.groups() else shown(OmegaConf.select(cfg, key))
+        for key, value in pairs
+    }
 
 
 def arguments(given) -> list[Override]:
@@ -155,8 +167,12 @@ def jobs_in_grid(given: list[Override]) -> int:
     swept = [override for override in given if override.is_sweep_override()]
     if not all(override.is_discrete_sweep() for override in swept):
         return 0
-    return prod(len(o.value().filter(cli.groups()[o.key_or_group])) if isinstance(o.value(), Glob)
-                else len(list(o.sweep_string_iterator())) for o in swept)
+    return prod(
+        len(o.value().filter(cli.groups()[o.key_or_group]))
+        if isinstance(o.value(), Glob)
+        else len(list(o.sweep_string_iterator()))
+        for o in swept
+    )
 
 
 def open_sweep(typed: str | None, resume: bool) -> Path:
@@ -168,11 +184,14 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
     if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:  # Hydra's, before a first job
         return folder
     if not sweep.is_sweep(folder):
-        raise UserError(f"hydra.sweep.dir={folder} is not empty and holds no sweep: "
-                        "choose another folder")
+        raise UserError(
+            f"hydra.sweep.dir={folder} is not empty and holds no sweep: choose another folder"
+        )
     if not resume:
-        raise UserError(f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, or "
-                        "choose another folder")
+        raise UserError(
+            f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, or "
+            "choose another folder"
+        )
     read_sweep(folder)  # before anything is written beside notes that are not a sweep's
     return folder
 

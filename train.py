@@ -1,7 +1,7 @@
 """The command, and one training run, top to bottom.
 
-    python train.py                       the default run, on this Python's own library
-    python train.py --help                what can be set
+python train.py                       the default run, on this Python's own library
+python train.py --help                what can be set
 """
 
 import cli
@@ -61,8 +61,13 @@ def run(cfg, job) -> float:
     waits_for_rank_0 = cli.rank() > 0 and cfg.distributed == "auto"
     if waits_for_rank_0 and cfg.prepare_only:
         return nan
-    config = None if waits_for_rank_0 else cli.to_config(
-        cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal()))
+    config = (
+        None
+        if waits_for_rank_0
+        else cli.to_config(
+            cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal())
+        )
+    )
     experiment = job.runtime.choices.get("experiment") or "default"
     if config and config.prepare_only:
         read_text(config, World(), Path(), {}, cli.Terminal())
@@ -80,8 +85,9 @@ def start(config: Config | None, experiment: str = "default") -> float:
             with folder as run_dir:
                 return train(config, world, world.broadcast(run_dir))
         except TorchDynamoException as e:
-            raise UserError(f"torch.compile failed here ({cli.first_line(e)[:200]}): "
-                            "use compile=false") from None
+            raise UserError(
+                f"torch.compile failed here ({cli.first_line(e)[:200]}): use compile=false"
+            ) from None
 
 
 def train(config: Config, world: World, run_dir: Path) -> float:
@@ -105,13 +111,21 @@ def train(config: Config, world: World, run_dir: Path) -> float:
     watch = checkpoints.begin(model, optimizers, text)
     checkpoints.restore(manifest, rows)
     print_run(log, config, model, text, world.size)
-    clock = Stopwatch(partial(device.synchronize, config.device), manifest.get("seconds", {}),
-                      tokens_seen(step, config))
+    clock = Stopwatch(
+        partial(device.synchronize, config.device),
+        manifest.get("seconds", {}),
+        tokens_seen(step, config),
+    )
 
-    with world, (Record(config, run_dir, manifest.get("step", -1))
-                 if world.rank == 0 else nullcontext()) as record:
-        snapshots = record and Snapshots(config, run_dir, text, splits[0].excerpt(ABLATION_TOKENS),
-                                         record.tolerate_io_errors)
+    with (
+        world,
+        (
+            Record(config, run_dir, manifest.get("step", -1)) if world.rank == 0 else nullcontext()
+        ) as record,
+    ):
+        snapshots = record and Snapshots(
+            config, run_dir, text, splits[0].excerpt(ABLATION_TOKENS), record.tolerate_io_errors
+        )
         try:
             while True:
                 if not recorded:  # what a resumed run did before is not done again
@@ -150,13 +164,18 @@ def train(config: Config, world: World, run_dir: Path) -> float:
                 if record:
                     record.advance(step)
                 if is_due(config.log.every, step, config):
-                    row = {"train/loss": watch.mean(), "train/grad_norm": norms.norm().item(),
-                           "train/tokens_per_second": clock.speed(tokens_seen(step, config)),
-                           **optim.learning_rates(optimizers)}
+                    row = {
+                        "train/loss": watch.mean(),
+                        "train/grad_norm": norms.norm().item(),
+                        "train/tokens_per_second": clock.speed(tokens_seen(step, config)),
+                        **optim.learning_rates(optimizers),
+                    }
         except Stopped as stopped:
             checkpoints.save(step, row, clock, last_chance=True)
-            log(f"stopped after {step:,} steps; to go on: "
-                f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true")
+            log(
+                f"stopped after {step:,} steps; to go on: "
+                f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true"
+            )
             raise SystemExit(stopped.exit_status) from None
     if record:
         sum_up(record, checkpoints, clock)
@@ -184,24 +203,29 @@ def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tupl
     if not checkpoint.saved_steps(run_dir):
         if config.resume == "auto":
             return {}, []
-        raise UserError(f"run_dir={run_dir} was stopped before its first checkpoint: "
-                        "start it again with resume=auto")
+        raise UserError(
+            f"run_dir={run_dir} was stopped before its first checkpoint: "
+            "start it again with resume=auto"
+        )
     _, manifest = checkpoint.find_checkpoint(run_dir, "last", log)
     return manifest, [row for row in rows if row["step"] <= manifest["step"]]
 
 
 def finished(config: Config, run_dir: Path, step: int, log: Callable[[str], None]) -> float:
     """Say that all steps are done, and draw the page where the run was killed before that."""
-    log(f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
-        "a larger max_steps extends it")
+    log(
+        f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
+        "a larger max_steps extends it"
+    )
     page, record = run_dir / "report.html", run_dir / METRICS
     if not page.exists() or page.stat().st_mtime_ns < record.stat().st_mtime_ns:
         write_page(run_dir)
     return loss_of(best_row(read_rows(record)))
 
 
-def read_text(config: Config, world: World, run_dir: Path, manifest: dict, console: cli.Terminal
-              ) -> tuple[Tokens, Callable[[GPT], object]]:
+def read_text(
+    config: Config, world: World, run_dir: Path, manifest: dict, console: cli.Terminal
+) -> tuple[Tokens, Callable[[GPT], object]]:
     """The text, which rank 0 alone checks and prepares; and what fills a new model."""
     log, tokenizer, load_initial_weights = cli.printer(console), None, lambda model: None
     if manifest:
@@ -223,23 +247,27 @@ def read_text(config: Config, world: World, run_dir: Path, manifest: dict, conso
     return replace(text, ngrams=keys), lambda model: model.ngrams.keys.copy_(torch.from_numpy(keys))
 
 
-def check_text(config: Config, manifest: dict, tokenizer: Tokenizer | None, console: cli.Terminal
-               ) -> Tokens:
+def check_text(
+    config: Config, manifest: dict, tokenizer: Tokenizer | None, console: cli.Terminal
+) -> Tokens:
     """The text, checked to be that of the run that goes on, with that run's tokenizer."""
     # A run goes on with its own vocabulary, which another version might learn otherwise.
     log, own = cli.printer(console), tokenizer if config.init_from else None
     text = prepare_text(config, console, log, own, whole=bool(manifest))
     if manifest and manifest["fingerprint"] != text.fingerprint:
-        raise UserError("the text, or how it is prepared, has changed since the run began "
-                        f"(fingerprint {manifest['fingerprint'][:16]} then, "
-                        f"{text.fingerprint[:16]} now): restore it, or start a new run")
+        raise UserError(
+            "the text, or how it is prepared, has changed since the run began "
+            f"(fingerprint {manifest['fingerprint'][:16]} then, "
+            f"{text.fingerprint[:16]} now): restore it, or start a new run"
+        )
     if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
         text = prepare_text(config, console, log, tokenizer, whole=True)
     return text
 
 
-def build(config: Config, world: World, load_initial_weights: Callable[[GPT], object]
-          ) -> tuple[GPT, Callable, list[torch.optim.Optimizer]]:
+def build(
+    config: Config, world: World, load_initial_weights: Callable[[GPT], object]
+) -> tuple[GPT, Callable, list[torch.optim.Optimizer]]:
     """The model on its device or divided among the ranks, its forward passes, its optimizers."""
     device.set_up(config)
     torch.manual_seed(config.seed)
@@ -249,8 +277,9 @@ def build(config: Config, world: World, load_initial_weights: Callable[[GPT], ob
     return model, forward, optim.build_optimizers(model, config.optim, config.precision, mesh)
 
 
-def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
-                  ) -> Iterator[tuple[Tensor, Tensor]]:
+def micro_batches(
+    x: np.ndarray, y: np.ndarray, config: Config, world: World
+) -> Iterator[tuple[Tensor, Tensor]]:
     """The inputs and targets x, y (batch_size / processes, T) of each micro-step, on the device."""
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     if config.device.startswith("cuda"):  # copied while the GPU does the step before
@@ -260,8 +289,14 @@ def micro_batches(x: np.ndarray, y: np.ndarray, config: Config, world: World
         yield tuple(part.to(config.device, non_blocking=True) for part in batch)
 
 
-def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, clock: Stopwatch,
-            world: World) -> None:
+def observe(
+    record: Record,
+    snapshots: Snapshots,
+    model: GPT | None,
+    row: dict,
+    clock: Stopwatch,
+    world: World,
+) -> None:
     """Look at the heads of the model, where one is given, and write the row of this step."""
     step = row["step"]
     last = step == record.config.max_steps
@@ -288,11 +323,14 @@ def observe(record: Record, snapshots: Snapshots, model: GPT | None, row: dict, 
         clock.switch("attention")
         with record.tolerate_io_errors():
             if not (record.run_dir / "report.html").exists():
-                record.log(f"page     {record.run_dir / 'report.html'} (open it in a browser; it "
-                           "updates itself)")
+                record.log(
+                    f"page     {record.run_dir / 'report.html'} (open it in a browser; it "
+                    "updates itself)"
+                )
             record.doing("drawing the page")
-            record.wandb.page(write_page(record.run_dir), record.rows[-1],
-                              conclude(record.rows), last)
+            record.wandb.page(
+                write_page(record.run_dir), record.rows[-1], conclude(record.rows), last
+            )
 
 
 def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:

@@ -21,8 +21,9 @@ def at_once(model: GPT, length: int) -> int:
 
 
 @torch.no_grad()
-def losses_without_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32"
-                         ) -> dict[str, np.ndarray]:
+def losses_without_heads(
+    model: GPT, x: Tensor, y: Tensor, precision: str = "fp32"
+) -> dict[str, np.ndarray]:
     """The loss of every token of windows x, y (W, T) in nats, nan where y is -1: `loss` (W, T), and
     for each head `loss_without` (L, H, W, T), when its output is zeroed."""
     whole, without = [], []
@@ -33,18 +34,24 @@ def losses_without_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp3
             model.hidden(tokens, taps={"embedding": keep, "residual": keep})
             whole.append(token_losses(model, residuals[-1], targets))
             without.append(without_heads(model, tokens, targets, residuals))
-    return {"loss": torch.cat(whole).cpu().numpy(),
-            "loss_without": torch.stack(without, dim=2).cpu().numpy()}
+    return {
+        "loss": torch.cat(whole).cpu().numpy(),
+        "loss_without": torch.stack(without, dim=2).cpu().numpy(),
+    }
 
 
-def without_heads(model: GPT, tokens: Tensor, targets: Tensor, residuals: list[Tensor] | Tensor
-                  ) -> Tensor:
+def without_heads(
+    model: GPT, tokens: Tensor, targets: Tensor, residuals: list[Tensor] | Tensor
+) -> Tensor:
     """The losses (L, H, T) of targets (1, T) without each head, from each layer's own input."""
     c, found = model.config, []
     for layer in range(c.n_layer):
         for heads in torch.arange(c.n_head).split(at_once(model, tokens.shape[1])):
-            x = model.hidden(tokens, taps={"heads": partial(silence, layer, heads)},
-                             entry=(layer, residuals[layer]))  # (n, T, C)
+            x = model.hidden(
+                tokens,
+                taps={"heads": partial(silence, layer, heads)},
+                entry=(layer, residuals[layer]),
+            )  # (n, T, C)
             found.append(token_losses(model, x, targets.expand(len(heads), -1)))
     return torch.cat(found).unflatten(0, (c.n_layer, c.n_head))
 
@@ -82,10 +89,11 @@ def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
     log_p = log_probabilities(model, whole.residuals[-1, 0])  # (T, V)
     found = log_p.new_zeros(2, T, T)  # need, KL
     while start < T - 1:
-        rest = place[start + 1:]
+        rest = place[start + 1 :]
         # As many as are worth that a pass begins at the first of them.
-        hidden = place[start:min(T - 1, start + at_once(model, len(rest)),
-                                 start + max(8, len(rest) // 4))][:, None]  # (R, 1)
+        hidden = place[
+            start : min(T - 1, start + at_once(model, len(rest)), start + max(8, len(rest) // 4))
+        ][:, None]  # (R, 1)
         later = rest > hidden  # (R, rest)
         mask = (place <= rest[:, None]) & ~((place == hidden)[:, None] & later[..., None])
         cache = KVCache(model.config, len(hidden), T, tokens.device, whole.k.dtype)
@@ -93,17 +101,17 @@ def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         cache.values.copy_(whole.v)
         cache.length = start + 1
         without = tokens.repeat(len(hidden), 1).scatter(1, hidden, -1)
-        context = F.pad(without, (cache.before, 0), value=-1)[:, start + 1:]
-        again = tokens[:, start + 1:].expand(len(hidden), -1)  # (R, rest)
+        context = F.pad(without, (cache.before, 0), value=-1)[:, start + 1 :]
+        again = tokens[:, start + 1 :].expand(len(hidden), -1)  # (R, rest)
         with model.evaluating():
             x = model.embed(again, start + 1, context)
             x = model.hidden(again, cache, mask[:, None], entry=(0, x))
-        log_q, p = log_probabilities(model, x), log_p[start + 1:]  # (R, rest, V), (rest, V)
-        ids = targets[0, start + 1:].clamp(min=0)[:, None]  # (rest, 1)
+        log_q, p = log_probabilities(model, x), log_p[start + 1 :]  # (R, rest, V), (rest, V)
+        ids = targets[0, start + 1 :].clamp(min=0)[:, None]  # (rest, 1)
         nats = p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(len(hidden), -1, 1))[..., 0]
         kl = (p.exp() * p).sum(-1) - torch.einsum("tv,rtv->rt", p.exp(), log_q)  # (R, rest)
         both = torch.stack((nats, kl)).masked_fill(~later, 0)  # (2, R, rest)
-        found[:, start + 1:, start:start + len(hidden)] = both.mT
+        found[:, start + 1 :, start : start + len(hidden)] = both.mT
         start += len(hidden)
     found[0, -1] = torch.nan
     return dict(zip(("need", "need_kl"), found.cpu().numpy()))

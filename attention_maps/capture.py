@@ -110,11 +110,16 @@ def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
     found = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
     if len(random.tokens):
         repeat, reshuffled, control = thirds(random)
-        losses = (token_losses(model, rows.residuals[-1], next_tokens(rows.tokens))
-                  for rows in (repeat, reshuffled))
-        found |= {"repeat": repeat.weights, "control": control.weights,
-                  "repeat_value_norms": value_norms(model, repeat.v),
-                  **dict(zip(("repeat_loss", "reshuffled_loss"), losses))}
+        losses = (
+            token_losses(model, rows.residuals[-1], next_tokens(rows.tokens))
+            for rows in (repeat, reshuffled)
+        )
+        found |= {
+            "repeat": repeat.weights,
+            "control": control.weights,
+            "repeat_value_norms": value_norms(model, repeat.v),
+            **dict(zip(("repeat_loss", "reshuffled_loss"), losses)),
+        }
     return {name: value.cpu().numpy() for name, value in found.items()}
 
 
@@ -128,16 +133,23 @@ def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -
     p, small = probes, {name: arrays[name].astype(np.float16) for name in MAPS if name in arrays}
     told = {"text_ids": p.text, "text_tokens": p.words, "window_ids": p.windows}
     if len(p.periods):
-        told |= {"repeat_ids": p.repeat, "reshuffled_ids": p.reshuffled, "control_ids": p.control,
-                 "repeat_tokens": p.repeat_words, "repeat_periods": p.periods}
+        told |= {
+            "repeat_ids": p.repeat,
+            "reshuffled_ids": p.reshuffled,
+            "control_ids": p.control,
+            "repeat_tokens": p.repeat_words,
+            "repeat_periods": p.periods,
+        }
     with atomic_write(path) as part, part.open("wb") as file:
         np.savez(file, step=step, **(told | arrays | small))
 
 
 def half(model: GPT) -> dict[str, Tensor]:
     """The weights as float16 on the CPU, tied ones once."""
-    return {name: (t.detach().half() if t.is_floating_point() else t).cpu()
-            for name, t in model.tensors().items()}
+    return {
+        name: (t.detach().half() if t.is_floating_point() else t).cpu()
+        for name, t in model.tensors().items()
+    }
 
 
 def save_weights(path: Path, model: GPT) -> None:

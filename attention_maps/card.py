@@ -24,8 +24,10 @@ def explain(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.nd
     named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
     named = named[named >= 0]
     # A model of others may have more ids than its tokenizer.
-    spelt = [word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
-             for id in named.tolist()]
+    spelt = [
+        word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
+        for id in named.tolist()
+    ]
     return found | {"words_ids": named, "words": np.array(spelt)}
 
 
@@ -65,11 +67,17 @@ def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         pushed = some @ model.head.weight.T  # (…, V)
         writes.append(torch.cat((extreme(pushed, WRITTEN), extreme(-pushed, WRITTEN)), dim=-1))
     chances = logits.float().softmax(dim=-1)
-    found = {"predicted_ids": ids, "predicted": chances.gather(1, told[:, 1:]),
-             "lens": lens, "direct": torch.cat((direct, rest[None])),
-             "writes_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN)}
-    return {name: (value.float() if value.is_floating_point() else value.int()).cpu().numpy()
-            for name, value in found.items()}
+    found = {
+        "predicted_ids": ids,
+        "predicted": chances.gather(1, told[:, 1:]),
+        "lens": lens,
+        "direct": torch.cat((direct, rest[None])),
+        "writes_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN),
+    }
+    return {
+        name: (value.float() if value.is_floating_point() else value.int()).cpu().numpy()
+        for name, value in found.items()
+    }
 
 
 def extreme(logits: Tensor, count: int) -> Tensor:

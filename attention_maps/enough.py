@@ -61,6 +61,9 @@ def enough(alone: Alone, named: list[Head]) -> dict[str, float]:
     sets = {"none": [], "named": named, "named_and_layer_0": sorted({*named, *first})}
     row = {f"enough/named/L{layer}H{head}": 1 for layer, head in named}
     for name, heads in sets.items():
-        row |= {f"enough/gain{end}/{name}": float(value)
-                for end, value in zip(("", "_se"), alone.share(heads)) if np.isfinite(value)}
+        row |= {
+            f"enough/gain{end}/{name}": float(value)
+            for end, value in zip(("", "_se"), alone.share(heads))
+            if np.isfinite(value)
+        }
     return row

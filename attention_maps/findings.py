@@ -9,10 +9,12 @@ from typing import NamedTuple
 from files import as_known, born_when, is_scored, snapshot_steps
 
 # What heads of a kind do, and did.
-KINDS = {"induction": ("looks at", "looked at", "what followed last time"),
-         "previous_token": ("looks at", "looked at", "the token just before"),
-         "duplicate_token": ("looks back at", "looked back at", "the same token"),
-         "current_token": ("stays on", "stayed on", "the token itself")}
+KINDS = {
+    "induction": ("looks at", "looked at", "what followed last time"),
+    "previous_token": ("looks at", "looked at", "the token just before"),
+    "duplicate_token": ("looks back at", "looked back at", "the same token"),
+    "current_token": ("stays on", "stayed on", "the token itself"),
+}
 TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
 HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
 COPIES, FED = 0.5, 0.2  # a score of copying, a share of wiring, that are told, at least
@@ -40,25 +42,33 @@ def conclude(rows: list[dict]) -> list[Finding]:
     kinds = {kind: of_kind(row, kind, steps) for kind in KINDS}
     gain = repeating(scored, kinds["induction"])
     first = "induction" if gain else next(filter(kinds.get, KINDS), "")
-    told = [gain or kinds.pop(first, None), most_important(row),
-            *(kinds[kind] for kind in kinds if kind != first), resting(row),
-            *(past(row, kind) for kind in kinds if not kinds[kind])]
+    told = [
+        gain or kinds.pop(first, None),
+        most_important(row),
+        *(kinds[kind] for kind in kinds if kind != first),
+        resting(row),
+        *(past(row, kind) for kind in kinds if not kinds[kind]),
+    ]
     return [finding for finding in told if finding][:MOST]
 
 
 def told_heads(row: dict) -> list[Head]:
     """The heads that `repeating` names: of induction, and who feeds the strongest."""
     names = {*doing(row, "induction")}
-    names |= {feeder[0] for head in doing(row, "induction")[:1]
-              if (feeder := fed(row, "induction", head))}
+    names |= {
+        feeder[0] for head in doing(row, "induction")[:1] if (feeder := fed(row, "induction", head))
+    }
     return sorted(tuple(map(int, re.findall(r"\d+", name))) for name in names)
 
 
 def doing(row: dict, kind: str, most: int | None = TOLD) -> list[str]:
     """The heads that are of a kind and were so at the snapshot before, the strongest first."""
     born = [key.rpartition("/")[2] for key in row if key.startswith(f"births/{kind}/")]
-    now = [head for head in born if f"deaths/{kind}/{head}" not in row
-           and clear(row, f"heads/{kind}", head)]
+    now = [
+        head
+        for head in born
+        if f"deaths/{kind}/{head}" not in row and clear(row, f"heads/{kind}", head)
+    ]
     return sorted(now, key=lambda head: -row[f"heads/{kind}/{head}"])[:most]
 
 
@@ -69,8 +79,11 @@ def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
     if not is_known(value, error) or value < max(CLEAR, ERRORS * error):
         return None
     below = [k for k, gain in enumerate(gains) if gain < HALF * value]
-    text = (f"By step {scored[below[-1] + 1]['step']:,} this model learned to repeat what it has "
-            "seen" if below else "This model repeats what it has seen")
+    text = (
+        f"By step {scored[below[-1] + 1]['step']:,} this model learned to repeat what it has seen"
+        if below
+        else "This model repeats what it has seen"
+    )
     figures = [f"repeat gain {as_known(value, error)} nats"]
     if induction:
         feeder = fed(row, "induction", doing(row, "induction")[0])
@@ -97,14 +110,21 @@ def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
         if kind == "induction" and (copying := known(row, "heads/copying", head)):
             facts.insert(1, f"copying {copying}")
         if feeder := fed(row, kind, head):
-            facts.append(f"{feeder[1]}% of the score is lost when {feeder[0]} is cut from its "
-                         f"{feeder[2]}")
+            facts.append(
+                f"{feeder[1]}% of the score is lost when {feeder[0]} is cut from its {feeder[2]}"
+            )
         figures.append(f"{head}: {', '.join(facts)}")
     if not heads:
         return None
-    first, others = does(row, kind, heads[0]), [  # of another that does otherwise, it is said how
-        head if (also := does(row, kind, head)) == does(row, kind, heads[0]) else
-        f"{head} {'partly' if also.startswith('partly') else also}" for head in heads[1:]]
+    first, others = (
+        does(row, kind, heads[0]),
+        [  # of another that does otherwise, it is said how
+            head
+            if (also := does(row, kind, head)) == does(row, kind, heads[0])
+            else f"{head} {'partly' if also.startswith('partly') else also}"
+            for head in heads[1:]
+        ],
+    )
     more = f" (and {listed(others)})" if others else ""
     return Finding(f"{heads[0]}{more} {first} {KINDS[kind][2]}.", "; ".join(figures))
 
@@ -130,8 +150,13 @@ def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
     for key, share in row.items():
         read, _, feeder = key.removeprefix(prefix).partition("/")
         error = row.get(f"wiring/{kind}_se/{head}/{read}/{feeder}")
-        if (key.startswith(prefix) and read != "values" and re.fullmatch(r"L\d+H\d+", feeder)
-                and is_known(share, error) and share >= FED):
+        if (
+            key.startswith(prefix)
+            and read != "values"
+            and re.fullmatch(r"L\d+H\d+", feeder)
+            and is_known(share, error)
+            and share >= FED
+        ):
             found.append((share, error, feeder, read))
     if kind == "induction":  # it searches for a token by the one before it
         found = [wire for wire in found if wire[2] in doing(row, "previous_token")] or found
@@ -143,22 +168,35 @@ def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
 
 def most_important(row: dict) -> Finding | None:
     """The head, or the two or three, without which the validation loss rises most."""
-    worth = {head: (value, row.get(f"heads/importance_se/{head}"))
-             for head, value in scores_of(row, "importance").items()}
+    worth = {
+        head: (value, row.get(f"heads/importance_se/{head}"))
+        for head, value in scores_of(row, "importance").items()
+    }
     least = beyond(len(worth))
-    clear = {head: (value, error) for head, (value, error) in worth.items()
-             if is_known(value, error) and value >= max(WORTH, least * error)}
+    clear = {
+        head: (value, error)
+        for head, (value, error) in worth.items()
+        if is_known(value, error) and value >= max(WORTH, least * error)
+    }
     if not clear:
         return None
     top, off = max(clear.values())
-    leaders = sorted((head for head, (value, error) in worth.items() if is_known(value, error)
-                      and top - value <= 2 * math.hypot(off, error)), key=lambda h: -worth[h][0])
+    leaders = sorted(
+        (
+            head
+            for head, (value, error) in worth.items()
+            if is_known(value, error) and top - value <= 2 * math.hypot(off, error)
+        ),
+        key=lambda h: -worth[h][0],
+    )
     if len(leaders) > 3 or not set(leaders) <= set(clear):
         return None  # it could be another one as well
     rise = listed([f"{as_known(*worth[head])}" for head in leaders])
-    text = (f"{leaders[0]} matters most" if len(leaders) == 1 else f"{listed(leaders)} matter most")
-    return Finding(f"{text} to the validation loss.",
-                   f"without {' or '.join(leaders)} it is {rise} nats higher")
+    text = f"{leaders[0]} matters most" if len(leaders) == 1 else f"{listed(leaders)} matter most"
+    return Finding(
+        f"{text} to the validation loss.",
+        f"without {' or '.join(leaders)} it is {rise} nats higher",
+    )
 
 
 def resting(row: dict) -> Finding | None:
@@ -167,8 +205,10 @@ def resting(row: dict) -> Finding | None:
     if not heads:
         return None
     names = listed(heads) if len(heads) <= TOLD else f"{len(heads)} of {many} heads"
-    return Finding(f"{names} rest{'s' * (len(heads) == 1)} on the first token.",
-                   f"the weight on it: {heads[0]} {known(row, 'heads/sink', heads[0])}")
+    return Finding(
+        f"{names} rest{'s' * (len(heads) == 1)} on the first token.",
+        f"the weight on it: {heads[0]} {known(row, 'heads/sink', heads[0])}",
+    )
 
 
 def past(row: dict, kind: str) -> Finding | None:
@@ -179,9 +219,11 @@ def past(row: dict, kind: str) -> Finding | None:
     head = max(lived, key=lived.get, default=None)
     if not head or not lived[head]:
         return None
-    return Finding(f"{head} {did} {where} from step {row[f'births/{kind}/{head}']:,} to "
-                   f"{ended[head]:,}, and does so no more.",
-                   f"score {known(row, f'heads/{kind}', head)} now")
+    return Finding(
+        f"{head} {did} {where} from step {row[f'births/{kind}/{head}']:,} to "
+        f"{ended[head]:,}, and does so no more.",
+        f"score {known(row, f'heads/{kind}', head)} now",
+    )
 
 
 def scores_of(row: dict, score: str) -> dict[str, float]:
@@ -195,7 +237,7 @@ def beyond(count: int, chance: float = 0.05) -> float:
     with this probability at most, where all are 0: Student's t for the chance of each (Bonferroni),
     by the first terms of its series in the normal quantile."""
     z, n = NormalDist().inv_cdf(1 - chance / max(1, count)), WINDOWS - 1
-    return z + (z ** 3 + z) / (4 * n) + (5 * z ** 5 + 16 * z ** 3 + 3 * z) / (96 * n ** 2)
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 
 def known(row: dict, score: str, head: str) -> str | None:

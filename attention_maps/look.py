@@ -22,8 +22,16 @@ LOOKED_AT = 5e12  # tokens² · parameters up to which needs are measured: minut
 LARGE = 20_000_000  # parameters from which fewer heads are asked what they copy and who feeds them
 PARTS = 4  # of a large model that are asked whether they feed a head
 
-WIRE = np.dtype([("score", "U20"), ("head", "U10"), ("reads", "U7"), ("from", "U10"),
-                 ("share", float), ("error", float)])
+WIRE = np.dtype(
+    [
+        ("score", "U20"),
+        ("head", "U10"),
+        ("reads", "U7"),
+        ("from", "U10"),
+        ("share", float),
+        ("error", float),
+    ]
+)
 
 
 class Look(NamedTuple):
@@ -41,14 +49,15 @@ class Look(NamedTuple):
     metrics: dict[str, float]
 
 
-def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
-         log: Callable[[str], None] = print) -> Look:
+def look(
+    model: GPT, tokenizer: Tokenizer, text: str | Sequence[int], log: Callable[[str], None] = print
+) -> Look:
     """Look at a text, or at ids: the last of them that the model takes. `log` hears how far it is.
     The scores are of random tokens drawn as the model expects them in the text: of a model of
     others the training text is not known, and what it never saw tells nothing of its heads."""
     model = capture.in_float32(model)
     ids = prompt_ids(tokenizer, text) if isinstance(text, str) else text
-    ids = np.array(ids[-model.config.block_size:])
+    ids = np.array(ids[-model.config.block_size :])
     whole = capture.capture(model, ids[None])
     drawn = expected_tokens(model, whole, tokenizer.vocab_size)
     probes = make_probes(drawn, drawn, tokenizer, min(LENGTH, model.config.block_size), seed=0)
@@ -63,7 +72,10 @@ def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
     if not seen.large:
         metrics |= seen.enough(metrics)
     arrays = {name: held[name] for name in ("text", "text_value_norms")} | {
-        "text_ids": ids, "text_tokens": np.array(words(tokenizer, ids)), "wiring": wires(metrics)}
+        "text_ids": ids,
+        "text_tokens": np.array(words(tokenizer, ids)),
+        "wiring": wires(metrics),
+    }
     if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:
         log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
         arrays |= explain(model, whole, tokenizer)
@@ -74,10 +86,18 @@ def look(model: GPT, tokenizer: Tokenizer, text: str | Sequence[int],
 
 def wires(metrics: dict[str, float]) -> np.ndarray:
     """Who feeds whom, of metrics, as rows of WIRE: see `attention_maps.wiring`."""
-    keys = (re.fullmatch(r"wiring/(previous_token|induction)(/(\w+)/(\w+)/(\w+))", key)
-            for key in metrics)
-    return np.array([(key[1], *key.groups()[2:], metrics[key[0]],
-                      metrics[f"wiring/{key[1]}_se{key[2]}"]) for key in keys if key], WIRE)
+    keys = (
+        re.fullmatch(r"wiring/(previous_token|induction)(/(\w+)/(\w+)/(\w+))", key)
+        for key in metrics
+    )
+    return np.array(
+        [
+            (key[1], *key.groups()[2:], metrics[key[0]], metrics[f"wiring/{key[1]}_se{key[2]}"])
+            for key in keys
+            if key
+        ],
+        WIRE,
+    )
 
 
 def findings(seen: Look) -> list[Finding]:
@@ -102,8 +122,11 @@ class Seen:
         self.large = model.num_parameters() > LARGE
         self.text = text or capture.capture(model, probes.text[None])
         self.random = capture.capture(model, probes.random)
-        self.windows = (capture.thirds(self.random)[2] if probes.windows is probes.control
-                        else capture.capture(model, probes.windows))
+        self.windows = (
+            capture.thirds(self.random)[2]
+            if probes.windows is probes.control
+            else capture.capture(model, probes.windows)
+        )
 
     def score(self) -> tuple[dict[str, np.ndarray], scores.Tables]:
         """What is kept of the passes, by `capture.arrays`, and the scores of every head."""
@@ -113,8 +136,9 @@ class Seen:
         if len(periods):
             least = scores.threshold("induction", windows.shape[-1]) if self.large else -np.inf
             mean, error = tables["induction"]
-            tables["copying"] = copying(self.model, capture.thirds(self.random)[2],
-                                        mean - error >= least)
+            tables["copying"] = copying(
+                self.model, capture.thirds(self.random)[2], mean - error >= least
+            )
         return held, tables
 
     def circuits(self, held: dict[str, np.ndarray], tables: scores.Tables) -> dict[str, float]:
@@ -124,11 +148,19 @@ class Seen:
             return {}
         gains = scores.repeat_gains(held["repeat_loss"], held["reshuffled_loss"], periods)
         asked = {"induction": 1} if self.large else dict.fromkeys(wiring.SCORES, wiring.MOST)
-        heads = {name: strongest(*tables[name], scores.threshold(name, length))[:most]
-                 for name, most in asked.items()}
+        heads = {
+            name: strongest(*tables[name], scores.threshold(name, length))[:most]
+            for name, most in asked.items()
+        }
         rows = [*range(len(periods)), *range(2 * len(periods), 3 * len(periods))]
-        found = wiring.wiring(self.model, self.windows, self.random.rows(rows), periods, heads,
-                              PARTS if self.large else None)
+        found = wiring.wiring(
+            self.model,
+            self.windows,
+            self.random.rows(rows),
+            periods,
+            heads,
+            PARTS if self.large else None,
+        )
         return scores.probed({"repeat_gain": gains}) | found
 
     def enough(self, metrics: dict[str, float]) -> dict[str, float]:

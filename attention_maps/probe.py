@@ -41,46 +41,60 @@ class Probes:
         return np.concatenate((self.repeat, self.reshuffled, self.control))
 
 
-def make_probes(train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int,
-                seed: int) -> Probes:
+def make_probes(
+    train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int
+) -> Probes:
     """Probes of up to `length` tokens, the same for the same arguments. train, val: (tokens,) ids,
     at least one each. Random tokens are drawn by their frequency in `train`, so that none is
     unknown to the model."""
     ends = [i for i, id in enumerate(val[:1000]) if b"\n" in tokenizer.token_bytes(int(id))]
     # Whole lines read better.
     start = ends[0] + 1 if ends and ends[0] + 1 + length <= len(val) else 0
-    text = np.asarray(val[start:start + length], dtype=np.int64)
+    text = np.asarray(val[start : start + length], dtype=np.int64)
     size = min(len(text), LONGEST)
     count = min(ROWS, (len(val) - start) // size)  # none overlaps another
     starts = np.linspace(start, len(val) - size, count).astype(int)
-    windows = np.stack([np.asarray(val[at:at + size], dtype=np.int64) for at in starts])
+    windows = np.stack([np.asarray(val[at : at + size], dtype=np.int64) for at in starts])
 
     share = frequencies(train, tokenizer.vocab_size)
     share[list(tokenizer.special)] = 0
     share /= share.sum()
     repeat, reshuffled, control, periods = random_texts(share, length, np.random.default_rng(seed))
-    return Probes(text, words(tokenizer, text), windows, repeat,
-                  [words(tokenizer, row) for row in repeat], reshuffled, control, periods)
+    return Probes(
+        text,
+        words(tokenizer, text),
+        windows,
+        repeat,
+        [words(tokenizer, row) for row in repeat],
+        reshuffled,
+        control,
+        periods,
+    )
 
 
-def random_texts(share: np.ndarray, length: int, random: np.random.Generator
-                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def random_texts(
+    share: np.ndarray, length: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Repeat, reshuffled and control (P, T_r) of tokens drawn by their share (V,), and periods."""
     known = np.count_nonzero(share)
     size = max(min(length, LONGEST, known), 2 * LEAST)
     if known < FEWEST or length < size:
         return *(np.zeros((0, 2 * LEAST), np.int64) for _ in range(3)), np.zeros(0, np.int64)
     # No token comes twice but by repetition; of five the first once more, at no period's distance.
-    rows = np.array([np.resize(random.choice(len(share), min(size, known), replace=False, p=share),
-                               size) for _ in range(2 * ROWS)])
+    rows = np.array(
+        [
+            np.resize(random.choice(len(share), min(size, known), replace=False, p=share), size)
+            for _ in range(2 * ROWS)
+        ]
+    )
     repeat, control = rows[:ROWS], rows[ROWS:]
     # A head that looks back by a fixed distance fits one of these periods at the most.
     different = np.linspace(size // 4, size // 2, PERIODS).astype(int).clip(min=LEAST)
     periods = np.sort(np.resize(np.unique(different), ROWS))
     reshuffled = repeat.copy()
     for row, other, period in zip(repeat, reshuffled, periods):
-        row[period:2 * period] = row[:period]
-        other[period:2 * period] = row[reordered(period, random)]
+        row[period : 2 * period] = row[:period]
+        other[period : 2 * period] = row[reordered(period, random)]
     return repeat, reshuffled, control, periods
 
 
@@ -97,13 +111,16 @@ def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
     """The ids; of many, evenly spread pieces."""
     count = -(-len(ids) // PIECE)
     for piece in np.linspace(0, count - 1, min(count, COUNTED // PIECE)).astype(int):
-        yield ids[piece * PIECE:(piece + 1) * PIECE]
+        yield ids[piece * PIECE : (piece + 1) * PIECE]
 
 
 def frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
     """How often each id comes in `ids`, (vocab_size,)."""
-    return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces(ids)], axis=0,
-                  dtype=np.float64)
+    return np.sum(
+        [np.bincount(piece, minlength=vocab_size) for piece in pieces(ids)],
+        axis=0,
+        dtype=np.float64,
+    )
 
 
 def words(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:

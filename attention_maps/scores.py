@@ -66,15 +66,20 @@ def repeat_gains(repeat: np.ndarray, reshuffled: np.ndarray, periods: np.ndarray
 
     In row r tokens 1 … periods[r] - 1 come again; the first has nothing before it that could tell.
     """
-    return np.array([(reshuffled[r] - repeat[r])[p:2 * p - 1].mean()
-                     for r, p in enumerate(periods)])
+    return np.array(
+        [(reshuffled[r] - repeat[r])[p : 2 * p - 1].mean() for r, p in enumerate(periods)]
+    )
 
 
 def probed(readings: dict[str, np.ndarray]) -> dict[str, float]:
     """Readings (n,) as metrics: the mean `probe/<name>` and its error, where they are known."""
     found = {name: mean_and_error(values) for name, values in readings.items()}
-    return {f"probe/{name}{end}": float(value) for name, both in found.items()
-            for end, value in zip(("", "_se"), both) if not np.isnan(value)}
+    return {
+        f"probe/{name}{end}": float(value)
+        for name, both in found.items()
+        for end, value in zip(("", "_se"), both)
+        if not np.isnan(value)
+    }
 
 
 def without_first(A: np.ndarray) -> np.ndarray:
@@ -84,27 +89,36 @@ def without_first(A: np.ndarray) -> np.ndarray:
         return A / A.sum(axis=-1, keepdims=True)
 
 
-def tables(windows: np.ndarray, repeat: np.ndarray, control: np.ndarray,
-           periods: np.ndarray) -> Tables:
+def tables(
+    windows: np.ndarray, repeat: np.ndarray, control: np.ndarray, periods: np.ndarray
+) -> Tables:
     """Every score of the maps that `readings` takes, and its standard error."""
     found = readings(windows, repeat, control, periods)
     return {name: mean_and_error(values) for name, values in found.items()}
 
 
-def readings(windows: np.ndarray, repeat: np.ndarray, control: np.ndarray,
-             periods: np.ndarray) -> dict[str, np.ndarray]:
+def readings(
+    windows: np.ndarray, repeat: np.ndarray, control: np.ndarray, periods: np.ndarray
+) -> dict[str, np.ndarray]:
     """Every score's readings, name → (L, H, n). Of maps of windows (L, W, H, T, T), repeat and
     control (L, P, H, T_r, T_r), periods (P,)."""
     past = without_first(windows)
     queries = {  # (L, W, H, T) each
-        "current_token": current_token(windows), "previous_token": previous_token(windows),
-        "sink": sink(windows), "entropy": entropy(windows), "distance": distance(windows),
+        "current_token": current_token(windows),
+        "previous_token": previous_token(windows),
+        "sink": sink(windows),
+        "entropy": entropy(windows),
+        "distance": distance(windows),
         "previous_token_without_first": previous_token(past),
-        "entropy_without_first": entropy(past), "distance_without_first": distance(past)}
+        "entropy_without_first": entropy(past),
+        "distance_without_first": distance(past),
+    }
     found = {name: mean_and_error(values)[0].swapaxes(1, 2) for name, values in queries.items()}
     if len(periods):
-        found |= {"duplicate_token": duplicate_token(repeat, control, periods),
-                  "induction": induction(repeat, control, periods)}
+        found |= {
+            "duplicate_token": duplicate_token(repeat, control, periods),
+            "induction": induction(repeat, control, periods),
+        }
     return found
 
 
@@ -135,21 +149,33 @@ def as_metrics(tables: Tables) -> dict[str, float]:
     """All values, and the errors of the scores themselves, as `heads/<name>/L<layer>H<head>`."""
     found = {name: mean for name, (mean, _) in tables.items()}
     found |= {f"{name}_se": error for name, (_, error) in own(tables).items()}
-    return {f"heads/{name}/L{layer}H{head}": float(value) for name, table in found.items()
-            for (layer, head), value in np.ndenumerate(table) if not np.isnan(value)}
+    return {
+        f"heads/{name}/L{layer}H{head}": float(value)
+        for name, table in found.items()
+        for (layer, head), value in np.ndenumerate(table)
+        if not np.isnan(value)
+    }
 
 
 # A head is one of its kind where its score has come this share of the way from what even attention
 # gives to 1. What is less a control is 0 for even attention, at any length.
-SHARES = {"current_token": 0.25, "previous_token": 0.25, "duplicate_token": 0.2, "induction": 0.2,
-          "sink": 0.25}
+SHARES = {
+    "current_token": 0.25,
+    "previous_token": 0.25,
+    "duplicate_token": 0.2,
+    "induction": 0.2,
+    "sink": 0.25,
+}
 
 
 def threshold(score: str, length: int) -> float:
     """The score, less its standard error, from which a head is of a kind, at `length` tokens."""
     # Attention spread evenly gives any one token 1 / (i + 1) of each i ≥ 1.
-    even = 0.0 if score in ("duplicate_token", "induction") else \
-        float((1 / np.arange(2, length + 1)).mean())
+    even = (
+        0.0
+        if score in ("duplicate_token", "induction")
+        else float((1 / np.arange(2, length + 1)).mean())
+    )
     return even + SHARES[score] * (1 - even)
 
 
@@ -160,6 +186,7 @@ def births(before: dict, now: dict, length: int) -> dict[str, int]:
     A head is born at the first snapshot at which its score less its standard error is at the
     threshold, if that holds at the next snapshot too. before, now: metrics of the last snapshot,
     with the births up to then, and of this one; length: tokens of the scored windows."""
+
     def passes(row: dict, score: str, head: str) -> bool:
         error = row.get(f"heads/{score}_se/{head}", np.inf)
         return row.get(f"heads/{score}/{head}", 0) - error >= threshold(score, length)

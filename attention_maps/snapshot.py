@@ -28,8 +28,14 @@ SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
 class Snapshots:
     """Takes the snapshots of a run, on the same probes, into its folder."""
 
-    def __init__(self, config: Config, run_dir: Path, tokens: Tokens,
-                 windows: tuple[Tensor, Tensor], may_fail: Callable[[], AbstractContextManager]):
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        tokens: Tokens,
+        windows: tuple[Tensor, Tensor],
+        may_fail: Callable[[], AbstractContextManager],
+    ):
         """windows: x, y (W, T) of validation, to measure importance on, on the device."""
         self.config, self.folder = config, run_dir / "attention"
         self.windows, self.may_fail = windows, may_fail
@@ -42,11 +48,11 @@ class Snapshots:
         self.affordable = passes <= EXPLAINED * between * c.block_size
         # Importance takes half of these tokens a head: of a large model where it trained on more.
         self.long = ABLATION_TOKENS * c.n_layer * c.n_head < (
-            2 * config.max_steps * config.batch_size * c.block_size)
+            2 * config.max_steps * config.batch_size * c.block_size
+        )
         self.folder.mkdir(exist_ok=True)
 
-    def take(self, model: GPT, step: int, rows: list[dict]
-             ) -> tuple[dict[str, float], str | None]:
+    def take(self, model: GPT, step: int, rows: list[dict]) -> tuple[dict[str, float], str | None]:
         """Capture and score every head after `step` optimizer steps, and write it down.
 
         rows: the run's metrics so far. May be left at any line: all of it can be done again.
@@ -77,8 +83,13 @@ class Snapshots:
             capture.save(path, step, self.probes, held)
             if due:
                 capture.save_weights(path.with_suffix(".safetensors"), model)
-                picture.draw(held["text"], self.probes.words, path.with_suffix(".png"),
-                             model.config.kv_heads, f"Attention after {step:,} steps")
+                picture.draw(
+                    held["text"],
+                    self.probes.words,
+                    path.with_suffix(".png"),
+                    model.config.kv_heads,
+                    f"Attention after {step:,} steps",
+                )
         if not due:
             return metrics, None
         return metrics, sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed)

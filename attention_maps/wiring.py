@@ -32,14 +32,28 @@ class Part(NamedTuple):
 
 def parts_below(model: GPT, layer: int) -> list[Part]:
     heads = range(model.config.n_head)
-    return [Part("embedding", "embedding"), *(part for at in range(layer) for part in (
-        *(Part(f"L{at}H{head}", "heads", at, head) for head in heads),
-        Part(f"L{at}MLP", "mlp", at)))]
+    return [
+        Part("embedding", "embedding"),
+        *(
+            part
+            for at in range(layer)
+            for part in (
+                *(Part(f"L{at}H{head}", "heads", at, head) for head in heads),
+                Part(f"L{at}MLP", "mlp", at),
+            )
+        ),
+    ]
 
 
 @torch.no_grad()
-def wiring(model: GPT, windows: Forward, random: Forward, periods: np.ndarray,
-           heads: dict[str, list[tuple[int, int]]], most: int | None = None) -> dict[str, float]:
+def wiring(
+    model: GPT,
+    windows: Forward,
+    random: Forward,
+    periods: np.ndarray,
+    heads: dict[str, list[tuple[int, int]]],
+    most: int | None = None,
+) -> dict[str, float]:
     """Who feeds each of the heads (layer, head) of a score, as metrics.
 
     `wiring/<score>/<head>/<read>/<from>` is the share of the head's score that is lost where its
@@ -55,8 +69,9 @@ def wiring(model: GPT, windows: Forward, random: Forward, periods: np.ndarray,
     shares on a quarter of the texts, the blocks between are computed again."""
     row = {}
     for score, asked in heads.items():
-        above = {layer: sorted(head for at, head in asked if at == layer)
-                 for layer, _ in asked if layer}  # nothing is below layer 0
+        above = {
+            layer: sorted(head for at, head in asked if at == layer) for layer, _ in asked if layer
+        }  # nothing is below layer 0
         if not above:
             continue
         whole, own = (windows, None) if score == "previous_token" else (random, periods)
@@ -76,8 +91,9 @@ def wiring(model: GPT, windows: Forward, random: Forward, periods: np.ndarray,
     return row
 
 
-def direct_shares(model: GPT, above: dict[int, list[int]], whole: Forward,
-                  periods: np.ndarray | None) -> dict[Part, float]:
+def direct_shares(
+    model: GPT, above: dict[int, list[int]], whole: Forward, periods: np.ndarray | None
+) -> dict[Part, float]:
     """The largest direct share of each part in the queries or keys of the heads of layers `above`
     it, on a quarter of the texts."""
     whole, found = whole.rows(slice(None, None, 4)), {}
@@ -102,12 +118,13 @@ def written_by(model: GPT, whole: Forward, part: Part) -> Tensor:
     return E[part.layer + 1] - E[part.layer] - heads.sum(dim=2)
 
 
-def without(model: GPT, whole: Forward, part: Part, top: int
-            ) -> Iterator[tuple[int, Tensor, Tensor]]:
+def without(
+    model: GPT, whole: Forward, part: Part, top: int
+) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Each layer above a part, up to `top`, and what it is given where the part wrote its mean:
     (B, T, C) with the blocks between computed again, and with nothing else changed."""
     E, first = whole.residuals, max(0, part.layer)
-    rotary = None if model.rotary is None else model.rotary[:, :E.shape[2]]
+    rotary = None if model.rotary is None else model.rotary[:, : E.shape[2]]
     x, taps = E[first], {part.kind: partial(averaged, part)}  # (B, T, C)
     wrote = written_by(model, whole, part)
     if part.kind == "embedding":
@@ -139,11 +156,12 @@ def mean_of(x: Tensor) -> Tensor:
 class Reader:
     """Heads of a layer at work, on texts whose residual streams are known."""
 
-    def __init__(self, model: GPT, layer: int, heads: list[int], whole: Forward,
-                 periods: np.ndarray | None):
+    def __init__(
+        self, model: GPT, layer: int, heads: list[int], whole: Forward, periods: np.ndarray | None
+    ):
         """periods: of the texts that repeat, for induction; None for the token before."""
         c, self.block, self.periods = model.config, model.blocks[layer], periods
-        self.rotary = None if model.rotary is None else model.rotary[:, :whole.tokens.shape[1]]
+        self.rotary = None if model.rotary is None else model.rotary[:, : whole.tokens.shape[1]]
         self.heads, self.groups = heads, [head // (c.n_head // c.kv_heads) for head in heads]
         self.q, self.k, v = self.project(whole.residuals[layer])
         W_O = self.block.attention.W_O.weight
@@ -166,8 +184,14 @@ class Reader:
         """(3, n, R): their score with the queries of another residual stream x (B, T, C), and with
         its keys; cos² of the angle between what they write with its values and with their own."""
         q, k, v = self.project(x)
-        maps = torch.stack([attention_weights(q, self.k, self.mask),
-                            attention_weights(self.q, k, self.mask)]).float().cpu().numpy()
+        maps = (
+            torch.stack(
+                [attention_weights(q, self.k, self.mask), attention_weights(self.q, k, self.mask)]
+            )
+            .float()
+            .cpu()
+            .numpy()
+        )
         cosine = F.cosine_similarity(self.output(v), self.wrote, dim=-1)  # (B, n, T)
         along = cosine.float().square().cpu().numpy()
         if self.periods is None:
@@ -175,7 +199,7 @@ class Reader:
             return np.stack([*looks, along[..., 1:].mean(axis=-1).T])
         P = len(self.periods)
         looks = scores.induction(maps[:, :P], maps[:, -P:], self.periods)  # (2, n, P)
-        moves = [along[r, :, p:2 * p].mean(axis=-1) for r, p in enumerate(self.periods)]
+        moves = [along[r, :, p : 2 * p].mean(axis=-1) for r, p in enumerate(self.periods)]
         return np.stack([*looks, np.transpose(moves)])
 
     def lost(self, x: Tensor) -> Table:
@@ -186,6 +210,9 @@ class Reader:
 
 def named(score: str, key: str, n: int, tables: list[Table]) -> dict[str, float]:
     """The shares of the nth head, computed again and direct, as metrics."""
-    return {f"{score}{end}{se}/{key.format(name)}": float(table[read, n])
-            for end, both in zip(("", "_direct"), tables) for se, table in zip(("", "_se"), both)
-            for read, name in enumerate(READ)}
+    return {
+        f"{score}{end}{se}/{key.format(name)}": float(table[read, n])
+        for end, both in zip(("", "_direct"), tables)
+        for se, table in zip(("", "_se"), both)
+        for read, name in enumerate(READ)
+    }

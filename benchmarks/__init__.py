@@ -64,8 +64,12 @@ def _with_memory(function: Callable[..., dict], *args) -> dict:
     return {**result, "memory": peak * (1 if sys.platform == "darwin" else 1024)}
 
 
-def seconds_per(step: Callable[[], None], seconds: float, wait: Callable[[], None] = lambda: None,
-                together: int = 1) -> float:
+def seconds_per(
+    step: Callable[[], None],
+    seconds: float,
+    wait: Callable[[], None] = lambda: None,
+    together: int = 1,
+) -> float:
     """The median time of a step, of at least 3 and of as many as fit into the seconds, after two
     that are not counted; of so many `together` where a device should never wait for the host."""
     for _ in range(2):

@@ -43,22 +43,67 @@ def commands(given: dict) -> dict[str, tuple[int, list[str]]]:
     device, found = f"device={given['device']}", {}
     for part, budget in chosen(given["parts"], BUDGET).items():
         if part == "tests":
-            found[part] = budget, ["-m", "pytest", "-q", "-n", "0", "-m", "gpu", ON_GPU,
-                                   "-p", "no:cacheprovider", "--junitxml="]
+            found[part] = (
+                budget,
+                [
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "-n",
+                    "0",
+                    "-m",
+                    "gpu",
+                    ON_GPU,
+                    "-p",
+                    "no:cacheprovider",
+                    "--junitxml=",
+                ],
+            )
         elif part == "training":
             for size in given["sizes"].split(","):
-                found[f"training {size}"] = budget, [
-                    "-m", "benchmarks.throughput", device, f"sizes={size}", "rounds=1",
-                    f"peers={given['peers']}", f"seconds={given['seconds']}", "json="]
+                found[f"training {size}"] = (
+                    budget,
+                    [
+                        "-m",
+                        "benchmarks.throughput",
+                        device,
+                        f"sizes={size}",
+                        "rounds=1",
+                        f"peers={given['peers']}",
+                        f"seconds={given['seconds']}",
+                        "json=",
+                    ],
+                )
         elif part == "quality":
-            found[part] = budget, [
-                "-m", "benchmarks.speedrun", f"baseline={given['experiment']}", "runs=",
-                f"pairs={given['seeds']}", f"targets={TARGETS}", device, "eval.every=25",
-                *given["rest"], "json="]
+            found[part] = (
+                budget,
+                [
+                    "-m",
+                    "benchmarks.speedrun",
+                    f"baseline={given['experiment']}",
+                    "runs=",
+                    f"pairs={given['seeds']}",
+                    f"targets={TARGETS}",
+                    device,
+                    "eval.every=25",
+                    *given["rest"],
+                    "json=",
+                ],
+            )
         else:
-            found[part] = budget, [
-                "-m", "benchmarks.sampling", device, f"sizes={given['models']}", "rounds=2",
-                f"batches={given['batches']}", f"tokens={given['tokens']}", "json="]
+            found[part] = (
+                budget,
+                [
+                    "-m",
+                    "benchmarks.sampling",
+                    device,
+                    f"sizes={given['models']}",
+                    "rounds=2",
+                    f"batches={given['batches']}",
+                    f"tokens={given['tokens']}",
+                    "json=",
+                ],
+            )
     return found
 
 
@@ -69,9 +114,15 @@ def run_part(budget: float, argv: list[str], device: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result")
         process = subprocess.Popen(
-            [sys.executable, *argv[:-1], f"{argv[-1]}{path}"], cwd=ROOT, text=True,
-            env={**os.environ, "GLASSGPT_TEST_DEVICE": device}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            [sys.executable, *argv[:-1], f"{argv[-1]}{path}"],
+            cwd=ROOT,
+            text=True,
+            env={**os.environ, "GLASSGPT_TEST_DEVICE": device},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         try:
             said = process.communicate(timeout=budget)[0].strip().splitlines()
             done = {"error": (said or [f"status {process.returncode}"])[-1]}
@@ -108,58 +159,96 @@ def planned(size: str, rows: dict, device: str) -> dict:
         if "GlassGPT" in name:
             config = throughput.make_config(size, row["precision"], row["compiled"], device)
             bytes = memory_needed(config, 1)
-            found[name] = {"planned": bytes, "measured": row["memory"],
-                           "ratio": row["memory"] / bytes}
+            found[name] = {
+                "planned": bytes,
+                "measured": row["memory"],
+                "ratio": row["memory"] / bytes,
+            }
     return found
 
 
 def lines(part: str, result: dict) -> list[tuple[str, str]]:
     """A part's results in words: what, and how much."""
     if part == "tests":
-        counts = [f"{result['passed']} passed", f"{len(result['failed'])} failed",
-                  f"{result['skipped']} skipped"]
+        counts = [
+            f"{result['passed']} passed",
+            f"{len(result['failed'])} failed",
+            f"{result['skipped']} skipped",
+        ]
         return [("marked gpu", ", ".join(counts)), *result["failed"].items()]
     if part.startswith("training"):
         (rows,) = result["sizes"].values()
-        speeds = [(name, f"{row['tokens_per_second']:,.0f} tok/s, {row['share_of_matmul']:.0%} of "
-                         f"the matrix rate, {row['ratio']:.2f}x") for name, row in rows.items()]
+        speeds = [
+            (
+                name,
+                f"{row['tokens_per_second']:,.0f} tok/s, {row['share_of_matmul']:.0%} of "
+                f"the matrix rate, {row['ratio']:.2f}x",
+            )
+            for name, row in rows.items()
+        ]
         return speeds + [
-            (f"{name}, memory", f"{row['measured'] / 2**20:,.0f} MB, planned "
-                                f"{row['planned'] / 2**20:,.0f} ({row['ratio']:.2f}x)")
-            for name, row in result["memory"].items()]
+            (
+                f"{name}, memory",
+                f"{row['measured'] / 2**20:,.0f} MB, planned "
+                f"{row['planned'] / 2**20:,.0f} ({row['ratio']:.2f}x)",
+            )
+            for name, row in result["memory"].items()
+        ]
     if part == "quality":
         ((name, runs),) = result.items()
-        return [(f"{name}, to {target}", in_seconds(run["seconds_to"][target] for run in runs))
-                for target in TARGETS.split(",")] + [
-            (f"{name}, at the end", ", ".join(f"{run['loss']:.4f}" for run in runs))]
-    return [(f"{row['size']}, batch {row['batch']}",
-             f"{row['glassgpt']:,.0f} tok/s, {row['ratio']:.1f}x transformers, "
-             f"{row['glassgpt'] / row['bound']:.0%} of the memory's rate")
-            for row in result["decoding"]]
+        return [
+            (f"{name}, to {target}", in_seconds(run["seconds_to"][target] for run in runs))
+            for target in TARGETS.split(",")
+        ] + [(f"{name}, at the end", ", ".join(f"{run['loss']:.4f}" for run in runs))]
+    return [
+        (
+            f"{row['size']}, batch {row['batch']}",
+            f"{row['glassgpt']:,.0f} tok/s, {row['ratio']:.1f}x transformers, "
+            f"{row['glassgpt'] / row['bound']:.0%} of the memory's rate",
+        )
+        for row in result["decoding"]
+    ]
 
 
 def main(argv: list[str]) -> dict:
-    given = options(argv, __doc__, parts=",".join(BUDGET), device="cuda", sizes="10M,124M,350M",
-                    peers="compiled", seconds=15.0, models="10.65M,124M", batches="1,64",
-                    tokens=256, seeds=3, experiment="shakespeare_gpu")
+    given = options(
+        argv,
+        __doc__,
+        parts=",".join(BUDGET),
+        device="cuda",
+        sizes="10M,124M,350M",
+        peers="compiled",
+        seconds=15.0,
+        models="10.65M,124M",
+        batches="1,64",
+        tokens=256,
+        seeds=3,
+        experiment="shakespeare_gpu",
+    )
     import torch
 
     from training.device import describe, pick_device
 
     if given["device"] == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU here that torch can use: run this where there is one, "
-                        "or with device=cpu sizes=4x128 peers=eager for a look")
+        raise UserError(
+            "there is no GPU here that torch can use: run this where there is one, "
+            "or with device=cpu sizes=4x128 peers=eager for a look"
+        )
     device, console = pick_device(given["device"]), Console()
     table = Table(title=f"{describe(device)}, torch {torch.__version__}")
     for column in ("part", "what", ""):
         table.add_column(column)
-    result = {"machine": describe(device), "torch": torch.__version__, "cuda": torch.version.cuda,
-              "parts": {}}
+    result = {
+        "machine": describe(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "parts": {},
+    }
     for part, (budget, command) in commands(given).items():
         with console.status(f"{part}, at most {budget} s"):
             done = result["parts"][part] = run_part(budget, command, device)
             if part.startswith("training") and "result" in done:
-                (size, rows), = done["result"]["sizes"].items()
+                ((size, rows),) = done["result"]["sizes"].items()
                 done["result"]["memory"] = planned(size, rows, device)
         write_json(given["json"] or "gpu.json", result)
         shown = lines(part, done["result"]) if "result" in done else [("FAILED", done["error"])]

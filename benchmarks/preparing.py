@@ -25,8 +25,11 @@ from data.corpus import stdlib_files
 
 def generate(path: Path, size: int) -> None:
     """Write about `size` bytes of text."""
-    lines = [line for file in stdlib_files()[::10]
-             for line in file.read_text(encoding="utf-8").splitlines(keepends=True)]
+    lines = [
+        line
+        for file in stdlib_files()[::10]
+        for line in file.read_text(encoding="utf-8").splitlines(keepends=True)
+    ]
     choose, done = random.Random(0), 0
     with path.open("w", encoding="utf-8") as file:
         while done < size:
@@ -38,10 +41,14 @@ def measure(path: str, cache: str, vocab_size: int) -> dict:
     from data.tokens import prepare
 
     began = time.perf_counter()
-    tokens = prepare(DataConfig(source="text", path=path), TokenizerConfig("bpe", vocab_size),
-                     lambda line: None)
-    return {"seconds": time.perf_counter() - began, "bytes": tokens.bytes,
-            "tokens": len(tokens.train) + len(tokens.val)}
+    tokens = prepare(
+        DataConfig(source="text", path=path), TokenizerConfig("bpe", vocab_size), lambda line: None
+    )
+    return {
+        "seconds": time.perf_counter() - began,
+        "bytes": tokens.bytes,
+        "tokens": len(tokens.train) + len(tokens.val),
+    }
 
 
 def main(argv: list[str]) -> list[dict]:
@@ -50,15 +57,26 @@ def main(argv: list[str]) -> list[dict]:
     for size in given["megabytes"].split(","):
         with tempfile.TemporaryDirectory() as folder:
             generate(Path(folder, "text.txt"), int(float(size) * 1e6))
-            result.append(apart(measure, str(Path(folder, "text.txt")), str(Path(folder, "cache")),
-                                given["vocab_size"]))
+            result.append(
+                apart(
+                    measure,
+                    str(Path(folder, "text.txt")),
+                    str(Path(folder, "cache")),
+                    given["vocab_size"],
+                )
+            )
     table = Table(title=f"text to BPE tokens, vocabulary {given['vocab_size']:,}, {cores} cores")
     for column in ("MB", "seconds", "MB a minute", "a core", "most memory, MB"):
         table.add_column(column, justify="right")
     for row in result:
         rate = row["bytes"] / 1e6 / row["seconds"] * 60
-        table.add_row(f"{row['bytes'] / 1e6:,.0f}", f"{row['seconds']:.1f}", f"{rate:,.0f}",
-                      f"{rate / cores:,.0f}", f"{row['memory'] / 1e6:,.0f}")
+        table.add_row(
+            f"{row['bytes'] / 1e6:,.0f}",
+            f"{row['seconds']:.1f}",
+            f"{rate:,.0f}",
+            f"{rate / cores:,.0f}",
+            f"{row['memory'] / 1e6:,.0f}",
+        )
     Console().print(table)
     write_json(given["json"], result)
     return result

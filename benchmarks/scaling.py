@@ -28,8 +28,12 @@ import cli
 from benchmarks import ROOT, chosen, options, write_json
 
 # Layers, heads, width, context, sequences a step, vocabulary.
-SIZES = {"4x128": (4, 4, 128, 64, 16, 65), "6x256": (6, 4, 256, 128, 16, 512),
-         "6x384": (6, 6, 384, 256, 16, 65), "12x768": (12, 12, 768, 1024, 8, 50257)}
+SIZES = {
+    "4x128": (4, 4, 128, 64, 16, 65),
+    "6x256": (6, 4, 256, 128, 16, 512),
+    "6x384": (6, 6, 384, 256, 16, 65),
+    "12x768": (12, 12, 768, 1024, 8, 50257),
+}
 KINDS = {"DDP": 1, "shard=1": 1, "shard=all": 0}  # 0: all
 NAMES = {"DDP": "bare model", "shard=1": "ours"}  # of one process
 
@@ -40,11 +44,16 @@ def make_config(size: str, optim: str, precision: str, shard: int, device: str):
 
     n_layer, n_head, n_embd, block_size, batch_size, vocab_size = SIZES[size]
     return Config(
-        device=device, precision=pick_precision(precision, device), compile=False,
-        batch_size=batch_size, shard=shard,
-        model=GPTConfig(vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head,
-                        n_embd=n_embd),
-        optim=OptimConfig(name=optim, schedule="constant", warmup_steps=0))
+        device=device,
+        precision=pick_precision(precision, device),
+        compile=False,
+        batch_size=batch_size,
+        shard=shard,
+        model=GPTConfig(
+            vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head, n_embd=n_embd
+        ),
+        optim=OptimConfig(name=optim, schedule="constant", warmup_steps=0),
+    )
 
 
 def make_step(kind: str, config, world, x, y):
@@ -80,8 +89,9 @@ def make_step(kind: str, config, world, x, y):
     return step
 
 
-def measure(size: str, optim: str, precision: str, kind: str, device: str, steps: str,
-            out: str) -> None:
+def measure(
+    size: str, optim: str, precision: str, kind: str, device: str, steps: str, out: str
+) -> None:
     """In each process: take steps, and leave their median and the memory in a file of its rank."""
     import torch
 
@@ -131,9 +141,23 @@ def from_now_on() -> int:
 def started(processes: int, *argv: str) -> dict:
     """The figures of so many processes: the slowest one's time, the largest one's memory."""
     with tempfile.TemporaryDirectory() as out:
-        subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                        f"--nproc-per-node={processes}", "-m", "benchmarks.scaling", "measure",
-                        *argv, out], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={processes}",
+                "-m",
+                "benchmarks.scaling",
+                "measure",
+                *argv,
+                out,
+            ],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        )
         ranks = [json.loads(path.read_text()) for path in Path(out).iterdir()]
     return {key: max(rank[key] for rank in ranks) for key in ranks[0]}
 
@@ -141,33 +165,62 @@ def started(processes: int, *argv: str) -> dict:
 def main(argv: list[str]) -> dict:
     if argv[:1] == ["measure"]:
         return measure(*argv[1:])
-    given = options(argv, __doc__, sizes="4x128,6x256", processes="1,2,4", optim="adamw,muon",
-                    steps=20, rounds=3, device="auto", precision="fp32")
+    given = options(
+        argv,
+        __doc__,
+        sizes="4x128,6x256",
+        processes="1,2,4",
+        optim="adamw,muon",
+        steps=20,
+        rounds=3,
+        device="auto",
+        precision="fp32",
+    )
     console, result = Console(), {}
     for size in chosen(given["sizes"], SIZES):
         _, _, _, block_size, batch_size, _ = SIZES[size]
         for optim in given["optim"].split(","):
-            table = Table(title=f"{size}, {optim}, {given['precision']}, "
-                                f"{batch_size} × {block_size} tokens a step")
+            table = Table(
+                title=f"{size}, {optim}, {given['precision']}, "
+                f"{batch_size} × {block_size} tokens a step"
+            )
             for column in ("processes", "", "tok/s", "of DDP", "memory"):
                 table.add_column(column, justify="right")
             for processes in map(int, given["processes"].split(",")):
                 kinds = KINDS if processes > 1 else ("DDP", "shard=1")
-                rounds = [{kind: started(processes, size, optim, given["precision"], kind,
-                                         given["device"], str(given["steps"])) for kind in kinds}
-                          for _ in range(given["rounds"])]
+                rounds = [
+                    {
+                        kind: started(
+                            processes,
+                            size,
+                            optim,
+                            given["precision"],
+                            kind,
+                            given["device"],
+                            str(given["steps"]),
+                        )
+                        for kind in kinds
+                    }
+                    for _ in range(given["rounds"])
+                ]
                 for kind in kinds:
                     seconds = median(of[kind]["seconds"] for of in rounds)
                     ratios = [of["DDP"]["seconds"] / of[kind]["seconds"] for of in rounds]
                     error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
                     memory = max(of[kind]["memory"] for of in rounds)
                     result[f"{size} {optim} {processes} {kind}"] = {
-                        "seconds": seconds, "of_ddp": mean(ratios), "error": error,
-                        "memory": memory}
-                    table.add_row(str(processes), kind if processes > 1 else NAMES[kind],
-                                  f"{batch_size * block_size / seconds:,.0f}",
-                                  f"{mean(ratios):.2f} ± {error:.2f}",
-                                  f"{memory / 2**20:,.0f} MB")
+                        "seconds": seconds,
+                        "of_ddp": mean(ratios),
+                        "error": error,
+                        "memory": memory,
+                    }
+                    table.add_row(
+                        str(processes),
+                        kind if processes > 1 else NAMES[kind],
+                        f"{batch_size * block_size / seconds:,.0f}",
+                        f"{mean(ratios):.2f} ± {error:.2f}",
+                        f"{memory / 2**20:,.0f} MB",
+                    )
             console.print(table)
     write_json(given["json"], result)
     return result

@@ -33,24 +33,39 @@ from data.tokens import prepare
 PUBLISHED = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}
 RUNS = "speedrun,speedrun_ngrams,shakespeare_cpu_plain,shakespeare_cpu"
 ORDERS = 7  # of the counting model, at most
-QUIET = ["eval.every=0", "attention.every=0", "checkpoint.every=0", "log.every=50",
-         "wandb.mode=disabled"]
+QUIET = [
+    "eval.every=0",
+    "attention.every=0",
+    "checkpoint.every=0",
+    "log.every=50",
+    "wandb.mode=disabled",
+]
 
 
 def measure(experiment: str, seed: int, settings: list[str]) -> list[dict]:
     """Train an experiment in a process of its own; its rows of metrics."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, experiment)
-        subprocess.run([sys.executable, str(ROOT / "train.py"), f"experiment={experiment}",
-                        f"seed={seed}", f"run_dir={run}", *QUIET, *settings],
-                       check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                str(ROOT / "train.py"),
+                f"experiment={experiment}",
+                f"seed={seed}",
+                f"run_dir={run}",
+                *QUIET,
+                *settings,
+            ],
+            check=True,
+        )
         return [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def seconds_to(loss: float, rows: list[dict]) -> float | None:
     """Seconds of training up to the first evaluation of at most this loss."""
-    return next((row["train_seconds"] for row in rows if row.get("val/loss", loss + 1) <= loss),
-                None)
+    return next(
+        (row["train_seconds"] for row in rows if row.get("val/loss", loss + 1) <= loss), None
+    )
 
 
 def counted(settings: list[str]) -> list[float]:
@@ -58,7 +73,7 @@ def counted(settings: list[str]) -> list[float]:
     config = cli.to_config(cli.composed(settings), settings)
     text = prepare(config.data, config.tokenizer)
     V = text.tokenizer.vocab_size
-    return kneser_ney(text.train, text.val, V, min(ORDERS, int(math.log(2 ** 63, V))))
+    return kneser_ney(text.train, text.val, V, min(ORDERS, int(math.log(2**63, V))))
 
 
 def in_seconds(times) -> str:
@@ -74,16 +89,29 @@ def main(argv: list[str]) -> dict:
     for seed in range(1, given["pairs"] + 1):
         for name in names:
             rows = measure(name, seed, given["rest"])
-            result[name].append({
-                "seed": seed, "loss": rows[-1]["val/loss"], "steps": rows[-1]["step"],
-                "seconds": rows[-1]["train_seconds"],
-                "seconds_to": {target: seconds_to(float(target), rows) for target in targets}})
+            result[name].append(
+                {
+                    "seed": seed,
+                    "loss": rows[-1]["val/loss"],
+                    "steps": rows[-1]["step"],
+                    "seconds": rows[-1]["train_seconds"],
+                    "seconds_to": {target: seconds_to(float(target), rows) for target in targets},
+                }
+            )
 
     published = PUBLISHED.get(names[0])
-    table = Table(title="tiny Shakespeare, characters" + (
-        f" (nanoGPT, {names[0]}: {published})" if published else ""))
-    for column in ("experiment", "loss, mean", "worst", "seconds, mean", "against the baseline",
-                   *(f"to {target}" for target in targets)):
+    table = Table(
+        title="tiny Shakespeare, characters"
+        + (f" (nanoGPT, {names[0]}: {published})" if published else "")
+    )
+    for column in (
+        "experiment",
+        "loss, mean",
+        "worst",
+        "seconds, mean",
+        "against the baseline",
+        *(f"to {target}" for target in targets),
+    ):
         table.add_column(column, justify="right" if column != "experiment" else "left")
     base = mean(run["seconds"] for run in result[names[0]])
     for name, runs in result.items():
@@ -91,15 +119,20 @@ def main(argv: list[str]) -> dict:
         ratio = f"{seconds / base:.1f} times as long"
         if seconds < base:
             ratio = f"{base / seconds:.1f}x faster"
-        table.add_row(name, f"{mean(run['loss'] for run in runs):.4f}",
-                      f"{max(run['loss'] for run in runs):.4f}", f"{seconds:.1f}",
-                      ratio if name != names[0] else "",
-                      *(in_seconds(run["seconds_to"][target] for run in runs)
-                        for target in targets))
+        table.add_row(
+            name,
+            f"{mean(run['loss'] for run in runs):.4f}",
+            f"{max(run['loss'] for run in runs):.4f}",
+            f"{seconds:.1f}",
+            ratio if name != names[0] else "",
+            *(in_seconds(run["seconds_to"][target] for run in runs) for target in targets),
+        )
     Console().print(table)
     orders = counted([f"experiment={names[0]}", *given["rest"]])
-    print("counting alone, interpolated Kneser-Ney: " + ", ".join(
-        f"{loss:.4f} of order {n}" for n, loss in enumerate(orders, 1)))
+    print(
+        "counting alone, interpolated Kneser-Ney: "
+        + ", ".join(f"{loss:.4f} of order {n}" for n, loss in enumerate(orders, 1))
+    )
     write_json(given["json"], result)
     return result
 

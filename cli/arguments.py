@@ -16,7 +16,8 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 NOT_IN_A_SWEEP = {
     "run_dir": "hydra.sweep.dir=PATH names its folder, in which each job has its own",
     "prepare_only": "leave -m out",
-    "resume=true": "resume=auto runs the jobs that are missing or not finished"}
+    "resume=true": "resume=auto runs the jobs that are missing or not finished",
+}
 # What is typed for nanoGPT → what it is here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
 
@@ -27,8 +28,10 @@ def check_arguments(argv: list[str]) -> list[str]:
     if given.asked == "completion":  # of which Hydra reads install=bash and the like
         return list(argv)
     if given.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UserError("a sweep does not go with torchrun, whose processes train one run: "
-                        "start it by python train.py -m")
+        raise UserError(
+            "a sweep does not go with torchrun, whose processes train one run: "
+            "start it by python train.py -m"
+        )
     texts = ("<class 'str'>", "str | None")
     names = {name: str(f.type) in texts for name, f, _ in settings(Config())}
     names |= dict.fromkeys(groups(), False) | {"hydra.sweep.dir": True}
@@ -46,10 +49,12 @@ def hydra_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c", dest="asked", choices=("job", "hydra", "all"))
     parser.add_argument("--info", "-i", "--package", "-p", dest="asked", nargs="?", const="all")
-    parser.add_argument("--resolve", "--hydra-help", "--version",
-                        dest="asked", action="store_const", const="all")
-    parser.add_argument("--shell-completion", "-sc", dest="asked", action="store_const",
-                        const="completion")
+    parser.add_argument(
+        "--resolve", "--hydra-help", "--version", dest="asked", action="store_const", const="all"
+    )
+    parser.add_argument(
+        "--shell-completion", "-sc", dest="asked", action="store_const", const="completion"
+    )
     try:
         given, unknown = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as e:
@@ -95,8 +100,11 @@ def is_nanogpts(arg: str) -> bool:
 def quote(text: str) -> str:
     """A text as Hydra's grammar and OmegaConf's interpolation give it back unchanged."""
     # Backslashes count only where they stand before a quote or the text's end.
-    return "'" + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""),
-                        escaped(text)) + "'"
+    return (
+        "'"
+        + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), escaped(text))
+        + "'"
+    )
 
 
 def no_setting(arg: str, known, command: str = "python train.py") -> UserError:
@@ -108,10 +116,12 @@ def no_setting(arg: str, known, command: str = "python train.py") -> UserError:
         if habit in NANOGPT:
             return UserError(f"{arg} is nanoGPT's; here it is {NANOGPT[habit]}")
     if not equals or arg.startswith("-"):
-        return UserError(f"{arg} is not of the form key=value, in quotes where the value has "
-                         f"spaces{near}")
-    return UserError(f"{arg.partition('=')[0]} is not a setting{near or ';'} {command} --help "
-                     "lists all")
+        return UserError(
+            f"{arg} is not of the form key=value, in quotes where the value has spaces{near}"
+        )
+    return UserError(
+        f"{arg.partition('=')[0]} is not a setting{near or ';'} {command} --help lists all"
+    )
 
 
 def groups(config_dir: str | None = None) -> dict[str, dict[str, Path]]:

@@ -19,11 +19,15 @@ from files import printable
 TOO_LITTLE_MEMORY = re.compile(
     r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
     r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow"
-    r"|multiplication overflow")
+    r"|multiplication overflow"
+)
 
 
-def start(main: Callable[[], object], help: Callable[[], str],
-          check: Callable[[list[str]], list[str]] = list) -> None:
+def start(
+    main: Callable[[], object],
+    help: Callable[[], str],
+    check: Callable[[list[str]], list[str]] = list,
+) -> None:
     """Print the `help` that is asked for, or run `main` on the arguments as `check` leaves them."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -71,8 +75,10 @@ def explained(error: Exception) -> str | None:
             discard_output()
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
     if TOO_LITTLE_MEMORY.search(f"{type(error).__name__}: {error}"):
-        return (f"there is too little memory ({first_line(error)}): free some, or ask for less, "
-                "such as a smaller model, batch or text")
+        return (
+            f"there is too little memory ({first_line(error)}): free some, or ask for less, "
+            "such as a smaller model, batch or text"
+        )
     return None
 
 
@@ -124,6 +130,7 @@ def tell(line: str) -> None:
 def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
     """What prints a table, or a line as it is: without markup, and unbroken, so that it can be
     copied; with `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
+
     def log(line: str | Table) -> None:
         whole, shown = not (wrap and console.is_terminal), line
         if isinstance(line, str):

@@ -29,8 +29,15 @@ from config import (
 )
 
 # With other windows of validation the best loss so far would not compare.
-IMMUTABLE_ON_RESUME = ("model.", "tokenizer.", "seed", "batch_size", "optim.name", "init_from",
-                       "data.val_max_tokens")
+IMMUTABLE_ON_RESUME = (
+    "model.",
+    "tokenizer.",
+    "seed",
+    "batch_size",
+    "optim.name",
+    "init_from",
+    "data.val_max_tokens",
+)
 # What belongs to a command and not to the run that it continues.
 PER_COMMAND = ("run_dir", "resume", "prepare_only", "distributed", "shard")
 
@@ -71,9 +78,12 @@ def composed(typed: list[str], config_dir: str | None = None, **options) -> Dict
         return compose("config", typed, **options)
 
 
-def to_config(cfg: DictConfig, overrides: list[str],
-              starting_config: StartingConfig | None = None, log: Callable[[str], None] = print
-              ) -> Config:
+def to_config(
+    cfg: DictConfig,
+    overrides: list[str],
+    starting_config: StartingConfig | None = None,
+    log: Callable[[str], None] = print,
+) -> Config:
     """The checked configuration that Hydra composed of these overrides. A run that is resumed has
     the configuration it was started with, changed by what is typed now; an experiment that is typed
     stands for all its settings, as when the command that started the run is given again. Without
@@ -105,8 +115,10 @@ def kept_config(asked: Config) -> Config | None:
     if path.exists():
         return absolute_paths(read_config(path))
     if asked.resume is True:
-        raise UserError(f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: "
-                        "leave resume=true out to start one there")
+        raise UserError(
+            f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: "
+            "leave resume=true out to start one there"
+        )
     return None
 
 
@@ -120,8 +132,11 @@ def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], 
     """A run's configuration, changed by the typed keys of `asked`."""
     config = run
     if "experiment" in keys:
-        auto = {key: getattr(run, key) for key in ("device", "precision", "compile")
-                if getattr(asked, key) == "auto"}
+        auto = {
+            key: getattr(run, key)
+            for key in ("device", "precision", "compile")
+            if getattr(asked, key) == "auto"
+        }
         config = replace(asked, **auto)
     for key in keys:
         if hasattr(config, key.partition(".")[0]):  # not an experiment
@@ -132,11 +147,16 @@ def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], 
     config = replace(config, **{key: getattr(asked, key) for key in PER_COMMAND})
     now = {name: value for name, _, value in settings(config)}
     changed = {name: value for name, _, value in settings(run) if value != now[name]}
-    wrong = [f"{name}: {value} in the run, {now[name]} asked for"
-             for name, value in changed.items() if name.startswith(IMMUTABLE_ON_RESUME)]
+    wrong = [
+        f"{name}: {value} in the run, {now[name]} asked for"
+        for name, value in changed.items()
+        if name.startswith(IMMUTABLE_ON_RESUME)
+    ]
     if wrong:
-        raise UserError(f"run_dir={asked.run_dir} cannot continue with other settings "
-                        f"({'; '.join(wrong)}): leave them as they are, or start a new run")
+        raise UserError(
+            f"run_dir={asked.run_dir} cannot continue with other settings "
+            f"({'; '.join(wrong)}): leave them as they are, or start a new run"
+        )
     for name in changed:
         if name in keys and name.startswith("optim."):
             log(f"note: {name} is {now[name]} from here on; it was {changed[name]}")
@@ -164,17 +184,26 @@ def fit_to_typed(config: Config, keys: list[str], log: Callable[[str], None]) ->
     return replace(config, model=model, optim=optim)
 
 
-def adopt(asked: Config, overrides: list[str], init_from: str, model: GPTConfig,
-          tokenizer: TokenizerConfig) -> Config:
+def adopt(
+    asked: Config,
+    overrides: list[str],
+    init_from: str,
+    model: GPTConfig,
+    tokenizer: TokenizerConfig,
+) -> Config:
     """The configuration that starts from a trained model, and keeps its shape and its tokenizer."""
     for arg in overrides:
         if arg.startswith("model.block_size="):
             if asked.model.block_size > model.block_size:
-                raise UserError(f"{arg} is more than the {model.block_size} of init_from="
-                                f"{init_from}: lower it, or leave it out")
+                raise UserError(
+                    f"{arg} is more than the {model.block_size} of init_from="
+                    f"{init_from}: lower it, or leave it out"
+                )
             model = replace(model, block_size=asked.model.block_size)
         elif re.match(r"(model|tokenizer)[.=]", arg) and not arg.startswith("model.dropout="):
-            raise UserError(f"{arg} does not go with init_from={init_from}, which brings its model "
-                            "and its tokenizer: leave it out")
+            raise UserError(
+                f"{arg} does not go with init_from={init_from}, which brings its model "
+                "and its tokenizer: leave it out"
+            )
     model = replace(model, dropout=asked.model.dropout)
     return replace(asked, init_from=init_from, model=model, tokenizer=tokenizer)

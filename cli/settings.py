@@ -34,8 +34,11 @@ def read_settings(argv: list[str], kind: type, command: str):
 
 def train_help(plain: Config) -> str:
     """The text of `python train.py --help`; `plain` is the configuration where nothing is typed."""
-    presets = [f"  {f'{group}={name}':<32} {headline(path)}"
-               for group, found in groups().items() for name, path in found.items()]
+    presets = [
+        f"  {f'{group}={name}':<32} {headline(path)}"
+        for group, found in groups().items()
+        for name, path in found.items()
+    ]
     return settings_help("\n".join([told("train.txt"), "", *presets]), lambda: plain)
 
 
@@ -66,7 +69,13 @@ def settings_help(text: str, kind: Callable[[], object]) -> str:
         words = f.metadata["help"]
         if choices := f.metadata.get("choices"):
             words += f" ({' | '.join(map(shown, choices))})"
-        lines.append(textwrap.fill(words, width, break_on_hyphens=False,
-                                   initial_indent=f"  {name + '=' + shown(default):<30} ",
-                                   subsequent_indent=" " * 33))
+        lines.append(
+            textwrap.fill(
+                words,
+                width,
+                break_on_hyphens=False,
+                initial_indent=f"  {name + '=' + shown(default):<30} ",
+                subsequent_indent=" " * 33,
+            )
+        )
     return "\n".join(lines)

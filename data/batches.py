@@ -34,7 +34,7 @@ class Batches:
     def batch(self, step: int, rank: int = 0, processes: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, one token on, of a step: int64 (batch_size / processes, T) each."""
         rows = self.batch_size // processes
-        starts = self.starts(step)[rank * rows:(rank + 1) * rows]
+        starts = self.starts(step)[rank * rows : (rank + 1) * rows]
         at = starts[:, None] + np.arange(self.block_size + 1)  # (rows, T + 1)
         windows = self.tokens[at % len(self.tokens)].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
@@ -43,7 +43,7 @@ class Batches:
 def shuffled(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """A pseudo-random permutation of range(size), at the given indices, in little memory. A Feistel
     network permutes the next power of four; what falls outside the range is permuted again until it
-    falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). """
+    falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains")."""
     half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
     low = (np.uint64(1) << half) - np.uint64(1)
     value = index.astype(np.uint64)

@@ -36,5 +36,7 @@ def making(key: str, log: Callable[[str], None]) -> Iterator[Path]:
         with held, TemporaryDirectory(".part", f"{key}.", root, True) as part:
             yield Path(part)
     except OSError as e:
-        raise UserError(f"the cache folder {root} cannot be written ({e.strerror or e}): "
-                        "make room there, or set GLASSGPT_CACHE to another folder") from None
+        raise UserError(
+            f"the cache folder {root} cannot be written ({e.strerror or e}): "
+            "make room there, or set GLASSGPT_CACHE to another folder"
+        ) from None

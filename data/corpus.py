@@ -25,8 +25,9 @@ from config import DataConfig, UserError, home, require_path
 from data.cache import cache_root, making
 from files import ordinary, printable, sha256_of, sync
 
-SHAKESPEARE_URL = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
-                   "tinyshakespeare/input.txt")
+SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 PIECE = 1 << 20  # characters read at a time; a piece has fewer than three times as many
 # Where no splitting pattern joins, if no line begins: before the one space between two words, and
@@ -74,7 +75,8 @@ class Corpus:
                         raise UserError(
                             f"{path} is not utf-8 text: byte {e.object[e.start]:#04x} at offset "
                             f"{offset}; convert it, as by iconv -f cp1252 -t utf-8, or leave it "
-                            "out (data.exclude)") from None
+                            "out (data.exclude)"
+                        ) from None
             except UNREADABLE as e:
                 why = getattr(e, "strerror", None) or e
                 raise UserError(f"{path} cannot be read: {why}") from None
@@ -116,8 +118,10 @@ def _records(file: io.TextIOBase, path: Path, field: str) -> Iterator[tuple[str,
         except (ValueError, TypeError, RecursionError):
             texts = []
         if not texts:
-            raise UserError(f"line {number} of {path} is no JSON object with text in data.field="
-                            f"{field}: {line[:80].strip()}")
+            raise UserError(
+                f"line {number} of {path} is no JSON object with text in data.field="
+                f"{field}: {line[:80].strip()}"
+            )
         text = "\n\n".join(texts)
         if "\\u" in line:  # the only way for half a surrogate pair to get in, which becomes U+FFFD
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -140,7 +144,7 @@ def _texts(value, names: list[str]) -> list[str]:
 
 def cut_up(text: str, size: int) -> Iterator[tuple[str, bool]]:
     """A document in pieces of less than three times `size` characters, as of `Corpus.pieces`."""
-    return _pieces((text[at:at + size] for at in range(0, len(text), size)), size)
+    return _pieces((text[at : at + size] for at in range(0, len(text), size)), size)
 
 
 def _cut(text: str, size: int) -> int:
@@ -198,8 +202,10 @@ def shakespeare_file(log: Callable[[str], None]) -> Path:
             if (digest := hashlib.sha256(text).hexdigest()) != SHAKESPEARE_SHA256:
                 raise ValueError(f"another text came, of sha256 {digest}")
         except Exception as e:  # of the network, of many kinds
-            raise UserError(f"tiny Shakespeare could not be fetched ({e}): fetch {SHAKESPEARE_URL} "
-                            "by hand and give it as data.path=FILE") from None
+            raise UserError(
+                f"tiny Shakespeare could not be fetched ({e}): fetch {SHAKESPEARE_URL} "
+                "by hand and give it as data.path=FILE"
+            ) from None
         (part / file.name).write_bytes(text)
         return (part / file.name).replace(file)
 
@@ -220,26 +226,33 @@ def dataset_file(config: DataConfig, log: Callable[[str], None]) -> Path:
             from datasets import load_dataset
             from huggingface_hub.utils import logging
         except ImportError:
-            raise UserError("data=hf needs the library datasets, which is not installed: "
-                            "pip install datasets") from None
+            raise UserError(
+                "data=hf needs the library datasets, which is not installed: pip install datasets"
+            ) from None
 
         logging.set_verbosity_error()  # it tries again by itself, and says so each time
         try:  # what it fetches stays in a cache of its own, where a download that broke off goes on
-            rows = load_dataset(str(local) if paths else config.name, config.subset,
-                                split=config.split, cache_dir=str(part))
+            rows = load_dataset(
+                str(local) if paths else config.name,
+                config.subset,
+                split=config.split,
+                cache_dir=str(part),
+            )
         except Exception as e:  # the library and those below it raise errors of many kinds
             why = " ".join(str(e).split())[:300] or type(e).__name__
-            raise UserError(f"data.name={config.name} cannot be read: {why}; without a network, "
-                            "fetch its files elsewhere and give their folder as data.name=FOLDER"
-                            ) from None
+            raise UserError(
+                f"data.name={config.name} cannot be read: {why}; without a network, "
+                "fetch its files elsewhere and give their folder as data.name=FOLDER"
+            ) from None
         made = part / "made.jsonl"
         rows.to_json(made, force_ascii=False)
         sync(made)
         return made.replace(cache_root() / f"{key}_{made.stat().st_size}.jsonl")
 
 
-def text_files(path: str, log: Callable[[str], None], exclude: str | None = None
-               ) -> tuple[Path, ...]:
+def text_files(
+    path: str, log: Callable[[str], None], exclude: str | None = None
+) -> tuple[Path, ...]:
     """The files of a path: a file, a folder with all below it, or a glob. What is no UTF-8 text is
     left out, with a line that says so."""
     path = str(home("data.path", path))

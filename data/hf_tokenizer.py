@@ -81,18 +81,25 @@ class HFTokenizer:
 def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
     """The tokenizer in a folder of Hugging Face's format, whose config.json is `config`."""
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    names = {key: name.get("content") if isinstance(name, dict) else name
-             for key in ("eos_token", "bos_token", "unk_token", "pad_token")
-             if (name := settings.get(key))}
+    names = {
+        key: name.get("content") if isinstance(name, dict) else name
+        for key in ("eos_token", "bos_token", "unk_token", "pad_token")
+        if (name := settings.get(key))
+    }
     if not (folder / FILE).is_file():
         raise UserError(
             f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
             f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
-            "makes one of other tokenizer files")
+            "makes one of other tokenizer files"
+        )
     library = Library.from_str(json.dumps(read_json(folder / FILE)))
     library.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in names.values()
-         if isinstance(name, str) and library.token_to_id(name) is not None])
+        [
+            AddedToken(name, special=True, normalized=False)
+            for name in names.values()
+            if isinstance(name, str) and library.token_to_id(name) is not None
+        ]
+    )
     end = config.get("eos_token_id")
     if isinstance(names.get("eos_token"), str):
         end = library.token_to_id(names["eos_token"])

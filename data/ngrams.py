@@ -19,14 +19,17 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, model: GPTConfig) -> np.nd
     for _ in range(model.ngrams - 1):
         tokens, before = tokens[1:], parents[:-1]
         common = before >= 0
-        found, which, counts = np.unique(before[common] * vocab_size + tokens[common],
-                                         return_inverse=True, return_counts=True)
+        found, which, counts = np.unique(
+            before[common] * vocab_size + tokens[common], return_inverse=True, return_counts=True
+        )
         often = counts >= model.ngram_count
         numbers = np.where(often, vocab_size + sum(map(len, keys)) + np.cumsum(often) - 1, -1)
         parents = np.full(len(tokens), -1)
         parents[common] = numbers[which]
         keys.append(found[often])
     if not any(map(len, keys)):
-        raise UserError(f"model.ngram_count={model.ngram_count} is more often than any two tokens "
-                        "of the text follow each other: lower it, or leave model.ngrams out")
+        raise UserError(
+            f"model.ngram_count={model.ngram_count} is more often than any two tokens "
+            "of the text follow each other: lower it, or leave model.ngrams out"
+        )
     return np.concatenate(keys)

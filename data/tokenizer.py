@@ -22,7 +22,8 @@ PATTERNS = {  # how text is split before BPE, which never merges across a split
     # Words with the space before them and snake_case whole, numbers of up to three digits, runs of
     # signs, line ends with the indentation that follows, other white space.
     "code": r" ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s*\n[ \t]*|\s+",
-    "gpt2": r50k_pat_str}
+    "gpt2": r50k_pat_str,
+}
 # Characters that BPE sees as one: its time grows with the square of a run that nothing splits.
 LONGEST = 512
 LONG_RUN = re.compile(r"(?<!\S)\S{513,}|(?<!\s)\s{513,}")
@@ -48,20 +49,21 @@ class CharTokenizer:
         if len(unknown):
             at = int(unknown[0])
             raise UserError(
-                f"the character {text[at]!r} in {text[max(0, at - 20):at + 20]!r} is not among the "
-                f"{self.vocab_size} that this model was trained on: leave it out, or train with "
-                "tokenizer=bpe, which takes any text")
+                f"the character {text[at]!r} in {text[max(0, at - 20) : at + 20]!r} is not among "
+                f"the {self.vocab_size} that this model was trained on: leave it out, or train with "
+                "tokenizer=bpe, which takes any text"
+            )
         return ids
 
     def encode(self, text: str) -> list[int]:
         return self.encode_array(text).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(self.alphabet[i:i + 1] for i in ids)
+        return "".join(self.alphabet[i : i + 1] for i in ids)
 
     def token_bytes(self, id: int) -> bytes:
         """The UTF-8 bytes that a token stands for: none for one beyond the alphabet."""
-        return self.alphabet[id:id + 1].encode("utf-8", "surrogatepass")
+        return self.alphabet[id : id + 1].encode("utf-8", "surrogatepass")
 
     def to_json(self) -> dict:
         return {"kind": "char", "alphabet": self.alphabet}
@@ -77,19 +79,23 @@ class BPETokenizer:
 
     def __init__(self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None):
         """`tokens` in the order of their ids, which is the order of the merges. A token is None
-        where no text has its id. End-of-text has such an id, or one after them all. """
+        where no text has its id. End-of-text has such an id, or one after them all."""
         self.pattern, self._tokens = pattern, tokens
         self.end_of_text = len(tokens) if end_of_text is None else end_of_text
         self.special = {self.end_of_text: END_OF_TEXT}
         self.vocab_size = max(len(tokens), self.end_of_text + 1)
         self._encoding = tiktoken.Encoding(
-            "glassgpt", pat_str=pattern, special_tokens={END_OF_TEXT: self.end_of_text},
-            mergeable_ranks={token: id for id, token in enumerate(tokens) if token is not None})
+            "glassgpt",
+            pat_str=pattern,
+            special_tokens={END_OF_TEXT: self.end_of_text},
+            mergeable_ranks={token: id for id, token in enumerate(tokens) if token is not None},
+        )
 
     def encode_array(self, text: str) -> np.ndarray:
         """Ids of the text, (tokens,)."""
-        return np.concatenate([self._encoding.encode_to_numpy(part, disallowed_special=())
-                               for part in bounded(text)])
+        return np.concatenate(
+            [self._encoding.encode_to_numpy(part, disallowed_special=()) for part in bounded(text)]
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; half a surrogate pair, which a command line can hold, becomes U+FFFD."""
@@ -105,15 +111,20 @@ class BPETokenizer:
         return (self._tokens[id] or b"") if id < len(self._tokens) else b""
 
     def to_json(self) -> dict:
-        return {"kind": "bpe", "pattern": self.pattern, "end_of_text": self.end_of_text,
-                "tokens": [token and base64.b64encode(token).decode() for token in self._tokens]}
+        return {
+            "kind": "bpe",
+            "pattern": self.pattern,
+            "end_of_text": self.end_of_text,
+            "tokens": [token and base64.b64encode(token).decode() for token in self._tokens],
+        }
 
 
 Tokenizer = CharTokenizer | BPETokenizer | HFTokenizer
 
 
-def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str],
-                    train_texts: Iterable[str]) -> Tokenizer:
+def build_tokenizer(
+    config: TokenizerConfig, all_texts: Iterable[str], train_texts: Iterable[str]
+) -> Tokenizer:
     """The tokenizer that the configuration names. BPE learns from the training split alone; the
     alphabet of `char` is that of the whole text."""
     if config.name == "char":
@@ -124,30 +135,42 @@ def build_tokenizer(config: TokenizerConfig, all_texts: Iterable[str],
     return of_tiktoken(config.name)
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int,
-              pattern: str = PATTERNS["code"]) -> BPETokenizer:
+def train_bpe(
+    texts: Iterable[str], vocab_size: int, pattern: str = PATTERNS["code"]
+) -> BPETokenizer:
     """A tokenizer of at most vocab_size tokens learned by byte-level BPE (Sennrich et al. 2016)."""
     library = Library(models.BPE())
     library.pre_tokenizer = _split(pattern)
     parts = (part for text in texts for part in bounded(text))
-    library.train_from_iterator(parts, trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False))
+    library.train_from_iterator(
+        parts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     byte_of, ids = byte_level_alphabet(), library.get_vocab()
     tokens = [bytes(byte_of[c] for c in token) for token in sorted(ids, key=ids.get)]
     return BPETokenizer(pattern, tokens)
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
 def bounded(text: str) -> list[str]:
     """The text cut after each LONGEST characters of a longer run, of white space or without any."""
-    cuts = [at for run in LONG_RUN.finditer(text)
-            for at in range(run.start() + LONGEST, run.end(), LONGEST)]
+    cuts = [
+        at
+        for run in LONG_RUN.finditer(text)
+        for at in range(run.start() + LONGEST, run.end(), LONGEST)
+    ]
     return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
 
@@ -156,11 +179,16 @@ def of_tiktoken(name: str) -> BPETokenizer:
     try:
         encoding = tiktoken.get_encoding(name)
     except OSError as e:  # requests' errors are OSErrors
-        raise UserError(f"the vocabulary {name} could not be fetched ({type(e).__name__}): set "
-                        "TIKTOKEN_CACHE_DIR to a folder where tiktoken has kept it") from None
+        raise UserError(
+            f"the vocabulary {name} could not be fetched ({type(e).__name__}): set "
+            "TIKTOKEN_CACHE_DIR to a folder where tiktoken has kept it"
+        ) from None
     by_id = {id: token for token, id in encoding._mergeable_ranks.items()}
-    return BPETokenizer(encoding._pat_str, [by_id.get(id) for id in range(max(by_id) + 1)],
-                        encoding._special_tokens.get(END_OF_TEXT))
+    return BPETokenizer(
+        encoding._pat_str,
+        [by_id.get(id) for id in range(max(by_id) + 1)],
+        encoding._special_tokens.get(END_OF_TEXT),
+    )
 
 
 def first_token(tokenizer: Tokenizer) -> int:
@@ -209,11 +237,17 @@ def hf_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     else:
         library = _byte_level(tokenizer)
     end = tokenizer.special.get(tokenizer.end_of_text)
-    names = {"eos_token": end, "pad_token": end,  # where rows are filled up, it is not looked at
-             "bos_token": tokenizer.special.get(tokenizer.begin_of_text)}
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast",
-                "clean_up_tokenization_spaces": False, "model_max_length": block_size,
-                **{key: name for key, name in names.items() if name is not None}}
+    names = {
+        "eos_token": end,
+        "pad_token": end,  # where rows are filled up, it is not looked at
+        "bos_token": tokenizer.special.get(tokenizer.begin_of_text),
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": block_size,
+        **{key: name for key, name in names.items() if name is not None},
+    }
     return {FILE: library.to_str(), SETTINGS: json.dumps(settings, indent=1)}
 
 
@@ -221,14 +255,18 @@ def _byte_level(tokenizer: BPETokenizer) -> Library:
     character = {byte: c for c, byte in byte_level_alphabet().items()}
     ids = {token: id for id in range(tokenizer.vocab_size) if (token := tokenizer.token_bytes(id))}
     name_of = {token: "".join(character[b] for b in token) for token in ids}
-    merges = [(name_of[pair[0]], name_of[pair[1]])
-              for token in ids if len(pair := last_pair(token, ids)) == 2]
+    merges = [
+        (name_of[pair[0]], name_of[pair[1]])
+        for token in ids
+        if len(pair := last_pair(token, ids)) == 2
+    ]
     vocabulary = {name_of[token]: id for token, id in ids.items()}
     vocabulary |= {name: id for id, name in tokenizer.special.items()}
     library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
     library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(name, special=True, normalized=False)
-                                for name in tokenizer.special.values()])
+    library.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in tokenizer.special.values()]
+    )
     words = (token.decode(errors="replace") for token in ids)
     probes = (f"{word} 12345 'sX\n\n  \t{word}" for word in words)
     try:  # the two engines of regular expressions are not the same
@@ -238,8 +276,10 @@ def _byte_level(tokenizer: BPETokenizer) -> Library:
     except Exception:
         is_same = False
     if not is_same:
-        raise UserError("this tokenizer's splitting pattern means something else to transformers, "
-                        "so it cannot be exported")
+        raise UserError(
+            "this tokenizer's splitting pattern means something else to transformers, "
+            "so it cannot be exported"
+        )
     return library
 
 
@@ -247,11 +287,12 @@ def last_pair(token: bytes, ranks: dict[bytes, int]) -> list[bytes]:
     """The two parts that byte-pair encoding joins last into a token. A byte is one part; what no
     merge leads to, more. Wherever the token comes about, its bytes have been joined in this same
     order: no other two ever become it, and one merge a token is all."""
-    parts = [token[i:i + 1] for i in range(len(token))]
+    parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        rank, at = min((ranks.get(parts[i] + parts[i + 1], len(ranks)), i)
-                       for i in range(len(parts) - 1))
+        rank, at = min(
+            (ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1)
+        )
         if rank == len(ranks):
             break
-        parts[at:at + 2] = [parts[at] + parts[at + 1]]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return parts

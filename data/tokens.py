@@ -53,25 +53,40 @@ class Tokens:
         """What was read and what it became, in lines of at most 80 columns."""
         tokens = len(self.train) + len(self.val)
         plural = "" if self.documents == 1 else "s"
-        split = (f"{self.val_documents:,} of them, one in ten,"
-                 if self.val_documents is not None else "the last tenth of the characters")
-        return [f"text     {self.name}",
-                f"         {self.documents:,} document{plural}, {self.characters:,} characters",
-                f"         {split} for validation",
-                f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
-                f"         vocabulary {self.tokenizer.vocab_size:,}, "
-                f"{self.bytes / tokens:.2f} bytes per token"]
+        split = (
+            f"{self.val_documents:,} of them, one in ten,"
+            if self.val_documents is not None
+            else "the last tenth of the characters"
+        )
+        return [
+            f"text     {self.name}",
+            f"         {self.documents:,} document{plural}, {self.characters:,} characters",
+            f"         {split} for validation",
+            f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
+            f"         vocabulary {self.tokenizer.vocab_size:,}, "
+            f"{self.bytes / tokens:.2f} bytes per token",
+        ]
 
 
-def prepare_text(config: Config, console: Console, log: Callable[[str], None],
-                 tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
+def prepare_text(
+    config: Config,
+    console: Console,
+    log: Callable[[str], None],
+    tokenizer: Tokenizer | None = None,
+    whole: bool = False,
+) -> Tokens:
     """The tokens of a configuration's text, as `prepare` makes them."""
     with console.status("preparing the text …"):
         return prepare(config.data, config.tokenizer, log, tokenizer, whole)
 
 
-def prepare(data: DataConfig, config: TokenizerConfig, log: Callable[[str], None] = print,
-            tokenizer: Tokenizer | None = None, whole: bool = False) -> Tokens:
+def prepare(
+    data: DataConfig,
+    config: TokenizerConfig,
+    log: Callable[[str], None] = print,
+    tokenizer: Tokenizer | None = None,
+    whole: bool = False,
+) -> Tokens:
     """The tokens of the configured text, from the cache or made now. A `tokenizer` from elsewhere
     is used in place of the one that `config` makes of this text. What is in the cache is checked
     against its hashes: files of up to 1 GB, or the `whole`."""
@@ -129,11 +144,11 @@ def split_texts(corpus: Corpus, cut: int | None) -> Iterator[Part]:
                 drawn = document + rng.integers(ONE_IN)
             yield document != drawn, text, begins
             continue
-        before = text[:max(0, cut - at)]
+        before = text[: max(0, cut - at)]
         if before:
             yield True, before, begins
         if len(before) < len(text):
-            yield False, text[len(before):], begins and not before
+            yield False, text[len(before) :], begins and not before
         at += len(text)
 
 
@@ -186,8 +201,9 @@ def _count(corpus: Corpus) -> tuple[dict[str, int], int]:
     return counts, longest
 
 
-def _write(corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, part: Path
-           ) -> None:
+def _write(
+    corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, part: Path
+) -> None:
     """Write FILES into a folder, then meta.json, and wait until all is on the disk."""
     counts, longest = _count(corpus)
     characters = counts["characters"]
@@ -227,7 +243,10 @@ def _open(folder: Path, name: str, fingerprint: str, checked: float = 0) -> Toke
             raise ValueError(f"{file} is not as it was written")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    train, val = (np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size
-                  else np.empty(0, dtype)  # numpy maps no empty file
-                  for path in (folder / "train.bin", folder / "val.bin"))
+    train, val = (
+        np.memmap(path, dtype=dtype, mode="r")
+        if path.stat().st_size
+        else np.empty(0, dtype)  # numpy maps no empty file
+        for path in (folder / "train.bin", folder / "val.bin")
+    )
     return Tokens(train, val, tokenizer, fingerprint, name, folder=folder, **meta["figures"])

@@ -45,8 +45,10 @@ def load(name: str | os.PathLike, which: str | int = "best", log=print) -> tuple
     checkpoint = Checkpoint(path)
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
-        raise UserError(f"{path} is of characters that a pickle beside it has, which is not "
-                        "opened: go on with it on its text, python train.py init_from=")
+        raise UserError(
+            f"{path} is of characters that a pickle beside it has, which is not "
+            "opened: go on with it on its text, python train.py init_from="
+        )
     return checkpoint.load(), tokenizer
 
 
@@ -110,16 +112,19 @@ class Checkpoint:
         except Exception as e:  # the library has no class of its own
             raise UserError(f"{self.path} holds no tokenizer that can be read: {e}") from None
         if tokenizer and tokenizer.vocab_size > self.config.vocab_size:
-            raise UserError(f"{self.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
-                            f"more than its model's {self.config.vocab_size:,}")
+            raise UserError(
+                f"{self.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, "
+                f"more than its model's {self.config.vocab_size:,}"
+            )
         return tokenizer
 
     def load(self, dtype: torch.dtype | None = None) -> GPT:
         """The model, for evaluation; what has the dtype, or all for None, is mapped, not copied."""
         with torch.device("meta"):
             model = GPT(self.config)
-        model.load_state_dict({name: t.to(dtype) for name, t in self._weights()},
-                              strict=False, assign=True)
+        model.load_state_dict(
+            {name: t.to(dtype) for name, t in self._weights()}, strict=False, assign=True
+        )
         if self.config.tie_embeddings:
             model.head.weight = model.token_embedding.weight
         if model.rotary is not None:
@@ -131,7 +136,7 @@ class Checkpoint:
         """Copy the weights into a model of this configuration, or a smaller block_size."""
         params = dict(model.named_parameters())
         for name, tensor in self._weights():
-            params[name].copy_(tensor[:len(params[name])])
+            params[name].copy_(tensor[: len(params[name])])
 
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """Our parameters by name."""
@@ -141,8 +146,9 @@ class Checkpoint:
             yield from zip(ours, (part.contiguous() for part in parts))
 
 
-def layout(shapes: dict[str, list[int]], family: str
-           ) -> Iterator[tuple[str, list[str], bool, list[int]]]:
+def layout(
+    shapes: dict[str, list[int]], family: str
+) -> Iterator[tuple[str, list[str], bool, list[int]]]:
     """Yield each tensor of a checkpoint: its name there, those of our parameters that it joins,
     whether it is transposed, its shape.
 
@@ -151,9 +157,12 @@ def layout(shapes: dict[str, list[int]], family: str
     names = NAMES["modules"][family]
     modules = dict(names["top"])
     for layer in range(layers):
-        modules |= {f"{names['layers']}.{layer}.{theirs}":
-                    " ".join(f"blocks.{layer}.{name}" for name in ours.split())
-                    for theirs, ours in names["block"].items()}
+        modules |= {
+            f"{names['layers']}.{layer}.{theirs}": " ".join(
+                f"blocks.{layer}.{name}" for name in ours.split()
+            )
+            for theirs, ours in names["block"].items()
+        }
     for theirs, ours in modules.items():
         for kind in ("weight", "bias"):
             names = [f"{name}.{kind}" for name in ours.split()]
@@ -171,8 +180,9 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"to={folder} is there already, and no empty folder: name a new one")
     files = {} if tokenizer is None else hf_files(tokenizer, model.config.block_size)
-    tensors = {name: (t.T if transposed else t).contiguous()
-               for name, t, transposed in hf_tensors(model)}
+    tensors = {
+        name: (t.T if transposed else t).contiguous() for name, t, transposed in hf_tensors(model)
+    }
     settings["dtype"] = settings["torch_dtype"] = str(model.head.weight.dtype)[6:]
     part = folder.with_name(f".{folder.name}.part")
     try:

@@ -34,10 +34,13 @@ def main() -> None:
 
 
 def help() -> str:
-    return cli.settings_help("""Write a run's model for transformers, and what loads its format
+    return cli.settings_help(
+        """Write a run's model for transformers, and what loads its format
 (vLLM).
 
-  python -m interop run_dir=runs/X to=exported""", ExportConfig)
+  python -m interop run_dir=runs/X to=exported""",
+        ExportConfig,
+    )
 
 
 if __name__ == "__main__":

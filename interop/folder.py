@@ -60,7 +60,8 @@ class Folder:
                     if kept.get_dtype() not in DTYPES:
                         raise UserError(
                             f"{path} holds {stored} in {kept.get_dtype()}, and what is read is "
-                            f"{', '.join(DTYPES)}: convert quantised weights first")
+                            f"{', '.join(DTYPES)}: convert quantised weights first"
+                        )
                     tensor = stored if named else prefix + stored
                     found[tensor] = list(kept.get_shape()), path, stored
         return found
@@ -76,5 +77,6 @@ class Folder:
             raise UserError(
                 f"{folder} holds {pickles[0]!r}, a pickle, which may run code and is not read: "
                 "convert it with transformers, AutoModelForCausalLM.from_pretrained('"
-                f"{folder}').save_pretrained('{folder}')")
+                f"{folder}').save_pretrained('{folder}')"
+            )
         raise UserError(f"{folder} holds no {WEIGHTS}, nor {SHARDS}")

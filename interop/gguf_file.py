@@ -18,15 +18,28 @@ from data.hf_tokenizer import HFTokenizer
 from interop.settings import NAMES, model_config
 from model import ROPE_HIGH, ROPE_LOW
 
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
-           12: "d"}  # types of values, as `struct` names them
+SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # types of values, as `struct` names them
 STRING, ARRAY = 8, 9  # the others
 MOST_ITEMS, MOST_NAMES = 1 << 22, 1 << 16  # of a list; of values and of tensors
 ROPE = "rope_freqs.weight"  # by how much Llama 3's wavelengths are stretched
 CONTROL, OF_USERS = 3, 4  # types of tokens
 # How text is split before BPE, but for the digits that stand together.
-WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}"
-         r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class Header:
@@ -41,8 +54,15 @@ class Header:
             raise ValueError("it does not begin as one of version 2 or 3 does")
         tensors, values = self.count(24, MOST_NAMES), self.count(12, MOST_NAMES)
         self.values = {self.text(): self.value(self.number("I")) for _ in range(values)}
-        told = [(self.text(), [self.number("Q") for _ in range(self.dimensions())],
-                 self.number("I"), self.number("Q")) for _ in range(tensors)]
+        told = [
+            (
+                self.text(),
+                [self.number("Q") for _ in range(self.dimensions())],
+                self.number("I"),
+                self.number("Q"),
+            )
+            for _ in range(tensors)
+        ]
         align = self.values.get("general.alignment", 32)
         if not isinstance(align, int) or align < 1:
             raise ValueError(f"general.alignment is {align}")
@@ -98,8 +118,9 @@ class GGUF:
         try:
             from gguf.quants import dequantize
         except ImportError:
-            raise UserError(f"{path} needs the library gguf, which is not installed: "
-                            "pip install gguf") from None
+            raise UserError(
+                f"{path} needs the library gguf, which is not installed: pip install gguf"
+            ) from None
         self.path, self._dequantize = path, dequantize
         try:
             with path.open("rb") as file:
@@ -110,8 +131,9 @@ class GGUF:
         self.values, self._tensors = header.values, header.tensors
         self.family = self.values.get("general.architecture")
         self.names = "gguf_gpt2" if self.family == "gpt2" else "gguf"
-        self.shapes = {name: shape for name, (_, shape, *_) in self._tensors.items()
-                       if name != ROPE}
+        self.shapes = {
+            name: shape for name, (_, shape, *_) in self._tensors.items() if name != ROPE
+        }
 
     def config(self) -> GPTConfig:
         return model_config(self.path, self._settings)
@@ -127,11 +149,13 @@ class GGUF:
         width = found.get("head_dim") or embedding[-1] / heads
         turned = self.values.get(f"{self.family}.rope.dimension_count", width)
         return found | {
-            "model_type": self.family, "vocab_size": embedding[0],
+            "model_type": self.family,
+            "vocab_size": embedding[0],
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "partial_rotary_factor": turned / width,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in self._tensors}
+            "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
+        }
 
     def tensor(self, name: str) -> Tensor:
         """A tensor in float32, its rows in Hugging Face's order."""
@@ -140,13 +164,16 @@ class GGUF:
         try:
             numbers = self._dequantize(data.reshape(math.prod(shape[:-1]), -1), kind)
         except NotImplementedError as e:
-            raise UserError(f"{self.path} holds {name} in {kind.name}, which is not read: {e}"
-                            ) from None
+            raise UserError(
+                f"{self.path} holds {name} in {kind.name}, which is not read: {e}"
+            ) from None
         tensor = torch.from_numpy(np.array(numbers, np.float32)).view(shape)
         heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
         if self.family == "llama" and heads:  # here the numbers that turn together are neighbours
-            heads = self.values.get(f"llama.attention.{heads}") or self.values[
-                "llama.attention.head_count"]
+            heads = (
+                self.values.get(f"llama.attention.{heads}")
+                or self.values["llama.attention.head_count"]
+            )
             tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return tensor
 
@@ -155,23 +182,36 @@ class GGUF:
         prefix = "tokenizer.ggml."
         told = {key.removeprefix(prefix): value for key, value in self.values.items()}
         if told.get("model") != "gpt2":
-            raise UserError(f"{self.path} has a tokenizer of the kind {told.get('model')}; what is "
-                            "read is byte-level BPE, gpt2, and not SentencePiece's, llama")
+            raise UserError(
+                f"{self.path} has a tokenizer of the kind {told.get('model')}; what is "
+                "read is byte-level BPE, gpt2, and not SentencePiece's, llama"
+            )
         pre, tokens, types = told.get("pre"), told["tokens"], told["token_type"]
         merges = [tuple(pair.split(" ", 1)) for pair in told["merges"]]
-        library = Library(models.BPE({token: id for id, token in enumerate(tokens)}, merges,
-                                     ignore_merges=pre == "llama-bpe"))
+        library = Library(
+            models.BPE(
+                {token: id for id, token in enumerate(tokens)},
+                merges,
+                ignore_merges=pre == "llama-bpe",
+            )
+        )
         library.pre_tokenizer = self._split(pre)
         library.decoder = decoders.ByteLevel()
         if pre == "qwen2":
             library.normalizer = normalizers.NFC()
         for kind, is_special in ((OF_USERS, False), (CONTROL, True)):
-            library.add_tokens([AddedToken(token, special=is_special, normalized=False)
-                                for token, of in zip(tokens, types) if of == kind])
+            library.add_tokens(
+                [
+                    AddedToken(token, special=is_special, normalized=False)
+                    for token, of in zip(tokens, types)
+                    if of == kind
+                ]
+            )
         if told.get("add_bos_token", pre == "llama-bpe"):
             begin = told["bos_token_id"]
             library.post_processor = processors.TemplateProcessing(
-                single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)])
+                single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
+            )
         return HFTokenizer(library.to_str(), told.get("eos_token_id"))
 
     def _split(self, pre: str | None) -> pre_tokenizers.PreTokenizer:
@@ -181,8 +221,10 @@ class GGUF:
             return pre_tokenizers.Sequence([*parts[pre], by_bytes()])
         digits = {"llama-bpe": "{1,3}", "qwen2": ""}
         if pre not in digits:
-            raise UserError(f"{self.path} splits text as {pre} does; what is known is "
-                            f"{', '.join([*parts, *digits])}")
+            raise UserError(
+                f"{self.path} splits text as {pre} does; what is known is "
+                f"{', '.join([*parts, *digits])}"
+            )
         words = pre_tokenizers.Split(Regex(WORDS.format(digits[pre])), "isolated")
         return pre_tokenizers.Sequence([words, by_bytes(use_regex=False)])
 
@@ -197,5 +239,8 @@ def stretched(factors: Tensor, theta: float) -> dict:
     between = (kept > 0.01) & (kept < 0.99)
     if not between.any():
         raise UserError(f"{ROPE} stretches wavelengths in another way than Llama 3")
-    return {"rope_type": "llama3", "factor": most.item(), "original_max_position_embeddings":
-            round((turns * wavelengths)[between].median().item())}
+    return {
+        "rope_type": "llama3",
+        "factor": most.item(),
+        "original_max_position_embeddings": round((turns * wavelengths)[between].median().item()),
+    }

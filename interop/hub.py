@@ -18,15 +18,19 @@ def fetched(init_from: str) -> str:
     if Path(init_from).exists():
         return init_from
     if not name or first == ("runs",) or Path(*first).is_dir():
-        raise UserError(f"init_from={init_from} does not exist: give the folder of a run or of "
-                        "Hugging Face weights, or a name on their hub")
+        raise UserError(
+            f"init_from={init_from} does not exist: give the folder of a run or of "
+            "Hugging Face weights, or a name on their hub"
+        )
     tell(f"fetching {init_from} from the hub")
     try:
         folder = snapshot(name[1], name[2] and name[2][1:])
     except Exception as e:  # the library and those below it raise errors of many kinds
         why = str(e).strip().partition("\n")[0][:200]
-        raise UserError(f"init_from={init_from} is no folder here, and could not be fetched from "
-                        f"the Hugging Face hub: {type(e).__name__}: {why}") from None
+        raise UserError(
+            f"init_from={init_from} is no folder here, and could not be fetched from "
+            f"the Hugging Face hub: {type(e).__name__}: {why}"
+        ) from None
     return f"{name[1]}@{folder.name}"
 
 
@@ -40,5 +44,8 @@ def snapshot(name: str, commit: str | None, **how) -> Path:
     """The folder in the hub's cache of a model at a commit."""
     from huggingface_hub import snapshot_download  # it takes a while, and is seldom needed
 
-    return Path(snapshot_download(name, revision=commit, allow_patterns=FILES,
-                                  ignore_patterns=["*/*"], **how))
+    return Path(
+        snapshot_download(
+            name, revision=commit, allow_patterns=FILES, ignore_patterns=["*/*"], **how
+        )
+    )

@@ -23,17 +23,23 @@ class NanoGPT:
             kept = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             given = {name: kept["model_args"][name] for name in SETTINGS}
             # torch.compile puts a word before each name.
-            self._tensors = {name.removeprefix("_orig_mod."): tensor
-                             for name, tensor in kept["model"].items()}
-            self.shapes = {name: list(self.tensor(name).shape) for name in self._tensors
-                           if not name.endswith(".attn.bias") and name != "lm_head.weight"}
-            self._config = OmegaConf.to_object(OmegaConf.merge(
-                OmegaConf.structured(GPTConfig(vocab_size=None)), given))
+            self._tensors = {
+                name.removeprefix("_orig_mod."): tensor for name, tensor in kept["model"].items()
+            }
+            self.shapes = {
+                name: list(self.tensor(name).shape)
+                for name in self._tensors
+                if not name.endswith(".attn.bias") and name != "lm_head.weight"
+            }
+            self._config = OmegaConf.to_object(
+                OmegaConf.merge(OmegaConf.structured(GPTConfig(vocab_size=None)), given)
+            )
             self._config.check()
         except Exception as e:  # torch and the reader of pickles raise errors of many kinds
             why = f"{type(e).__name__}: {e}".partition("\n")[0][:200]
-            raise UserError(f"{path} is no checkpoint of nanoGPT's that can be read ({why})"
-                            ) from None
+            raise UserError(
+                f"{path} is no checkpoint of nanoGPT's that can be read ({why})"
+            ) from None
         self.tokenized = "gpt2" if (self._config.vocab_size or 0) >= GPT2_TOKENS else "char"
 
     def config(self) -> GPTConfig:

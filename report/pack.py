@@ -94,8 +94,13 @@ def describe(held, name: str) -> Probe:
     tokens = tuple(map(str, shown(held, f"{name}_tokens")))
     maps, norms = shown(held, name), shown(held, f"{name}_value_norms")
     shape, is_float = maps.shape[:3], {maps.dtype.kind, norms.dtype.kind} == {"f"}
-    if not (is_float and maps.size and maps.shape == (*shape, len(tokens)) and shape[2:] ==
-            maps.shape[3:] and norms.shape == shape):
+    if not (
+        is_float
+        and maps.size
+        and maps.shape == (*shape, len(tokens))
+        and shape[2:] == maps.shape[3:]
+        and norms.shape == shape
+    ):
         raise ValueError(f"its {name} is no maps")
     ids = shown(held, f"{name}_ids") if f"{name}_ids" in held else ()
     return Probe(shape, tokens, tuple(map(int, ids)), period)
@@ -139,8 +144,10 @@ def pack_needs(held, name: str) -> Packed | None:
     if f"{prefix}need" not in held:
         return None
     need = held[f"{prefix}need"]
-    numbers = [*(held[prefix + key][np.tri(len(need), dtype=bool)] for key in TRIANGLES),
-               *(held[prefix + key] for key in FLOATS)]
+    numbers = [
+        *(held[prefix + key][np.tri(len(need), dtype=bool)] for key in TRIANGLES),
+        *(held[prefix + key] for key in FLOATS),
+    ]
     floats = halves(np.concatenate([part.ravel() for part in numbers]))
     ids = np.concatenate([held[prefix + key].ravel() for key in IDS]).astype("<i4")
     words = dict(zip(held[f"{prefix}words_ids"].tolist(), map(str, held[f"{prefix}words"])))
@@ -189,8 +196,9 @@ def thin(items: list, most: int) -> list:
     return [items[i] for i in np.linspace(0, len(items) - 1, most).round().astype(int)]
 
 
-def maps_that_fit(shots: list[Shot], names: tuple[str, ...], room: int, blobs: Blobs
-                  ) -> dict | None:
+def maps_that_fit(
+    shots: list[Shot], names: tuple[str, ...], room: int, blobs: Blobs
+) -> dict | None:
     """Add as much of the snapshots' maps to `blobs` as fits into `room` bytes, evenly, and give
     what the page needs to know of those; None where there is none, or no room for it."""
     # As the newest has them: another page would show other tokens.
@@ -208,13 +216,21 @@ def maps_that_fit(shots: list[Shot], names: tuple[str, ...], room: int, blobs: B
 
 def put_maps(shots: list[Shot], names: tuple[str, ...], blobs: Blobs) -> dict:
     """Add the maps of a run's snapshots to `blobs`; return what the page needs to know of them."""
-    probes = [{"name": name, "period": probe.period, "T": probe.shape[2],
-               "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
-               "ids": probe.ids, "maps": [blobs.put(shot.packed(name, "maps")) for shot in shots]}
-              for name, probe in shots[-1].probes.items() if name in names]
+    probes = [
+        {
+            "name": name,
+            "period": probe.period,
+            "T": probe.shape[2],
+            "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
+            "ids": probe.ids,
+            "maps": [blobs.put(shot.packed(name, "maps")) for shot in shots],
+        }
+        for name, probe in shots[-1].probes.items()
+        if name in names
+    ]
     shape = next(iter(shots[-1].probes.values())).shape[:2]
     return {"steps": [shot.step for shot in shots], "shape": shape, "probes": probes}
 
 
 def clipped(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

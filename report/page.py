@@ -31,12 +31,23 @@ MOST_POINTS = 1500  # of a curve
 MOST_SCORED = 200  # steps for which every head's scores are kept
 # Characters shown of a setting, of a title, of a sample; samples.
 LONGEST_VALUE, LONGEST_TITLE, LONGEST_SAMPLE, MOST_SAMPLES = 2000, 200, 4000, 60
-CURVES = ("train/loss", "val/loss", "val/bits_per_byte", "train/lr", "train/muon_lr",
-          "train/grad_norm", "train/tokens_per_second")
+CURVES = (
+    "train/loss",
+    "val/loss",
+    "val/bits_per_byte",
+    "train/lr",
+    "train/muon_lr",
+    "train/grad_norm",
+    "train/tokens_per_second",
+)
 # The metrics of a snapshot begin with these.
 OF_HEADS = ("heads/", "births/", "deaths/", "wiring/", "probe/", "enough/")
-SPENT = {"train": "train_seconds", "evaluate": "seconds/evaluate",
-         "attention": "seconds/attention", "save": "seconds/save"}
+SPENT = {
+    "train": "train_seconds",
+    "evaluate": "seconds/evaluate",
+    "attention": "seconds/attention",
+    "save": "seconds/save",
+}
 PARTS = Path(__file__).parent
 
 
@@ -55,43 +66,74 @@ def write_page(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     rows, config = read_rows(run_dir / METRICS), config_of(run_dir)
     latest = {key: value for row in rows for key, value in row.items()}
-    samples = [{"step": row["step"], "text": clipped(row["text"], LONGEST_SAMPLE)}
-               for row in read_rows(run_dir / SAMPLES) if isinstance(row.get("text"), str)]
+    samples = [
+        {"step": row["step"], "text": clipped(row["text"], LONGEST_SAMPLE)}
+        for row in read_rows(run_dir / SAMPLES)
+        if isinstance(row.get("text"), str)
+    ]
     content = {
-        "kind": "run", "title": run_dir.resolve().name, **of_shape(config and config.model),
-        "step": latest.get("step"), "maxSteps": config and config.max_steps,
-        "tokens": number(latest.get("tokens")), "points": MOST_POINTS,
+        "kind": "run",
+        "title": run_dir.resolve().name,
+        **of_shape(config and config.model),
+        "step": latest.get("step"),
+        "maxSteps": config and config.max_steps,
+        "tokens": number(latest.get("tokens")),
+        "points": MOST_POINTS,
         "curves": {key: curve(rows, key) for key in CURVES},
         "seconds": {kind: number(latest.get(key)) for kind, key in SPENT.items()},
         "samples": thin(samples, MOST_SAMPLES),
         "samplesLeftOut": max(0, len(samples) - MOST_SAMPLES),
-        "config": [[key, clipped(value, LONGEST_VALUE)]
-                   for key, value in settings_of(config).items()],
-        "looked": [row["step"] for row in filter(is_scored, rows)], "scored": scored(rows),
-        "findings": conclude(rows)}
-    return fill(run_dir / "report.html", content, shots_in(run_dir, run_dir),
-                model=config and kept_model(run_dir, config.model, latest))
+        "config": [
+            [key, clipped(value, LONGEST_VALUE)] for key, value in settings_of(config).items()
+        ],
+        "looked": [row["step"] for row in filter(is_scored, rows)],
+        "scored": scored(rows),
+        "findings": conclude(rows),
+    }
+    return fill(
+        run_dir / "report.html",
+        content,
+        shots_in(run_dir, run_dir),
+        model=config and kept_model(run_dir, config.model, latest),
+    )
 
 
-def attention_page(snapshot: dict, title: str, path: Path, model: Model,
-                   metrics: dict[str, float] | None = None, findings: list = (),
-                   prompted: int | None = None) -> Path:
+def attention_page(
+    snapshot: dict,
+    title: str,
+    path: Path,
+    model: Model,
+    metrics: dict[str, float] | None = None,
+    findings: list = (),
+    prompted: int | None = None,
+) -> Path:
     """Write a page of one prompt's attention, of what a look gives (attention_maps/look.py): its
     arrays as the snapshot (perhaps with a step), its metrics and its findings. prompted: tokens of
     the prompt; the model made the rest."""
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(snapshot))
     told = {key: value for key, value in (metrics or {}).items() if not key.startswith("births/")}
     rows = [told | {"step": shot.step}] if told else []
-    content = {"kind": "prompt", "title": clipped(title, LONGEST_TITLE), "prompted": prompted,
-               "looked": [], "scored": scored(rows), "findings": findings}
+    content = {
+        "kind": "prompt",
+        "title": clipped(title, LONGEST_TITLE),
+        "prompted": prompted,
+        "looked": [],
+        "scored": scored(rows),
+        "findings": findings,
+    }
     return fill(Path(path), content | of_shape(model.config), [shot], PROBES[:1], model)
 
 
 # --- what is in the page --------------------------------------------------------------------------
 
 
-def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = PROBES,
-         model: Model | None = None) -> Path:
+def fill(
+    path: Path,
+    content: dict,
+    shots: list[Shot],
+    names: tuple[str, ...] = PROBES,
+    model: Model | None = None,
+) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     read, blobs = [shot for shot in shots if shot.probes], Blobs()
     content, shots = content | {"unread": len(shots) - len(read)}, read
@@ -106,8 +148,7 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
                 left -= packed.size
                 needs[name, shot.step] = packed
     room -= NEEDS_BUDGET - left
-    maps = (maps_that_fit(shots, names, room, blobs)
-            or maps_that_fit(shots, names[:1], room, blobs))
+    maps = maps_that_fit(shots, names, room, blobs) or maps_that_fit(shots, names[:1], room, blobs)
     maps = maps or {"steps": [], "of": len(shots), "shape": None, "probes": []}
     for probe in maps["probes"]:
         found = [needs.get((probe["name"], step)) for step in maps["steps"]]
@@ -121,16 +162,20 @@ def fill(path: Path, content: dict, shots: list[Shot], names: tuple[str, ...] = 
 
 def of_shape(model: GPTConfig | None) -> dict:
     """What a page knows of the shape of its model."""
-    return {"groups": model and model.kv_heads, "tied": model and model.tie_embeddings,
-            "shapes": model and asdict(model)}
+    return {
+        "groups": model and model.kv_heads,
+        "tied": model and model.tie_embeddings,
+        "shapes": model and asdict(model),
+    }
 
 
 def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
     """The model of a run, by what its pictures and its newest checkpoint kept."""
     found = (run_dir / "attention").glob("step_" + "[0-9]" * 8 + ".safetensors")
     paths = {int(path.stem[5:]): path for path in sorted(found)}
-    births = [bisect_left([*paths], step) for key, step in latest.items()
-              if key.startswith("births/")]
+    births = [
+        bisect_left([*paths], step) for key, step in latest.items() if key.startswith("births/")
+    ]
     order = [len(paths) - 1, 0, *births, *(k - 1 for k in births), *range(len(paths))]
     steps = dict.fromkeys([*paths][k] for k in order if 0 <= k < len(paths))
     for path in sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))[-1:]:
@@ -138,9 +183,15 @@ def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
             stats = {step: ordinary(paths[step]).stat() for step in steps}
             whole = path.with_name("model.safetensors").stat().st_size // 2  # of float32
             size = max((stat.st_size for stat in stats.values()), default=whole)
-            return Model(config, read_object(path), size, {
-                step: partial(packed_weights, paths[step], stats[step].st_mtime_ns)
-                for step in steps})
+            return Model(
+                config,
+                read_object(path),
+                size,
+                {
+                    step: partial(packed_weights, paths[step], stats[step].st_mtime_ns)
+                    for step in steps
+                },
+            )
     return None
 
 
@@ -197,8 +248,10 @@ def scored(rows: list[dict]) -> dict:
     """The steps that have scores of heads, and each of those metrics in a column."""
     shown = thin(list(filter(is_scored, rows)), MOST_SCORED)
     keys = dict.fromkeys(key for row in shown for key in row if key.startswith(OF_HEADS))
-    return {"steps": [row["step"] for row in shown],
-            "columns": {key: [number(row.get(key), 4) for row in shown] for key in keys}}
+    return {
+        "steps": [row["step"] for row in shown],
+        "columns": {key: [number(row.get(key), 4) for row in shown] for key in keys},
+    }
 
 
 def curve(rows: list[dict], key: str, most: int = MOST_POINTS) -> dict:
@@ -230,8 +283,11 @@ def put_together(path: Path, name: str, content: dict, blobs: list[str]) -> Path
 
 def template(name: str) -> str:
     """A page without its data, with the parts that it names in comments."""
-    return re.sub(r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n",
-                  lambda part: template(part[1]), (PARTS / name).read_text(encoding="utf-8"))
+    return re.sub(
+        r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n",
+        lambda part: template(part[1]),
+        (PARTS / name).read_text(encoding="utf-8"),
+    )
 
 
 def safe_json(value) -> str:

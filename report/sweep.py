@@ -53,13 +53,18 @@ class Run:
         if "probe/repeat_gain" in last:
             found["repeat_gain"] = last["probe/repeat_gain"]
         for kind, best_of in (("births", min), ("heads", max)):
-            found |= {f"{kind}/{score}": best_of(values.values())
-                      for score, values in of_heads(last, kind).items()}
+            found |= {
+                f"{kind}/{score}": best_of(values.values())
+                for score, values in of_heads(last, kind).items()
+            }
         for kind in ("previous_token", "induction"):
             if (born := found.get(f"births/{kind}")) and found.get("step"):
                 found[f"tokens_at_birth/{kind}"] = born * found["tokens"] / found["step"]
-                after = (row["val/loss"] for row in self.rows
-                         if row["step"] >= born and "val/loss" in row)
+                after = (
+                    row["val/loss"]
+                    for row in self.rows
+                    if row["step"] >= born and "val/loss" in row
+                )
                 found[f"loss_at_birth/{kind}"] = next(after, nan)
         if repeated := pairs_again(self.path):
             found["pairs_again"] = repeated
@@ -97,8 +102,9 @@ def is_sweep(folder: Path) -> bool:
 def require_sweep(folder: Path) -> None:
     """Raise `UserError` where no sweep has begun in this folder."""
     if not is_sweep(folder):
-        raise UserError(f"{folder} is not the folder of a sweep: "
-                        "python train.py -m … names it when it ends")
+        raise UserError(
+            f"{folder} is not the folder of a sweep: python train.py -m … names it when it ends"
+        )
 
 
 def read_sweep(folder: Path) -> list[Run]:
@@ -145,8 +151,10 @@ def cached_config(path: Path, version: int) -> Config:
 
 def settings_of(config: Config | None) -> dict[str, str]:
     """Settings by their dotted names, as YAML would put them."""
-    return {name: value if isinstance(value, str) else json.dumps(value)
-            for name, _, value in (settings(config) if config else ())}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, _, value in (settings(config) if config else ())
+    }
 
 
 def parameters(run_dir: Path) -> int | None:
@@ -270,6 +278,5 @@ def best_run(runs: list[Run]) -> Run | None:
 
 def command(run: Run) -> str:
     """The command that gives this run again, for a shell."""
-    settings = (f"{key}={value}" for key, value in run.overrides.items()
-                if key != "sweep")
+    settings = (f"{key}={value}" for key, value in run.overrides.items() if key != "sweep")
     return " ".join(["python", "train.py", *map(shlex.quote, settings)])

@@ -18,12 +18,23 @@ from report.sweep import Run, Setting
 
 def write_csv(path: Path, runs: list[Run]) -> None:
     """A line for each run, those of the best setting first: what was swept, and its `measures`."""
-    lines = [{"run": run.path.name, "status": run.status, "reason": run.reason, **run.settings,
-              **run.measures} for setting in sweep.ranked(runs) for run in setting.runs]
+    lines = [
+        {
+            "run": run.path.name,
+            "status": run.status,
+            "reason": run.reason,
+            **run.settings,
+            **run.measures,
+        }
+        for setting in sweep.ranked(runs)
+        for run in setting.runs
+    ]
     fullest_first = sorted(lines, key=len, reverse=True)
     columns = list(dict.fromkeys(key for line in fullest_first for key in line))
-    with (atomic_write(path) as part,
-          part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file):
+    with (
+        atomic_write(path) as part,
+        part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+    ):
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(lines)
@@ -38,22 +49,37 @@ def thousands(value: float, unit: str = "") -> str:
 
 
 # The measures of the table by their weight; then come the births and the scores of heads.
-FORMATS = {"val/loss": "{:.4f}".format, "repeat_gain": "{:.2f}".format,
-           "tokens_at_birth/induction": thousands, "parameters": thousands,
-           "kv_cache_bytes": partial(thousands, unit="B"), "val/bits_per_byte": "{:.4f}".format,
-           "tokens_per_second": "{:,.0f}".format, "train_seconds": "{:,.0f}".format}
-HEADINGS = {"val/bits_per_byte": "bits/byte", "kv_cache_bytes": "KV cache",
-            "repeat_gain": "repeat gain", "tokens_at_birth/induction": "induction born",
-            "tokens_per_second": "tok/s here", "train_seconds": "train s"}
+FORMATS = {
+    "val/loss": "{:.4f}".format,
+    "repeat_gain": "{:.2f}".format,
+    "tokens_at_birth/induction": thousands,
+    "parameters": thousands,
+    "kv_cache_bytes": partial(thousands, unit="B"),
+    "val/bits_per_byte": "{:.4f}".format,
+    "tokens_per_second": "{:,.0f}".format,
+    "train_seconds": "{:,.0f}".format,
+}
+HEADINGS = {
+    "val/bits_per_byte": "bits/byte",
+    "kv_cache_bytes": "KV cache",
+    "repeat_gain": "repeat gain",
+    "tokens_at_birth/induction": "induction born",
+    "tokens_per_second": "tok/s here",
+    "train_seconds": "train s",
+}
 
 
 def table(settings: list[Setting], metric: str, width: int) -> Table:
     """The settings in a table; of its columns, by their weight, as many as fit into `width`."""
     keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
     short = [key.rpartition(".")[2] for key in keys]
-    columns = [[name if short.count(name) == 1 else key,
-                *(sweep.brief(setting.settings.get(key, "")) for setting in settings)]
-               for key, name in zip(keys, short)]
+    columns = [
+        [
+            name if short.count(name) == 1 else key,
+            *(sweep.brief(setting.settings.get(key, "")) for setting in settings),
+        ]
+        for key, name in zip(keys, short)
+    ]
     if any("seed" in run.settings for setting in settings for run in setting.runs):
         columns.append(["seeds", *(counted(len(s.finished), len(s.runs)) for s in settings)])
     finished = [run for setting in settings for run in setting.finished]
@@ -67,8 +93,11 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
         columns.append(column)
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for n, (heading, *_) in enumerate(columns):
-        made.add_column(Text(printable(heading, one_line=True)), no_wrap=n >= len(keys),
-                        justify="left" if n < len(keys) else "right")
+        made.add_column(
+            Text(printable(heading, one_line=True)),
+            no_wrap=n >= len(keys),
+            justify="left" if n < len(keys) else "right",
+        )
     for row in zip(*(cells for _, *cells in columns)):
         made.add_row(*(Text(printable(text, one_line=True)) for text in row))
     return made
@@ -95,17 +124,29 @@ def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
     """What is printed below the table, (name, value) each: the best, what failed, what is next."""
     lines, best, settings = [], sweep.best_run(runs), sweep.ranked(runs)
     if best and sweep.one_seed(settings):
-        lines += [("lowest", f"{settings[0].name}; one seed: a difference this small is no finding,"
-                   " add seed=1,2,3")]
+        lines += [
+            (
+                "lowest",
+                f"{settings[0].name}; one seed: a difference this small is no finding,"
+                " add seed=1,2,3",
+            )
+        ]
     elif best and settings[0].name:  # more than the seed
         second = sweep.no_better(settings, sweep.compared_by(runs))
-        lines += [("best", settings[0].name
-                   + (f", but {second.name} is within the error" if second else ""))]
+        lines += [
+            (
+                "best",
+                settings[0].name + (f", but {second.name} is within the error" if second else ""),
+            )
+        ]
     if best:
         lines += [("best run", sweep.command(best))]
     lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
-    lines += [("unfinished", f"{run.path.name}: {run.rows[-1]['step'] if run.rows else 0:,} steps")
-              for run in runs if run.status == "unfinished"]
+    lines += [
+        ("unfinished", f"{run.path.name}: {run.rows[-1]['step'] if run.rows else 0:,} steps")
+        for run in runs
+        if run.status == "unfinished"
+    ]
     lines += [("table", str(folder / sweep.CSV)), ("page", str(folder / sweep.PAGE))]
     if any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"

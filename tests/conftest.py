@@ -35,14 +35,24 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # The examples of a test differ from run to run: few in each run, many with
 # --hypothesis-profile=soak. On a busy machine drawing them is slow too, which is no fault.
 for profile, examples in (("few", 25), ("soak", 300)):
-    settings.register_profile(profile, deadline=None, max_examples=examples,
-                              suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile("few")
 
 ROOT = Path(__file__).parents[1]
-TINY = ["model.n_layer=2", "model.n_head=2", "model.n_kv_head=1", "model.n_embd=32",
-        "model.block_size=32", "batch_size=4",
-        "tokenizer=char", "log.every=1", "compile=false", "precision=fp32"]
+TINY = [
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.n_kv_head=1",
+    "model.n_embd=32",
+    "model.block_size=32",
+    "batch_size=4",
+    "tokenizer=char",
+    "log.every=1",
+    "compile=false",
+    "precision=fp32",
+]
 
 
 def soak(*values):
@@ -95,8 +105,22 @@ def _own_environment(shared):
 
 def write_text(folder: Path) -> None:
     rng = random.Random(0)
-    words = ["the", "glass", "model", "attends", "to", "every", "token", "before", "it", "and",
-             "writes", "what", "follows", "é—λ"]
+    words = [
+        "the",
+        "glass",
+        "model",
+        "attends",
+        "to",
+        "every",
+        "token",
+        "before",
+        "it",
+        "and",
+        "writes",
+        "what",
+        "follows",
+        "é—λ",
+    ]
     lines = [" ".join(rng.choices(words, k=rng.randrange(4, 12))) for _ in range(270)]
     (folder / "words.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -111,14 +135,23 @@ def text_file(shared) -> Path:
 def tiny(text_file, tmp_path) -> Config:
     """A run of a second: 2 layers, 2 heads sharing 1 key/value head, 12 steps on `text_file`."""
     return Config(
-        run_dir=str(tmp_path / "run"), device="cpu", precision="fp32", compile=False, max_steps=12,
+        run_dir=str(tmp_path / "run"),
+        device="cpu",
+        precision="fp32",
+        compile=False,
+        max_steps=12,
         batch_size=4,
-        model=GPTConfig(vocab_size=None, block_size=32, n_layer=2, n_head=2, n_kv_head=1,
-                        n_embd=32),
-        data=DataConfig(source="text", path=str(text_file)), tokenizer=TokenizerConfig(name="char"),
-        log=LogConfig(every=1), eval=EvalConfig(every=4), checkpoint=CheckpointConfig(every=4),
+        model=GPTConfig(
+            vocab_size=None, block_size=32, n_layer=2, n_head=2, n_kv_head=1, n_embd=32
+        ),
+        data=DataConfig(source="text", path=str(text_file)),
+        tokenizer=TokenizerConfig(name="char"),
+        log=LogConfig(every=1),
+        eval=EvalConfig(every=4),
+        checkpoint=CheckpointConfig(every=4),
         attention=AttentionConfig(every=6, tokens=16),
-        wandb=WandbConfig(mode="disabled"))
+        wandb=WandbConfig(mode="disabled"),
+    )
 
 
 @pytest.fixture
@@ -159,13 +192,21 @@ def command(tmp_path):
 @pytest.fixture
 def new_command(tmp_path):
     """`command` with an interpreter of its own, where it matters how the program starts."""
+
     def run(script: str, *args: str, env: dict | None = None, **more):
         # None takes a variable out of the environment.
         changed = {**os.environ, **(env or {})}
         return subprocess.run(
-            [sys.executable, str(ROOT / script), *args], cwd=tmp_path, capture_output=True,
+            [sys.executable, str(ROOT / script), *args],
+            cwd=tmp_path,
+            capture_output=True,
             env={key: value for key, value in changed.items() if value is not None},
-            stdin=subprocess.DEVNULL, timeout=600, text=True, encoding="utf-8", **more)
+            stdin=subprocess.DEVNULL,
+            timeout=600,
+            text=True,
+            encoding="utf-8",
+            **more,
+        )
 
     return run
 
@@ -202,8 +243,9 @@ def chromium():
     if not shutil.which("chromium"):
         pytest.skip("there is no chromium on this machine")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"),
-                                             args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         yield browser
         browser.close()
 
@@ -228,15 +270,28 @@ def see(chromium):
         contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **context))
         contexts[-1].set_offline(True)
         tab = contexts[-1].new_page()
-        tab.on("console", lambda message: errors.append(message.text)
-               if message.type in ("error", "warning") else None)
+        tab.on(
+            "console",
+            lambda message: (
+                errors.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on("request", lambda request: errors.append(request.url)
-               if not request.url.startswith(("file:", "data:", "blob:")) else None)
+        tab.on(
+            "request",
+            lambda request: (
+                errors.append(request.url)
+                if not request.url.startswith(("file:", "data:", "blob:"))
+                else None
+            ),
+        )
         tab.goto(path.as_uri())
         expect(tab).not_to_have_title("GlassGPT")
-        wait_until(tab, "[...document.querySelectorAll('#map-title, .side h3')]"  # as maps come
-                        ".every(title => title.textContent || !title.checkVisibility())")
+        wait_until(
+            tab,
+            "[...document.querySelectorAll('#map-title, .side h3')]"  # as maps come
+            ".every(title => title.textContent || !title.checkVisibility())",
+        )
         tab.wait_for_timeout(150)
         return tab
 

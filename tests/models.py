@@ -14,24 +14,35 @@ few = settings(max_examples=settings.default.max_examples // 3)  # a model is bu
 
 # Small models of every kind. All head sizes are even, which rotary positions need.
 configs = st.builds(
-    GPTConfig, vocab_size=st.just(23), block_size=st.just(16), n_layer=st.just(2),
+    GPTConfig,
+    vocab_size=st.just(23),
+    block_size=st.just(16),
+    n_layer=st.just(2),
     n_head=st.just(4),
-    n_kv_head=st.sampled_from([None, 1, 2, 4]), n_embd=st.just(16),
+    n_kv_head=st.sampled_from([None, 1, 2, 4]),
+    n_embd=st.just(16),
     head_dim=st.sampled_from([None, 6]),
-    value_head_dim=st.sampled_from([None, 3]), mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
-    norm=st.sampled_from(["layernorm", "rmsnorm"]), position=st.sampled_from(["learned", "rope"]),
-    rope_theta=st.sampled_from([100.0, 10000.0]), rope_factor=st.sampled_from([1.0, 4.0]),
+    value_head_dim=st.sampled_from([None, 3]),
+    mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
+    norm=st.sampled_from(["layernorm", "rmsnorm"]),
+    position=st.sampled_from(["learned", "rope"]),
+    rope_theta=st.sampled_from([100.0, 10000.0]),
+    rope_factor=st.sampled_from([1.0, 4.0]),
     rope_trained=st.sampled_from([None, 8]),
     qk_norm=st.sampled_from([False, True, "gains"]),
     bias=st.sampled_from([False, True, "attention", "qkv"]),
-    tie_embeddings=st.booleans(), ngrams=st.sampled_from([0, 3]), ngram_rows=st.just(600),
-    ngram_size=st.sampled_from([None, 5]))
+    tie_embeddings=st.booleans(),
+    ngrams=st.sampled_from([0, 3]),
+    ngram_rows=st.just(600),
+    ngram_size=st.sampled_from([None, 5]),
+)
 seeds = st.integers(0, 2**31)
 
 
 def small(**changes):
-    return GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16,
-                        **changes})
+    return GPTConfig(
+        **{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16, **changes}
+    )
 
 
 def lively(module, seed=0):
@@ -62,11 +73,17 @@ def of_ngrams(model, tokens, hidden=None):
     for t in range(len(tokens)):
         rows = []
         for length in range(2, n + 1):
-            gram = tuple(tokens[max(0, t + 1 - length):t + 1].tolist())
+            gram = tuple(tokens[max(0, t + 1 - length) : t + 1].tolist())
             begins_later = len(gram) < length or (
-                hidden is not None and t + 1 - length <= hidden < t)
-            rows.append(2 * (length - 2) + 1 if begins_later else
-                        2 * (n - 1) + found[gram] if gram in found else 2 * (length - 2))
+                hidden is not None and t + 1 - length <= hidden < t
+            )
+            rows.append(
+                2 * (length - 2) + 1
+                if begins_later
+                else 2 * (n - 1) + found[gram]
+                if gram in found
+                else 2 * (length - 2)
+            )
         sums.append(model.ngrams.table[rows].sum(dim=0))
     return torch.nn.functional.pad(torch.stack(sums), (0, model.ngrams.rest))
 

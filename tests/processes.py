@@ -48,8 +48,13 @@ def hasten(set_attribute: Callable[..., None] = setattr) -> None:
 
     set_attribute(snapshot, "SAMPLE_TOKENS", 8)
     set_attribute(snapshot, "ABLATION_TOKENS", 64)
-    set_attribute(picture, "draw", lambda maps, words, path, *_: Image.fromarray(
-        picture.coloured(maps[0, 0])).save(path, "png"))
+    set_attribute(
+        picture,
+        "draw",
+        lambda maps, words, path, *_: Image.fromarray(picture.coloured(maps[0, 0])).save(
+            path, "png"
+        ),
+    )
 
 
 def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:
@@ -94,8 +99,14 @@ class Process:
     patched there, from outside.
     """
 
-    def __init__(self, folder: Path, *argv: str, script: str = "train.py",
-                 fault: Callable[[], None] = lambda: None, stdout: int | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *argv: str,
+        script: str = "train.py",
+        fault: Callable[[], None] = lambda: None,
+        stdout: int | None = None,
+    ):
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         self.status = None
         ready()
@@ -144,15 +155,26 @@ class Process:
             time.sleep(0.002)
 
     def said(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in (self.out, self.err)
-                       if path.exists())
+        return "".join(
+            path.read_text(errors="replace") for path in (self.out, self.err) if path.exists()
+        )
 
 
 def tiny(text_file: Path, *more: str) -> list[str]:
     """A run with dropout, of 12 steps, that evaluates and saves every 4 and captures every 6."""
-    return [*TINY, "data=text", f"data.path={text_file}", "run_dir=run", "max_steps=12",
-            "model.dropout=0.2", "eval.every=4", "attention.every=6",
-            "attention.tokens=16", "checkpoint.every=4", *more]
+    return [
+        *TINY,
+        "data=text",
+        f"data.path={text_file}",
+        "run_dir=run",
+        "max_steps=12",
+        "model.dropout=0.2",
+        "eval.every=4",
+        "attention.every=6",
+        "attention.tokens=16",
+        "checkpoint.every=4",
+        *more,
+    ]
 
 
 def finished(folder: Path, *argv: str, status: int = 0, **more) -> str:
@@ -163,11 +185,18 @@ def finished(folder: Path, *argv: str, status: int = 0, **more) -> str:
     return process.said()
 
 
-def run(folder: Path, script: str, *argv: str, env: dict[str, str | None] | None = None,
-        input: str | bytes = "", cwd: Path | None = None,
-        text: bool = True) -> subprocess.CompletedProcess:
+def run(
+    folder: Path,
+    script: str,
+    *argv: str,
+    env: dict[str, str | None] | None = None,
+    input: str | bytes = "",
+    cwd: Path | None = None,
+    text: bool = True,
+) -> subprocess.CompletedProcess:
     """A `Process` to its end, in `folder` or `cwd`. It reads `input`, no more than a pipe holds,
     and has the variables of `env`: None takes one out. With text=False what it said is bytes."""
+
     def begin():
         os.chdir(cwd or folder)
         os.dup2(stdin, 0)
@@ -181,16 +210,24 @@ def run(folder: Path, script: str, *argv: str, env: dict[str, str | None] | None
         process = Process(Path(said), *argv, script=script, fault=begin)
         os.close(stdin)
         status = process.wait()
-        out, err = (path.read_text("utf-8") if text else path.read_bytes()
-                    for path in (process.out, process.err))
+        out, err = (
+            path.read_text("utf-8") if text else path.read_bytes()
+            for path in (process.out, process.err)
+        )
     return subprocess.CompletedProcess([script, *argv], status, out, err)
 
 
-def at_call(owner, name: str, call: int, do: Callable[[], None],
-            when: Callable[..., bool] = lambda *args: True) -> Callable[[], None]:
+def at_call(
+    owner,
+    name: str,
+    call: int,
+    do: Callable[[], None],
+    when: Callable[..., bool] = lambda *args: True,
+) -> Callable[[], None]:
     """A fault: at the n-th call of owner.name that `when` is for, `do` something first."""
+
     def fault():
-        calls, original = iter(range(1, 10 ** 9)), getattr(owner, name)
+        calls, original = iter(range(1, 10**9)), getattr(owner, name)
 
         def patched(*args, **more):
             if when(*args) and next(calls) == call:
@@ -231,8 +268,9 @@ def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
     assert timeless(one) == timeless(other)
     assert Path(one, "samples.jsonl").read_text() == Path(other, "samples.jsonl").read_text()
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert same_tensors(*(Path(run, "checkpoints", f"step_{step:08d}", name)
-                              for run in (one, other)))
+        assert same_tensors(
+            *(Path(run, "checkpoints", f"step_{step:08d}", name) for run in (one, other))
+        )
     snapshots = sorted(p.name for p in Path(one, "attention").glob("*.npz"))
     assert snapshots == sorted(p.name for p in Path(other, "attention").glob("*.npz"))
     for name in snapshots:
@@ -248,4 +286,3 @@ def after_8_steps(whole: Path, copy: Path) -> Path:
         if folder.name not in ("step_00000004", "step_00000008"):
             shutil.rmtree(folder)
     return copy
-

@@ -35,13 +35,58 @@ ROOT = Path(__file__).parents[1]
 # An argument is any text without NUL.
 arguments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 # Signs that mean something to a shell, to Hydra or to OmegaConf, thickly sown.
-SIGNS = [*"'\"\\,=()[]{}<>~+$:;|&*?#@!%^ \t\n", "${", "}", "${x}", "${oc.env:HOME}", "\\'", "\\\\",
-         "???", "null", "true", "1e3", "é", "日本", "😀", "choice(", "--"]
+SIGNS = [
+    *"'\"\\,=()[]{}<>~+$:;|&*?#@!%^ \t\n",
+    "${",
+    "}",
+    "${x}",
+    "${oc.env:HOME}",
+    "\\'",
+    "\\\\",
+    "???",
+    "null",
+    "true",
+    "1e3",
+    "é",
+    "日本",
+    "😀",
+    "choice(",
+    "--",
+]
 typed = arguments | st.lists(st.sampled_from([*SIGNS, "a"]), max_size=8).map("".join)
-KNOWN_HARD = ["", " ", "it's", "Hello, world", "~/notes (1).txt", "café", "a=b", "[1,2]", "{a: 1}",
-              "${seed}", r"\${seed}", "\\", "\\'", "a\\", "'quoted'", '"quoted"', "None", "NULL",
-              "true", "1", "1e3", "007", "-", "--help", "a  b", "#", "glob(*)", "choice(1,2)",
-              "x,", "+x", "~x"]
+KNOWN_HARD = [
+    "",
+    " ",
+    "it's",
+    "Hello, world",
+    "~/notes (1).txt",
+    "café",
+    "a=b",
+    "[1,2]",
+    "{a: 1}",
+    "${seed}",
+    r"\${seed}",
+    "\\",
+    "\\'",
+    "a\\",
+    "'quoted'",
+    '"quoted"',
+    "None",
+    "NULL",
+    "true",
+    "1",
+    "1e3",
+    "007",
+    "-",
+    "--help",
+    "a  b",
+    "#",
+    "glob(*)",
+    "choice(1,2)",
+    "x,",
+    "+x",
+    "~x",
+]
 
 
 def sample_config(argv: list[str]) -> SampleConfig:
@@ -118,6 +163,7 @@ MISTAKES = [
 @pytest.fixture
 def answered(monkeypatch, tmp_path, capsys):
     """answered(command line) → (exit status, stdout, stderr) of what is answered before torch."""
+
     def answer(line: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["train.py", *line.split()])
         try:
@@ -159,8 +205,9 @@ def test_of_several_processes_the_first_alone_speaks_and_looks_at_folders(answer
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script, line", [
-    ("train.py", "data=text data.path=nowhere"), ("sample.py", "temprature=1")])
+@pytest.mark.parametrize(
+    "script, line", [("train.py", "data=text data.path=nowhere"), ("sample.py", "temprature=1")]
+)
 def test_a_mistake_is_answered_before_torch_is_imported(script, line, new_command, tmp_path):
     folder = tmp_path / "path"
     folder.mkdir()
@@ -173,11 +220,22 @@ def test_a_mistake_is_answered_before_torch_is_imported(script, line, new_comman
 # --- what is taken --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["max_steps=3"], ["model=small", "optim=muon"], ["--cfg", "job"],
-                                  ["hydra/launcher=basic"], ["seed=1", "-c", "job"],
-                                  ["seed=1,2", "-m"], ["model=glob(*)", "-m"],
-                                  ["optim.lr=choice(1,2)", "-m"], ["data.name=a b,c", "-m"],
-                                  ["--config-dir", str(ROOT / "docs")], ["data.name=null"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["max_steps=3"],
+        ["model=small", "optim=muon"],
+        ["--cfg", "job"],
+        ["hydra/launcher=basic"],
+        ["seed=1", "-c", "job"],
+        ["seed=1,2", "-m"],
+        ["model=glob(*)", "-m"],
+        ["optim.lr=choice(1,2)", "-m"],
+        ["data.name=a b,c", "-m"],
+        ["--config-dir", str(ROOT / "docs")],
+        ["data.name=null"],
+    ],
+)
 def test_what_needs_no_quotes_is_passed_on_as_it_is(argv):
     assert check_arguments(argv) == argv
 
@@ -191,9 +249,17 @@ def alternatives(value: str) -> list:
     return [parse(f"data.name={text}").value() for text in override.sweep_string_iterator()]
 
 
-@pytest.mark.parametrize("value, meant", [
-    ("a", ["a"]), ("/notes,a b.txt", ["/notes", "a b.txt"]), ("'a,b',c", ["a,b", "c"]),
-    ("choice(a,b)", ["a", "b"]), ("null,a", [None, "a"]), ("it's (1)", ["it's (1)"])])
+@pytest.mark.parametrize(
+    "value, meant",
+    [
+        ("a", ["a"]),
+        ("/notes,a b.txt", ["/notes", "a b.txt"]),
+        ("'a,b',c", ["a,b", "c"]),
+        ("choice(a,b)", ["a", "b"]),
+        ("null,a", [None, "a"]),
+        ("it's (1)", ["it's (1)"]),
+    ],
+)
 def test_a_sweep_separates_what_hydra_can_read_and_takes_the_rest_as_one_text(value, meant):
     assert alternatives(value) == meant
 
@@ -212,10 +278,11 @@ def test_a_text_arrives_as_it_was_typed(text, hydra):
 @pytest.mark.slow
 def test_a_text_that_others_take_for_syntax_arrives_as_it_was_typed(hydra):
     for n in range(0, len(KNOWN_HARD), 3):
-        texts = KNOWN_HARD[n:n + 3]
-        config = composed(*(f"{name}={text}" for name, text in
-                            zip(("data.path", "data.name", "run_dir"), texts)))
-        assert [config.data.path, config.data.name, config.run_dir][:len(texts)] == texts
+        texts = KNOWN_HARD[n : n + 3]
+        config = composed(
+            *(f"{name}={text}" for name, text in zip(("data.path", "data.name", "run_dir"), texts))
+        )
+        assert [config.data.path, config.data.name, config.run_dir][: len(texts)] == texts
 
 
 @pytest.mark.slow
@@ -253,13 +320,24 @@ def test_settings_of_sample_have_their_types():
     assert config == SampleConfig(top_k=5, temperature=0.0, prompt="5")
 
 
-@pytest.mark.parametrize("argv, sentence", [
-    (["temprature=1"], "temprature is not a setting; did you mean temperature? python sample.py"),
-    (["prompt=def", "main"], "main is not of the form key=value, in quotes where the value has"),
-    (["--prompt"], "--prompt is not of the form key=value"),
-    (["prompt=a", "score=b"], "both given"), (["json=true"], "json is not a setting"),
-    (["--start=To be"], "here it is prompt=TEXT"),
-    (["top_k=1.5"], "top_k: Value '1.5' of type 'str' could not be converted to Integer")])
+@pytest.mark.parametrize(
+    "argv, sentence",
+    [
+        (
+            ["temprature=1"],
+            "temprature is not a setting; did you mean temperature? python sample.py",
+        ),
+        (
+            ["prompt=def", "main"],
+            "main is not of the form key=value, in quotes where the value has",
+        ),
+        (["--prompt"], "--prompt is not of the form key=value"),
+        (["prompt=a", "score=b"], "both given"),
+        (["json=true"], "json is not a setting"),
+        (["--start=To be"], "here it is prompt=TEXT"),
+        (["top_k=1.5"], "top_k: Value '1.5' of type 'str' could not be converted to Integer"),
+    ],
+)
 def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
     with pytest.raises(Exception) as error:
         sample_config(argv)
@@ -270,7 +348,8 @@ def test_a_mistake_in_the_settings_of_sample_is_one_sentence(argv, sentence):
 
 
 def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_window(
-        answered, monkeypatch):
+    answered, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     status, out, err = answered("max_steps=3 --help")
     assert (status, err) == (0, "") and all(len(line) <= 80 for line in out.splitlines())
@@ -292,34 +371,41 @@ def test_help_is_printed_in_every_encoding(argv, tmp_path):
 
 
 def test_every_setting_of_nanogpt_in_the_docs_is_taken_or_answered():
-    table = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").partition(
-        "| nanoGPT | here |")[2]
+    table = (
+        (ROOT / "docs" / "settings.md")
+        .read_text(encoding="utf-8")
+        .partition("| nanoGPT | here |")[2]
+    )
     rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
     cells = [name for row in rows for name in re.findall(r"`([\w=]+)`", row[1] + row[3])]
     assert len(cells) > 15
     taken = {name for name, _, _ in settings(Config())}
     for name in cells:
         if name not in taken:
-            assert re.search(r"here it is|did you mean", refused(name if "=" in name
-                                                                 else f"{name}=1"))
+            assert re.search(
+                r"here it is|did you mean", refused(name if "=" in name else f"{name}=1")
+            )
 
 
 # --- presets of one's own -------------------------------------------------------------------------
 
 GLOBAL = "# @package _global_\n"
-OWN = {"model/tiny": "n_layer: 1\nn_head: 2\nn_embd: 16\nblock_size: 16\n",
-       "data/mine": f"source: text\npath: {ROOT / 'LICENSE'}\n",
-       "tokenizer/letters": "name: char\n",
-       "experiment/mine": GLOBAL + "defaults:\n  - override /model: tiny\n"
-                          "  - override /data: mine\n  - override /tokenizer: letters\n"
-                          "max_steps: 2\nbatch_size: 2\nattention:\n  every: 0\n",
-       "sweep/seeds": GLOBAL + "hydra:\n  sweeper:\n    params:\n"
-                      "      seed: 1,2\n      experiment: mine\n"}
+OWN = {
+    "model/tiny": "n_layer: 1\nn_head: 2\nn_embd: 16\nblock_size: 16\n",
+    "data/mine": f"source: text\npath: {ROOT / 'LICENSE'}\n",
+    "tokenizer/letters": "name: char\n",
+    "experiment/mine": GLOBAL + "defaults:\n  - override /model: tiny\n"
+    "  - override /data: mine\n  - override /tokenizer: letters\n"
+    "max_steps: 2\nbatch_size: 2\nattention:\n  every: 0\n",
+    "sweep/seeds": GLOBAL + "hydra:\n  sweeper:\n    params:\n"
+    "      seed: 1,2\n      experiment: mine\n",
+}
 
 
 @pytest.fixture
 def own(tmp_path):
     """Add presets to a folder for --config-dir: own({"model/tiny": "n_layer: 1"})."""
+
     def write(presets: dict[str, str]) -> str:
         for name, text in presets.items():
             path = tmp_path / "own" / f"{name}.yaml"
@@ -338,8 +424,14 @@ def test_presets_of_ones_own_are_for_runs_that_go_on_and_for_sweeps(own, tmp_pat
         assert (done.returncode, done.stderr) == (0, "")
         kept = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
         assert (kept["model"]["n_embd"], kept["max_steps"]) == (16, steps)
-    done = command("train.py", folder, "-m", "sweep=seeds", "hydra.sweep.dir=~/sweep",
-                   env={"HOME": str(tmp_path)})
+    done = command(
+        "train.py",
+        folder,
+        "-m",
+        "sweep=seeds",
+        "hydra.sweep.dir=~/sweep",
+        env={"HOME": str(tmp_path)},
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(path.name for path in (tmp_path / "sweep").glob("*/")) == ["seed=1", "seed=2"]
     best = re.search(r"^best run +python (train.py .*)", done.stdout, re.MULTILINE)[1]
@@ -347,11 +439,15 @@ def test_presets_of_ones_own_are_for_runs_that_go_on_and_for_sweeps(own, tmp_pat
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name, text, sentence", [
-    ("experiment/bad", GLOBAL + "max_steps: [3\n", "bad.yaml, line 3: expected"),
-    ("experiment/bad", GLOBAL + "max_step: 3\n", "In 'experiment/bad': ConfigKeyError"),
-    ("model/bad", "n_layer: many\n", "In 'model/bad': ValidationError"),
-    ("experiment/bad", GLOBAL + "defaults:\n  - override /model: smal\n", "did you mean small")])
+@pytest.mark.parametrize(
+    "name, text, sentence",
+    [
+        ("experiment/bad", GLOBAL + "max_steps: [3\n", "bad.yaml, line 3: expected"),
+        ("experiment/bad", GLOBAL + "max_step: 3\n", "In 'experiment/bad': ConfigKeyError"),
+        ("model/bad", "n_layer: many\n", "In 'model/bad': ValidationError"),
+        ("experiment/bad", GLOBAL + "defaults:\n  - override /model: smal\n", "did you mean small"),
+    ],
+)
 def test_a_mistake_in_a_preset_of_ones_own_is_one_sentence(name, text, sentence, own, answered):
     status, out, err = answered(f"{own({name: text})} {name.replace('/', '=')}")
     assert (status, out) == (1, "") and sentence in err and err.count("\n") == 1, err
@@ -374,8 +470,10 @@ def test_a_run_goes_on_with_its_own_configuration_and_what_is_typed(hydra, tmp_p
     config = configured(f"run_dir={tmp_path}", "resume=true", "max_steps=5000", "optim.lr=0.5")
     assert (config.model, config.max_steps) == (kept.model, 5000)
     assert "note: optim.lr is 0.5 from here on; it was 0.001" in capsys.readouterr().out
-    for typed, wrong in (("model.n_layer=8", "n_layer: 3 in the run, 8 asked for"),
-                         ("seed=2", "seed: 1337 in the run")):
+    for typed, wrong in (
+        ("model.n_layer=8", "n_layer: 3 in the run, 8 asked for"),
+        ("seed=2", "seed: 1337 in the run"),
+    ):
         with pytest.raises(UserError, match=wrong):
             configured(f"run_dir={tmp_path}", "resume=true", typed)
     assert configured(f"run_dir={tmp_path / 'new'}", "resume=auto").model.n_layer == 4

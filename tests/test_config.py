@@ -80,14 +80,25 @@ SAMPLE_WRONG = [
     ({"attention": "map.png"}, "attention=map.png does not end in .html"),
 ]
 RIGHT = [
-    {}, {"optim.warmup_steps": 0}, {"optim.warmup_steps": 999}, {"max_steps": 1},
-    {"batch_size": 32, "accumulate": 32}, {"seed": 2**63 - 1}, {"device": "cuda:1"},
-    {"resume": "auto"}, {"resume": True, "run_dir": "x"},
-    {"model.n_head": 3, "model.head_dim": 7}, {"model.position": "rope", "model.head_dim": 2},
-    {"data.source": "text", "data.path": "x"}, {"data.source": "shakespeare", "data.path": "x"},
-    {"tokenizer.name": "o200k_base"}, {"data.source": "hf", "data.name": "a/b", "data.subset": "c"},
+    {},
+    {"optim.warmup_steps": 0},
+    {"optim.warmup_steps": 999},
+    {"max_steps": 1},
+    {"batch_size": 32, "accumulate": 32},
+    {"seed": 2**63 - 1},
+    {"device": "cuda:1"},
+    {"resume": "auto"},
+    {"resume": True, "run_dir": "x"},
+    {"model.n_head": 3, "model.head_dim": 7},
+    {"model.position": "rope", "model.head_dim": 2},
+    {"data.source": "text", "data.path": "x"},
+    {"data.source": "shakespeare", "data.path": "x"},
+    {"tokenizer.name": "o200k_base"},
+    {"data.source": "hf", "data.name": "a/b", "data.subset": "c"},
     {"log.every": 0, "eval.every": 0, "checkpoint.every": 0, "attention.every": 0},
-    {"optim.grad_clip": 0.0}, {"optim.decay_share": 1.0}, {"compile": True},
+    {"optim.grad_clip": 0.0},
+    {"optim.decay_share": 1.0},
+    {"compile": True},
 ]
 
 
@@ -102,26 +113,46 @@ def test_a_wrong_setting_is_named_with_its_value_and_what_to_do(kind, cases):
 def test_a_value_at_its_bound_is_taken():
     for values in RIGHT:
         changed(Config(), values).check()
-    for values in ({"temperature": 0.0}, {"top_p": 1.0}, {"min_p": 0.0}, {"checkpoint": "0"},
-                   {"prompt": ""}, {"attention": "a.html"}):
+    for values in (
+        {"temperature": 0.0},
+        {"top_p": 1.0},
+        {"min_p": 0.0},
+        {"checkpoint": "0"},
+        {"prompt": ""},
+        {"attention": "a.html"},
+    ):
         changed(SampleConfig(), values).check()
 
 
-BOUNDED = [(name, f) for name, f, _ in settings(Config())
-           if any(f.metadata.get(key) is not None for key in ("choices", "ge", "gt", "le", "lt"))]
+BOUNDED = [
+    (name, f)
+    for name, f, _ in settings(Config())
+    if any(f.metadata.get(key) is not None for key in ("choices", "ge", "gt", "le", "lt"))
+]
 
 
-@given(pick=st.sampled_from(BOUNDED),
-       value=st.integers(-10**6, 10**6) | st.floats(-10, 10) | st.text(max_size=5))
+@given(
+    pick=st.sampled_from(BOUNDED),
+    value=st.integers(-(10**6), 10**6) | st.floats(-10, 10) | st.text(max_size=5),
+)
 def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
     name, f = pick
     number, choices = "int" in str(f.type) or "float" in str(f.type), f.metadata.get("choices")
     if number == isinstance(value, str):
         return
-    inside = value in choices if choices else all(
-        f.metadata.get(key) is None or good(value, f.metadata[key]) for key, good in (
-            ("ge", lambda v, b: v >= b), ("gt", lambda v, b: v > b), ("le", lambda v, b: v <= b),
-            ("lt", lambda v, b: v < b)))
+    inside = (
+        value in choices
+        if choices
+        else all(
+            f.metadata.get(key) is None or good(value, f.metadata[key])
+            for key, good in (
+                ("ge", lambda v, b: v >= b),
+                ("gt", lambda v, b: v > b),
+                ("le", lambda v, b: v <= b),
+                ("lt", lambda v, b: v < b),
+            )
+        )
+    )
     if not inside:
         with pytest.raises(UserError, match=rf"^{re.escape(name)}="):
             changed(Config(), {name: value}).check()
@@ -130,8 +161,12 @@ def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
 # --- what follows from a shape --------------------------------------------------------------------
 
 
-@given(heads=st.integers(1, 16), size=st.integers(1, 64), kv=st.none() | st.integers(1, 16),
-       mlp=st.sampled_from(["gelu", "swiglu", "relu2"]))
+@given(
+    heads=st.integers(1, 16),
+    size=st.integers(1, 64),
+    kv=st.none() | st.integers(1, 16),
+    mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
+)
 def test_what_is_left_out_follows_from_the_rest(heads, size, kv, mlp):
     shape = GPTConfig(vocab_size=9, n_head=heads, n_embd=heads * size, n_kv_head=kv, mlp=mlp)
     assert (shape.key_dim, shape.value_dim, shape.kv_heads) == (size, size, kv or heads)
@@ -170,8 +205,11 @@ def test_a_kept_configuration_is_read_back_the_same(tmp_path):
 
 
 @pytest.mark.slow
-@given(text=st.text(st.characters(exclude_categories=["Cs"])), lr=st.floats(1e-12, 1e3),
-       seed=st.integers(0, 2**63 - 1))
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"])),
+    lr=st.floats(1e-12, 1e3),
+    seed=st.integers(0, 2**63 - 1),
+)
 @example(text="null", lr=1e-5, seed=0)
 @example(text="1e3", lr=3e-4, seed=1)
 @example(text="~/notes (1).txt", lr=1.0, seed=2)
@@ -179,8 +217,10 @@ def test_a_kept_configuration_is_read_back_the_same(tmp_path):
 @example(text=r"\\${seed} ${", lr=1.0, seed=2)
 def test_any_text_and_number_is_read_back_the_same(text, lr, seed, tmp_path_factory):
     assume(text != "???")  # which the command line refuses
-    config = changed(Config(), {"data.path": text, "data.name": text, "run_dir": text,
-                                "optim.lr": lr, "seed": seed})
+    config = changed(
+        Config(),
+        {"data.path": text, "data.name": text, "run_dir": text, "optim.lr": lr, "seed": seed},
+    )
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
@@ -188,11 +228,23 @@ def test_a_configuration_that_does_not_fit_is_one_sentence(tmp_path):
     path = tmp_path / "config.yaml"
     with pytest.raises(UserError, match=r"config\.yaml cannot be read: No such file"):
         read_config(path)
-    for text in ("max_step: 3", "max_steps: many", "model: [", "- 1", "model: 3", "\0",
-                 "seed: ${nothing}", "eager_steps: 3", "wandb:\n  project: caf\xe9\n"):
+    for text in (
+        "max_step: 3",
+        "max_steps: many",
+        "model: [",
+        "- 1",
+        "model: 3",
+        "\0",
+        "seed: ${nothing}",
+        "eager_steps: 3",
+        "wandb:\n  project: caf\xe9\n",
+    ):
         path.write_bytes(text.encode("latin-1"))
-        with pytest.raises(UserError, match=r"config\.yaml does not fit this version of GlassGPT: "
-                           r"\S") as error:
+        with pytest.raises(
+            UserError,
+            match=r"config\.yaml does not fit this version of GlassGPT: "
+            r"\S",
+        ) as error:
             read_config(path)
         assert "\n" not in str(error.value)
 

@@ -39,10 +39,18 @@ def without_a_cache(model, tokens, new, seed=0, **choice):
 
 
 @few
-@given(config=configs, block=st.integers(2, 16), rows=st.integers(1, 2), prompt=st.integers(1, 40),
-       new=st.integers(1, 30), temperature=st.sampled_from([0.0, 1.2]), seed=seeds)
+@given(
+    config=configs,
+    block=st.integers(2, 16),
+    rows=st.integers(1, 2),
+    prompt=st.integers(1, 40),
+    new=st.integers(1, 30),
+    temperature=st.sampled_from([0.0, 1.2]),
+    seed=seeds,
+)
 def test_text_with_the_cache_is_that_without_also_past_the_block(
-        config, block, rows, prompt, new, temperature, seed):
+    config, block, rows, prompt, new, temperature, seed
+):
     config.block_size = block
     model, tokens = lively(GPT(config).double(), seed), random_tokens(rows, prompt, seed=seed)
     choice = {"temperature": temperature, "top_p": 0.9}
@@ -57,8 +65,8 @@ def test_a_row_of_a_batch_is_that_row_alone_with_its_own_seed(seed, rows, prompt
     choice = {"temperature": 1.3, "top_p": 0.95}
     together = model.generate(tokens, 12, seed=seed, **choice)
     for row in range(rows):
-        alone = model.generate(tokens[row:row + 1], 12, seed=seed + row, **choice)
-        assert torch.equal(together[row:row + 1], alone)
+        alone = model.generate(tokens[row : row + 1], 12, seed=seed + row, **choice)
+        assert torch.equal(together[row : row + 1], alone)
 
 
 def test_seeded_text_leaves_torchs_own_random_state_untouched_and_unseeded_text_uses_it():
@@ -85,8 +93,13 @@ def test_a_sequence_ends_at_its_stop_token_and_all_end_when_all_have(seed, stop,
 
 
 @few
-@given(config=configs, norm_embedding=st.booleans(), rows=st.integers(1, 3),
-       filled=st.integers(1, 15), seed=seeds)
+@given(
+    config=configs,
+    norm_embedding=st.booleans(),
+    rows=st.integers(1, 3),
+    filled=st.integers(1, 15),
+    seed=seeds,
+)
 def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows, filled, seed):
     config.norm_embedding = norm_embedding
     model, tokens = lively(GPT(config).double(), seed), random_tokens(rows, 16, seed=seed)
@@ -95,24 +108,27 @@ def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows
     with torch.no_grad():
         assert torch.allclose(decoder.fill(tokens[:, :filled]), expected[:, filled - 1], atol=1e-9)
         for t in range(filled, 16):
-            assert torch.allclose(decoder.fill(tokens[:, t:t + 1]), expected[:, t], atol=1e-9)
+            assert torch.allclose(decoder.fill(tokens[:, t : t + 1]), expected[:, t], atol=1e-9)
     assert decoder.cache.length == 16
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float32_within_rounding(
-        n_kv_head):
+    n_kv_head,
+):
     torch.manual_seed(0)
-    model = GPT(small(vocab_size=50, n_embd=64, n_kv_head=n_kv_head, block_size=32,
-                      position="rope"))
+    model = GPT(
+        small(vocab_size=50, n_embd=64, n_kv_head=n_kv_head, block_size=32, position="rope")
+    )
     tokens = torch.randint(0, 50, (3, 30))
     with torch.no_grad():
         exact = model(tokens)[0].softmax(-1)
         model.to(torch.bfloat16)
         decoder = Decoder(model, model.make_cache(3))
         assert decoder.cache.keys.dtype == torch.float32
-        logits = [decoder.fill(tokens[:, :20])] + [decoder.fill(tokens[:, t:t + 1])
-                                                   for t in range(20, 30)]
+        logits = [decoder.fill(tokens[:, :20])] + [
+            decoder.fill(tokens[:, t : t + 1]) for t in range(20, 30)
+        ]
     assert torch.allclose(torch.stack(logits, dim=1).float().softmax(-1), exact[:, 19:], atol=2e-3)
 
 
@@ -126,9 +142,11 @@ def test_the_race_that_draws_is_won_as_often_as_a_token_is_likely():
 
 
 @few
-@given(vocab_size=st.sampled_from([1, 7, 1000, 20_000]),
-       seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
-       positions=st.lists(st.integers(0, 3000), min_size=1, max_size=5))
+@given(
+    vocab_size=st.sampled_from([1, 7, 1000, 20_000]),
+    seeds=st.lists(st.integers(0, 2**64), min_size=1, max_size=3),
+    positions=st.lists(st.integers(0, 3000), min_size=1, max_size=5),
+)
 def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds, positions):
     noise = Noise(len(seeds), seeds, vocab_size, CPU)
     for position in positions:
@@ -137,7 +155,7 @@ def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds,
         assert torch.isfinite(made).all()
         for row, seed in enumerate(seeds):
             alone = Noise(1, [seed], vocab_size, CPU).at(position)
-            assert torch.equal(made[row:row + 1], alone)
+            assert torch.equal(made[row : row + 1], alone)
     assert vocab_size < 1000 or not torch.equal(noise.at(0), noise.at(1))
 
 
@@ -162,11 +180,18 @@ def test_a_text_that_the_caller_ends_gets_no_more_tokens_and_the_others_do():
 # --- the definitions of others --------------------------------------------------------------------
 
 
-@given(seed=seeds, rows=st.integers(1, 3), vocab_size=st.integers(2, 60),
-       temperature=st.floats(0.2, 3), top_k=st.none() | st.integers(1, 70),
-       top_p=st.none() | st.floats(0.05, 0.99), min_p=st.none() | st.floats(0.001, 0.9))
-def test_the_choice_is_that_of_transformers_processors(seed, rows, vocab_size, temperature, top_k,
-                                                       top_p, min_p):
+@given(
+    seed=seeds,
+    rows=st.integers(1, 3),
+    vocab_size=st.integers(2, 60),
+    temperature=st.floats(0.2, 3),
+    top_k=st.none() | st.integers(1, 70),
+    top_p=st.none() | st.floats(0.05, 0.99),
+    min_p=st.none() | st.floats(0.001, 0.9),
+)
+def test_the_choice_is_that_of_transformers_processors(
+    seed, rows, vocab_size, temperature, top_k, top_p, min_p
+):
     from transformers import generation as hf
 
     generator = torch.Generator().manual_seed(seed)
@@ -220,10 +245,12 @@ def test_what_a_terminal_is_shown_holds_no_character_that_drives_it(text):
     assert all(a == b for a, b in zip(text, shown) if unicodedata.category(a) != "Cc")
 
 
-@pytest.mark.parametrize("tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"),
-                                       train_bpe(["one two one two"], 270)])
+@pytest.mark.parametrize(
+    "tokenizer", [CharTokenizer("abc\n"), CharTokenizer("xyz"), train_bpe(["one two one two"], 270)]
+)
 def test_a_sample_is_a_text_from_its_beginning_the_same_every_time_and_moves_no_random_state(
-        tokenizer):
+    tokenizer,
+):
     model, state = lively(GPT(small(vocab_size=tokenizer.vocab_size))), torch.get_rng_state()
     text, again, other = (sample_text(model, tokenizer, 30, seed) for seed in (3, 3, 4))
     assert text == again != other

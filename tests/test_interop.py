@@ -52,24 +52,40 @@ TEXT = WORDS * 30
 # a norm over few numbers makes much of the last bits: no width below 8
 gpt2_settings = st.builds(
     lambda heads, width, **more: transformers.GPT2Config(
-        n_head=heads, n_embd=heads * width, bos_token_id=0, eos_token_id=0, **more),
-    heads=st.integers(1, 4), width=st.integers(8, 12), vocab_size=st.integers(5, 40),
-    n_positions=st.integers(16, 24), n_layer=st.integers(1, 3),
+        n_head=heads, n_embd=heads * width, bos_token_id=0, eos_token_id=0, **more
+    ),
+    heads=st.integers(1, 4),
+    width=st.integers(8, 12),
+    vocab_size=st.integers(5, 40),
+    n_positions=st.integers(16, 24),
+    n_layer=st.integers(1, 3),
     n_inner=st.none() | st.integers(1, 40),
     activation_function=st.sampled_from(["gelu_new", "gelu_pytorch_tanh"]),
-    layer_norm_epsilon=st.sampled_from([1e-5, 1e-3]), tie_word_embeddings=st.booleans())
+    layer_norm_epsilon=st.sampled_from([1e-5, 1e-3]),
+    tie_word_embeddings=st.booleans(),
+)
 
 
 def llama3(theta, factor, low, high, trained):
-    return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, "low_freq_factor": low,
-            "high_freq_factor": high,
-            "original_max_position_embeddings": trained}
+    return {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": trained,
+    }
 
 
-ROPE = st.sampled_from([{"rope_type": "default", "rope_theta": 10000.0},
-                        {"rope_type": "default", "rope_theta": 500000.0},
-                        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-                        llama3(500.0, 8.0, 1.0, 4.0, 12), llama3(10000.0, 5.0, 1.0, 4.0, 10)])
+ROPE = st.sampled_from(
+    [
+        {"rope_type": "default", "rope_theta": 10000.0},
+        {"rope_type": "default", "rope_theta": 500000.0},
+        {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+        llama3(500.0, 8.0, 1.0, 4.0, 12),
+        llama3(10000.0, 5.0, 1.0, 4.0, 10),
+    ]
+)
 
 
 @st.composite
@@ -83,25 +99,38 @@ def llama_settings(draw, kind=transformers.LlamaConfig):
         more = {"attention_bias": draw(st.booleans()), "head_dim": 2 * draw(st.integers(4, 8))}
     if kind is transformers.LlamaConfig:
         more["mlp_bias"] = more["attention_bias"] and draw(st.booleans())
-    return kind(vocab_size=draw(st.integers(5, 40)), hidden_size=heads * head_dim,
-                intermediate_size=draw(st.integers(1, 40)),
-                num_hidden_layers=draw(st.integers(1, 3)), num_attention_heads=heads,
-                num_key_value_heads=groups, max_position_embeddings=32,
-                rms_norm_eps=draw(st.sampled_from([1e-5, 1e-3])),
-                tie_word_embeddings=draw(st.booleans()), rope_parameters=dict(draw(ROPE)),
-                bos_token_id=0, eos_token_id=0, pad_token_id=None, **more)
+    return kind(
+        vocab_size=draw(st.integers(5, 40)),
+        hidden_size=heads * head_dim,
+        intermediate_size=draw(st.integers(1, 40)),
+        num_hidden_layers=draw(st.integers(1, 3)),
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        max_position_embeddings=32,
+        rms_norm_eps=draw(st.sampled_from([1e-5, 1e-3])),
+        tie_word_embeddings=draw(st.booleans()),
+        rope_parameters=dict(draw(ROPE)),
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+        **more,
+    )
 
 
-FAMILIES = {"gpt2": gpt2_settings, "llama": llama_settings(),
-            "mistral": llama_settings(transformers.MistralConfig),
-            "qwen2": llama_settings(transformers.Qwen2Config),
-            "qwen3": llama_settings(transformers.Qwen3Config)}
+FAMILIES = {
+    "gpt2": gpt2_settings,
+    "llama": llama_settings(),
+    "mistral": llama_settings(transformers.MistralConfig),
+    "qwen2": llama_settings(transformers.Qwen2Config),
+    "qwen3": llama_settings(transformers.Qwen3Config),
+}
 
 
 def theirs(config, seed=0):
     """A model of transformers', with weights as large as trained ones."""
     return lively(
-        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed
+    )
 
 
 @torch.no_grad()
@@ -138,8 +167,12 @@ def test_a_checkpoint_of_theirs_gives_their_logits_and_goes_back(family, tmp_pat
 
 
 def test_weights_to_sample_from_are_as_they_are_in_the_file_and_never_written_to(tmp_path):
-    save_hf(GPT(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16,
-                          **LLAMA)).bfloat16(), tmp_path / "hf")
+    save_hf(
+        GPT(
+            GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16, **LLAMA)
+        ).bfloat16(),
+        tmp_path / "hf",
+    )
     kept = (tmp_path / "hf" / SAFE).read_bytes()
     weight = Checkpoint(tmp_path / "hf").load().head.weight
     with torch.no_grad():
@@ -147,8 +180,15 @@ def test_weights_to_sample_from_are_as_they_are_in_the_file_and_never_written_to
     assert weight.dtype == torch.bfloat16 and (tmp_path / "hf" / SAFE).read_bytes() == kept
 
 
-GPT2 = {"vocab_size": 30, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2,
-        "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {
+    "vocab_size": 30,
+    "n_positions": 16,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 @pytest.mark.parametrize("more", [0, 1], ids=["its embedding", "one of its own"])
@@ -159,8 +199,10 @@ def test_a_head_in_the_file_counts_and_so_do_the_names_of_the_first_files(more, 
     save_file(tensors, folder / SAFE, metadata={"format": "pt"})
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tensors = {name.removeprefix("transformer."): t for name, t in tensors.items()}
-    tensors |= {"h.0.attn.bias": torch.ones(1, 1, 16, 16),
-                "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    tensors |= {
+        "h.0.attn.bias": torch.ones(1, 1, 16, 16),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+    }
     save_file(tensors, folder / SAFE)
     assert difference(model, load_hf(folder), random_tokens(1, 16)) < 1e-5
 
@@ -171,17 +213,31 @@ def test_a_head_in_the_file_counts_and_so_do_the_names_of_the_first_files(more, 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
 
 
-@pytest.mark.parametrize("changes", [
-    {}, {"bias": True, "mlp_hidden": 20, "tie_embeddings": False}, LLAMA | {"head_dim": 6},
-    LLAMA | {"bias": True, "n_kv_head": 1, "rope_theta": 500.0, "rope_factor": 4.0},
-    LLAMA | {"bias": "attention", "rope_factor": 4.0, "rope_trained": 10, "norm_eps": 1e-3},
-    LLAMA | {"bias": "qkv", "n_kv_head": 2, "tie_embeddings": False},
-    LLAMA | {"qk_norm": "gains", "bias": "attention", "head_dim": 6},
-    LLAMA | {"qk_norm": True, "n_kv_head": 2}, LLAMA | {"qk_norm": True, "norm_embedding": True},
-    LLAMA | {"norm_embedding": True, "tie_embeddings": False}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias": True, "mlp_hidden": 20, "tie_embeddings": False},
+        LLAMA | {"head_dim": 6},
+        LLAMA | {"bias": True, "n_kv_head": 1, "rope_theta": 500.0, "rope_factor": 4.0},
+        LLAMA | {"bias": "attention", "rope_factor": 4.0, "rope_trained": 10, "norm_eps": 1e-3},
+        LLAMA | {"bias": "qkv", "n_kv_head": 2, "tie_embeddings": False},
+        LLAMA | {"qk_norm": "gains", "bias": "attention", "head_dim": 6},
+        LLAMA | {"qk_norm": True, "n_kv_head": 2},
+        LLAMA | {"qk_norm": True, "norm_embedding": True},
+        LLAMA | {"norm_embedding": True, "tie_embeddings": False},
+    ],
+    ids=str,
+)
 def test_a_model_of_ours_gives_the_same_logits_there_and_comes_back(changes, tmp_path):
-    ours = lively(GPT(GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4,
-                                   "n_embd": 32} | changes)))
+    ours = lively(
+        GPT(
+            GPTConfig(
+                **{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32}
+                | changes
+            )
+        )
+    )
     save_hf(ours, tmp_path / "hf")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     back, tokens = load_hf(tmp_path / "hf"), random_tokens(2, 16)
@@ -192,16 +248,25 @@ def test_a_model_of_ours_gives_the_same_logits_there_and_comes_back(changes, tmp
         assert all(torch.equal(p, got[name]) for name, p in ours.named_parameters())
 
 
-@pytest.mark.parametrize("changes, named", [
-    ({"norm": "rmsnorm", "n_kv_head": 1}, "model.n_kv_head=1, model.norm=rmsnorm"),
-    ({"head_dim": 6}, "model.head_dim=6"), ({"bias": "qkv"}, "model.bias=qkv"),
-    (LLAMA | {"mlp": "relu2", "qk_norm": True, "norm_embedding": True}, "model.mlp=relu2"),
-    (LLAMA | {"qk_norm": "gains", "bias": True}, "model.bias=true"),
-    (LLAMA | {"value_head_dim": 3}, "model.value_head_dim=3"),
-    (LLAMA | {"n_embd": 18, "head_dim": 4}, "model.n_embd=18")])
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"norm": "rmsnorm", "n_kv_head": 1}, "model.n_kv_head=1, model.norm=rmsnorm"),
+        ({"head_dim": 6}, "model.head_dim=6"),
+        ({"bias": "qkv"}, "model.bias=qkv"),
+        (LLAMA | {"mlp": "relu2", "qk_norm": True, "norm_embedding": True}, "model.mlp=relu2"),
+        (LLAMA | {"qk_norm": "gains", "bias": True}, "model.bias=true"),
+        (LLAMA | {"value_head_dim": 3}, "model.value_head_dim=3"),
+        (LLAMA | {"n_embd": 18, "head_dim": 4}, "model.n_embd=18"),
+    ],
+)
 def test_what_has_no_counterpart_is_refused_with_the_settings_named(changes, named, tmp_path):
-    model = GPT(GPTConfig(**{"vocab_size": 23, "block_size": 16, "n_layer": 1, "n_head": 4,
-                             "n_embd": 16} | changes))
+    model = GPT(
+        GPTConfig(
+            **{"vocab_size": 23, "block_size": 16, "n_layer": 1, "n_head": 4, "n_embd": 16}
+            | changes
+        )
+    )
     with pytest.raises(UserError, match="no counterpart") as error:
         save_hf(model, tmp_path / "hf")
     assert named in str(error.value) and not list(tmp_path.iterdir())
@@ -210,8 +275,10 @@ def test_what_has_no_counterpart_is_refused_with_the_settings_named(changes, nam
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
-LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def learned(model, before, specials):
@@ -219,8 +286,9 @@ def learned(model, before, specials):
     library = Tokenizer(model)
     library.pre_tokenizer = before
     alphabet = pre_tokenizers.ByteLevel.alphabet() if len(specials) < 9 else []
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=specials, show_progress=False,
-                                  initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=specials, show_progress=False, initial_alphabet=alphabet
+    )
     library.train_from_iterator([TEXT], trainer)
     kept = json.loads(library.to_str())["model"]
     return {"vocab": kept["vocab"], "merges": [tuple(pair) for pair in kept["merges"]]}
@@ -234,21 +302,30 @@ def tokenizers_of_theirs(tmp_path_factory) -> dict[str, Path]:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made["gpt2"] = transformers.GPT2Tokenizer(**learned(kinds.BPE(), byte_level, ["<|endoftext|>"]))
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    spelled = learned(kinds.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"),
-                      pre_tokenizers.Metaspace(), pieces)
+    spelled = learned(
+        kinds.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"),
+        pre_tokenizers.Metaspace(),
+        pieces,
+    )
     made["llama"] = transformers.LlamaTokenizer(**spelled, add_bos_token=True)
     library = Tokenizer(kinds.BPE(**learned(kinds.BPE(), byte_level, []), ignore_merges=True))
-    library.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     library.decoder = decoders.ByteLevel()
-    library.add_special_tokens([AddedToken(name, special=True)
-                                for name in ("<|begin_of_text|>", "<|end_of_text|>")])
+    library.add_special_tokens(
+        [AddedToken(name, special=True) for name in ("<|begin_of_text|>", "<|end_of_text|>")]
+    )
     begin = "<|begin_of_text|>"
     library.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, library.token_to_id(begin))])
+        single=f"{begin} $A", special_tokens=[(begin, library.token_to_id(begin))]
+    )
     made["llama3"] = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>")
+        tokenizer_object=library, bos_token="<|begin_of_text|>", eos_token="<|end_of_text|>"
+    )
     for name, tokenizer in made.items():
         tokenizer.save_pretrained(root / name)
     return {path.name: path for path in root.iterdir()}
@@ -256,8 +333,17 @@ def tokenizers_of_theirs(tmp_path_factory) -> dict[str, Path]:
 
 letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
 texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40) | st.sampled_from(
-    [WORDS, "", " ", "\n\n x", "<s> </s> <|endoftext|> <|begin_of_text|>", "1234567",
-     "👩‍👩‍👧 日本", "it's  the\r\nglass"])
+    [
+        WORDS,
+        "",
+        " ",
+        "\n\n x",
+        "<s> </s> <|endoftext|> <|begin_of_text|>",
+        "1234567",
+        "👩‍👩‍👧 日本",
+        "it's  the\r\nglass",
+    ]
+)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama3"])
@@ -277,12 +363,15 @@ def test_a_tokenizer_of_theirs_gives_their_ids_and_texts(name, tokenizers_of_the
     def check(text):
         ids = ours.encode(text)
         assert ids == oracle(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        assert ids == again.encode(text) == ours.encode_array(text).tolist() and not set(
-            ids) & ours.special.keys()
+        assert (
+            ids == again.encode(text) == ours.encode_array(text).tolist()
+            and not set(ids) & ours.special.keys()
+        )
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
         spelled = b"".join(map(ours.token_bytes, ids)).decode()
-        assert spelled == ours.decode(ids) or (name == "llama"
-                                               and spelled == " " + ours.decode(ids))
+        assert spelled == ours.decode(ids) or (
+            name == "llama" and spelled == " " + ours.decode(ids)
+        )
 
     check()
     assert again.to_json() == ours.to_json()
@@ -338,13 +427,19 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
 def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
     ours = of_tiktoken("gpt2")
-    oracle = exported(ours, tmp_path / "hf", GPT(
-        GPTConfig(vocab_size=50304, block_size=16, n_layer=1, n_head=1, n_embd=8)))
+    oracle = exported(
+        ours,
+        tmp_path / "hf",
+        GPT(GPTConfig(vocab_size=50304, block_size=16, n_layer=1, n_head=1, n_embd=8)),
+    )
     merges = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["model"]["merges"]
     assert len(merges) == 50_000 and merges[0] == ["Ġ", "t"]
     text = (test_data / "data" / "tinyshakespeare.txt").read_text()[:100_000] + WORDS
-    assert oracle(text).input_ids == ours.encode(text) == Checkpoint(tmp_path / "hf").tokenizer(
-        ).encode(text)
+    assert (
+        oracle(text).input_ids
+        == ours.encode(text)
+        == Checkpoint(tmp_path / "hf").tokenizer().encode(text)
+    )
 
 
 # --- what is not as it should be ------------------------------------------------------------------
@@ -356,12 +451,20 @@ def good(tmp_path_factory, tokenizers_of_theirs) -> dict[str, Path]:
     several files."""
     root, made = tmp_path_factory.mktemp("good"), {}
     shape = {"vocab_size": 420, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    made["gpt2"] = theirs(transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2,
-                                                  **shape))
-    made["llama"] = theirs(transformers.LlamaConfig(hidden_size=32, intermediate_size=48,
-                                                    num_hidden_layers=2, num_attention_heads=4,
-                                                    num_key_value_heads=2,
-                                                    max_position_embeddings=64, **shape))
+    made["gpt2"] = theirs(
+        transformers.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **shape)
+    )
+    made["llama"] = theirs(
+        transformers.LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            **shape,
+        )
+    )
     for name, model in made.items():
         shutil.copytree(tokenizers_of_theirs[name], root / name)
         folder_of(model, root / name)
@@ -382,23 +485,38 @@ def damage(folder, settings=None, tensors=None, cut=None):
         os.truncate(next(folder.glob(cut)), 4000)
 
 
-@pytest.mark.parametrize("family, change, why", [
-    ("gpt2", {"settings": {"n_layer": 9}}, "h.2.attn.c_attn.bias: missing in the file"),
-    ("gpt2", {"settings": {"vocab_size": 10**12}}, "\\[1000000000000, 32\\]"),
-    ("gpt2", {"settings": {"n_embd": None}}, "n_embd is missing"),
-    ("gpt2", {"settings": {"model_type": "bert"}}, "is bert; what can be read is gpt2"),
-    ("llama", {"settings": {"model_type": "mistral", "sliding_window": 9}}, "sliding_window is 9"),
-    ("gpt2", {"settings": {"activation_function": "gelu"}}, "activation_function is gelu"),
-    ("llama", {"settings": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_type is yarn; what"),
-    ("llama", {"settings": {"rope_parameters": llama3(500000.0, 8.0, 2.0, 4.0, 12)}},
-     "low_freq_factor is 2.0; what our model has is 1.0"),
-    ("llama", {"settings": {"layer_types": ["sliding_attention"]}}, "layer_types has sliding"),
-    ("llama", {"settings": {"mlp_bias": True}}, "bias: missing in the file"),
-    ("gpt2", {"tensors": lambda t: t.pop(WTE)}, "wte.weight: missing in the file"),
-    ("gpt2", {"tensors": lambda t: t.update(extra=torch.zeros(2))}, "absent in the model"),
-    ("gpt2", {"tensors": lambda t: t.update({WTE: t[WTE].to(torch.int8)})}, "in I8"),
-    ("gpt2", {"cut": SAFE}, "cannot be read as safetensors"),
-    ("shards", {"cut": "*1-of-*"}, "1-of-.*cannot be read as safetensors")])
+@pytest.mark.parametrize(
+    "family, change, why",
+    [
+        ("gpt2", {"settings": {"n_layer": 9}}, "h.2.attn.c_attn.bias: missing in the file"),
+        ("gpt2", {"settings": {"vocab_size": 10**12}}, "\\[1000000000000, 32\\]"),
+        ("gpt2", {"settings": {"n_embd": None}}, "n_embd is missing"),
+        ("gpt2", {"settings": {"model_type": "bert"}}, "is bert; what can be read is gpt2"),
+        (
+            "llama",
+            {"settings": {"model_type": "mistral", "sliding_window": 9}},
+            "sliding_window is 9",
+        ),
+        ("gpt2", {"settings": {"activation_function": "gelu"}}, "activation_function is gelu"),
+        (
+            "llama",
+            {"settings": {"rope_parameters": {"rope_type": "yarn"}}},
+            "rope_type is yarn; what",
+        ),
+        (
+            "llama",
+            {"settings": {"rope_parameters": llama3(500000.0, 8.0, 2.0, 4.0, 12)}},
+            "low_freq_factor is 2.0; what our model has is 1.0",
+        ),
+        ("llama", {"settings": {"layer_types": ["sliding_attention"]}}, "layer_types has sliding"),
+        ("llama", {"settings": {"mlp_bias": True}}, "bias: missing in the file"),
+        ("gpt2", {"tensors": lambda t: t.pop(WTE)}, "wte.weight: missing in the file"),
+        ("gpt2", {"tensors": lambda t: t.update(extra=torch.zeros(2))}, "absent in the model"),
+        ("gpt2", {"tensors": lambda t: t.update({WTE: t[WTE].to(torch.int8)})}, "in I8"),
+        ("gpt2", {"cut": SAFE}, "cannot be read as safetensors"),
+        ("shards", {"cut": "*1-of-*"}, "1-of-.*cannot be read as safetensors"),
+    ],
+)
 def test_damage_is_a_sentence(family, change, why, good, tmp_path):
     folder = shutil.copytree(good[family], tmp_path / "hf")
     damage(folder, **change)
@@ -437,11 +555,15 @@ def test_whatever_config_json_says_there_is_a_model_or_a_sentence(family, good, 
     check()
 
 
-@pytest.mark.parametrize("old, new, why", [
-    ("", "", "has no tokenizer.json.*save_pretrained"),
-    ('"vocab": {', '"vocab": [', "cannot be read as JSON"),
-    ('"vocab"', '"words"', "no tokenizer that can be read"),
-    ('"vocab": {', '"vocab": {"zz": 99999,', "100,000 tokens, more than its model's 420")])
+@pytest.mark.parametrize(
+    "old, new, why",
+    [
+        ("", "", "has no tokenizer.json.*save_pretrained"),
+        ('"vocab": {', '"vocab": [', "cannot be read as JSON"),
+        ('"vocab"', '"words"', "no tokenizer that can be read"),
+        ('"vocab": {', '"vocab": {"zz": 99999,', "100,000 tokens, more than its model's 420"),
+    ],
+)
 def test_a_tokenizer_that_is_none_is_a_sentence(old, new, why, good, tmp_path):
     folder = shutil.copytree(good["gpt2"], tmp_path / "hf")
     text = (folder / "tokenizer.json").read_text()
@@ -452,8 +574,7 @@ def test_a_tokenizer_that_is_none_is_a_sentence(old, new, why, good, tmp_path):
         Checkpoint(folder).tokenizer()
 
 
-def test_only_a_new_or_empty_folder_is_written_and_whole_or_not_at_all(
-        small_model, disk, tmp_path):
+def test_only_a_new_or_empty_folder_is_written_and_whole_or_not_at_all(small_model, disk, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     for name in ("full", "full/mine.txt"):
@@ -476,23 +597,41 @@ EXPORT = "interop/__main__.py"
 
 def compared(folder, ours, tokenizer, text):
     """What a run exported to a folder gives the same ids and logits there."""
-    model, oracle = (kind.from_pretrained(folder)
-                     for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer))
+    model, oracle = (
+        kind.from_pretrained(folder)
+        for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
+    )
     ids = oracle(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == prompt_ids(tokenizer, text) and difference(model, ours, ids) < 1e-5
     assert oracle.eos_token_id == tokenizer.end_of_text == model.config.eos_token_id
 
 
-QUIET = ["attention.every=0", "batch_size=4", "model.block_size=32", "compile=false",
-         "precision=fp32", "run_dir=run"]
+QUIET = [
+    "attention.every=0",
+    "batch_size=4",
+    "model.block_size=32",
+    "compile=false",
+    "precision=fp32",
+    "run_dir=run",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [soak("gpt2"), "llama"])
 def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text_file, tmp_path):
     shutil.copytree(good[family], tmp_path / "hf")
-    finished(tmp_path, "init_from=hf", "data=text", f"data.path={text_file}", "max_steps=4",
-             "eval.every=2", "checkpoint.every=2", "optim.warmup_steps=0", "optim=adamw", *QUIET)
+    finished(
+        tmp_path,
+        "init_from=hf",
+        "data=text",
+        f"data.path={text_file}",
+        "max_steps=4",
+        "eval.every=2",
+        "checkpoint.every=2",
+        "optim.warmup_steps=0",
+        "optim=adamw",
+        *QUIET,
+    )
     shutil.rmtree(tmp_path / "hf")  # the run has all that it needs
     finished(tmp_path, "run_dir=run", "resume=true", "max_steps=6")
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
@@ -505,12 +644,21 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("more", [["tokenizer=char", "model=nanogpt_cpu"],
-                                  ["tokenizer=bpe", "tokenizer.vocab_size=300"]],
-                         ids=["gpt2", "default"])
+@pytest.mark.parametrize(
+    "more",
+    [["tokenizer=char", "model=nanogpt_cpu"], ["tokenizer=bpe", "tokenizer.vocab_size=300"]],
+    ids=["gpt2", "default"],
+)
 def test_a_run_of_ours_is_exported(more, text_file, tmp_path):
-    finished(tmp_path, *more, "model.n_layer=1", "data=text", f"data.path={text_file}",
-             "max_steps=2", *QUIET)
+    finished(
+        tmp_path,
+        *more,
+        "model.n_layer=1",
+        "data=text",
+        f"data.path={text_file}",
+        "max_steps=2",
+        *QUIET,
+    )
     finished(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     compared(tmp_path / "out", *load_run(tmp_path / "run", "best")[:2], "the glass model é—λ\n")
     for to, why in (("out", "is there already"), ("no/out", "No such file")):
@@ -529,16 +677,36 @@ class Pickled:
 @pytest.mark.slow
 def test_nanogpts_checkpoint_comes_in_and_nothing_in_it_runs(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shape = {"vocab_size": len(set(text_file.read_text("utf-8"))), "block_size": 32, "n_layer": 2,
-             "n_head": 2, "n_embd": 16, "bias": True, "dropout": 0.0}
+    shape = {
+        "vocab_size": len(set(text_file.read_text("utf-8"))),
+        "block_size": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 16,
+        "bias": True,
+        "dropout": 0.0,
+    }
     model = lively(GPT(GPTConfig(**shape)))
     params = dict(model.named_parameters())
-    state = {f"_orig_mod.{theirs}": torch.cat([params[name] for name in ours])
-             for theirs, ours, *_ in layout(parameter_shapes(model.config), "gpt2")}
+    state = {
+        f"_orig_mod.{theirs}": torch.cat([params[name] for name in ours])
+        for theirs, ours, *_ in layout(parameter_shapes(model.config), "gpt2")
+    }
     torch.save({"model": state, "model_args": shape, "iter_num": 9}, "ckpt.pt")
-    finished(tmp_path, "init_from=ckpt.pt", "data=text", f"data.path={text_file}", "max_steps=1",
-             "run_dir=run", "eval.every=1", "optim.warmup_steps=0", "precision=fp32",
-             "attention.every=0", "compile=false", "batch_size=2")
+    finished(
+        tmp_path,
+        "init_from=ckpt.pt",
+        "data=text",
+        f"data.path={text_file}",
+        "max_steps=1",
+        "run_dir=run",
+        "eval.every=1",
+        "optim.warmup_steps=0",
+        "precision=fp32",
+        "attention.every=0",
+        "compile=false",
+        "batch_size=2",
+    )
     taken, tokenizer, _ = load_run("run")
     assert tokenizer.vocab_size == shape["vocab_size"] and taken.config.mlp == "gelu"
     text = prepare(DataConfig("text", str(text_file)), TokenizerConfig("char"))

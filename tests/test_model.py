@@ -51,6 +51,7 @@ def weights_of(layer, x):
 
 # --- by hand: the same layers from their formulas, head by head and row by row --------------------
 
+
 def frequency_by_hand(c, i):
     """Radians that pair i turns by from one token to the next."""
     f = c.rope_theta ** (-2 * i / c.key_dim)
@@ -66,10 +67,12 @@ def frequency_by_hand(c, i):
 def rotate_by_hand(x, c):
     """Positions as complex rotations (RoFormer); x (B, T, d)."""
     T, d = x.shape[-2:]
-    angles = torch.arange(T)[:, None] * torch.tensor([frequency_by_hand(c, i)
-                                                      for i in range(d // 2)], dtype=torch.float64)
+    angles = torch.arange(T)[:, None] * torch.tensor(
+        [frequency_by_hand(c, i) for i in range(d // 2)], dtype=torch.float64
+    )
     z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angles), angles).to(
-        x.to(torch.complex64).dtype)
+        x.to(torch.complex64).dtype
+    )
     return torch.cat((z.real, z.imag), dim=-1).to(x.dtype)
 
 
@@ -80,8 +83,9 @@ def attention_by_hand(a, x):
 
         def part(linear, i, size):
             rows = slice(i * size, (i + 1) * size)
-            return F.linear(x, linear.weight[rows],
-                            None if linear.bias is None else linear.bias[rows])
+            return F.linear(
+                x, linear.weight[rows], None if linear.bias is None else linear.bias[rows]
+            )
 
         q, k, v = part(a.W_Q, h, c.key_dim), part(a.W_K, g, c.key_dim), part(a.W_V, g, c.value_dim)
         if c.qk_norm:
@@ -94,9 +98,9 @@ def attention_by_hand(a, x):
         rows = []
         # a query sees the keys up to its own: nothing is masked, the rest is not there
         for t in range(T):
-            scores = (k[:, :t + 1] @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
+            scores = (k[:, : t + 1] @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
             weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
-            rows.append((weights[..., None] * v[:, :t + 1]).sum(dim=1))  # (B, d_v)
+            rows.append((weights[..., None] * v[:, : t + 1]).sum(dim=1))  # (B, d_v)
         heads.append(torch.stack(rows, dim=1))
     return a.W_O(torch.cat(heads, dim=-1))
 
@@ -123,18 +127,32 @@ def mlp_by_hand(mlp, x):
 
 # --- attention(q, k, v, mask, scale) --------------------------------------------------------------
 
+
 @few
-@given(leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]), T_q=st.integers(1, 7),
-       T_k=st.integers(1, 7), d_k=st.integers(1, 9),
-       d_v=st.integers(1, 9), scale=st.sampled_from([None, 1.0, 0.3]),
-       kind=st.sampled_from(["none", "boolean", "additive"]), seed=seeds)
+@given(
+    leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]),
+    T_q=st.integers(1, 7),
+    T_k=st.integers(1, 7),
+    d_k=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+    scale=st.sampled_from([None, 1.0, 0.3]),
+    kind=st.sampled_from(["none", "boolean", "additive"]),
+    seed=seeds,
+)
 def test_the_written_out_formula_is_torchs_scaled_dot_product_attention(
-        leading, T_q, T_k, d_k, d_v, scale, kind, seed):
+    leading, T_q, T_k, d_k, d_v, scale, kind, seed
+):
     torch.manual_seed(seed)
-    q, k, v = (torch.randn(*leading, *s, dtype=torch.float64)
-               for s in ((T_q, d_k), (T_k, d_k), (T_k, d_v)))
-    mask = None if kind == "none" else torch.rand(
-        T_q, T_k) < 0.6 if kind == "boolean" else torch.randn(T_q, T_k, dtype=torch.float64)
+    q, k, v = (
+        torch.randn(*leading, *s, dtype=torch.float64) for s in ((T_q, d_k), (T_k, d_k), (T_k, d_v))
+    )
+    mask = (
+        None
+        if kind == "none"
+        else torch.rand(T_q, T_k) < 0.6
+        if kind == "boolean"
+        else torch.randn(T_q, T_k, dtype=torch.float64)
+    )
     if kind == "boolean":
         mask[:, 0] = True
     output, weights = attention(q, k, v, mask, scale)
@@ -163,8 +181,12 @@ def test_the_dtype_given_is_the_dtype_returned(dtype):
 @given(T_q=st.integers(1, 6), T_k=st.integers(1, 6), seed=seeds)
 def test_a_boolean_mask_is_an_additive_one_of_zeros_and_minus_infinity(T_q, T_k, seed):
     torch.manual_seed(seed)
-    q, k, v, allowed = torch.randn(2, 3, T_q, 4), torch.randn(2, 3, T_k, 4), torch.randn(
-        2, 3, T_k, 5), torch.rand(2, 1, T_q, T_k) < 0.5
+    q, k, v, allowed = (
+        torch.randn(2, 3, T_q, 4),
+        torch.randn(2, 3, T_k, 4),
+        torch.randn(2, 3, T_k, 5),
+        torch.rand(2, 1, T_q, T_k) < 0.5,
+    )
     added = torch.zeros(allowed.shape).masked_fill(~allowed, -math.inf)
     for a, b in zip(attention(q, k, v, allowed), attention(q, k, v, added)):
         assert torch.equal(a, b)
@@ -205,25 +227,35 @@ def test_the_causal_mask_lets_the_last_query_see_the_last_key(T_q, T_k):
 
 
 @few
-@given(groups=st.integers(1, 4), share=st.integers(1, 4), batch=st.sampled_from([(), (2,), (2, 3)]),
-       seed=seeds)
+@given(
+    groups=st.integers(1, 4),
+    share=st.integers(1, 4),
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    seed=seeds,
+)
 def test_grouped_attention_is_multi_head_attention_with_keys_and_values_repeated(
-        groups, share, batch, seed):
+    groups, share, batch, seed
+):
     torch.manual_seed(seed)
-    q, k, v = torch.randn(*batch, groups * share, 5,
-                          4), torch.randn(*batch, groups, 7, 4), torch.randn(*batch, groups, 7, 3)
+    q, k, v = (
+        torch.randn(*batch, groups * share, 5, 4),
+        torch.randn(*batch, groups, 7, 4),
+        torch.randn(*batch, groups, 7, 3),
+    )
     output, weights = attention(q, k, v, causal_mask(5, 7))
     for h in range(groups * share):
-        expected = attention(q[..., h, :, :], k[..., h // share, :, :], v[..., h // share, :, :],
-                             causal_mask(5, 7))
+        expected = attention(
+            q[..., h, :, :], k[..., h // share, :, :], v[..., h // share, :, :], causal_mask(5, 7)
+        )
         close((output[..., h, :, :], weights[..., h, :, :]), expected)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 3), (2, 4), (6, 4)])
 def test_heads_that_are_not_a_multiple_of_the_groups_are_refused(heads, groups):
     with pytest.raises(ValueError, match=f"{heads} query heads are not a multiple of {groups}"):
-        attention(torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4),
-                  torch.randn(1, groups, 5, 4))
+        attention(
+            torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4), torch.randn(1, groups, 5, 4)
+        )
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -235,8 +267,10 @@ def test_attention_to_another_sequence_is_torchs_cross_attention(bias):
     x, keys, values = torch.randn(2, 5, 24), torch.randn(2, 9, 10), torch.randn(2, 9, 14)
     biases = peer.in_proj_bias.chunk(3) if bias else (None, None, None)
     weights = (peer.q_proj_weight, peer.k_proj_weight, peer.v_proj_weight)
-    q, k, v = (F.linear(s, w, b).unflatten(-1, (4, 6)).transpose(1, 2) for s, w,
-               b in zip((x, keys, values), weights, biases))
+    q, k, v = (
+        F.linear(s, w, b).unflatten(-1, (4, 6)).transpose(1, 2)
+        for s, w, b in zip((x, keys, values), weights, biases)
+    )
     output, maps = attention(q, k, v)
     expected, expected_maps = peer(x, keys, values, average_attn_weights=False)
     close(peer.out_proj(output.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
@@ -246,9 +280,14 @@ def test_attention_to_another_sequence_is_torchs_cross_attention(bias):
 # --- the worked matrices of 004_2e522ac47f105ae6.txt, as printed there ----------------------------
 
 # name → what str() of the matrix has between white space
-PRINTED = {name: rest.split() for name, rest in re.findall(
-    r"^([A-Z_]+\d?)\n(\[\[.*?\]\])$", Path(__file__).with_name("worked.txt").read_text(),
-    re.M | re.S)}
+PRINTED = {
+    name: rest.split()
+    for name, rest in re.findall(
+        r"^([A-Z_]+\d?)\n(\[\[.*?\]\])$",
+        Path(__file__).with_name("worked.txt").read_text(),
+        re.M | re.S,
+    )
+}
 # Of each worked attention its E, H2 (d_k) and H1 (d_v), and whether it is masked.
 WORKED = [(5, 7, 6, False), (5, 5, 5, False), (5, 5, 5, True)]
 
@@ -268,8 +307,10 @@ def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
     assert printed(attention(x, x, x, torch.eye(4, dtype=torch.bool))[0]) == PRINTED["ALONE"]
     # uniform weights of 1/4
     assert printed(attention(nothing, nothing, x)[0] * 4) == PRINTED["SUMMED"]
-    assert printed(attention(nothing, nothing, x,
-                             causal_mask(4, 4))[0] * lengths) == PRINTED["SUMMED_CAUSALLY"]
+    assert (
+        printed(attention(nothing, nothing, x, causal_mask(4, 4))[0] * lengths)
+        == PRINTED["SUMMED_CAUSALLY"]
+    )
     # no weights yet: before the document turns to softmax
     assert printed(randn(4, 4) @ x) == PRINTED["ANY_MATRIX"]
     mixed, mixing = attention(randn(4, 4), torch.eye(4, dtype=torch.float64), x, scale=1.0)
@@ -278,8 +319,9 @@ def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
     for number, (E, H2, H1, masked) in enumerate(WORKED, 1):
         L, V, LV = (PRINTED[f"{name}_{number}"] for name in ("L", "V", "LV"))
         X, weights = randn(4, E), [randn(E, H2), randn(E, H2), randn(E, H1)]
-        layer = SelfAttention(GPTConfig(vocab_size=1, n_embd=E, n_head=1, head_dim=H2,
-                                        value_head_dim=H1)).double()
+        layer = SelfAttention(
+            GPTConfig(vocab_size=1, n_embd=E, n_head=1, head_dim=H2, value_head_dim=H1)
+        ).double()
         for linear, W in zip((layer.W_Q, layer.W_K, layer.W_V), weights):
             linear.weight = nn.Parameter(W.T)
         q, k, v = layer.project(X[None])
@@ -295,6 +337,7 @@ def test_the_worked_matrices_of_the_document_are_reproduced_as_printed():
 
 # --- SelfAttention --------------------------------------------------------------------------------
 
+
 @few
 @given(config=configs, T=st.integers(1, 9), seed=seeds)
 def test_fused_attention_is_the_formula_head_by_head_with_its_gradients(config, T, seed):
@@ -304,24 +347,29 @@ def test_fused_attention_is_the_formula_head_by_head_with_its_gradients(config, 
     close(fused, by_hand, atol=1e-5, rtol=1e-5)  # the rotary angles are float32's
     direction = torch.randn_like(fused)
     inputs = [x, *layer.parameters()]
-    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs)
-                      for y in (fused, by_hand))):
+    for a, b in zip(
+        *(torch.autograd.grad((y * direction).sum(), inputs) for y in (fused, by_hand))
+    ):
         close(a, b, atol=1e-5 * max(1, b.abs().max().item()), rtol=1e-5)  # qk_norm makes some large
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
 @pytest.mark.parametrize("n_kv_head", [1, 2, 8])
 def test_fused_attention_is_the_written_out_attention_with_its_gradients(n_kv_head, position):
-    layer = lively(SelfAttention(small(n_embd=32, n_head=8, n_kv_head=n_kv_head, value_head_dim=6,
-                                       position=position)))
+    layer = lively(
+        SelfAttention(
+            small(n_embd=32, n_head=8, n_kv_head=n_kv_head, value_head_dim=6, position=position)
+        )
+    )
     x = torch.randn(3, 70, 32, requires_grad=True)
     output = attention(*layer.project(x), causal_mask(70, 70))[0]  # (B, H, T, d_v)
     fused, written = layer(x), layer.W_O(output.transpose(1, 2).flatten(2))
     close(fused, written, atol=1e-5, rtol=0)
     direction = torch.randn_like(fused) / 70
     inputs = [x, *layer.parameters()]
-    for a, b in zip(*(torch.autograd.grad((y * direction).sum(), inputs)
-                      for y in (fused, written))):
+    for a, b in zip(
+        *(torch.autograd.grad((y * direction).sum(), inputs) for y in (fused, written))
+    ):
         close(a, b, atol=1e-5, rtol=0)
 
 
@@ -369,14 +417,17 @@ def test_dropout_drops_in_training_only_and_keeps_the_mean():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_reaches_the_mlp_and_the_embeddings_in_training_only(training):
-    model, mlp = lively(GPT(small(dropout=0.3))).train(training), lively(
-        MLP(small(dropout=0.3))).train(training)
+    model, mlp = (
+        lively(GPT(small(dropout=0.3))).train(training),
+        lively(MLP(small(dropout=0.3))).train(training),
+    )
     seen = []
     model.blocks[0].norm_1.register_forward_hook(lambda layer, given, y: seen.append(given[0]))
     model(random_tokens(500, 16))
     for output in (seen[0], mlp(torch.randn(500, 16, 16))):
         assert (output == 0).float().mean().item() == pytest.approx(
-            0.3 if training else 0.0, abs=0.01)
+            0.3 if training else 0.0, abs=0.01
+        )
 
 
 @few
@@ -393,24 +444,42 @@ def test_a_token_changes_nothing_before_itself(config, T, data):
 
 # --- rotary positions -----------------------------------------------------------------------------
 
+
 @few
-@given(m=st.integers(0, 200), n=st.integers(0, 200), shift=st.integers(0, 300),
-       dim=st.sampled_from([2, 6, 16]), seed=seeds)
+@given(
+    m=st.integers(0, 200),
+    n=st.integers(0, 200),
+    shift=st.integers(0, 300),
+    dim=st.sampled_from([2, 6, 16]),
+    seed=seeds,
+)
 def test_rotary_products_depend_on_the_relative_position_only(m, n, shift, dim, seed):
     torch.manual_seed(seed)
-    q, k, table = torch.randn(1, 1, 1, dim).double(), torch.randn(1, 1, 1, dim).double(
-        ), rotary_table(501, small(head_dim=dim))
-    near, far = ((rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum() for a,
-                 b in ((m, n), (m + shift, n + shift)))
+    q, k, table = (
+        torch.randn(1, 1, 1, dim).double(),
+        torch.randn(1, 1, 1, dim).double(),
+        rotary_table(501, small(head_dim=dim)),
+    )
+    near, far = (
+        (rotate(q, table[:, [a]]) * rotate(k, table[:, [b]])).sum()
+        for a, b in ((m, n), (m + shift, n + shift))
+    )
     close(near, far, atol=1e-3, rtol=0)
 
 
 # --- GPT ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "vocab_size", "parameters"), [
-    ("gpt2", 50257, 124_439_808), ("gpt2_medium", 50257, 354_823_168),
-    ("gpt2_large", 50257, 774_030_080),
-    ("gpt2_xl", 50257, 1_557_611_200), ("llama3_8b", 128256, 8_030_261_248)])
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "parameters"),
+    [
+        ("gpt2", 50257, 124_439_808),
+        ("gpt2_medium", 50257, 354_823_168),
+        ("gpt2_large", 50257, 774_030_080),
+        ("gpt2_xl", 50257, 1_557_611_200),
+        ("llama3_8b", 128256, 8_030_261_248),
+    ],
+)
 def test_the_preset_has_the_published_number_of_parameters(name, vocab_size, parameters):
     with torch.device("meta"):
         assert GPT(preset(name, vocab_size=vocab_size)).num_parameters() == parameters
@@ -418,8 +487,10 @@ def test_the_preset_has_the_published_number_of_parameters(name, vocab_size, par
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", [
-    pytest.param(p.stem, marks=[pytest.mark.soak] * p.stem.startswith("gpt2")) for p in PRESETS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(p.stem, marks=[pytest.mark.soak] * p.stem.startswith("gpt2")) for p in PRESETS],
+)
 def test_the_first_loss_is_that_of_a_uniform_guess(name, tied):
     config = preset(name, vocab_size=2048, block_size=32, tie_embeddings=tied)
     with torch.device("meta"):
@@ -464,15 +535,22 @@ def test_the_loss_is_the_mean_surprise_and_leaves_out_negative_targets():
     model, tokens, targets = lively(GPT(small())), random_tokens(2, 5), random_tokens(2, 5, seed=1)
     targets[0, 1] = targets[1, 4] = -1
     logits, loss = model(tokens, targets)
-    surprise = [-logits[b, t].log_softmax(dim=0)[targets[b, t]].item() for b in range(2)
-                for t in range(5) if targets[b, t] >= 0]
+    surprise = [
+        -logits[b, t].log_softmax(dim=0)[targets[b, t]].item()
+        for b in range(2)
+        for t in range(5)
+        if targets[b, t] >= 0
+    ]
     assert len(surprise) == 8
     assert loss.item() == pytest.approx(sum(surprise) / 8, rel=1e-5)
 
 
 def test_the_loss_of_a_half_precision_model_is_computed_in_float32():
-    model, tokens, targets = lively(GPT(small())).bfloat16(), random_tokens(2, 16), random_tokens(
-        2, 16, seed=1)
+    model, tokens, targets = (
+        lively(GPT(small())).bfloat16(),
+        random_tokens(2, 16),
+        random_tokens(2, 16, seed=1),
+    )
     logits, loss = model(tokens, targets)
     assert (logits.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
     close(loss, F.cross_entropy(logits.double().flatten(0, 1), targets.flatten()).float())
@@ -480,16 +558,26 @@ def test_the_loss_of_a_half_precision_model_is_computed_in_float32():
 
 def test_the_first_weights_have_the_documented_spread():
     torch.manual_seed(0)
-    model = GPT(small(vocab_size=300, n_embd=128, block_size=128, n_layer=8, bias=True,
-                      mlp="swiglu", tie_embeddings=False))
+    model = GPT(
+        small(
+            vocab_size=300,
+            n_embd=128,
+            block_size=128,
+            n_layer=8,
+            bias=True,
+            mlp="swiglu",
+            tie_embeddings=False,
+        )
+    )
     for name, p in model.named_parameters():
         if p.dim() == 2:
             std = 0.02 / math.sqrt(16) if "W_O" in name or "W_out" in name else 0.02
             assert p.std().item() == pytest.approx(std, rel=0.04), name
             assert abs(p.mean().item()) < 0.04 * std, name
         else:
-            assert torch.equal(p, torch.full_like(p, 1.0 if "norm" in name and "weight" in name
-                                                  else 0.0)), name
+            assert torch.equal(
+                p, torch.full_like(p, 1.0 if "norm" in name and "weight" in name else 0.0)
+            ), name
 
 
 def test_more_tokens_than_the_block_are_refused():
@@ -504,11 +592,13 @@ def test_more_tokens_than_the_block_are_refused():
 
 # --- the KV cache ---------------------------------------------------------------------------------
 
+
 # 000_634833161fd3075e.txt: 32 heads share 8 keys and values
 def test_llama_3s_cache_is_a_quarter_of_the_multi_head_one():
-    grouped, multi = (KVCache(preset("llama3_8b", vocab_size=1, **more), 1, device="meta",
-                              dtype=torch.bfloat16)
-                      for more in ({}, {"n_kv_head": 32}))
+    grouped, multi = (
+        KVCache(preset("llama3_8b", vocab_size=1, **more), 1, device="meta", dtype=torch.bfloat16)
+        for more in ({}, {"n_kv_head": 32})
+    )
     assert grouped.nbytes * 4 == multi.nbytes
     # keys and values · layers · groups · tokens · d · bytes: 1 GiB
     assert grouped.nbytes == 2 * 32 * 8 * 8192 * 128 * 2
@@ -524,7 +614,7 @@ def test_the_cache_holds_keys_and_values_of_their_own_sizes():
 @few
 @given(config=configs, chunks=st.lists(st.integers(1, 16), min_size=1, max_size=16), seed=seeds)
 def test_cached_decoding_gives_the_logits_of_the_whole_text(config, chunks, seed):
-    chunks = [c for i, c in enumerate(chunks) if sum(chunks[:i + 1]) <= 16]
+    chunks = [c for i, c in enumerate(chunks) if sum(chunks[: i + 1]) <= 16]
     model, tokens = lively(GPT(config), seed), random_tokens(2, sum(chunks), seed=seed)
     cache = KVCache(config, 2, length=sum(chunks))
     with torch.no_grad():
@@ -550,19 +640,29 @@ TAPPED = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "r
 
 
 @few
-@given(config=configs, T=st.integers(1, 16), layer=st.integers(0, 1), seed=seeds,
-       doubled=st.sampled_from([None, *TAPPED]))
+@given(
+    config=configs,
+    T=st.integers(1, 16),
+    layer=st.integers(0, 1),
+    seed=seeds,
+    doubled=st.sampled_from([None, *TAPPED]),
+)
 def test_taps_read_each_value_and_what_follows_is_made_of_what_they_return(
-        config, T, layer, seed, doubled):
+    config, T, layer, seed, doubled
+):
     model, tokens = lively(GPT(config).double(), seed), random_tokens(2, T, seed=seed)
     layer, read = 0 if doubled == "embedding" else layer, {name: [] for name in TAPPED}
 
     def changed(name, at, value):
         return value * 2 if (name, at) == (doubled, layer) else value
 
-    y = model.hidden(tokens, taps={
-        name: lambda at, value, name=name: store(read[name], at, changed(name, at, value))
-        for name in TAPPED})
+    y = model.hidden(
+        tokens,
+        taps={
+            name: lambda at, value, name=name: store(read[name], at, changed(name, at, value))
+            for name in TAPPED
+        },
+    )
     rotary = None if model.rotary is None else model.rotary[:, :T]
     x = changed("embedding", 0, model.embed(tokens))
     close(read.pop("embedding"), [x])
@@ -589,8 +689,9 @@ def test_taps_read_each_value_and_what_follows_is_made_of_what_they_return(
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_a_pass_that_enters_above_is_the_upper_part_of_the_whole(config, T, seed):
     model, tokens, entering = lively(GPT(config), seed), random_tokens(2, T, seed=seed), []
-    y = model.hidden(tokens, taps=dict.fromkeys(("embedding", "residual"),
-                                                partial(store, entering)))
+    y = model.hidden(
+        tokens, taps=dict.fromkeys(("embedding", "residual"), partial(store, entering))
+    )
     for layer, x in enumerate(entering):
         seen = []
         mlp = {"mlp": lambda at, value, seen=seen: seen.append(at) or value}
@@ -620,8 +721,10 @@ def test_a_mask_is_that_of_the_written_out_attention(config, T, additive, each, 
 def test_the_maps_times_the_values_are_what_fused_attention_adds(config, T, seed):
     model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
     maps, fused = model.attention_maps(tokens), []
-    hooks = [b.attention.register_forward_hook(lambda layer, given, y: fused.append((given[0], y)))
-             for b in model.blocks]
+    hooks = [
+        b.attention.register_forward_hook(lambda layer, given, y: fused.append((given[0], y)))
+        for b in model.blocks
+    ]
     with torch.no_grad():
         model(tokens)
         for hook in hooks:
@@ -630,8 +733,12 @@ def test_the_maps_times_the_values_are_what_fused_attention_adds(config, T, seed
             # (B, G, T, d_v)
             values = block.attention.W_V(x).unflatten(-1, (config.kv_heads, -1)).transpose(1, 2)
             output = A @ values.repeat_interleave(4 // config.kv_heads, dim=1)  # (B, H, T, d_v)
-            close(block.attention.W_O(output.transpose(1, 2).flatten(2)), expected, atol=1e-5,
-                  rtol=1e-5)
+            close(
+                block.attention.W_O(output.transpose(1, 2).flatten(2)),
+                expected,
+                atol=1e-5,
+                rtol=1e-5,
+            )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -661,18 +768,27 @@ def test_maps_are_exact_under_autocast_too():
 
 
 def test_normalised_embeddings_have_a_mean_square_of_one():
-    model = GPT(GPTConfig(vocab_size=11, block_size=16, n_layer=1, n_head=2, n_embd=16,
-                          norm_embedding=True))
+    model = GPT(
+        GPTConfig(vocab_size=11, block_size=16, n_layer=1, n_head=2, n_embd=16, norm_embedding=True)
+    )
     x = model.embed(torch.randint(0, 11, (2, 16)))
     assert torch.allclose(x.square().mean(-1), torch.ones(2, 16), atol=1e-2)
 
 
-@given(B=st.integers(1, 3), G=st.integers(1, 3), group=st.integers(1, 3), T=st.integers(1, 20),
-       d_k=st.integers(1, 9), d_v=st.integers(1, 9))
+@given(
+    B=st.integers(1, 3),
+    G=st.integers(1, 3),
+    group=st.integers(1, 3),
+    T=st.integers(1, 20),
+    d_k=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+)
 def test_short_attention_is_causal_attention_and_so_are_its_gradients(B, G, group, T, d_k, d_v):
     torch.manual_seed(T)
-    inputs = [torch.randn(B, heads, T, d, requires_grad=True) for heads,
-              d in ((G * group, d_k), (G, d_k), (G, d_v))]
+    inputs = [
+        torch.randn(B, heads, T, d, requires_grad=True)
+        for heads, d in ((G * group, d_k), (G, d_k), (G, d_v))
+    ]
     outputs = short_attention(*inputs), attention(*inputs, causal_mask(T, T))[0]
     assert torch.allclose(*outputs, atol=1e-5)
     weight = torch.randn_like(outputs[0])
@@ -683,8 +799,17 @@ def test_short_attention_is_causal_attention_and_so_are_its_gradients(B, G, grou
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_in_bf16_on_a_cpu_the_loss_is_that_of_float32_within_rounding(n_kv_head):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=50, block_size=64, n_layer=2, n_head=4, n_kv_head=n_kv_head,
-                          n_embd=64, position="rope"))
+    model = GPT(
+        GPTConfig(
+            vocab_size=50,
+            block_size=64,
+            n_layer=2,
+            n_head=4,
+            n_kv_head=n_kv_head,
+            n_embd=64,
+            position="rope",
+        )
+    )
     tokens = torch.randint(0, 50, (4, 65))
     exact = model(tokens[:, :-1], tokens[:, 1:])[1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -693,8 +818,13 @@ def test_in_bf16_on_a_cpu_the_loss_is_that_of_float32_within_rounding(n_kv_head)
 
 
 @few
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=3), st.integers(1, 40), st.booleans(),
-       st.sampled_from([None, 1e-5, 0.1]), seeds)
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sampled_from([None, 1e-5, 0.1]),
+    seeds,
+)
 def test_the_rms_norm_of_a_cpu_is_torchs_with_its_gradients(leading, width, with_gains, eps, seed):
     torch.manual_seed(seed)
     x = torch.randn(*leading, width, dtype=torch.float64, requires_grad=True)
@@ -702,14 +832,21 @@ def test_the_rms_norm_of_a_cpu_is_torchs_with_its_gradients(leading, width, with
     ours, torchs = rms_norm(x, gains, eps), F.rms_norm(x, (width,), gains, eps)
     assert torch.allclose(ours, torchs)
     grad, inputs = torch.randn_like(x), [t for t in (x, gains) if t is not None]
-    for a, b in zip(torch.autograd.grad(ours, inputs, grad),
-                    torch.autograd.grad(torchs, inputs, grad)):
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs, grad), torch.autograd.grad(torchs, inputs, grad)
+    ):
         assert torch.allclose(a, b)
 
 
 @few
-@given(st.integers(1, 40), st.integers(2, 30), st.integers(0, 200), st.integers(0, 9),
-       st.sampled_from([torch.float32, torch.bfloat16]), seeds)
+@given(
+    st.integers(1, 40),
+    st.integers(2, 30),
+    st.integers(0, 200),
+    st.integers(0, 9),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    seeds,
+)
 def test_the_loss_of_many_logits_is_torchs_with_its_gradients(N, V, at_once, left_out, dtype, seed):
     torch.manual_seed(seed)
     logits = (4 * torch.randn(N, V)).to(dtype).requires_grad_()
@@ -721,7 +858,7 @@ def test_the_loss_of_many_logits_is_torchs_with_its_gradients(N, V, at_once, lef
     close(ours, torchs)
     grads = [torch.autograd.grad(loss, logits, torch.tensor(0.25))[0] for loss in (ours, torchs)]
     assert grads[0].dtype == dtype
-    close(*grads, rtol=2 ** -6 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    close(*grads, rtol=2**-6 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
 def test_a_token_without_a_chance_and_a_logit_that_is_no_number(monkeypatch):

@@ -36,16 +36,36 @@ class Hub(BaseHTTPRequestHandler):
         if found and (self.folder / found[1]).is_file():
             self.give_file(found[1])
         elif path in (f"/api/models/{NAME}/revision/main", f"/api/models/{NAME}/revision/{COMMIT}"):
-            self.answer(200, json.dumps({
-                "id": NAME, "sha": COMMIT, "siblings": [{"rfilename": f.name} for f in files],
-                "tags": [], "private": False, "downloads": 0, "likes": 0}).encode())
+            self.answer(
+                200,
+                json.dumps(
+                    {
+                        "id": NAME,
+                        "sha": COMMIT,
+                        "siblings": [{"rfilename": f.name} for f in files],
+                        "tags": [],
+                        "private": False,
+                        "downloads": 0,
+                        "likes": 0,
+                    }
+                ).encode(),
+            )
         elif path == f"/api/models/{NAME}/tree/{COMMIT}":
-            self.answer(200, json.dumps([
-                {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40}
-                for f in files]).encode())
+            self.answer(
+                200,
+                json.dumps(
+                    [
+                        {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40}
+                        for f in files
+                    ]
+                ).encode(),
+            )
         else:
-            kind = "GatedRepo" if "gated" in path else (
-                "RevisionNotFound" if NAME in path else "RepoNotFound")
+            kind = (
+                "GatedRepo"
+                if "gated" in path
+                else ("RevisionNotFound" if NAME in path else "RepoNotFound")
+            )
             self.answer(403 if kind == "GatedRepo" else 404, b"{}", {"X-Error-Code": kind})
 
     do_HEAD = do_GET
@@ -71,8 +91,11 @@ class Hub(BaseHTTPRequestHandler):
 def repository(tmp_path_factory):
     """What the server has: a model with its tokenizer, and files that are not to be fetched."""
     folder, tokenizer = tmp_path_factory.mktemp("hub") / "repo", train_bpe(["a glass model"], 300)
-    save_hf(lively(GPT(GPTConfig(tokenizer.vocab_size, block_size=16, n_layer=1, n_head=2,
-                                 n_embd=16))), folder, tokenizer)
+    save_hf(
+        lively(GPT(GPTConfig(tokenizer.vocab_size, block_size=16, n_layer=1, n_head=2, n_embd=16))),
+        folder,
+        tokenizer,
+    )
     for name in ("pytorch_model.bin", "modeling.py", "consolidated.safetensors"):
         (folder / name).write_bytes(b"not for us")
     return folder
@@ -87,8 +110,11 @@ def served(repository, tmp_path, monkeypatch):
     def ask(port):
         url = f"http://127.0.0.1:{port}"
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
-                            url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
 
     ask(9)  # where nobody answers
 
@@ -106,7 +132,8 @@ def served(repository, tmp_path, monkeypatch):
 
 
 def test_a_name_becomes_the_commits_folder_and_only_what_is_needed_is_fetched(
-        served, repository, monkeypatch):
+    served, repository, monkeypatch
+):
     with served() as asked:
         pinned = fetched(NAME)
         assert pinned == f"{NAME}@{COMMIT}" and fetched(pinned) == pinned
@@ -122,9 +149,14 @@ def test_a_name_becomes_the_commits_folder_and_only_what_is_needed_is_fetched(
         assert fetched(NAME) == pinned == fetched(pinned)
 
 
-@pytest.mark.parametrize("name, why", [
-    ("owner/other", "RepositoryNotFoundError"), (f"{NAME}@{'f' * 40}", "RevisionNotFoundError"),
-    ("owner/gated", "GatedRepoError")])
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("owner/other", "RepositoryNotFoundError"),
+        (f"{NAME}@{'f' * 40}", "RevisionNotFoundError"),
+        ("owner/gated", "GatedRepoError"),
+    ],
+)
 def test_what_the_hub_has_not_is_a_sentence(name, why, served):
     with served(), pytest.raises(UserError, match=why) as error:
         fetched(name)
@@ -132,7 +164,8 @@ def test_what_the_hub_has_not_is_a_sentence(name, why, served):
 
 
 def test_without_a_network_a_name_is_a_sentence_and_a_folder_works(
-        served, repository, monkeypatch, tmp_path):
+    served, repository, monkeypatch, tmp_path
+):
     with pytest.raises(UserError, match="is no folder here, and could not be fetched"):
         fetched(NAME)
     shutil.copytree(repository, tmp_path / "owner" / "small")
@@ -145,12 +178,23 @@ def test_without_a_network_a_name_is_a_sentence_and_a_folder_works(
 
 @pytest.mark.soak
 def test_a_run_from_a_name_keeps_the_commit_and_goes_on_without_the_hub(
-        served, repository, text_file, new_command, tmp_path):
-    settings = ["data=text", f"data.path={text_file}", "run_dir=run", "batch_size=2",
-                "attention.every=0", "compile=false", "optim.warmup_steps=0"]
+    served, repository, text_file, new_command, tmp_path
+):
+    settings = [
+        "data=text",
+        f"data.path={text_file}",
+        "run_dir=run",
+        "batch_size=2",
+        "attention.every=0",
+        "compile=false",
+        "optim.warmup_steps=0",
+    ]
     with served():
-        env = {"HF_ENDPOINT": constants.ENDPOINT, "HF_HOME": str(tmp_path / "home"),
-               "HF_HUB_OFFLINE": None}
+        env = {
+            "HF_ENDPOINT": constants.ENDPOINT,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_OFFLINE": None,
+        }
         done = new_command("train.py", f"init_from={NAME}", *settings, "max_steps=2", env=env)
         assert done.returncode == 0, done.stderr
         done = new_command("sample.py", f"init_from={NAME}", "prompt=a glass", env=env)

@@ -22,12 +22,18 @@ def test_it_is_kept_with_its_outputs_in_order_and_small():
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     # no error, no warning
-    assert {output.output_type
-            for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert {output.output_type for output in outputs} <= {
+        "stream",
+        "display_data",
+        "execute_result",
+    }
     assert all(output.name == "stdout" for output in outputs if output.output_type == "stream")
     assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
-    assert PATH.stat().st_size < 400_000 and "/tmp/" not in PATH.read_text(
-        ) and "/home/" not in PATH.read_text()
+    assert (
+        PATH.stat().st_size < 400_000
+        and "/tmp/" not in PATH.read_text()
+        and "/home/" not in PATH.read_text()
+    )
 
 
 def test_its_run_is_of_its_presets_size():
@@ -45,9 +51,14 @@ def test_every_cell_runs():
     for cell in fresh.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    NotebookClient(fresh, timeout=600, kernel_name="python3",
-                   resources={"metadata": {"path": str(PATH.parent)}}).execute()
-    said = "".join(output.get("text", "") for cell in fresh.cells
-                   for output in cell.get("outputs", []))
+    NotebookClient(
+        fresh,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(PATH.parent)}},
+    ).execute()
+    said = "".join(
+        output.get("text", "") for cell in fresh.cells for output in cell.get("outputs", [])
+    )
     assert "previous_token (rows: layers, columns: heads)" in said
     assert "most of an induction head" in said

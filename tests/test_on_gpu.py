@@ -19,8 +19,13 @@ from model import GPT, SelfAttention, attention, causal_mask, store
 from training.optim import LossWatch
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
-pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.skipif(
-    DEVICE == "cuda" and not torch.cuda.is_available(), reason="there is no GPU here")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        DEVICE == "cuda" and not torch.cuda.is_available(), reason="there is no GPU here"
+    ),
+]
 
 
 @pytest.fixture
@@ -32,8 +37,10 @@ def on_device(tiny: Config) -> Config:
     return replace(tiny, device=DEVICE, precision="bf16", model=model, deterministic=True)
 
 
-@pytest.mark.parametrize("compile", [
-    False, pytest.param(True, marks=pytest.mark.skipif(DEVICE == "cpu", reason="a minute"))])
+@pytest.mark.parametrize(
+    "compile",
+    [False, pytest.param(True, marks=pytest.mark.skipif(DEVICE == "cpu", reason="a minute"))],
+)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_resumed_run_has_the_same_bits(on_device, train_here, tmp_path, compile, optimizer):
     on_device.optim.name, on_device.compile = optimizer, compile
@@ -43,30 +50,36 @@ def test_a_resumed_run_has_the_same_bits(on_device, train_here, tmp_path, compil
     assert_same_run(on_device.run_dir, resumed)
 
 
-def test_looking_at_attention_beside_the_fused_kernel_changes_no_bit(on_device, train_here,
-                                                                     tmp_path):
+def test_looking_at_attention_beside_the_fused_kernel_changes_no_bit(
+    on_device, train_here, tmp_path
+):
     train_here(on_device)
     on_device.attention.every = on_device.eval.every = 0
     train_here(on_device, run_dir=str(tmp_path / "unseen"))
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert same_tensors(*(run / "checkpoints" / "step_00000012" / name for run in
-                              (Path(on_device.run_dir), tmp_path / "unseen")))
+        assert same_tensors(
+            *(
+                run / "checkpoints" / "step_00000012" / name
+                for run in (Path(on_device.run_dir), tmp_path / "unseen")
+            )
+        )
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 3e-5), (torch.bfloat16, 2e-2)])
-def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(dtype, tolerance,
-                                                                         n_kv_head):
+def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(
+    dtype, tolerance, n_kv_head
+):
     module = lively(SelfAttention(GPTConfig(1, n_head=4, n_kv_head=n_kv_head, n_embd=256)))
     module.to(DEVICE, dtype)
     x = torch.randn(2, 600, 256, device=DEVICE, dtype=dtype, requires_grad=True)  # (B, T, C)
     flash = dtype == torch.bfloat16 and DEVICE == "cuda"
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():  # no other is used
         fused = module(x)
-        of_fused, = torch.autograd.grad(fused.square().sum(), x)
+        (of_fused,) = torch.autograd.grad(fused.square().sum(), x)
     y, _ = attention(*module.project(x), causal_mask(600, 600, x.device))  # (B, H, T, d_v)
     written = module.W_O(y.transpose(1, 2).flatten(2))
-    of_written, = torch.autograd.grad(written.square().sum(), x)
+    (of_written,) = torch.autograd.grad(written.square().sum(), x)
     for one, other in ((fused, written), (of_fused, of_written)):
         assert (one - other).abs().max() <= tolerance * other.abs().max()
 
@@ -95,8 +108,11 @@ def test_decoding_gives_the_logits_of_the_whole_text(rows):
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing waits for a CPU")
 @pytest.mark.parametrize("compile", [False, True])
 def test_steps_make_nobody_wait(compile):
-    take_step = Steps(Config(device=DEVICE, precision="bf16", compile=compile, batch_size=4,
-                             model=small(n_embd=64)))
+    take_step = Steps(
+        Config(
+            device=DEVICE, precision="bf16", compile=compile, batch_size=4, model=small(n_embd=64)
+        )
+    )
     x, guard = random_tokens(4, 16), LossWatch(take_step.model)
     for step in range(6):
         if step == 3:  # all is set up
@@ -112,8 +128,15 @@ def test_steps_make_nobody_wait(compile):
 def test_a_compiled_step_is_the_eager_one_within_rounding(precision):
     losses = []
     for compile in (False, True):
-        take_step = Steps(Config(device=DEVICE, precision=precision, compile=compile, batch_size=4,
-                                 model=small(n_embd=64)))
+        take_step = Steps(
+            Config(
+                device=DEVICE,
+                precision=precision,
+                compile=compile,
+                batch_size=4,
+                model=small(n_embd=64),
+            )
+        )
         x = random_tokens(4, 16)
         losses.append(torch.stack([take_step(x, x, step)[0] for step in range(8)]))
     assert torch.allclose(*losses, rtol=1e-3 if precision == "fp32" else 3e-2)

@@ -44,8 +44,11 @@ def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, t
 
 def test_a_run_that_fails_before_it_begins_removes_what_it_made_and_nothing_else(tmp_path, text):
     (text / "mine").mkdir()
-    for folder, setting in (("mine", "data.path=missing.txt"), ("new", "init_from=missing"),
-                            ("new", "run_dir=odd\udcff/run")):
+    for folder, setting in (
+        ("mine", "data.path=missing.txt"),
+        ("new", "init_from=missing"),
+        ("new", "run_dir=odd\udcff/run"),
+    ):
         finished(text, *short(f"run_dir={folder}", setting), status=1)
         (line,) = [line for line in (text / "err.txt").read_text().splitlines() if line]
         assert line.startswith("error: ")

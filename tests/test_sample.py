@@ -20,11 +20,21 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def run(text_file, shared):
     """A folder with a short run by characters, `char`, and one by byte pairs, `bpe`."""
+
     def make(folder: Path) -> None:
         for name, more in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
-            finished(folder, *TINY, f"tokenizer={name}", *more, "data=text",
-                     f"data.path={text_file}", "max_steps=3", "eval.every=0", "attention.every=0",
-                     f"run_dir={name}")
+            finished(
+                folder,
+                *TINY,
+                f"tokenizer={name}",
+                *more,
+                "data=text",
+                f"data.path={text_file}",
+                "max_steps=3",
+                "eval.every=0",
+                "attention.every=0",
+                f"run_dir={name}",
+            )
 
     return shared("sampled", make)
 
@@ -44,8 +54,13 @@ def test_the_prompt_is_read_from_the_command_line_or_stdin(command, run):
 
 def test_a_prompt_longer_than_the_context_is_cut_and_that_is_said(command, run):
     for n, told in ((32, False), (33, True)):
-        done = command("sample.py", f"run_dir={run / 'char'}", f"prompt={'t' * n}",
-                       "num_samples=2", "max_new_tokens=5")
+        done = command(
+            "sample.py",
+            f"run_dir={run / 'char'}",
+            f"prompt={'t' * n}",
+            "num_samples=2",
+            "max_new_tokens=5",
+        )
         note = f"note: the prompt has {n} tokens; the model sees the last 32 of them\n"
         assert done.returncode == 0 and (note in done.stderr) == told
         assert "text 2 of 2" in done.stderr
@@ -53,34 +68,52 @@ def test_a_prompt_longer_than_the_context_is_cut_and_that_is_said(command, run):
 
 @pytest.mark.parametrize("prompt", ["", "it's [a] {b} (1) ~/x = é, ${HOME}", "<|endoftext|>日本"])
 def test_a_bpe_model_takes_any_prompt_and_writes_whole_characters(command, run, prompt):
-    done = command("sample.py", f"run_dir={run / 'bpe'}", f"prompt={prompt}", "max_new_tokens=200",
-                   "temperature=5", text=False)
+    done = command(
+        "sample.py",
+        f"run_dir={run / 'bpe'}",
+        f"prompt={prompt}",
+        "max_new_tokens=200",
+        "temperature=5",
+        text=False,
+    )
     assert done.returncode == 0 and done.stdout.decode("utf-8"), done.stderr
 
 
-@pytest.mark.parametrize(("args", "sentence"), [
-    (["prompt=the Glass"], "the character 'G'"),
-    (["prompt=-"], "not UTF-8"),
-    (["temperature=-1"], "temperature=-1.0 must be at least 0"),
-    (["top_p=0"], "must be above 0"),
-    (["checkpoint=7"], "no checkpoint of step 7: there are 3"),
-    (["promt=x"], "did you mean prompt"),
-    (["run_dir=nowhere"], "run_dir=nowhere does not exist: give the folder of a run"),
-    (["score=none.txt"], "none.txt cannot be read"),
-    (["score=/dev/null"], "score=/dev/null is empty"),
-    (["attention=page.png"], "end in .html"),
-])
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["prompt=the Glass"], "the character 'G'"),
+        (["prompt=-"], "not UTF-8"),
+        (["temperature=-1"], "temperature=-1.0 must be at least 0"),
+        (["top_p=0"], "must be above 0"),
+        (["checkpoint=7"], "no checkpoint of step 7: there are 3"),
+        (["promt=x"], "did you mean prompt"),
+        (["run_dir=nowhere"], "run_dir=nowhere does not exist: give the folder of a run"),
+        (["score=none.txt"], "none.txt cannot be read"),
+        (["score=/dev/null"], "score=/dev/null is empty"),
+        (["attention=page.png"], "end in .html"),
+    ],
+)
 def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
-    done = command("sample.py", *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args
-                                  else []), *args, input=b"\xff\xfe",
-                   text=False)
+    done = command(
+        "sample.py",
+        *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args else []),
+        *args,
+        input=b"\xff\xfe",
+        text=False,
+    )
     assert done.returncode == 1 and not done.stdout
     assert sentence in done.stderr.decode() and done.stderr.count(b"\n") == 1
 
 
 def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(command, run, tmp_path):
-    done = command("sample.py", f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=40",
-                   "attention=page.html")
+    done = command(
+        "sample.py",
+        f"run_dir={run / 'char'}",
+        "prompt=the glass",
+        "max_new_tokens=40",
+        "attention=page.html",
+    )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) == 41 and "page.html" in done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -89,11 +122,17 @@ def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(comm
 
 
 def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path):
-    process = Process(tmp_path, f"run_dir={run / 'char'}", "max_new_tokens=5", script="sample.py",
-                      stdout=os.open("/dev/full", os.O_WRONLY))
+    process = Process(
+        tmp_path,
+        f"run_dir={run / 'char'}",
+        "max_new_tokens=5",
+        script="sample.py",
+        stdout=os.open("/dev/full", os.O_WRONLY),
+    )
     assert process.wait() == 1
-    assert process.said() == ("error: the output cannot be read or written: "
-                              "No space left on device\n")
+    assert process.said() == (
+        "error: the output cannot be read or written: No space left on device\n"
+    )
 
 
 # --- several texts --------------------------------------------------------------------------------
@@ -121,7 +160,8 @@ def test_a_score_of_a_file_or_of_stdin_is_a_line_in_a_pipe(command, run, tmp_pat
     from_file = command("sample.py", f"run_dir={run / 'bpe'}", "score=text.txt").stdout
     from_stdin = command("sample.py", f"run_dir={run / 'bpe'}", "score=-", input=text).stdout
     assert from_file == from_stdin and re.fullmatch(
-        r"\d+ tokens, 120 bytes: loss [\d.]+ nats per token, [\d.]+ bits per byte\n", from_file)
+        r"\d+ tokens, 120 bytes: loss [\d.]+ nats per token, [\d.]+ bits per byte\n", from_file
+    )
 
 
 # --- in a terminal -------------------------------------------------------------------------------
@@ -176,8 +216,9 @@ def test_ctrl_c_ends_the_program(run):
 
 
 def test_in_a_terminal_prompt_and_text_read_as_one(run):
-    terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0",
-                        "max_new_tokens=20")
+    terminal = Terminal(
+        f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0", "max_new_tokens=20"
+    )
     shown = terminal.until()
     assert terminal.status() == 0 and "KV cache" in shown
     assert shown.startswith("loading …\nthe glass")

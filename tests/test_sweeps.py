@@ -46,22 +46,42 @@ from report.sweep import (
 )
 from report.sweep_table import write_csv
 
-SHORT = ["max_steps=4", "model.n_head=2", "eval.every=2", "attention.every=2",
-         "attention.tokens=16", "checkpoint.every=2", "data.val_max_tokens=300"]
+SHORT = [
+    "max_steps=4",
+    "model.n_head=2",
+    "eval.every=2",
+    "attention.every=2",
+    "attention.tokens=16",
+    "checkpoint.every=2",
+    "data.val_max_tokens=300",
+]
 WHY = "model.n_kv_head=3 does not divide model.n_head=2: choose one of 1, 2"
 
 
 def of(text_file, *more: str) -> list[str]:
-    return [*(setting for setting in TINY if not setting.startswith("model.n_kv_head")),
-            "data=text", f"data.path={text_file}", *SHORT, *more]
+    return [
+        *(setting for setting in TINY if not setting.startswith("model.n_kv_head")),
+        "data=text",
+        f"data.path={text_file}",
+        *SHORT,
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module")
 def swept(text_file, shared) -> Path:
     """A sweep of six jobs, of which two cannot work; what it said is in said.txt beside it."""
+
     def make(folder: Path) -> None:
-        said = finished(folder, "-m", "model.n_kv_head=1,3,2", "seed=1,2", *of(text_file),
-                        "hydra.sweep.dir=sweep", status=1)
+        said = finished(
+            folder,
+            "-m",
+            "model.n_kv_head=1,3,2",
+            "seed=1,2",
+            *of(text_file),
+            "hydra.sweep.dir=sweep",
+            status=1,
+        )
         (folder / "said.txt").write_text(said)
 
     return shared("swept", make) / "sweep"
@@ -95,14 +115,20 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
     runs = {run.path.name: run for run in read_sweep(swept)}
     for line in lines[:4]:
         metrics, config = rows(swept / line["run"]), runs[line["run"]].config
-        best, last = min((row for row in metrics if row["step"] and "val/loss" in row),
-                         key=lambda row: row["val/loss"]), metrics[-1]
+        best, last = (
+            min(
+                (row for row in metrics if row["step"] and "val/loss" in row),
+                key=lambda row: row["val/loss"],
+            ),
+            metrics[-1],
+        )
         assert float(line["val/loss"]) == best["val/loss"]
         assert float(line["train_seconds"]) == last["train_seconds"]
         assert int(line["tokens"]) == last["tokens"] == 4 * 4 * 32
         for score in ("previous_token", "induction", "sink"):
-            assert float(line[f"heads/{score}"]) == max(value for key, value in last.items()
-                                                        if key.startswith(f"heads/{score}/"))
+            assert float(line[f"heads/{score}"]) == max(
+                value for key, value in last.items() if key.startswith(f"heads/{score}/")
+            )
         assert int(line["parameters"]) == GPT(config.model).num_parameters()
         assert int(line["kv_cache_bytes"]) == KVCache(config.model, 1, dtype=torch.float32).nbytes
 
@@ -110,8 +136,11 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
 @pytest.mark.slow
 def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_path):
     best = best_run(read_sweep(swept))
-    line = next(line for line in (swept.parent / "said.txt").read_text().splitlines()
-                if line.startswith("best run  "))
+    line = next(
+        line
+        for line in (swept.parent / "said.txt").read_text().splitlines()
+        if line.startswith("best run  ")
+    )
     python, script, *argv = shlex.split(line.removeprefix("best run"))
     assert [python, script, *argv] == shlex.split(command(best))
     finished(tmp_path, *argv, "run_dir=again")
@@ -122,10 +151,17 @@ def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_pa
 def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(copy, tmp_path):
     before = (copy / "sweep.csv").read_bytes()
     (copy / "sweep.csv").unlink()
-    code = ("import runpy, sys; sys.argv[1:] = ['sweep']; "
-            "runpy.run_module('sweeps', run_name='__main__'); assert 'torch' not in sys.modules")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    code = (
+        "import runpy, sys; sys.argv[1:] = ['sweep']; "
+        "runpy.run_module('sweeps', run_name='__main__'); assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+    )
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
     assert "n_kv_head" in done.stdout and "failed      model.n_kv_head=3,seed=2" in done.stdout
@@ -157,7 +193,8 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     assert len(re.findall(r"^[1-4]/4 .* \d\.\d{4} val/loss ", said, re.MULTILINE)) == 4
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
     assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(
-        swept / "model.n_kv_head=1,seed=2")
+        swept / "model.n_kv_head=1,seed=2"
+    )
     said = finished(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
     assert said.count("was begun with other settings (model.n_layer=2)") == 2 * 4, said
     now = {run.path: run for run in read_sweep(copy)}
@@ -172,9 +209,11 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
     assert process.wait() == 143, process.said()
-    again, = re.findall(r"^python (train\.py .*)", process.said(), re.MULTILINE)
+    (again,) = re.findall(r"^python (train\.py .*)", process.said(), re.MULTILINE)
     assert {"-m", "resume=auto", "hydra.sweep.dir=sweep", *argv} == {*shlex.split(again)[1:]} - {
-        "max_steps=10000", "wandb.mode=disabled"}
+        "max_steps=10000",
+        "wandb.mode=disabled",
+    }
     assert [run.status for run in read_sweep(job.parent)] == ["unfinished"]
     lines = list(csv.DictReader((job.parent / "sweep.csv").open(encoding="utf-8")))
     assert [line["status"] for line in lines] == ["unfinished"]
@@ -186,10 +225,22 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
 
 @pytest.mark.slow
 def test_a_stop_signal_while_the_last_page_of_a_job_is_drawn_ends_the_sweep(tmp_path, text_file):
-    fault = at_call(report.page, "put_together", 1, lambda: os.kill(os.getpid(), signal.SIGTERM),
-                    when=lambda path, name, content, *_: content.get("step") == 4)
-    said = finished(tmp_path, "-m", "seed=1,2", *of(text_file, "max_steps=4"),
-                    "hydra.sweep.dir=sweep", fault=fault, status=143)
+    fault = at_call(
+        report.page,
+        "put_together",
+        1,
+        lambda: os.kill(os.getpid(), signal.SIGTERM),
+        when=lambda path, name, content, *_: content.get("step") == 4,
+    )
+    said = finished(
+        tmp_path,
+        "-m",
+        "seed=1,2",
+        *of(text_file, "max_steps=4"),
+        "hydra.sweep.dir=sweep",
+        fault=fault,
+        status=143,
+    )
     assert "the sweep was stopped" in said
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"]
 
@@ -198,6 +249,7 @@ def test_a_stop_signal_while_the_last_page_of_a_job_is_drawn_ends_the_sweep(tmp_
 def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
     def fault():
         import model
+
         make = model.GPT.__init__
 
         def init(self, config):
@@ -207,30 +259,38 @@ def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
 
         model.GPT.__init__ = init
 
-    process = Process(tmp_path, "-m", "model.n_kv_head=1,2", *of(text_file),
-                      "hydra.sweep.dir=sweep", fault=fault)
+    process = Process(
+        tmp_path, "-m", "model.n_kv_head=1,2", *of(text_file), "hydra.sweep.dir=sweep", fault=fault
+    )
     assert process.wait() == 1
     assert "failed      model.n_kv_head=1: ZeroDivisionError" in process.said()
-    job, = tmp_path.glob("sweep/*=1")
+    (job,) = tmp_path.glob("sweep/*=1")
     assert (job / "log.txt").read_text().count("Traceback") == 1
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["failed", "finished"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv, said", [
-    (["hydra.sweep.dir=sweep"], "holds a sweep: go on with it by resume=auto"),
-    (["hydra.sweep.dir=mine", "resume=auto"], "mine is not empty and holds no sweep"),
-    (["sweep=kv_head"], "did you mean kv_heads"),
-    (["seed=1,a"], "seed: Value 'a' of type 'str' could not be converted to Integer"),
-    (["max_steps=1.5"], "max_steps: Value '1.5'"), (["model=small,gpt3"], "did you mean gpt2"),
-    (["hydra.sweep.dir=/dev/null/x"], "/dev/null/x cannot be read or written")])
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["hydra.sweep.dir=sweep"], "holds a sweep: go on with it by resume=auto"),
+        (["hydra.sweep.dir=mine", "resume=auto"], "mine is not empty and holds no sweep"),
+        (["sweep=kv_head"], "did you mean kv_heads"),
+        (["seed=1,a"], "seed: Value 'a' of type 'str' could not be converted to Integer"),
+        (["max_steps=1.5"], "max_steps: Value '1.5'"),
+        (["model=small,gpt3"], "did you mean gpt2"),
+        (["hydra.sweep.dir=/dev/null/x"], "/dev/null/x cannot be read or written"),
+    ],
+)
 def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(
-        argv, said, copy, tmp_path):
+    argv, said, copy, tmp_path
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sweep.csv").write_text("mine")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    done = command_line(tmp_path, "train.py", "-m", *([] if "seed" in argv[0] else ["seed=1,2"]),
-                        *argv)
+    done = command_line(
+        tmp_path, "train.py", "-m", *([] if "seed" in argv[0] else ["seed=1,2"]), *argv
+    )
     assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     if (tmp_path / "runs").exists():
@@ -242,8 +302,12 @@ def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(
 
 
 def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65, **more) -> Run:
-    config = Config(model=GPTConfig(vocab_size=vocabulary), tokenizer=TokenizerConfig("char"),
-                    precision="fp32", max_steps=10)
+    config = Config(
+        model=GPTConfig(vocab_size=vocabulary),
+        tokenizer=TokenizerConfig("char"),
+        precision="fp32",
+        max_steps=10,
+    )
     last = {"step": 10, "tokens": 100, "train_seconds": 2.0, **more}
     if loss is not None:
         last |= {"val/loss": loss, "val/bits_per_byte": loss / 2}
@@ -252,10 +316,20 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
 
 
 def test_the_best_mean_comes_first_and_what_has_no_result_last():
-    runs = [run_of({"a": a, "seed": seed}, loss, status) for a, seed, loss, status in (
-        ("1", "1", nan, "finished"), ("2", "1", 3.0, "finished"), ("3", "1", 1.0, "finished"),
-        ("3", "2", 2.0, "finished"), ("4", "1", 0.1, "unfinished"), ("5", "1", None, "finished"),
-        ("6", "1", 1.0, "finished"), ("6", "2", 0.1, "failed"), ("7", "1", inf, "finished"))]
+    runs = [
+        run_of({"a": a, "seed": seed}, loss, status)
+        for a, seed, loss, status in (
+            ("1", "1", nan, "finished"),
+            ("2", "1", 3.0, "finished"),
+            ("3", "1", 1.0, "finished"),
+            ("3", "2", 2.0, "finished"),
+            ("4", "1", 0.1, "unfinished"),
+            ("5", "1", None, "finished"),
+            ("6", "1", 1.0, "finished"),
+            ("6", "2", 0.1, "failed"),
+            ("7", "1", inf, "finished"),
+        )
+    ]
     assert [setting.settings["a"] for setting in ranked(runs)][:3] == ["6", "3", "2"]
     assert ranked(runs)[-1].settings["a"] == "4"
     assert best_run(runs).settings == {"a": "6", "seed": "1"} and len(ranked(runs)[0].finished) == 1
@@ -264,14 +338,23 @@ def test_the_best_mean_comes_first_and_what_has_no_result_last():
     assert compared_by([one]) == "val/loss" and compared_by([one, other]) == "val/bits_per_byte"
 
 
-@pytest.mark.parametrize(("losses", "said"), [
-    ((2.0, 2.2, 2.1, 2.3), "best        x=1, but x=2 is within the error"),
-    ((2.0, 2.1, 2.5, 2.6), "best        x=1"),
-    ((2.0, None, 2.01, None), "lowest      x=1; one seed: a difference this small is no "
-     "finding, add seed=1,2,3")])
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ((2.0, 2.2, 2.1, 2.3), "best        x=1, but x=2 is within the error"),
+        ((2.0, 2.1, 2.5, 2.6), "best        x=1"),
+        (
+            (2.0, None, 2.01, None),
+            "lowest      x=1; one seed: a difference this small is no finding, add seed=1,2,3",
+        ),
+    ],
+)
 def test_the_next_best_is_named_where_it_is_within_the_error(losses, said, tmp_path):
-    runs = [run_of({"a.x": x, "seed": seed}, loss) for loss, (x, seed) in
-            zip(losses, product("12", "12")) if loss is not None]
+    runs = [
+        run_of({"a.x": x, "seed": seed}, loss)
+        for loss, (x, seed) in zip(losses, product("12", "12"))
+        if loss is not None
+    ]
     lines = printed(runs, 80, tmp_path)
     assert said in lines and not any("␛" in line for line in lines)  # no code of a colour as text
 
@@ -282,18 +365,29 @@ def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
     return console.export_text().splitlines()
 
 
-@given(st.lists(st.tuples(st.text(max_size=12), st.none() | st.floats(),
-                          st.sampled_from(["finished", "unfinished", "failed"])), min_size=1))
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=12),
+            st.none() | st.floats(),
+            st.sampled_from(["finished", "unfinished", "failed"]),
+        ),
+        min_size=1,
+    )
+)
 def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
-    runs = [run_of({"data.path": text, "seed": str(n)}, loss, status) for n,
-            (text, loss, status) in enumerate(cases)]
+    runs = [
+        run_of({"data.path": text, "seed": str(n)}, loss, status)
+        for n, (text, loss, status) in enumerate(cases)
+    ]
     folder = tmp_path_factory.getbasetemp()
     for line in printed(runs, 80, folder):
         assert line.isprintable()
     write_csv(folder / "sweep.csv", runs)
     with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
         assert sorted(line["data.path"] for line in csv.DictReader(file)) == sorted(
-            run.settings["data.path"] for run in runs)
+            run.settings["data.path"] for run in runs
+        )
 
 
 # --- the prepared sweeps --------------------------------------------------------------------------
@@ -326,8 +420,9 @@ def test_the_cache_is_counted_as_it_is_kept_while_decoding(device, width, size):
 
 def test_the_number_of_jobs_is_known_before_they_begin():
     assert jobs("seed=1") == 1 and jobs("seed=range(1,4)") == 3
-    assert jobs("model=glob(small*)") == len([name for name in cli.groups()["model"]
-                                              if name.startswith("small")])
+    assert jobs("model=glob(small*)") == len(
+        [name for name in cli.groups()["model"] if name.startswith("small")]
+    )
     assert jobs("optim.lr=1e-3,.01", "compile=true,auto") == 4
     assert jobs("optim.lr=interval(0,1)") == 0  # for a sweeper that chooses as it goes
     assert jobs("sweep=kv_heads", "max_steps=3,4") == 4 * 3 * 2
@@ -341,14 +436,18 @@ def test_every_job_of_a_prepared_sweep_is_right():
         for config in made:
             config.check()
     made = expanded("sweep=kv_heads", "model.n_kv_head=2,4", "seed=7", "max_steps=3")
-    assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head)
-            for c in made] == [(2, 7, 3, 8), (4, 7, 3, 8)]
+    assert [(c.model.n_kv_head, c.seed, c.max_steps, c.model.n_head) for c in made] == [
+        (2, 7, 3, 8),
+        (4, 7, 3, 8),
+    ]
 
 
 @pytest.mark.slow
 def test_depth_and_width_are_compared_at_equal_parameters():
-    shapes = {(c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model
-              for c in expanded("sweep=depth_width", "seed=1")}
+    shapes = {
+        (c.model.n_layer, c.model.n_embd, c.model.key_dim): c.model
+        for c in expanded("sweep=depth_width", "seed=1")
+    }
     assert len(shapes) == 3 and len({d for _, _, d in shapes}) == 1
     counts = {}
     for shape, config in shapes.items():
@@ -361,12 +460,23 @@ def test_depth_and_width_are_compared_at_equal_parameters():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("launcher", [["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
-                                      ["hydra/launcher=submitit_local",
-                                       "hydra.launcher.timeout_min=5"]])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
+        ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"],
+    ],
+)
 def test_launchers_run_the_jobs_in_processes_of_their_own(launcher, command, tmp_path, text_file):
-    done = command("train.py", "-m", *launcher, "model.n_kv_head=1,3", *of(text_file),
-                   "hydra.sweep.dir=sweep", env={"OMP_NUM_THREADS": None})
+    done = command(
+        "train.py",
+        "-m",
+        *launcher,
+        "model.n_kv_head=1,3",
+        *of(text_file),
+        "hydra.sweep.dir=sweep",
+        env={"OMP_NUM_THREADS": None},
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished", "failed"]
     assert f"failed      model.n_kv_head=3: {WHY}" in done.stdout
@@ -375,10 +485,17 @@ def test_launchers_run_the_jobs_in_processes_of_their_own(launcher, command, tmp
 
 @pytest.mark.soak
 def test_a_stop_signal_ends_the_jobs_in_other_processes(tmp_path, text_file):
-    process = Process(tmp_path, "-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
-                      "model.n_kv_head=1,2", "hydra.sweep.dir=sweep",
-                      *of(text_file, "max_steps=100000", "eval.every=0", "attention.every=0",
-                          "checkpoint.every=0"))
+    process = Process(
+        tmp_path,
+        "-m",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "model.n_kv_head=1,2",
+        "hydra.sweep.dir=sweep",
+        *of(
+            text_file, "max_steps=100000", "eval.every=0", "attention.every=0", "checkpoint.every=0"
+        ),
+    )
     folders = [tmp_path / "sweep" / f"model.n_kv_head={heads}" for heads in (1, 2)]
     for folder in folders:
         process.wait_for(folder / "metrics.jsonl", lines=1)
@@ -393,18 +510,31 @@ def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     search = yaml.safe_load((ROOT / "wandb_sweep.yaml").read_text(encoding="utf-8"))
-    chosen = {key: given.get("value", given.get("min", given.get("values", [None])[0]))
-              for key, given in search["parameters"].items()}
+    chosen = {
+        key: given.get("value", given.get("min", given.get("values", [None])[0]))
+        for key, given in search["parameters"].items()
+    }
     assert search["metric"] == {"name": "val/loss", "goal": "minimize"}
-    args = create_sweep_command_args({"args": {key: {"value": value}
-                                               for key, value in chosen.items()}})
+    args = create_sweep_command_args(
+        {"args": {key: {"value": value} for key, value in chosen.items()}}
+    )
     words = args[create_sweep_command(search["command"])[-1][2:-1]]
-    smaller = [setting for setting in of(text_file)
-               if setting.partition("=")[0] not in (set(chosen) - {"max_steps", "eval.every"})]
-    done = command_line(tmp_path, "train.py", *words, *smaller, "model.n_head=4", env={
-        "WANDB_MODE": "offline", "WANDB_SWEEP_ID": "search", "WANDB_RUN_ID": "chosen1"})
+    smaller = [
+        setting
+        for setting in of(text_file)
+        if setting.partition("=")[0] not in (set(chosen) - {"max_steps", "eval.every"})
+    ]
+    done = command_line(
+        tmp_path,
+        "train.py",
+        *words,
+        *smaller,
+        "model.n_head=4",
+        env={"WANDB_MODE": "offline", "WANDB_SWEEP_ID": "search", "WANDB_RUN_ID": "chosen1"},
+    )
     assert done.returncode == 0, done.stderr
-    run, = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").iterdir()
     assert read_config(run / "config.yaml").optim.lr == chosen["optim.lr"]
-    assert [path.name.rpartition("-")[2]
-            for path in (run / "wandb").glob("offline-run-*")] == ["chosen1"]
+    assert [path.name.rpartition("-")[2] for path in (run / "wandb").glob("offline-run-*")] == [
+        "chosen1"
+    ]

@@ -18,8 +18,14 @@ pytestmark = pytest.mark.slow
 
 
 def on(text_file) -> list[str]:
-    return [*TINY, "data=text", f"data.path={text_file}", "eval.every=5", "attention.every=5",
-            "attention.tokens=16"]
+    return [
+        *TINY,
+        "data=text",
+        f"data.path={text_file}",
+        "eval.every=5",
+        "attention.every=5",
+        "attention.tokens=16",
+    ]
 
 
 @pytest.fixture
@@ -31,12 +37,18 @@ def run(whole, tmp_path) -> Path:
 def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_path, text_file):
     done = command("train.py", *on(text_file), "max_steps=10")
     assert done.returncode == 0, done.stderr
-    run, = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_default", run.name)
     assert f"python sample.py run_dir=runs/{run.name}" in done.stdout
     assert "best validation loss" in done.stdout
-    assert {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "attention",
-            "checkpoints"} <= {p.name for p in run.iterdir()}
+    assert {
+        "config.yaml",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "report.html",
+        "attention",
+        "checkpoints",
+    } <= {p.name for p in run.iterdir()}
     assert [sample["step"] for sample in read_rows(run / "samples.jsonl")] == [0, 5, 10]
     assert [row["step"] for row in rows(run)] == list(range(11))
     last = rows(run)[-1]
@@ -46,7 +58,8 @@ def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_pat
     assert sum(key.startswith("heads/") for key in last) == (9 + 9 + 3) * 2 * 2
     assert {"seconds/evaluate", "seconds/attention", "seconds/save"} <= last.keys()
     assert sorted(p.name for p in (run / "attention").iterdir()) == sorted(
-        f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png", "safetensors"))
+        f"step_{step:08d}.{kind}" for step in (0, 5, 10) for kind in ("npz", "png", "safetensors")
+    )
     config = read_config(run / "config.yaml")
     assert "auto" not in (config.device, config.precision, config.compile, config.shard)
     assert not (tmp_path / "outputs").exists()
@@ -67,9 +80,11 @@ def test_resuming_a_finished_run_says_so_and_more_steps_extend_it(command, run):
 def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path, text_file):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    for folder, resume, sentence in (("full", "false", "is not empty"),
-                                     ("full", "true", "nothing to continue"),
-                                     ("none", "true", "nothing to continue")):
+    for folder, resume, sentence in (
+        ("full", "false", "is not empty"),
+        ("full", "true", "nothing to continue"),
+        ("none", "true", "nothing to continue"),
+    ):
         done = command("train.py", *on(text_file), f"run_dir={folder}", f"resume={resume}")
         assert done.returncode == 1 and sentence in done.stderr and "Traceback" not in done.stderr
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["thesis.txt"]
@@ -77,11 +92,21 @@ def test_a_folder_that_is_not_empty_or_holds_no_run_is_refused(command, tmp_path
 
 
 def test_what_is_typed_on_resume_is_checked_against_the_run_and_not_against_the_defaults(
-        command, tmp_path, text_file, run):
+    command, tmp_path, text_file, run
+):
     moved = tmp_path / "moved.txt"
     moved.write_bytes(text_file.read_bytes())
-    done = command("train.py", "run_dir=run", "resume=true", "accumulate=4", "data=text",
-                   f"data.path={moved}", "model.n_layer=2", "tokenizer=char", "max_steps=13")
+    done = command(
+        "train.py",
+        "run_dir=run",
+        "resume=true",
+        "accumulate=4",
+        "data=text",
+        f"data.path={moved}",
+        "model.n_layer=2",
+        "tokenizer=char",
+        "max_steps=13",
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -91,7 +116,7 @@ def test_other_windows_of_validation_are_refused_on_resume(command, run):
 
 
 def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_auto(command, run):
-    for path in ((run / "checkpoints").iterdir()):
+    for path in (run / "checkpoints").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     refused = command("train.py", "run_dir=run", "resume=true")
     assert refused.returncode == 1 and "resume=auto" in refused.stderr
@@ -100,14 +125,22 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again_with_resume_a
 
 @pytest.mark.parametrize("script", ["train.py --help", "sample.py --help"])
 def test_output_that_nobody_reads_on_is_no_error(script, tmp_path):
-    done = subprocess.run(f"'{sys.executable}' '{ROOT}'/{script} | head -1", shell=True,
-                          capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        f"'{sys.executable}' '{ROOT}'/{script} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
 def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file, whole):
-    printed = OmegaConf.create(command("train.py", *tiny(text_file), "checkpoint.every=1",
-                                       "checkpoint.keep=99", "--cfg", "job").stdout)
+    printed = OmegaConf.create(
+        command(
+            "train.py", *tiny(text_file), "checkpoint.every=1", "checkpoint.keep=99", "--cfg", "job"
+        ).stdout
+    )
     kept = {name: value for name, _, value in settings(read_config(whole / "config.yaml"))}
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
     assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}

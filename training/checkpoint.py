@@ -28,7 +28,12 @@ from training.tensors import copy_rows, opened, whole
 
 FORMAT = 1
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
-    "model.safetensors", "optimizer.safetensors", "tokenizer.json", "config.yaml", "manifest.json")
+    "model.safetensors",
+    "optimizer.safetensors",
+    "tokenizer.json",
+    "config.yaml",
+    "manifest.json",
+)
 FILES = (MODEL, OPTIMIZER, TOKENIZER, CONFIG)
 SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
 LARGEST = 1 << 24  # bytes of a manifest that is read
@@ -84,24 +89,33 @@ class Checkpoints:
             self.best = {**row, "step": step}
             self.tidy()
 
-    def save(self, step: int, row: dict[str, float], clock: Stopwatch,
-             last_chance: bool = False) -> bool:
+    def save(
+        self, step: int, row: dict[str, float], clock: Stopwatch, last_chance: bool = False
+    ) -> bool:
         """Save a step with its metrics, unless it is saved; return whether it is now. One that
         cannot be written costs a note, and at the last chance raises `NotSaved`."""
         if self.saved == step:
             return True
         self.watch.flush()
         clock.switch("save")
-        tensors = {MODEL: self.model.tensors(),
-                   OPTIMIZER: optimizer_tensors(self.optimizers, self.model)}
+        tensors = {
+            MODEL: self.model.tensors(),
+            OPTIMIZER: optimizer_tensors(self.optimizers, self.model),
+        }
         for found in tensors.values():
             for name in sorted(found):
                 value = whole(found[name].detach())  # by all ranks together
                 found[name] = value.cpu().contiguous() if self.world.rank == 0 else None
         problem = ""
         if self.world.rank == 0:
-            manifest = {"format": FORMAT, "step": step, "seconds": clock.seconds, "metrics": row,
-                        "fingerprint": self.text.fingerprint, "losses": self.watch.state()}
+            manifest = {
+                "format": FORMAT,
+                "step": step,
+                "seconds": clock.seconds,
+                "metrics": row,
+                "fingerprint": self.text.fingerprint,
+                "losses": self.watch.state(),
+            }
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if not problem:
@@ -125,8 +139,10 @@ class Checkpoints:
                 save_file(found, part / name)
             save_tokenizer(self.text.tokenizer, part / TOKENIZER)
             (part / CONFIG).write_text(config_yaml(self.config), encoding="utf-8")
-            files = {name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
-                     for name in FILES}
+            files = {
+                name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
+                for name in FILES
+            }
             (part / MANIFEST).write_text(_sealed(json.dumps(manifest | {"files": files}, indent=1)))
             record = (self.run_dir / name for name in (METRICS, SAMPLES, "attention", ""))
             for path in (*part.iterdir(), part, *filter(Path.exists, record)):
@@ -136,9 +152,11 @@ class Checkpoints:
             return ""
         except (OSError, SafetensorError) as e:
             needed = sum(t.nbytes for found in tensors.values() for t in found.values())
-            return (f"the checkpoint of step {manifest['step']} could not be written in "
-                    f"{self.run_dir} ({getattr(e, 'strerror', None) or e}; it needs {needed:,} "
-                    "bytes): earlier checkpoints are as they were")
+            return (
+                f"the checkpoint of step {manifest['step']} could not be written in "
+                f"{self.run_dir} ({getattr(e, 'strerror', None) or e}; it needs {needed:,} "
+                "bytes): earlier checkpoints are as they were"
+            )
         finally:
             _remove(part)
 
@@ -153,7 +171,7 @@ class Checkpoints:
                 if step is not None and read_pointer(self.run_dir, name) != step:
                     write_pointer(self.run_dir, name, step)
         with suppress(OSError):
-            for step in saved_steps(self.run_dir)[:-self.config.checkpoint.keep]:
+            for step in saved_steps(self.run_dir)[: -self.config.checkpoint.keep]:
                 if step != best:
                     _remove(step_folder(self.run_dir, step))
             for part in (self.run_dir / "checkpoints").glob(".step_*.part"):
@@ -207,8 +225,9 @@ def read_pointer(run_dir: Path, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def find_checkpoint(run_dir: Path, which: str | int = "last",
-                    log: Callable[[str], None] = print) -> tuple[Path, dict]:
+def find_checkpoint(
+    run_dir: Path, which: str | int = "last", log: Callable[[str], None] = print
+) -> tuple[Path, dict]:
     """The folder and manifest of `last`, `best` or a step; of a damaged one's neighbour, noted."""
     steps = saved_steps(run_dir)
     if not steps:
@@ -216,8 +235,9 @@ def find_checkpoint(run_dir: Path, which: str | int = "last",
         raise UserError(f"{run_dir} {problem}")
     wanted = int(which) if str(which).isdigit() else steps[-1]
     if wanted not in steps:
-        raise UserError(f"{run_dir} has no checkpoint of step {which}: "
-                        f"there are {', '.join(map(str, steps))}")
+        raise UserError(
+            f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}"
+        )
     if which == "best":
         wanted = read_pointer(run_dir, "best")
         if wanted not in steps:  # damaged; or there was no evaluation
@@ -232,8 +252,9 @@ def find_checkpoint(run_dir: Path, which: str | int = "last",
         except ValueError as e:
             instead = "" if after is None else f": taking that of step {after}"
             log(f"checkpoint {folder} is damaged or cannot be read ({e}){instead}")
-    raise UserError(f"no checkpoint of {run_dir} up to step {max(order)} is whole: "
-                    "it cannot be loaded")
+    raise UserError(
+        f"no checkpoint of {run_dir} up to step {max(order)} is whole: it cannot be loaded"
+    )
 
 
 def verify(folder: Path) -> dict:
@@ -260,25 +281,34 @@ def read_manifest(folder: Path) -> dict:
         manifest = json.loads(text)
         manifest = {"losses": [0.0, 0]} | manifest  # of older versions
         if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']}, and this version of GlassGPT "
-                             f"reads {FORMAT}")
-        if text != _sealed(text[:text.rfind(SEAL)] + "\n}"):
+            raise ValueError(
+                f"its format is {manifest['format']}, and this version of GlassGPT reads {FORMAT}"
+            )
+        if text != _sealed(text[: text.rfind(SEAL)] + "\n}"):
             raise ValueError(f"{MANIFEST} is not what was written: its sha256 differs")
-        if any(type(manifest[name]) is not kind for name, kind in TYPES.items()) \
-                or list(map(type, manifest["losses"])) != [float, int] \
-                or folder.name != f"step_{manifest['step']:08d}":
+        if (
+            any(type(manifest[name]) is not kind for name, kind in TYPES.items())
+            or list(map(type, manifest["losses"])) != [float, int]
+            or folder.name != f"step_{manifest['step']:08d}"
+        ):
             raise ValueError(f"{MANIFEST} is of something else")
         return manifest
     except OSError as e:
         raise ValueError(f"{MANIFEST}: {e.strerror}") from e
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError,
-            RecursionError) as e:
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+        RecursionError,
+    ) as e:
         raise ValueError(f"{MANIFEST} is damaged") from e
 
 
 def _sealed(manifest: str) -> str:
     """The text of a JSON object with one entry more: the hash of the text."""
-    return f"{manifest[:-2]}{SEAL}{hashlib.sha256(manifest.encode()).hexdigest()}\"\n}}"
+    return f'{manifest[:-2]}{SEAL}{hashlib.sha256(manifest.encode()).hexdigest()}"\n}}'
 
 
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
@@ -299,10 +329,12 @@ def check_weights(path: Path, config: GPTConfig) -> None:
 
 def check_shapes(path: Path, shapes: dict[str, list], expected: dict[str, list]) -> None:
     """Raise `UserError` where tensors at path, name → shape, are not those expected of them."""
-    wrong = [f"{name}: {shapes.get(name, 'missing')} in the file, "
-             f"{expected.get(name, 'absent')} in the model"
-             for name in sorted(shapes.keys() | expected.keys())
-             if shapes.get(name) != expected.get(name)]
+    wrong = [
+        f"{name}: {shapes.get(name, 'missing')} in the file, "
+        f"{expected.get(name, 'absent')} in the model"
+        for name in sorted(shapes.keys() | expected.keys())
+        if shapes.get(name) != expected.get(name)
+    ]
     if wrong:
         more = " …" if len(wrong) > 3 else ""
         raise UserError(f"{path} holds another model: {'; '.join(wrong[:3])}{more}")
@@ -317,8 +349,9 @@ def load_weights(model: GPT, path: Path) -> None:
             copy_rows(file, name, tensor)
 
 
-def load_run(run_dir: str | os.PathLike, which: str | int = "last",
-             log: Callable[[str], None] = print) -> tuple[GPT, Tokenizer, Config]:
+def load_run(
+    run_dir: str | os.PathLike, which: str | int = "last", log: Callable[[str], None] = print
+) -> tuple[GPT, Tokenizer, Config]:
     """The model (on the CPU, in evaluation mode), the tokenizer and the configuration of a run.
 
     which: `last`, `best` (by validation loss) or a step, of a checkpoint or else of a picture (in

@@ -27,17 +27,22 @@ def pick_device(device: str, processes: int = 1) -> str:
         mps = processes == 1 and torch.backends.mps.is_available()
         device = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     if processes > 1 and device not in ("cpu", "cuda"):
-        raise UserError(f"device={device} is for one process, and there are {processes}: "
-                        "use device=cuda, which gives each a GPU, or device=cpu")
+        raise UserError(
+            f"device={device} is for one process, and there are {processes}: "
+            "use device=cuda, which gives each a GPU, or device=cpu"
+        )
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:
-        raise UserError(f"device={device} is not available here ({first_line(e)}): "
-                        "use device=auto") from None
+        raise UserError(
+            f"device={device} is not available here ({first_line(e)}): use device=auto"
+        ) from None
     if processes > 1 and device == "cuda":
         if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
-            raise UserError("torchrun started more processes than this machine has GPUs "
-                            f"({torch.cuda.device_count()}): lower --nproc-per-node")
+            raise UserError(
+                "torchrun started more processes than this machine has GPUs "
+                f"({torch.cuda.device_count()}): lower --nproc-per-node"
+            )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # which "cuda" then means
     return device
 
@@ -75,8 +80,9 @@ def set_up(config: Config) -> None:
     glibc gives larger tensors back to the system, which clears each page before it comes again: a
     seventh of the time of a small model's step (LOG.md). Other C libraries have no such setting."""
     compiled_here = config.compile and config.device == "cpu"
-    torch.use_deterministic_algorithms(config.deterministic or compiled_here,
-                                       warn_only=not config.deterministic)
+    torch.use_deterministic_algorithms(
+        config.deterministic or compiled_here, warn_only=not config.deterministic
+    )
     torch.utils.deterministic.fill_uninitialized_memory = False
     with suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -26,8 +26,9 @@ def splits_of(text: Tokens, config: Config, world: World) -> tuple["Windows", "W
     return val, Windows(text.train, text.tokenizer, config, world, len(val.inputs))
 
 
-def evaluate(model: GPT, splits: tuple["Windows", "Windows"], last: bool = False
-             ) -> dict[str, float]:
+def evaluate(
+    model: GPT, splits: tuple["Windows", "Windows"], last: bool = False
+) -> dict[str, float]:
     """The validation loss in nats per token, and in bits per byte of UTF-8, to compare across
     vocabularies; at the last step the loss on the training split too, measured alike."""
     val, train = splits
@@ -38,10 +39,16 @@ def evaluate(model: GPT, splits: tuple["Windows", "Windows"], last: bool = False
 
 class Windows:
     """A split in non-overlapping windows of block_size, the last one filled up. Of a split with
-    more than `data.val_max_tokens` as many windows, spread evenly over all of it. """
+    more than `data.val_max_tokens` as many windows, spread evenly over all of it."""
 
-    def __init__(self, tokens: np.ndarray, tokenizer: Tokenizer, config: Config,
-                 world: World | None = None, most: int | None = None):
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        tokenizer: Tokenizer,
+        config: Config,
+        world: World | None = None,
+        most: int | None = None,
+    ):
         """tokens (N,) with N ≥ 2, of which all but the first are predicted; the windows, if given
         `most` in all, are divided among the ranks of the world."""
         block_size = config.model.block_size
@@ -51,8 +58,11 @@ class Windows:
         inputs = np.zeros((len(starts), block_size), np.int64)
         targets = np.full((len(starts), block_size), -1, np.int64)  # -1: nothing to predict
         for row, start in enumerate(starts):
-            window = tokens[start:start + block_size + 1]
-            inputs[row, :len(window) - 1], targets[row, :len(window) - 1] = window[:-1], window[1:]
+            window = tokens[start : start + block_size + 1]
+            inputs[row, : len(window) - 1], targets[row, : len(window) - 1] = (
+                window[:-1],
+                window[1:],
+            )
         self.inputs, self.targets = torch.from_numpy(inputs), torch.from_numpy(targets)
         # Windows that go through the model at once: enough to keep it busy, with logits of 64 MB
         # at most where one fits.
@@ -75,9 +85,12 @@ class Windows:
         rank has as many windows: the passes through a sharded model are those of all together."""
         nats, count, world = 0.0, 0, self.world
         each = math.ceil(len(self.inputs) / world.size)
-        mine = [F.pad(windows, (0, 0, 0, each * world.size - len(windows)), value=fill)
-                [world.rank * each:(world.rank + 1) * each].split(self.rows)
-                for windows, fill in ((self.inputs, 0), (self.targets, -1))]
+        mine = [
+            F.pad(windows, (0, 0, 0, each * world.size - len(windows)), value=fill)[
+                world.rank * each : (world.rank + 1) * each
+            ].split(self.rows)
+            for windows, fill in ((self.inputs, 0), (self.targets, -1))
+        ]
         with forward_only(model, world.size > 1):
             for x, y in zip(*mine):
                 world.check_stop()

@@ -47,8 +47,15 @@ class Muon(Optimizer):
     orthogonal matrix have together. Matrices of one shape are orthogonalised in one batch, in
     `dtype`, divided among the ranks of `mesh`."""
 
-    def __init__(self, params, lr: float, momentum: float, weight_decay: float,
-                 dtype: torch.dtype = torch.float32, mesh: DeviceMesh | None = None):
+    def __init__(
+        self,
+        params,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype = torch.float32,
+        mesh: DeviceMesh | None = None,
+    ):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype, self.mesh = dtype, mesh
 
@@ -76,20 +83,27 @@ class Muon(Optimizer):
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         nesterov = torch._foreach_lerp(grads, momenta, momentum)
         nesterov = torch.stack(nesterov)  # (matrices, rows here, columns)
-        updates = orthogonalize(nesterov, self.dtype) if self.mesh is None else \
-            orthogonalize_divided(nesterov, first, self.dtype, self.mesh)
+        updates = (
+            orthogonalize(nesterov, self.dtype)
+            if self.mesh is None
+            else orthogonalize_divided(nesterov, first, self.dtype, self.mesh)
+        )
         now = updates.square().mean(dim=-1, keepdim=True)  # (matrices, rows here, 1)
         means = torch.lerp(torch.stack(squares), now, 1 - ROW_MEAN)
         torch._foreach_copy_(squares, list(means.unbind()))
         updates = updates * (usual / means.clamp(min=SMALLEST_SQUARE)).sqrt()
         weights = [local(p) for p in params]
         torch._foreach_mul_(weights, 1 - lr * weight_decay)
-        torch._foreach_add_(weights, list(updates.unbind()),
-                            alpha=-lr * math.sqrt(max(1, first.shape[0] / first.shape[1])))
+        torch._foreach_add_(
+            weights,
+            list(updates.unbind()),
+            alpha=-lr * math.sqrt(max(1, first.shape[0] / first.shape[1])),
+        )
 
 
-def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
-                          mesh: DeviceMesh) -> Tensor:
+def orthogonalize_divided(
+    matrices: Tensor, like: Tensor, dtype: torch.dtype, mesh: DeviceMesh
+) -> Tensor:
     """`orthogonalize` of matrices (n, rows here, columns), whole on every rank of the mesh, or
     sharded by rows as `like` is: each rank does its share of the n, whose rows it is sent."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -100,8 +114,14 @@ def orthogonalize_divided(matrices: Tensor, like: Tensor, dtype: torch.dtype,
     by_matrix = [Shard(0)] * mesh.ndim
 
     def sharded(tensor: Tensor, placements: list) -> DTensor:
-        return DTensor.from_local(tensor, mesh, placements, run_check=False, shape=shape,
-                                  stride=(shape[1] * shape[2], shape[2], 1))
+        return DTensor.from_local(
+            tensor,
+            mesh,
+            placements,
+            run_check=False,
+            shape=shape,
+            stride=(shape[1] * shape[2], shape[2], 1),
+        )
 
     whole = sharded(matrices.to(dtype), by_rows).redistribute(placements=by_matrix).to_local()
     done = sharded(orthogonalize(whole, dtype), by_matrix).redistribute(placements=by_rows)
@@ -130,24 +150,37 @@ class RowAdagrad(Optimizer):
             weights[rows] -= group["lr"] * grad / sums.clamp(min=SMALLEST_SQUARE).sqrt()
 
 
-def build_optimizers(model: nn.Module, optim: OptimConfig, precision: str = "fp32",
-                     mesh: DeviceMesh | None = None) -> list[Optimizer]:
+def build_optimizers(
+    model: nn.Module, optim: OptimConfig, precision: str = "fp32", mesh: DeviceMesh | None = None
+) -> list[Optimizer]:
     """The optimizers of all parameters, each with the peak rate, which `set_learning_rates` scales.
     Weight decay is for matrices and embeddings. `optim.name=muon`: Muon for the blocks' matrices,
     in the run's `precision`, divided among the ranks of `mesh`; AdamW for the rest."""
-    muon = [p for name, p in model.named_parameters()
-            if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2]
+    muon = [
+        p
+        for name, p in model.named_parameters()
+        if optim.name == "muon" and name.startswith("blocks.") and p.dim() == 2
+    ]
     tables = [p for name, p in model.named_parameters() if name == "ngrams.table"]
     taken = {id(p) for p in [*muon, *tables]}
     rest = [p for p in model.parameters() if id(p) not in taken]
-    groups = [{"params": [p for p in rest if p.dim() >= 2], "weight_decay": optim.weight_decay},
-              {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0}]
-    optimizers = [AdamW([group for group in groups if group["params"]], lr=optim.lr,
-                        betas=(optim.beta1, optim.beta2), fused=True)]
+    groups = [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizers = [
+        AdamW(
+            [group for group in groups if group["params"]],
+            lr=optim.lr,
+            betas=(optim.beta1, optim.beta2),
+            fused=True,
+        )
+    ]
     if muon:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        optimizers.append(Muon(muon, optim.muon_rate, optim.momentum, optim.weight_decay, dtype,
-                               mesh))
+        optimizers.append(
+            Muon(muon, optim.muon_rate, optim.momentum, optim.weight_decay, dtype, mesh)
+        )
     if tables:
         optimizers.append(RowAdagrad(tables, optim.lr))
     for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
@@ -182,8 +215,12 @@ def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
 
 def learning_rates(optimizers: list[Optimizer]) -> dict[str, float]:
     """The rates now, as a row of metrics has them."""
-    return {"train/muon_lr" if isinstance(optimizer, Muon) else "train/lr":
-            optimizer.param_groups[0]["lr"] for optimizer in optimizers}
+    return {
+        "train/muon_lr" if isinstance(optimizer, Muon) else "train/lr": optimizer.param_groups[0][
+            "lr"
+        ]
+        for optimizer in optimizers
+    }
 
 
 @torch.no_grad()
@@ -253,21 +290,30 @@ class LossWatch:
         loss, *fine = finite.tolist()
         first = next((name for name, is_fine in zip(self._names, fine) if not is_fine), "")
         what = f"the gradient of {first}" if loss else "the loss"
-        raise UserError(f"step {step + 1}: {what} is not a finite number, so the run stops before "
-                        "that update: go on from its last checkpoint with resume=auto and a lower "
-                        "optim.lr")
+        raise UserError(
+            f"step {step + 1}: {what} is not a finite number, so the run stops before "
+            "that update: go on from its last checkpoint with resume=auto and a lower "
+            "optim.lr"
+        )
 
 
 # What each optimizer keeps of a parameter.
-FIELDS = {Muon: ["momentum", "row_squares"], RowAdagrad: ["row_squares"],
-          AdamW: ["step", "exp_avg", "exp_avg_sq"]}
+FIELDS = {
+    Muon: ["momentum", "row_squares"],
+    RowAdagrad: ["row_squares"],
+    AdamW: ["step", "exp_avg", "exp_avg_sq"],
+}
 
 
 def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str, Tensor]:
     """The optimizers' state, by parameter and field: `blocks.0….weight/exp_avg`."""
     names = {p: name for name, p in model.named_parameters()}
-    return {f"{names[p]}/{key}": tensor for optimizer in optimizers
-            for p, state in optimizer.state.items() for key, tensor in state.items()}
+    return {
+        f"{names[p]}/{key}": tensor
+        for optimizer in optimizers
+        for p, state in optimizer.state.items()
+        for key, tensor in state.items()
+    }
 
 
 @torch.no_grad()
@@ -276,14 +322,21 @@ def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: 
     names = {p: name for name, p in model.named_parameters()}
     with opened(path) as file:
         there = set(file.keys())
-        states = {f"{names[p]}/{field}": (optimizer.state[p], field, p) for optimizer in optimizers
-                  for group in optimizer.param_groups for p in group["params"] if there
-                  for field in FIELDS[type(optimizer)]}  # none after no step
+        states = {
+            f"{names[p]}/{field}": (optimizer.state[p], field, p)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if there
+            for field in FIELDS[type(optimizer)]
+        }  # none after no step
         if there != states.keys():
             odd = min(there ^ states.keys())
-            raise UserError("the optimizer's state in the checkpoint is not this run's: "
-                            f"{ascii(odd)[1:-1][:100]} is {'not ' * (odd in states)}there; "
-                            "a new run with init_from= takes its weights alone")
+            raise UserError(
+                "the optimizer's state in the checkpoint is not this run's: "
+                f"{ascii(odd)[1:-1][:100]} is {'not ' * (odd in states)}there; "
+                "a new run with init_from= takes its weights alone"
+            )
         for key, (state, field, p) in states.items():
             if field == "step":  # works on the CPU and beside the parameter, where it counts on
                 state[field] = file.get_tensor(key).to(p.device)

@@ -18,8 +18,12 @@ from training.processes import World
 COMPILE_PAYS = {"cpu": 1e14, "cuda": 1e16}
 # Bytes that a step keeps of each token, layer and channel, and of each of its logits. Compiled,
 # what products do not read is computed again.
-KEPT = {("bf16", False): (42, 14), ("bf16", True): (34, 6),
-        ("fp32", False): (64, 14), ("fp32", True): (64, 14)}
+KEPT = {
+    ("bf16", False): (42, 14),
+    ("bf16", True): (34, 6),
+    ("fp32", False): (64, 14),
+    ("fp32", True): (64, 14),
+}
 MANY_EPOCHS = 20  # beyond these a run is out of proportion to its text
 
 
@@ -31,11 +35,14 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     if text.ngrams is not None:
         rows = len(text.ngrams)
         if model.ngram_rows not in (None, rows):
-            raise UserError(f"model.ngram_rows={model.ngram_rows} is not the {rows} n-grams that "
-                            "the text has: leave it out")
+            raise UserError(
+                f"model.ngram_rows={model.ngram_rows} is not the {rows} n-grams that "
+                "the text has: leave it out"
+            )
         model = replace(model, ngram_rows=rows)
-    config = replace(config, model=model, device=device,
-                     precision=pick_precision(config.precision, device))
+    config = replace(
+        config, model=model, device=device, precision=pick_precision(config.precision, device)
+    )
     memory = memory_here(device)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
     if memory and device == "cpu":
@@ -43,10 +50,12 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     config = divide(config, world.size, memory, here)
     parameters, flops = model_size(model)
     if memory and 8 * parameters / config.shard > memory:
-        raise UserError(f"there is too little memory on {device}: {memory / 1e9:,.1f} GB, and the "
-                        "weights and their gradients alone need "
-                        f"{8 * parameters / config.shard / 1e9:,.1f}: lower model.n_layer="
-                        f"{model.n_layer} or model.n_embd={model.n_embd}")
+        raise UserError(
+            f"there is too little memory on {device}: {memory / 1e9:,.1f} GB, and the "
+            "weights and their gradients alone need "
+            f"{8 * parameters / config.shard / 1e9:,.1f}: lower model.n_layer="
+            f"{model.n_layer} or model.n_embd={model.n_embd}"
+        )
     steps = config.max_steps - steps_done
     run_flops = flops * steps * config.batch_size * model.block_size / world.size
     if config.compile == "auto":
@@ -62,14 +71,17 @@ def vocabulary_of(config: Config, text: Tokens) -> int:
     if ids <= model.block_size:
         fitting = 1 << max(0, ids - 1).bit_length() - 1 if ids > 2 else 0  # a power of two below
         way = f" or model.block_size={fitting}" if fitting > 1 else ""
-        raise UserError(f"the {split} split has {ids} tokens, too few for "
-                        f"model.block_size={model.block_size}: give more text{way}")
+        raise UserError(
+            f"the {split} split has {ids} tokens, too few for "
+            f"model.block_size={model.block_size}: give more text{way}"
+        )
     # A model of others may have more ids than its tokenizer.
     by_characters = config.tokenizer.name == "char"  # of another text, they would be others
     spare = config.init_from and not by_characters and (model.vocab_size or 0) > vocab_size
     if model.vocab_size not in (None, vocab_size) and not spare:
-        raise UserError(f"model.vocab_size={model.vocab_size} is not the tokenizer's {vocab_size}: "
-                        "leave it out")
+        raise UserError(
+            f"model.vocab_size={model.vocab_size} is not the tokenizer's {vocab_size}: leave it out"
+        )
     return model.vocab_size or vocab_size
 
 
@@ -78,18 +90,25 @@ def divide(config: Config, processes: int, memory: float | None, of_a_machine: i
     few as hold the model in `memory` bytes each, those of a machine first."""
     parts = config.accumulate * processes
     if config.batch_size % parts:
-        raise UserError(f"batch_size={config.batch_size} cannot be divided among {processes} "
-                        f"processes with accumulate={config.accumulate}: make it a multiple of "
-                        f"{parts}")
+        raise UserError(
+            f"batch_size={config.batch_size} cannot be divided among {processes} "
+            f"processes with accumulate={config.accumulate}: make it a multiple of "
+            f"{parts}"
+        )
     if config.shard == "auto":
         divisors = [n for n in range(1, processes + 1) if processes % n == 0]
         divisors.sort(key=lambda n: (n > of_a_machine, n))
-        fitting = [n for n in divisors if memory is None
-                   or memory_needed(replace(config, shard=n), processes) < 0.9 * memory]
+        fitting = [
+            n
+            for n in divisors
+            if memory is None or memory_needed(replace(config, shard=n), processes) < 0.9 * memory
+        ]
         return replace(config, shard=fitting[0] if fitting else processes)
     if processes % config.shard:
-        raise UserError(f"shard={config.shard} does not divide the {processes} processes: "
-                        "take a divisor, or shard=auto")
+        raise UserError(
+            f"shard={config.shard} does not divide the {processes} processes: "
+            "take a divisor, or shard=auto"
+        )
     return config
 
 
@@ -129,8 +148,9 @@ def memory_needed(config: Config, processes: int) -> float:
     return held + optimizer + gathered + max(kept + held * stay, held + message)
 
 
-def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: Tokens,
-              processes: int) -> None:
+def print_run(
+    log: Callable[[str], None], config: Config, model: GPT, tokens: Tokens, processes: int
+) -> None:
     """Print what is going to be trained, for how long, where."""
     parameters = model.num_parameters()
     step_tokens = config.batch_size * config.model.block_size
@@ -140,6 +160,8 @@ def print_run(log: Callable[[str], None], config: Config, model: GPT, tokens: To
     log(f"model    {parameters:,} parameters")
     log(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:,.2f} epochs")
     if epochs > MANY_EPOCHS:
-        log(f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by "
-            "heart: give more text or fewer max_steps")
+        log(
+            f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by "
+            "heart: give more text or fewer max_steps"
+        )
     log(f"machine  {many}{describe(config.device)}, {config.precision}, {how}")

@@ -44,8 +44,9 @@ class World:
         self.at_once = False  # whether a signal raises `Stopped` at once, where all can be redone
 
     def __enter__(self):
-        self._before = {number: signal.signal(number, self._note)
-                        for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         return self
 
     def __exit__(self, kind, *_):
@@ -103,8 +104,10 @@ def join(alone: bool) -> Iterator[World]:
     except RuntimeError as e:
         if not CONNECTION_LOST.search(str(e)):
             raise
-        raise UserError("another process of the run has ended, as torchrun's report says, and the "
-                        "run with it: go on from the last checkpoint with resume=true") from None
+        raise UserError(
+            "another process of the run has ended, as torchrun's report says, and the "
+            "run with it: go on from the last checkpoint with resume=true"
+        ) from None
     finally:
         dist.destroy_process_group()
 

@@ -20,9 +20,12 @@ from config import Config, UserError, config_yaml
 from files import METRICS, SAMPLES, atomic_write, best_row, read_rows
 
 # In the terminal: name → metric, format.
-SHOWN = {"loss": ("train/loss", "{:.3f}"), "val": ("val/loss", "{:.3f}"),
-         "bits/byte": ("val/bits_per_byte", "{:.3f}"),
-         "tok/s": ("train/tokens_per_second", "{:,.0f}")}
+SHOWN = {
+    "loss": ("train/loss", "{:.3f}"),
+    "val": ("val/loss", "{:.3f}"),
+    "bits/byte": ("val/bits_per_byte", "{:.3f}"),
+    "tok/s": ("train/tokens_per_second", "{:,.0f}"),
+}
 # What a run's folder may hold before the run begins.
 OURS = {".lock", ".config.yaml.part", "job.json", "log.txt"}
 
@@ -44,12 +47,15 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not goes_on(config) and {p.name for p in path.iterdir()} - OURS:
-            raise UserError(f"run_dir={path} is not empty: choose another folder, "
-                            "or continue the run in it with resume=true")
+            raise UserError(
+                f"run_dir={path} is not empty: choose another folder, "
+                "or continue the run in it with resume=true"
+            )
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(f"run_dir={path} is in use by another process: "
-                        "wait for it, or choose another folder") from None
+        raise UserError(
+            f"run_dir={path} is in use by another process: wait for it, or choose another folder"
+        ) from None
     try:
         yield path
     finally:
@@ -94,9 +100,14 @@ class Record:
     def __enter__(self):
         if self.console.is_terminal:
             self._bar = Progress(
-                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=None),
-                TextColumn("{task.fields[latest]}"), TimeRemainingColumn(compact=True),
-                console=self.console, transient=True)
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[latest]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+                transient=True,
+            )
             self._bar.start()
             self._task = self._bar.add_task("", total=self.config.max_steps, latest="")
         return self
@@ -144,8 +155,10 @@ class Record:
             yield
         except OSError as e:
             if not self._failed:
-                self.log(f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): "
-                         "training goes on, its record may lack something")
+                self.log(
+                    f"{e.filename or self.run_dir} could not be written ({e.strerror or e}): "
+                    "training goes on, its record may lack something"
+                )
             self._failed = True
 
     def show(self, row: dict) -> None:
@@ -154,8 +167,11 @@ class Record:
         self._latest.update(shown)
         if self._bar:
             # Without bits per byte, to fit 80 columns.
-            self._figures = " ".join(f"{name} {self._latest[name]}" for name in SHOWN
-                                     if name in self._latest and name != "bits/byte")
+            self._figures = " ".join(
+                f"{name} {self._latest[name]}"
+                for name in SHOWN
+                if name in self._latest and name != "bits/byte"
+            )
             self.advance(row["step"])
         if shown and (not self._bar or "val" in shown):
             values = "  ".join(f"{name} {value}" for name, value in shown.items())
@@ -200,8 +216,10 @@ class Stopwatch:
 
     def metrics(self) -> dict[str, float]:
         """The seconds as a row of metrics has them."""
-        return {"train_seconds" if kind == "train" else f"seconds/{kind}": seconds
-                for kind, seconds in self.seconds.items()}
+        return {
+            "train_seconds" if kind == "train" else f"seconds/{kind}": seconds
+            for kind, seconds in self.seconds.items()
+        }
 
     def read(self) -> float:
         """Seconds of training so far, the device's work included."""
@@ -224,21 +242,28 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
     best, last = best_row(rows), rows[-1]
     if best is None:
         return
-    log(f"best validation loss {best['val/loss']:.4f} nats per token, "
-        f"{best['val/bits_per_byte']:.4f} bits per byte,")
+    log(
+        f"best validation loss {best['val/loss']:.4f} nats per token, "
+        f"{best['val/bits_per_byte']:.4f} bits per byte,"
+    )
     log(f"                     after {best['step']:,} steps")
     if "train/eval_loss" in last:
-        log(f"at the end           {last['val/loss']:.4f} in validation, "
-            f"{last['train/eval_loss']:.4f} in training")
+        log(
+            f"at the end           {last['val/loss']:.4f} in validation, "
+            f"{last['train/eval_loss']:.4f} in training"
+        )
 
 
 def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:
     """Print where a run is, its time, and what is next."""
     maps = sorted((run_dir / "attention").glob("*.png"))
-    lines = [("run", run_dir), *([("attention", maps[-1])] if maps else []),
-             ("numbers", run_dir / METRICS),
-             ("page", run_dir / "report.html"),
-             ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
-             ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}")]
+    lines = [
+        ("run", run_dir),
+        *([("attention", maps[-1])] if maps else []),
+        ("numbers", run_dir / METRICS),
+        ("page", run_dir / "report.html"),
+        ("time", ", ".join(f"{kind} {s:.0f} s" for kind, s in seconds.items() if s)),
+        ("sample from it", f"python sample.py run_dir={shlex.quote(str(run_dir))}"),
+    ]
     for name, value in lines:
         log(f"{name:<21}{value}".rstrip())

@@ -35,7 +35,7 @@ def opened(path: Path) -> Iterator:
 
 def copy_rows(file, name: str, tensor: Tensor) -> None:
     """Copy the first rows of an open safetensors file's tensor; each rank takes its part."""
-    rows = file.get_slice(name)[:len(tensor)]
+    rows = file.get_slice(name)[: len(tensor)]
     if hasattr(tensor, "to_local"):
         rows = distribute_tensor(rows, tensor.device_mesh, tensor.placements, src_data_rank=None)
     tensor.copy_(rows)

@@ -42,8 +42,15 @@ class WandbRecord:
     def sample(self, step: int, text: str) -> None:
         """Record a text that the model wrote, in a table with those before it."""
         self._samples.append([step, text])
-        self._do(lambda run: run.log({"step": step, "samples": wandb.Table(
-            columns=["step", "text"], data=self._samples)}, step=step))
+        self._do(
+            lambda run: run.log(
+                {
+                    "step": step,
+                    "samples": wandb.Table(columns=["step", "text"], data=self._samples),
+                },
+                step=step,
+            )
+        )
 
     def page(self, path: Path, row: dict, findings: list[tuple[str, str]], last: bool) -> None:
         """Record the run's page, the first and the last, which holds all before; what was found
@@ -52,8 +59,9 @@ class WandbRecord:
         if last or row["step"] == 0:
             found["attention/explorer"] = wandb.Html(path.read_text(encoding="utf-8"), inject=False)
         if lines:
-            found["findings"] = wandb.Html("".join(f"<p>{escape(line)}</p>" for line in lines),
-                                           inject=False)
+            found["findings"] = wandb.Html(
+                "".join(f"<p>{escape(line)}</p>" for line in lines), inject=False
+            )
         if found:
             self._do(lambda run: run.log({"step": row["step"]} | found, step=row["step"]))
         if last:
@@ -76,15 +84,19 @@ class WandbRecord:
 def without_heads(row: dict) -> dict:
     """The row with the greatest score of the heads, `heads/<score>/max`, in place of what is of one
     head; without the errors of scores, and the like."""
-    row = {key: value for key, value in row.items()
-           if not any(part.endswith(ASIDE) for part in key.split("/"))}
+    row = {
+        key: value
+        for key, value in row.items()
+        if not any(part.endswith(ASIDE) for part in key.split("/"))
+    }
     most: dict[str, float] = {}
     for key, value in row.items():
         if key.startswith("heads/"):
             name = f"{key.rpartition('/')[0]}/max"
             most[name] = max(value, most.get(name, value))
-    return {key: value for key, value in row.items()
-            if not re.search(r"/L\d+H\d+(/|$)", key)} | most
+    return {
+        key: value for key, value in row.items() if not re.search(r"/L\d+H\d+(/|$)", key)
+    } | most
 
 
 def _brief(error: Exception) -> str:
@@ -148,7 +160,17 @@ def init(config: Config, run_dir: Path, mode: str, id: str | None):
     """Start a W&B run, or continue the one of this id."""
     return wandb.init(
         project=config.wandb.project or os.environ.get("WANDB_PROJECT") or PROJECT,
-        name=os.environ.get("WANDB_NAME") or run_dir.name, config=asdict(config),
-        dir=str(run_dir), mode=mode, id=id, resume="allow" if id and mode == "online" else None,
-        settings=wandb.Settings(silent=True, console="off", init_timeout=START, login_timeout=START,
-                                finish_timeout=FINISH))
+        name=os.environ.get("WANDB_NAME") or run_dir.name,
+        config=asdict(config),
+        dir=str(run_dir),
+        mode=mode,
+        id=id,
+        resume="allow" if id and mode == "online" else None,
+        settings=wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=START,
+            login_timeout=START,
+            finish_timeout=FINISH,
+        ),
+    )

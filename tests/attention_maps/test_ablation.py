@@ -23,7 +23,7 @@ def slow(model, tokens, hidden=None, silent=None) -> torch.Tensor:
     c, T = model.config, len(tokens)
     mask = causal_mask(T, T)
     if hidden is not None:
-        mask[hidden + 1:, hidden] = False
+        mask[hidden + 1 :, hidden] = False
     x = model.token_embedding.weight[tokens][None]
     if model.position_embedding is not None:
         x = x + model.position_embedding.weight[:T]
@@ -119,9 +119,10 @@ def test_importance_is_what_the_loss_gains_when_a_heads_output_is_nothing(groups
     with torch.no_grad():
         whole = model(x, y)[1].item()
         for layer, head in ((0, 0), (1, 3)):
+
             def without(module, inputs, head=head):
                 y = inputs[0].clone()
-                y[..., head * 8:(head + 1) * 8] = 0  # before W_O: the head's own output
+                y[..., head * 8 : (head + 1) * 8] = 0  # before W_O: the head's own output
                 return (y,)
 
             hook = model.blocks[layer].attention.W_O.register_forward_pre_hook(without)

@@ -15,8 +15,17 @@ from model import GPT
 @pytest.fixture(params=[1, 2, 4])
 def model(request):
     torch.manual_seed(0)
-    return GPT(GPTConfig(vocab_size=60, block_size=64, n_layer=2, n_head=4, n_kv_head=request.param,
-                         n_embd=32, dropout=0.3))
+    return GPT(
+        GPTConfig(
+            vocab_size=60,
+            block_size=64,
+            n_layer=2,
+            n_head=4,
+            n_kv_head=request.param,
+            n_embd=32,
+            dropout=0.3,
+        )
+    )
 
 
 ALPHABET = CharTokenizer("".join(chr(c) for c in range(64, 123)) + "\n")
@@ -31,13 +40,13 @@ def probes():
 def test_probes_repeat_what_they_say_and_nothing_else(probes):
     assert [ALPHABET.decode([i]) for i in probes.text] == probes.words
     for row, control, period in zip(probes.repeat, probes.control, probes.periods):
-        assert np.array_equal(row[:period], row[period:2 * period])
+        assert np.array_equal(row[:period], row[period : 2 * period])
         assert len(set(row)) == len(row) - period
         assert len(set(control)) == len(control)
     for row, other, period in zip(probes.repeat, probes.reshuffled, probes.periods):
-        again, pairs = other[period:2 * period], set(pairwise(row[:period]))
+        again, pairs = other[period : 2 * period], set(pairwise(row[:period]))
         assert np.array_equal(other[:period], row[:period]) and again[0] == row[0]
-        assert np.array_equal(other[2 * period:], row[2 * period:])
+        assert np.array_equal(other[2 * period :], row[2 * period :])
         assert set(again) == set(row[:period]) and not pairs & set(pairwise(again))
     assert len(set(probes.periods)) >= 3 and len(probes.periods) >= 16
     assert probes.repeat.shape == probes.control.shape == (len(probes.periods), 24)
@@ -69,8 +78,9 @@ def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
     assert not len(few.random) and not len(few.periods)
     five = make_probes(np.arange(5), np.zeros(50, int), CharTokenizer("abcd\n"), 48, seed=0)
     assert five.repeat.shape == (16, 6) and (five.periods == 3).all()
-    assert all(row[i] != row[i - back] for row in five.control for back in (2, 3)
-               for i in range(3, 6))
+    assert all(
+        row[i] != row[i - back] for row in five.control for back in (2, 3) for i in range(3, 6)
+    )
     long = make_probes(np.arange(257), np.arange(200), tokenizer, 150, seed=0)
     assert len(long.text) == 150 and long.repeat.shape == (16, 64)
 
@@ -129,7 +139,7 @@ def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model,
     text, found = look(model, probes)
     for layer, block in enumerate(model.blocks):
         for head in range(4):
-            W_O = block.attention.W_O.weight[:, head * 8:(head + 1) * 8]  # (C, d_v)
+            W_O = block.attention.W_O.weight[:, head * 8 : (head + 1) * 8]  # (C, d_v)
             v = text.v[layer, 0, head // (4 // model.config.kv_heads)]  # (T, d_v)
             written = (v @ W_O.T).norm(dim=-1).detach().numpy()
             assert np.allclose(found["text_value_norms"][layer, head], written, atol=1e-6)

@@ -32,11 +32,17 @@ def test_the_contributions_sum_to_the_logits(config):
         assert np.abs(found["direct"][-1]).max() < 1e-5
     assert found["lens"].shape == (3, 12) and np.isnan(found["lens"][:, -1]).all()
     assert found["lens"][-1, :-1] == pytest.approx(
-        -p.log()[torch.arange(11), tokens[1:]].numpy(), abs=1e-5)
+        -p.log()[torch.arange(11), tokens[1:]].numpy(), abs=1e-5
+    )
 
 
-@pytest.mark.parametrize("kind", [{"norm": "layernorm", "bias": True, "n_kv_head": 2},
-                                  {"norm": "rmsnorm", "position": "rope", "value_head_dim": 3}])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"norm": "layernorm", "bias": True, "n_kv_head": 2},
+        {"norm": "rmsnorm", "position": "rope", "value_head_dim": 3},
+    ],
+)
 def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(kind):
     model, tokens = lively(GPT(small(**kind))).double(), random_tokens(12)
     found = card(model, capture(model, tokens.numpy()[None]))
@@ -63,8 +69,9 @@ ALL = np.ones((2, 2), bool)  # heads
 
 
 def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
-    model = GPT(small(n_embd=32, n_head=2, head_dim=32, tie_embeddings=True, vocab_size=30,
-                      norm="rmsnorm"))
+    model = GPT(
+        small(n_embd=32, n_head=2, head_dim=32, tie_embeddings=True, vocab_size=30, norm="rmsnorm")
+    )
     with torch.no_grad():
         model.token_embedding.weight.copy_(torch.eye(30, 32))
         model.position_embedding.weight.zero_()
@@ -96,8 +103,9 @@ def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
     assert np.array_equal(found["need"], expected["need"], equal_nan=True)
     words = dict(zip(found["words_ids"].tolist(), found["words"]))
     assert {20, 21, 22} & set(words)  # the model has three ids that its tokenizer lacks
-    assert all(word == (f"<{id}>" if id > 19 else tokenizer.decode([id]))
-               for id, word in words.items())
+    assert all(
+        word == (f"<{id}>" if id > 19 else tokenizer.decode([id])) for id, word in words.items()
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -19,8 +19,8 @@ def alone() -> enough.Alone:
     repeat = np.stack([rng.permutation(23)[:16] for _ in range(16)])
     reshuffled = repeat.copy()
     for row, other, period in zip(repeat, reshuffled, PERIODS):
-        row[period:2 * period] = row[:period]
-        other[period:2 * period] = row[:period][::-1]
+        row[period : 2 * period] = row[:period]
+        other[period : 2 * period] = row[:period][::-1]
     twice = capture(model, np.concatenate((repeat, reshuffled)))
     return enough.Alone(model, twice, PERIODS)
 
@@ -59,9 +59,11 @@ def test_a_head_that_does_not_work_gives_its_mean(alone):
 
 def test_what_is_left_is_told_where_only_two_heads_matter_together(alone, monkeypatch):
     """A gain to which two heads are needed, and a third adds a little."""
+
     def gains(heads):
-        return np.linspace(0.9, 1.1, 16) * (0.9 * ({(0, 1), (1, 3)} <= {*heads})
-                                            + 0.1 * ((1, 0) in heads))
+        return np.linspace(0.9, 1.1, 16) * (
+            0.9 * ({(0, 1), (1, 3)} <= {*heads}) + 0.1 * ((1, 0) in heads)
+        )
 
     monkeypatch.setattr(alone, "gains", gains)
     alone.gains_of_all = gains(alone.all)

@@ -17,8 +17,9 @@ def drawn(path, L: int, H: int, words: list[str], groups: int = 1) -> np.ndarray
     return np.asarray(Image.open(path / "map.png"))
 
 
-@pytest.mark.parametrize(("L", "H", "groups", "T"), [
-    (1, 1, 1, 2), (2, 4, 2, 12), (3, 6, 1, 48), (12, 12, 12, 512)])
+@pytest.mark.parametrize(
+    ("L", "H", "groups", "T"), [(1, 1, 1, 2), (2, 4, 2, 12), (3, 6, 1, 48), (12, 12, 12, 512)]
+)
 def test_a_picture_is_drawn_for_any_number_of_heads_groups_and_tokens(tmp_path, L, H, groups, T):
     image = drawn(tmp_path, L, H, [f"t{i}" for i in range(T)], groups)
     assert image.shape[0] > 90 and 600 < image.shape[1] < 2600
@@ -38,7 +39,24 @@ def test_the_cells_of_the_picture_are_the_weights(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_any_tokens_are_drawn_as_text_without_a_warning(tmp_path):
-    words = ["</script>", "\0", "😀", "שלום", "\n\n    ", "$x^2", "a" * 5000, "\\frac", "\ufffd",
-             "", " ", "\u202e", "\r\n", "a\r\n\r\n\r\n", "\t\x0b\x0c", "👩\u200d👧", "日本語"]
+    words = [
+        "</script>",
+        "\0",
+        "😀",
+        "שלום",
+        "\n\n    ",
+        "$x^2",
+        "a" * 5000,
+        "\\frac",
+        "\ufffd",
+        "",
+        " ",
+        "\u202e",
+        "\r\n",
+        "a\r\n\r\n\r\n",
+        "\t\x0b\x0c",
+        "👩\u200d👧",
+        "日本語",
+    ]
     drawn(tmp_path, 1, 1, words)
     assert printable("\r\n") == "\\r\\n" and printable("    ") == "·×4"

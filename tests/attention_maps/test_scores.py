@@ -29,6 +29,7 @@ def periods(length: int) -> np.ndarray:
 
 def scored(text: np.ndarray, repeat=None, control=None) -> dict[str, float]:
     """The scores of one head: text (T, T); repeat and control are functions of the period."""
+
     def of(maps):
         return np.stack([maps(p) for p in periods(len(text))])[None, :, None]  # (1, P, 1, T, T)
 
@@ -50,18 +51,40 @@ def test_every_score_of_a_hand_built_head_is_the_known_value(T):
     repeats = dict.fromkeys(("duplicate_token", "induction"), 0.0)
     # Query 1's previous token is the first token.
     for text, more, expected in (
-        (looks_at(lambda i: i - 1, T), (), {"previous_token": 1, "sink": 1 / (T - 1), "entropy": 0,
-                                           "distance": (T - 1) / T}),
-        (looks_at(lambda i: 0, T), (), {"previous_token": 1 / (T - 1), "sink": 1, "entropy": 0,
-                                       "distance": (T - 1) / 2}),
-        (uniform(T), (), {"previous_token": harmonic, "sink": harmonic, "entropy": 1,
-                          "distance": (T - 1) / 4}),
-        (itself, (repeated(T, 0),), {"current_token": 1, "previous_token": 0, "sink": 0,
-                                     "entropy": 0, "distance": 0, "duplicate_token": 1}),
+        (
+            looks_at(lambda i: i - 1, T),
+            (),
+            {"previous_token": 1, "sink": 1 / (T - 1), "entropy": 0, "distance": (T - 1) / T},
+        ),
+        (
+            looks_at(lambda i: 0, T),
+            (),
+            {"previous_token": 1 / (T - 1), "sink": 1, "entropy": 0, "distance": (T - 1) / 2},
+        ),
+        (
+            uniform(T),
+            (),
+            {"previous_token": harmonic, "sink": harmonic, "entropy": 1, "distance": (T - 1) / 4},
+        ),
+        (
+            itself,
+            (repeated(T, 0),),
+            {
+                "current_token": 1,
+                "previous_token": 0,
+                "sink": 0,
+                "entropy": 0,
+                "distance": 0,
+                "duplicate_token": 1,
+            },
+        ),
         (itself, (repeated(T, 1),), {"induction": 1}),
         # Half of the weight of each query on the token before it, half on the first.
-        ((looks_at(lambda i: i - 1, T) + looks_at(lambda i: 0, T)) / 2, (),
-         {"previous_token": (1 + (T - 2) / 2) / (T - 1), "sink": (1 + (T - 2) / 2) / (T - 1)}),
+        (
+            (looks_at(lambda i: i - 1, T) + looks_at(lambda i: 0, T)) / 2,
+            (),
+            {"previous_token": (1 + (T - 2) / 2) / (T - 1), "sink": (1 + (T - 2) / 2) / (T - 1)},
+        ),
     ):
         found = scored(text, *more)
         for name, value in (repeats | expected).items():
@@ -71,8 +94,10 @@ def test_every_score_of_a_hand_built_head_is_the_known_value(T):
 def test_the_repeat_gain_is_of_what_comes_again_in_order_against_another_order():
     rng, periods = np.random.default_rng(0), np.array([3, 5])
     repeat, reshuffled = rng.random((2, 2, 10))  # [r, i]: of the token after i
-    gains = [np.mean([reshuffled[r, p + k - 1] - repeat[r, p + k - 1] for k in range(1, p)])
-             for r, p in enumerate(periods)]
+    gains = [
+        np.mean([reshuffled[r, p + k - 1] - repeat[r, p + k - 1] for k in range(1, p)])
+        for r, p in enumerate(periods)
+    ]
     found = scores.probed({"gain": scores.repeat_gains(repeat, reshuffled, periods)})
     assert found["probe/gain"] == pytest.approx(np.mean(gains))
     assert found["probe/gain_se"] == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
@@ -106,21 +131,23 @@ def test_scores_are_their_written_out_definitions(seed):
     A = np.tril(rng.random((2, 2, 3, T, T)))  # (L, W, H, T, T)
     A /= A.sum(axis=-1, keepdims=True)
     R, C = (np.tril(rng.random((2, 2, 3, T, T))) for _ in range(2))
-    found = {name: values[1, 2, 1] for name, values in
-             scores.readings(A, R, C, periods(T)).items()}  # of the second window, or text
+    found = {
+        name: values[1, 2, 1] for name, values in scores.readings(A, R, C, periods(T)).items()
+    }  # of the second window, or text
     one = A[1, 1, 2]
     assert found["current_token"] == pytest.approx(np.mean([one[i, i] for i in range(1, T)]))
     assert found["previous_token"] == pytest.approx(np.mean([one[i, i - 1] for i in range(1, T)]))
     assert found["sink"] == pytest.approx(np.mean([one[i, 0] for i in range(1, T)]))
     by_hand = [sum(one[i, j] * (i - j) for j in range(i + 1)) for i in range(T)]
     assert found["distance"] == pytest.approx(np.mean(by_hand))
-    rows = [one[i, :i + 1] for i in range(1, T)]
+    rows = [one[i, : i + 1] for i in range(1, T)]
     by_hand = [-(row * np.log(row)).sum() / np.log(len(row)) for row in rows]
     assert found["entropy"] == pytest.approx(np.mean(by_hand))
     for name, shift in (("duplicate_token", 0), ("induction", 1)):
         p = periods(T)[1]
-        by_hand = [R[1, 1, 2, i, i - p + shift] - C[1, 1, 2, i, i - p + shift]
-                   for i in range(p, 2 * p)]
+        by_hand = [
+            R[1, 1, 2, i, i - p + shift] - C[1, 1, 2, i, i - p + shift] for i in range(p, 2 * p)
+        ]
         assert found[name] == pytest.approx(np.mean(by_hand))
     left = one[1:, 1:] / one[1:, 1:].sum(axis=-1, keepdims=True)
     by_hand = np.mean([left[i, i - 1] for i in range(1, T - 1)])
@@ -140,9 +167,13 @@ def test_standard_errors_are_those_of_a_bootstrap():
 def test_metrics_are_named_by_layer_and_head_and_lack_what_is_not_known():
     table = np.array([[0.25, np.nan, 0.5]])
     assert scores.as_metrics({"sink_without_first": (table, table)}) == {
-        "heads/sink_without_first/L0H0": 0.25, "heads/sink_without_first/L0H2": 0.5}
+        "heads/sink_without_first/L0H0": 0.25,
+        "heads/sink_without_first/L0H2": 0.5,
+    }
     assert scores.as_metrics({"sink": (table[:, 2:], table[:, :1])}) == {
-        "heads/sink/L0H0": 0.5, "heads/sink_se/L0H0": 0.25}
+        "heads/sink/L0H0": 0.5,
+        "heads/sink_se/L0H0": 0.25,
+    }
 
 
 @pytest.mark.parametrize(("T", "even"), [(8, 0.245), (48, 0.074), (512, 0.0114)])

@@ -23,7 +23,7 @@ from training.processes import Stopped, World
 
 TOKENIZER = CharTokenizer("abcdefghijklmnopqrstuv\n")
 IDS = np.random.default_rng(0).integers(0, 23, 2000)
-X, Y = (torch.from_numpy(IDS[first:first + 320]).view(10, 32) for first in (0, 1))
+X, Y = (torch.from_numpy(IDS[first : first + 320]).view(10, 32) for first in (0, 1))
 MODEL = lively(GPT(small(block_size=32, position="rope")))
 
 
@@ -33,16 +33,22 @@ def snapshots(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "SAMPLE_TOKENS", 8)
 
     def make(every: int = 2, picture_every: int = 0, batch_size: int = 4) -> snapshot.Snapshots:
-        config = Config(model=MODEL.config, max_steps=12, batch_size=batch_size, precision="fp32",
-                        attention=AttentionConfig(every=every, picture_every=picture_every))
+        config = Config(
+            model=MODEL.config,
+            max_steps=12,
+            batch_size=batch_size,
+            precision="fp32",
+            attention=AttentionConfig(every=every, picture_every=picture_every),
+        )
         tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER)
         return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext)
 
     return make
 
 
-@pytest.mark.parametrize(("picture_every", "drawn"), [
-    (0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])])
+@pytest.mark.parametrize(
+    ("picture_every", "drawn"), [(0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])]
+)
 def test_scores_come_often_and_pictures_seldom(snapshots, picture_every, drawn):
     due = snapshots(2, picture_every).picture_due
     assert [step for step in range(0, 13, 2) if due(step)] == drawn
@@ -58,8 +64,10 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
         if not path.with_suffix(".safetensors").exists():
             continue
         model.load_state_dict(load_file(path.with_suffix(".safetensors")), strict=False)
-        maps = (model.attention_maps(torch.from_numpy(held[f"{name}_ids"])).numpy()
-                for name in ("window", "repeat", "control"))
+        maps = (
+            model.attention_maps(torch.from_numpy(held[f"{name}_ids"])).numpy()
+            for name in ("window", "repeat", "control")
+        )
         tables = scores.tables(*maps, held["repeat_periods"])
         assert len(held["repeat"][0]) == len(held["control"][0]) >= 16
         if last:
@@ -76,8 +84,9 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, tmp_path,
-                                                                     monkeypatch):
+def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(
+    snapshots, tmp_path, monkeypatch
+):
     taker = snapshots()
 
     def asked(*_):
@@ -92,7 +101,8 @@ def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(snapshots, t
     (tmp_path / "attention" / "step_00000004.png").unlink()
     taker.take(MODEL, 4, [])
     assert {p.name for p in (tmp_path / "attention").iterdir()} == {
-        f"step_00000004.{end}" for end in ("npz", "png", "safetensors")}
+        f"step_00000004.{end}" for end in ("npz", "png", "safetensors")
+    }
 
 
 @pytest.mark.slow
@@ -110,10 +120,11 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
         words = dict(zip(held[f"{prefix}words_ids"].tolist(), held[f"{prefix}words"]))
         likeliest = MODEL(seen.tokens)[0][0].argmax(dim=-1).tolist()
         assert [words[i] for i in held[f"{prefix}predicted_ids"][:, 0]] == [
-            TOKENIZER.decode([i]) for i in likeliest]
+            TOKENIZER.decode([i]) for i in likeliest
+        ]
     # The repeat gain, from the losses that are kept, by hand.
     loss = held["reshuffled_loss"] - held["repeat_loss"]
-    gains = [loss[r, p:2 * p - 1].mean() for r, p in enumerate(held["repeat_periods"])]
+    gains = [loss[r, p : 2 * p - 1].mean() for r, p in enumerate(held["repeat_periods"])]
     assert metrics["probe/repeat_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
     assert metrics["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
     assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= metrics.keys()
@@ -121,8 +132,11 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
 
 @pytest.mark.slow
 def test_where_it_would_cost_too_much_it_is_told_where_a_picture_is_due(snapshots, tmp_path):
-    for batch_size, step, told in ((4, 2, set()), (4, 6, {"need", "repeat_need"}),
-                                   (4096, 2, {"need"})):
+    for batch_size, step, told in (
+        (4, 2, set()),
+        (4, 6, {"need", "repeat_need"}),
+        (4096, 2, {"need"}),
+    ):
         snapshots(2, 6, batch_size).take(MODEL, step, [])
         held = np.load(tmp_path / "attention" / f"step_{step:08d}.npz")
         assert {"need", "repeat_need"} & set(held) == told

@@ -26,8 +26,17 @@ def model(request) -> GPT:
     """
     torch.manual_seed(0)
     C, d = 2 * V + T, max(V, T)
-    model = GPT(GPTConfig(vocab_size=V, block_size=T, n_layer=2, n_head=2, n_embd=C, head_dim=d,
-                          norm=request.param))
+    model = GPT(
+        GPTConfig(
+            vocab_size=V,
+            block_size=T,
+            n_layer=2,
+            n_head=2,
+            n_embd=C,
+            head_dim=d,
+            norm=request.param,
+        )
+    )
     id, place, note = slice(V), slice(V, V + T), slice(V + T, C)
     with torch.no_grad():
         for p in model.blocks.parameters():
@@ -36,18 +45,18 @@ def model(request) -> GPT:
         model.token_embedding.weight.zero_()[:, id] = torch.eye(V)
         model.position_embedding.weight.zero_()[:, place] = torch.eye(T)
         first, second = (block.attention for block in model.blocks)
-        first.W_Q.weight[1:T, place] = SHARP * torch.eye(T)[:T - 1]  # query i is key i - 1
+        first.W_Q.weight[1:T, place] = SHARP * torch.eye(T)[: T - 1]  # query i is key i - 1
         first.W_Q.weight[:T, place] = SHARP * torch.eye(T).roll(-1, dims=0)
         first.W_K.weight[:T, place] = torch.eye(T)
         first.W_V.weight[:V, id] = torch.eye(V)
         first.W_O.weight[note, :V] = 4 * torch.eye(V)
-        second.W_Q.weight[d:d + V, id] = SHARP * torch.eye(V)
-        second.W_K.weight[d:d + V, note] = torch.eye(V)
-        second.W_V.weight[d:d + V, id] = torch.eye(V)
-        second.W_O.weight[id, d:d + V] = torch.eye(V)
+        second.W_Q.weight[d : d + V, id] = SHARP * torch.eye(V)
+        second.W_K.weight[d : d + V, note] = torch.eye(V)
+        second.W_V.weight[d : d + V, id] = torch.eye(V)
+        second.W_O.weight[id, d : d + V] = torch.eye(V)
         for layer, head in ((first, 1), (second, 0)):
-            layer.W_V.weight[head * d:(head + 1) * d].normal_(std=0.03)
-            layer.W_O.weight[:, head * d:(head + 1) * d].normal_(std=0.03)
+            layer.W_V.weight[head * d : (head + 1) * d].normal_(std=0.03)
+            layer.W_O.weight[:, head * d : (head + 1) * d].normal_(std=0.03)
     return model
 
 
@@ -59,9 +68,10 @@ def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows, texts that repeat, texts that do not: (16, T) each."""
     rng = np.random.default_rng(0)
     windows, repeat, control = np.stack([rng.permutation(V)[:T] for _ in range(48)]).reshape(
-        3, 16, T)
+        3, 16, T
+    )
     for row, period in zip(repeat, PERIODS):
-        row[period:2 * period] = row[:period]
+        row[period : 2 * period] = row[:period]
     return windows, repeat, control
 
 
@@ -82,8 +92,9 @@ def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(mo
     # Ids come from the embedding; the head that writes noise feeds nobody, nor does an empty MLP.
     assert feeders == {"L0H0", "embedding"}
     assert not any("/L0H0/keys" in key for key in row)  # nothing is below layer 0
-    by_name = {read: row[f"wiring/induction/L1H1/{read}/L0H0"]
-               for read in ("queries", "keys", "values")}
+    by_name = {
+        read: row[f"wiring/induction/L1H1/{read}/L0H0"] for read in ("queries", "keys", "values")
+    }
     assert by_name["keys"] == pytest.approx(1, abs=0.02)
     assert by_name["queries"] == pytest.approx(0, abs=0.05)
     assert by_name["values"] == pytest.approx(0, abs=0.02)  # it moves ids, not what was noted
@@ -94,13 +105,15 @@ def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(mo
 def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, texts):
     second, d = model.blocks[1].attention, max(V, T)
     with torch.no_grad():  # now it moves what was noted
-        second.W_V.weight[d:d + V].zero_()[:, V + T:] = torch.eye(V)
+        second.W_V.weight[d : d + V].zero_()[:, V + T :] = torch.eye(V)
     row = fed(model, texts, {"induction": [(1, 1)]})
     assert row["wiring/induction/L1H1/values/L0H0"] > 0.9
 
 
-@pytest.mark.parametrize("kind", [{"norm": "layernorm", "bias": True},
-                                  {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2}])
+@pytest.mark.parametrize(
+    "kind",
+    [{"norm": "layernorm", "bias": True}, {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2}],
+)
 def test_the_blocks_between_are_computed_again(kind, texts):
     """Against a slow loop in float64 that changes what a part adds and runs all blocks."""
     model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, **kind))).double()
@@ -113,8 +126,11 @@ def test_the_blocks_between_are_computed_again(kind, texts):
         for layer, block in enumerate(model.blocks[:2]):
             heads = []
             with torch.no_grad():
-                block.attention(block.norm_1(x), None if model.rotary is None
-                                else model.rotary[:, :T], taps={"heads": partial(store, heads)})
+                block.attention(
+                    block.norm_1(x),
+                    None if model.rotary is None else model.rotary[:, :T],
+                    taps={"heads": partial(store, heads)},
+                )
             y = heads[0].clone()
             if changed == f"L{layer}H1":
                 wrote = y[:, :, 1] @ block.attention.W_O.weight[:, 4:8].T
@@ -128,8 +144,9 @@ def test_the_blocks_between_are_computed_again(kind, texts):
             x = x + added
         x = x - wrote + wrote.mean(dim=(0, 1)) if direct else x
         block = model.blocks[2]
-        q, k, _ = block.attention.project(block.norm_1(x), None if model.rotary is None
-                                          else model.rotary[:, :T])
+        q, k, _ = block.attention.project(
+            block.norm_1(x), None if model.rotary is None else model.rotary[:, :T]
+        )
         return q, k
 
     def score(q, k):
@@ -146,10 +163,13 @@ def test_the_blocks_between_are_computed_again(kind, texts):
                 x = capture(model, texts[0]).residuals[2]
                 block = model.blocks[2]
                 q0, k0, _ = block.attention.project(
-                    block.norm_1(x), None if model.rotary is None else model.rotary[:, :T])
+                    block.norm_1(x), None if model.rotary is None else model.rotary[:, :T]
+                )
             whole = score(q0, k0)
-            for read, lost in (("queries", 1 - score(q, k0) / whole),
-                               ("keys", 1 - score(q0, k) / whole)):
+            for read, lost in (
+                ("queries", 1 - score(q, k0) / whole),
+                ("keys", 1 - score(q0, k) / whole),
+            ):
                 for head in range(4):
                     key = f"wiring/previous_token{end}/L2H{head}/{read}/{part}"
                     if key in row:

@@ -6,14 +6,26 @@ import pytest
 
 from benchmarks import gpu
 
-SMALL = ["device=cpu", "max_steps=2", "model.n_layer=1", "model.n_embd=16", "model.n_head=1",
-         "model.n_kv_head=1", "model.block_size=16", "compile=false", "seeds=1"]
+SMALL = [
+    "device=cpu",
+    "max_steps=2",
+    "model.n_layer=1",
+    "model.n_embd=16",
+    "model.n_head=1",
+    "model.n_kv_head=1",
+    "model.block_size=16",
+    "compile=false",
+    "seeds=1",
+]
 
 
 @pytest.fixture
 def settings(test_data, tmp_path) -> list[str]:
-    return [*SMALL, f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}",
-            f"json={tmp_path / 'out.json'}"]
+    return [
+        *SMALL,
+        f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}",
+        f"json={tmp_path / 'out.json'}",
+    ]
 
 
 @pytest.mark.slow

@@ -14,8 +14,11 @@ seeds, steps = st.integers(0, 2**64), st.integers(0, 10**9)
 def sizes(draw):
     """(number of tokens, block size, batch size)"""
     block = draw(st.integers(1, 24))
-    return draw(st.integers(block + 1, block * 12)) if block > 1 else draw(
-        st.integers(2, 40)), block, draw(st.integers(1, 20))
+    return (
+        draw(st.integers(block + 1, block * 12)) if block > 1 else draw(st.integers(2, 40)),
+        block,
+        draw(st.integers(1, 20)),
+    )
 
 
 def counted(number):
@@ -26,10 +29,10 @@ def counted(number):
 def epoch_starts(batches, epoch):
     """The starts of an epoch's windows, in the order in which they are visited."""
     first = epoch * batches.windows
-    steps = range(first // batches.batch_size,
-                  (first + batches.windows) // batches.batch_size + 1)
-    return np.concatenate([batches.starts(step) for step in steps])[
-        first % batches.batch_size:][:batches.windows]
+    steps = range(first // batches.batch_size, (first + batches.windows) // batches.batch_size + 1)
+    return np.concatenate([batches.starts(step) for step in steps])[first % batches.batch_size :][
+        : batches.windows
+    ]
 
 
 # --- one batch ------------------------------------------------------------------------------------
@@ -76,8 +79,9 @@ def test_a_batch_may_span_two_epochs():
 
 def test_a_batch_may_span_many_epochs():
     batches = Batches(counted(45), 10, 21, seed=5)
-    assert np.array_equal(batches.starts(0),
-                          np.concatenate([epoch_starts(batches, epoch) for epoch in range(6)])[:21])
+    assert np.array_equal(
+        batches.starts(0), np.concatenate([epoch_starts(batches, epoch) for epoch in range(6)])[:21]
+    )
 
 
 def test_windows_go_round_the_end_of_the_text():
@@ -110,8 +114,9 @@ def test_an_epoch_lays_windows_end_to_end_and_visits_each_once(size, seed, epoch
 def test_no_token_is_seen_twice_in_an_epoch(size, seed, epoch):
     number, block, _ = size
     batches = Batches(counted(number), block, 1, seed)
-    seen = np.concatenate([batches.batch(epoch * batches.windows + n)[0][0]
-                           for n in range(batches.windows)])
+    seen = np.concatenate(
+        [batches.batch(epoch * batches.windows + n)[0][0] for n in range(batches.windows)]
+    )
     assert len(np.unique(seen)) == len(seen) == number // block * block
 
 
@@ -130,7 +135,7 @@ def test_every_token_opens_a_window_about_as_often_as_every_other():
     batches = Batches(counted(97), 10, 9 * 5000, seed=3)
     opened = np.bincount(batches.starts(0), minlength=97)
     expected = 9 * 5000 / 97
-    assert abs(opened - expected).max() < 5 * expected ** 0.5
+    assert abs(opened - expected).max() < 5 * expected**0.5
 
 
 def test_epochs_differ_in_where_they_begin_and_in_their_order():
@@ -164,8 +169,9 @@ def key(seed):
 @pytest.mark.parametrize("seed", [0, 1, 1337])
 def test_the_shuffle_is_a_permutation_of_every_small_size(seed):
     for size in range(1, 301):
-        assert np.array_equal(np.sort(shuffled(np.arange(size), size, key(seed))),
-                              np.arange(size)), size
+        assert np.array_equal(
+            np.sort(shuffled(np.arange(size), size, key(seed))), np.arange(size)
+        ), size
 
 
 @given(size=st.integers(1, 5000), seed=seeds)
@@ -175,19 +181,29 @@ def test_the_shuffle_is_a_permutation(size, seed):
 
 @pytest.mark.parametrize("size", [2**20, 2**20 + 1, 10**9 + 7, 2**32, 2**40 + 3, 10**15])
 def test_the_shuffle_of_a_large_size_stays_in_it_and_repeats_nothing(size):
-    index = np.unique(np.concatenate((np.arange(1000), size - 1 - np.arange(1000),
-                                      np.random.default_rng(0).integers(0, size, 20_000))))
+    index = np.unique(
+        np.concatenate(
+            (
+                np.arange(1000),
+                size - 1 - np.arange(1000),
+                np.random.default_rng(0).integers(0, size, 20_000),
+            )
+        )
+    )
     there = shuffled(index, size, key(7))
     assert there.min() >= 0 and there.max() < size
     assert len(np.unique(there)) == len(index)
     assert abs(there.mean() / size - 0.5) < 0.02
 
 
-@given(size=st.integers(1, 2**40), seed=seeds,
-       picks=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=9))
+@given(
+    size=st.integers(1, 2**40),
+    seed=seeds,
+    picks=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=9),
+)
 def test_where_an_index_goes_does_not_depend_on_the_others_asked_for(size, seed, picks):
     index = np.array([int(pick * size) for pick in picks])
-    one_by_one = [shuffled(index[n:n + 1], size, key(seed))[0] for n in range(len(index))]
+    one_by_one = [shuffled(index[n : n + 1], size, key(seed))[0] for n in range(len(index))]
     assert shuffled(index, size, key(seed)).tolist() == one_by_one
 
 

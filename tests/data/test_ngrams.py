@@ -14,8 +14,14 @@ from data.ngrams import count_ngrams
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(2, 5), st.integers(1, 3))
 def test_the_keys_are_all_ngrams_that_come_so_often(tokens, longest, least):
     model = GPTConfig(5, ngrams=longest, ngram_count=least)
-    often = {gram for n in range(2, longest + 1) for gram, count in Counter(
-        tuple(tokens[i:i + n]) for i in range(len(tokens) + 1 - n)).items() if count >= least}
+    often = {
+        gram
+        for n in range(2, longest + 1)
+        for gram, count in Counter(
+            tuple(tokens[i : i + n]) for i in range(len(tokens) + 1 - n)
+        ).items()
+        if count >= least
+    }
     if not often:
         with pytest.raises(UserError, match="ngram_count"):
             count_ngrams(np.array(tokens), 5, model)

@@ -32,8 +32,10 @@ from data.tokenizer import (
 
 TEST_DATA = os.environ.get("GLASSGPT_TEST_DATA")
 TIKTOKEN_CACHE = Path(TEST_DATA or "", "tiktoken_cache")
-needs_gpt2 = pytest.mark.skipif(not TEST_DATA or not TIKTOKEN_CACHE.is_dir(),
-                                reason="GLASSGPT_TEST_DATA names no folder with tiktoken_cache/")
+needs_gpt2 = pytest.mark.skipif(
+    not TEST_DATA or not TIKTOKEN_CACHE.is_dir(),
+    reason="GLASSGPT_TEST_DATA names no folder with tiktoken_cache/",
+)
 
 SAMPLE = """def naïve(x: int) -> str:\r\n\treturn f"{x:>10}" * 3  # 12345 € 日本語 👩‍👩‍👧 \
 it's\n\n\n    indented   \u00a0\u2003end"""
@@ -71,8 +73,10 @@ def test_a_vocabulary_has_the_size_asked_for_unless_the_text_has_too_few_pairs()
 def both(request):
     """The same vocabulary in tokenizers, which trained it, and in tiktoken: what encodes a text
     there, and ours."""
-    texts = [path.read_text(encoding="utf-8")
-             for path in stdlib_files()[:40]] + [SAMPLE * 3, "größer, größte; 漢字と漢字か\n" * 5]
+    texts = [path.read_text(encoding="utf-8") for path in stdlib_files()[:40]] + [
+        SAMPLE * 3,
+        "größer, größte; 漢字と漢字か\n" * 5,
+    ]
     ours = train_bpe(texts, 3000, PATTERNS[request.param])
     theirs = Tokenizer.from_str(hf_files(ours, 8)["tokenizer.json"])
     return lambda text: theirs.encode(text).ids, ours
@@ -86,8 +90,13 @@ def test_any_unicode_has_the_ids_that_the_library_which_trained_the_vocabulary_g
     assert ours.encode(text) == theirs(text)
 
 
-runs = st.lists(st.tuples(st.sampled_from("aé9- \n漢!٣"), st.sampled_from(
-    [1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000])), max_size=8)
+runs = st.lists(
+    st.tuples(
+        st.sampled_from("aé9- \n漢!٣"),
+        st.sampled_from([1, 2, 255, 256, 257, 511, 512, 513, 1024, 1025, 2000]),
+    ),
+    max_size=8,
+)
 
 
 @pytest.mark.slow
@@ -138,10 +147,16 @@ def test_a_text_is_encoded_or_its_first_unknown_character_is_shown(alphabet, tex
         assert CharTokenizer(alphabet).decode(CharTokenizer(alphabet).encode(text)) == text
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED, BPETokenizer(
-    PATTERNS["gpt2"], [bytes([b]) for b in range(256)] + [None, b"de"], 256),
-                                       CharTokenizer(SAMPLE + "\0\u2028\"\\")],
-                         ids=["bytes", "trained", "gap", "char"])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        BYTES,
+        TRAINED,
+        BPETokenizer(PATTERNS["gpt2"], [bytes([b]) for b in range(256)] + [None, b"de"], 256),
+        CharTokenizer(SAMPLE + '\0\u2028"\\'),
+    ],
+    ids=["bytes", "trained", "gap", "char"],
+)
 def test_a_kept_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     save_tokenizer(tokenizer, tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
@@ -151,12 +166,27 @@ def test_a_kept_tokenizer_gives_the_same_ids(tokenizer, tmp_path):
     assert loaded.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
 
-@pytest.mark.parametrize("content", [
-    b"", json.dumps(TRAINED.to_json())[:-9].encode(), b"(dp0",
-    b"[]", b"null", b"{}", b'{"kind": "words"}', b'{"kind": "char"}', b"\xff\xfe",
-    b'{"kind": "char", "alphabet": 5}', b'{"kind": "bpe", "tokens": []}',
-    *(json.dumps({**BYTES.to_json(), **changed}).encode()
-      for changed in ({"pattern": "("}, {"pattern": 5}, {"tokens": ["*"]}, {"tokens": [5]})), None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        json.dumps(TRAINED.to_json())[:-9].encode(),
+        b"(dp0",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"kind": "words"}',
+        b'{"kind": "char"}',
+        b"\xff\xfe",
+        b'{"kind": "char", "alphabet": 5}',
+        b'{"kind": "bpe", "tokens": []}',
+        *(
+            json.dumps({**BYTES.to_json(), **changed}).encode()
+            for changed in ({"pattern": "("}, {"pattern": 5}, {"tokens": ["*"]}, {"tokens": [5]})
+        ),
+        None,
+    ],
+)
 def test_a_file_that_holds_no_tokenizer_is_refused(content, tmp_path):
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
@@ -170,15 +200,22 @@ def test_gpt2_is_tiktokens_own_encoding(monkeypatch, tmp_path):
     ours, theirs = of_tiktoken("gpt2"), tiktoken.get_encoding("gpt2")
     assert ours.vocab_size == theirs.n_vocab == 50257
     assert ours.end_of_text == theirs.eot_token == 50256
-    for text in (SAMPLE, SAMPLE * 20, Path(__file__).read_text(encoding="utf-8"), f"a{END_OF_TEXT}",
-                 ""):
+    for text in (
+        SAMPLE,
+        SAMPLE * 20,
+        Path(__file__).read_text(encoding="utf-8"),
+        f"a{END_OF_TEXT}",
+        "",
+    ):
         assert ours.encode(text) == theirs.encode_ordinary(text)
         assert ours.decode(ours.encode(text)) == text
-    assert all(ours.token_bytes(id) == theirs.decode_single_token_bytes(id)
-               for id in range(0, 50256, 97))
+    assert all(
+        ours.token_bytes(id) == theirs.decode_single_token_bytes(id) for id in range(0, 50256, 97)
+    )
     save_tokenizer(ours, tmp_path / "tokenizer.json")
     assert load_tokenizer(tmp_path / "tokenizer.json").encode(SAMPLE) == theirs.encode_ordinary(
-        SAMPLE)
+        SAMPLE
+    )
 
 
 def test_gpt2_without_a_network_names_the_folder_to_set(tmp_path, monkeypatch):

@@ -62,7 +62,8 @@ def quiet(line):
 
 def text_of(tokens):
     return tokens.tokenizer.decode(tokens.train.tolist()), tokens.tokenizer.decode(
-        tokens.val.tolist())
+        tokens.val.tolist()
+    )
 
 
 def prepared(cache):
@@ -71,15 +72,19 @@ def prepared(cache):
 
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(
-    lambda t: len(set(t.removeprefix("\ufeff"))) > 1))
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=2).filter(
+        lambda t: len(set(t.removeprefix("\ufeff"))) > 1
+    )
+)
 def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(
-        config, text, tmp_path_factory):
+    config, text, tmp_path_factory
+):
     file = tmp_path_factory.mktemp("any") / "a.txt"
     file.write_bytes(text.encode())
     text = text.removeprefix("\ufeff")
     tokens = prepare(DataConfig(source="text", path=str(file)), config, quiet)
-    assert text_of(tokens) == (text[:len(text) * 9 // 10], text[len(text) * 9 // 10:])
+    assert text_of(tokens) == (text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :])
     assert (tokens.characters, tokens.bytes, tokens.documents) == (len(text), len(text.encode()), 1)
 
 
@@ -94,10 +99,14 @@ def test_documents_are_separated_by_the_end_of_text_token(folder):
     between, texts = "<|endoftext|>", ["ab" * 45, "", "c" * 95, "d" * 5, "e" * 5]
     tokens = prepare(folder(*texts), SMALL_BPE, quiet)
     assert tokens.documents == 5
-    assert text_of(tokens) == (f"{texts[0]}{between}{'c' * 85}",
-                               f"{'c' * 10}{between}ddddd{between}eeeee")
+    assert text_of(tokens) == (
+        f"{texts[0]}{between}{'c' * 85}",
+        f"{'c' * 10}{between}ddddd{between}eeeee",
+    )
     assert text_of(prepare(folder(*texts), CHAR, quiet)) == (
-        f"{texts[0]}{'c' * 85}", f"{'c' * 10}dddddeeeee")
+        f"{texts[0]}{'c' * 85}",
+        f"{'c' * 10}dddddeeeee",
+    )
 
 
 def numbered(count: int) -> list[str]:
@@ -106,7 +115,8 @@ def numbered(count: int) -> list[str]:
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
 def test_of_every_ten_documents_one_validates_whole_and_always_the_same(
-        config, folder, monkeypatch, cache):
+    config, folder, monkeypatch, cache
+):
     texts = numbered(125)
     source = folder(*texts)
     tokens = prepare(source, config, quiet)
@@ -124,11 +134,14 @@ def test_of_every_ten_documents_one_validates_whole_and_always_the_same(
     assert text_of(prepare(source, config, quiet)) == text_of(tokens)
 
 
-@pytest.mark.parametrize("symbols, dtype", [(2, "uint8"), (256, "uint8"), (257, "uint16"),
-                                            (65536, "uint16"), (65537, "uint32")])
+@pytest.mark.parametrize(
+    "symbols, dtype",
+    [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")],
+)
 def test_the_smallest_type_that_holds_the_vocabulary_is_kept(symbols, dtype, write):
-    alphabet = "".join(chr(c) for c in range(32, symbols + 4000)
-                       if not 0xD800 <= c < 0xE000)[:symbols]
+    alphabet = "".join(chr(c) for c in range(32, symbols + 4000) if not 0xD800 <= c < 0xE000)[
+        :symbols
+    ]
     tokens = prepare(write(alphabet), CHAR, quiet)
     assert tokens.tokenizer.vocab_size == symbols
     assert tokens.train.dtype == tokens.val.dtype == dtype
@@ -176,10 +189,17 @@ def pipe(file: Path) -> None:
     os.mkfifo(file)
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, pipe, lambda f: f.unlink(),
-                                    lambda f: os.truncate(f, f.stat().st_size - 1),
-                                    lambda f: os.truncate(f, f.stat().st_size + 1)],
-                         ids=["a byte", "a pipe", "missing", "shorter", "longer"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_byte,
+        pipe,
+        lambda f: f.unlink(),
+        lambda f: os.truncate(f, f.stat().st_size - 1),
+        lambda f: os.truncate(f, f.stat().st_size + 1),
+    ],
+    ids=["a byte", "a pipe", "missing", "shorter", "longer"],
+)
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json"])
 def test_a_damaged_cache_is_said_and_prepared_again(name, damage, write, cache):
     whole, said = text_of(prepare(write(PROSE), SMALL_BPE, quiet)), []
@@ -190,7 +210,8 @@ def test_a_damaged_cache_is_said_and_prepared_again(name, damage, write, cache):
 
 
 def test_of_a_file_above_the_bound_the_size_is_looked_at_and_all_where_that_is_asked(
-        write, cache, monkeypatch):
+    write, cache, monkeypatch
+):
     monkeypatch.setattr(data.tokens, "CHECKED", 500)
     whole, said = text_of(prepare(write(PROSE), CHAR, quiet)), []
     flip_a_byte(prepared(cache)[0] / "train.bin")
@@ -204,13 +225,20 @@ def test_the_fingerprint_of_a_text_is_what_it_was(write):
     assert prepare(write(PROSE), CHAR, quiet).fingerprint[:16] == "336477e4d9c65baf"
 
 
-@pytest.mark.parametrize("change", [lambda file: file.write_text(PROSE * 2), same_length,
-                                    lambda file: file.write_text("☃" + PROSE),
-                                    lambda file: file.unlink()],
-                         ids=["longer", "same size", "a new character", "gone"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_text(PROSE * 2),
+        same_length,
+        lambda file: file.write_text("☃" + PROSE),
+        lambda file: file.unlink(),
+    ],
+    ids=["longer", "same size", "a new character", "gone"],
+)
 @pytest.mark.parametrize("function", ["build_tokenizer", "save_tokenizer"])
 def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(
-        function, change, write, cache, monkeypatch):
+    function, change, write, cache, monkeypatch
+):
     source, original = write(PROSE), getattr(data.tokens, function)
 
     def meanwhile(*args):
@@ -218,8 +246,12 @@ def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(
             change(Path(source.path))
         return original(*args)
 
-    with monkeypatch.context() as changing, pytest.raises(
-        UserError, match=r"changed while it was read: start again|cannot be read|'☃' in"):
+    with (
+        monkeypatch.context() as changing,
+        pytest.raises(
+            UserError, match=r"changed while it was read: start again|cannot be read|'☃' in"
+        ),
+    ):
         changing.setattr(data.tokens, function, meanwhile)
         prepare(source, CHAR, quiet)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
@@ -235,9 +267,17 @@ def test_a_tokenizer_from_elsewhere_is_used_and_what_it_does_not_know_is_shown(w
 
 
 def test_what_killed_processes_left_is_removed_and_nothing_else_is(write, cache):
-    killed, held, *others = (cache / name for name in (
-        "0123456789abcdef.ab_1cd2e.part", "fedcba9876543210.ab_1cd2e.part",
-        "thesis.part", ".notes.part", "0123456789.x.part", "0123456789abcdef.part"))
+    killed, held, *others = (
+        cache / name
+        for name in (
+            "0123456789abcdef.ab_1cd2e.part",
+            "fedcba9876543210.ab_1cd2e.part",
+            "thesis.part",
+            ".notes.part",
+            "0123456789.x.part",
+            "0123456789abcdef.part",
+        )
+    )
     for part in (killed, held, *others):
         part.mkdir(parents=True)
         (part / "train.bin").write_bytes(b"x")
@@ -267,9 +307,13 @@ data.tokens.save_tokenizer = slow
 
 
 def process(config, before=""):
-    return subprocess.Popen([sys.executable, "-c", SCRIPT.format(before=before), config.path],
-                            cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(before=before), config.path],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.slow
@@ -284,9 +328,13 @@ def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
 
 @pytest.mark.parametrize("pattern", ["code", "gpt2"])
 def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(
-        pattern, write, monkeypatch):
-    text = "".join(f"def name_{n}(x):\n    return {n} * x  # "
-                   f"{'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n" for n in range(400))
+    pattern, write, monkeypatch
+):
+    text = "".join(
+        f"def name_{n}(x):\n    return {n} * x  # "
+        f"{'é' * (n % 5)}\n\n{'word ' * (n % 3)}\nlast \r\n{n}\n"
+        for n in range(400)
+    )
     config = replace(SMALL_BPE, pattern=pattern)
     whole = prepare(write(text, "text/a.txt"), config, quiet)
     monkeypatch.setattr(data.corpus, "PIECE", 300)

@@ -17,14 +17,38 @@ from processes import KILL, Process, rows, same_tensors, timeless, tiny
 from training.checkpoint import read_pointer, saved_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("strace"), reason="no strace")]
-CALLS = ["open", "openat", "creat", "write", "writev", "pwrite64", "sendfile", "copy_file_range",
-         "truncate", "ftruncate", "fsync", "rename", "unlink", "unlinkat", "mkdir", "rmdir"]
+CALLS = [
+    "open",
+    "openat",
+    "creat",
+    "write",
+    "writev",
+    "pwrite64",
+    "sendfile",
+    "copy_file_range",
+    "truncate",
+    "ftruncate",
+    "fsync",
+    "rename",
+    "unlink",
+    "unlinkat",
+    "mkdir",
+    "rmdir",
+]
 WRITES = re.compile(r"O_(WRONLY|RDWR|CREAT)")
 JOBS = {
     "run": ["checkpoint.keep=1", "run_dir=place/run", "optim=muon", "accumulate=2"],
     "prepare": ["prepare_only=true"],
-    "sweep": ["-m", "seed=1,2", "hydra.sweep.dir=place/sweep", "max_steps=2", "eval.every=1",
-              "checkpoint.every=1", "attention.every=2"]}
+    "sweep": [
+        "-m",
+        "seed=1,2",
+        "hydra.sweep.dir=place/sweep",
+        "max_steps=2",
+        "eval.every=1",
+        "checkpoint.every=1",
+        "attention.every=2",
+    ],
+}
 LACKS = "training goes on"  # without a checkpoint, a row or a snapshot, as it says before that
 
 
@@ -35,14 +59,17 @@ def argv_of(job: str, text_file: Path) -> list[str]:
 
 def traced(folder: Path, job: str, text_file: Path, *options: str) -> Process:
     """The job in a folder, its main thread under strace from its first line on."""
+
     def wait_for_strace():
         while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
             time.sleep(0.002)
 
     os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
     process = Process(folder, *argv_of(job, text_file), fault=wait_for_strace)
-    strace = subprocess.Popen(["strace", "-y", "-s", "300", "-o", folder / "trace", *options,
-                               "-p", str(process.pid)], stderr=subprocess.PIPE)
+    strace = subprocess.Popen(
+        ["strace", "-y", "-s", "300", "-o", folder / "trace", *options, "-p", str(process.pid)],
+        stderr=subprocess.PIPE,
+    )
     while strace.poll() is None and not process.ended():
         time.sleep(0.01)
     if strace.wait() and not process.ended():
@@ -69,19 +96,27 @@ def assert_same(job: str, whole: Path, other: Path, said: str) -> None:
             assert read_pointer(run, name) == read_pointer(one, name)
         assert saved_steps(run) == steps or (LACKS in said and saved_steps(run)[-1] == step)
         for name in ("model", "optimizer"):
-            assert same_tensors(*(path / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors"
-                                  for path in (one, run)))
+            assert same_tensors(
+                *(
+                    path / "checkpoints" / f"step_{step:08d}" / f"{name}.safetensors"
+                    for path in (one, run)
+                )
+            )
         left = timeless(run)
         assert left == [row for row in timeless(one) if row in left]
         names = [{p.name for p in path.glob("attention/*.npz")} for path in (one, run)]
         assert names[1] <= names[0]
         if LACKS not in said:
             assert len(left) == len(rows(one)) and names[0] == names[1]
-            shown = {re.search(r'"looked":\[.*?\]', (path / "report.html").read_text())[0]
-                     for path in (one, run)}
+            shown = {
+                re.search(r'"looked":\[.*?\]', (path / "report.html").read_text())[0]
+                for path in (one, run)
+            }
             assert len(shown) == 1
-    kept = [{p.name: p.read_bytes() for p in path.glob("place/cache/*/*.bin")}
-            for path in (whole, other)]
+    kept = [
+        {p.name: p.read_bytes() for p in path.glob("place/cache/*/*.bin")}
+        for path in (whole, other)
+    ]
     assert kept[0] == kept[1] and len(kept[0]) == 2
     assert not [p for p in other.glob("place/**/.*.part") if p.name != ".report.html.part"]
     if job == "sweep":
@@ -110,21 +145,32 @@ def undisturbed(tmp_path, text_file, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("job, sample", [
-    ("run", 2), *(soak("run", slice(n, None, 4)) for n in range(4)), soak("prepare", slice(None)),
-    soak("sweep", 150)])
+@pytest.mark.parametrize(
+    "job, sample",
+    [
+        ("run", 2),
+        *(soak("run", slice(n, None, 4)) for n in range(4)),
+        soak("prepare", slice(None)),
+        soak("sweep", 150),
+    ],
+)
 def test_ended_before_or_failing_at_any_operation_a_job_goes_on(
-        undisturbed, tmp_path, text_file, job, sample):
+    undisturbed, tmp_path, text_file, job, sample
+):
     whole, points = undisturbed(job)
-    cases = [(*point, how) for n, point in enumerate(points)
-             for how in ("signal=KILL", ("error=ENOSPC", "error=EIO")[n % 2])]
+    cases = [
+        (*point, how)
+        for n, point in enumerate(points)
+        for how in ("signal=KILL", ("error=ENOSPC", "error=EIO")[n % 2])
+    ]
     chosen = random.Random(0).sample(cases, sample) if isinstance(sample, int) else cases[sample]
     held, wrong = 0, []
     for n, (call, k, how) in enumerate(chosen):
         folder = tmp_path / f"{n}"
         folder.mkdir()
-        process = traced(folder, job, text_file, "-e", f"trace={call}", "-e",
-                         f"inject={call}:{how}:when={k}")
+        process = traced(
+            folder, job, text_file, "-e", f"trace={call}", "-e", f"inject={call}:{how}:when={k}"
+        )
         try:
             assert process.wait() in ((-KILL,) if "KILL" in how else (0, 1))
             said = process.said()
@@ -172,10 +218,17 @@ class Disk:
 
     def state(self, path: str, strictly: bool, number: int | None = None) -> dict:
         number = self.hold(path) if number is None else number
-        entries = self.folders.get(number, {}) if strictly else {
-            e.name: (self.hold(e.path), e.is_dir()) for e in os.scandir(path)}
-        return {name: self.state(f"{path}/{name}", strictly, child) if is_folder
-                else self.files.get(child, b"") for name, (child, is_folder) in entries.items()}
+        entries = (
+            self.folders.get(number, {})
+            if strictly
+            else {e.name: (self.hold(e.path), e.is_dir()) for e in os.scandir(path)}
+        )
+        return {
+            name: self.state(f"{path}/{name}", strictly, child)
+            if is_folder
+            else self.files.get(child, b"")
+            for name, (child, is_folder) in entries.items()
+        }
 
     def keep(self, folder: Path, state: dict) -> None:
         folder.mkdir(parents=True)
@@ -188,7 +241,8 @@ class Disk:
 
 @pytest.mark.parametrize("sample", [2, soak(None)])
 def test_after_a_loss_of_power_at_any_moment_a_run_goes_on(
-        tmp_path, text_file, monkeypatch, sample):
+    tmp_path, text_file, monkeypatch, sample
+):
     whole, out = tmp_path / "whole", tmp_path / "lost"
     (whole / "place").mkdir(parents=True)
     monkeypatch.setenv("GLASSGPT_CACHE", str(whole / "place" / "cache"))

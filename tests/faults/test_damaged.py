@@ -52,23 +52,48 @@ class Canary:
 
 
 CANARY = str(Path(tempfile.gettempdir(), f"canary_{os.getpid()}"))
-HEADER = json.dumps({"a": {"dtype": "F32", "shape": [1 << 40],
-                           "data_offsets": [0, 1 << 42]}}).encode()
+HEADER = json.dumps(
+    {"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}
+).encode()
 ANCHORS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij"))
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij")
+)
 CONTENTS = [
-    b"", b"\0", b"{}", b"[]", b"null", b"7", b"\n\n", b"[" * 100_000, b"\xff\xfe" * 50,
-    b"# " + b"x" * 2_000_000, ANCHORS.encode(), pickle.dumps(Canary()),
+    b"",
+    b"\0",
+    b"{}",
+    b"[]",
+    b"null",
+    b"7",
+    b"\n\n",
+    b"[" * 100_000,
+    b"\xff\xfe" * 50,
+    b"# " + b"x" * 2_000_000,
+    ANCHORS.encode(),
+    pickle.dumps(Canary()),
     f"!!python/object/apply:os.mkdir ['{CANARY}']\n".encode(),
-    b"run_dir: ${oc.env:HOME}\nmodel:\n  _target_: os.system\n", b"seed: [1]",
-    b"model: {n_layer: 1000000000}", b"model: {n_embd: " + b"9" * 5000 + b"}",
-    struct.pack("<Q", 1 << 60), struct.pack("<Q", len(HEADER)) + HEADER,
-    struct.pack("<Q", 2) + b"{}", struct.pack("<Q", 9) + b"[" * 9,
-    b'{"step": 9, "val/loss": "low"}\n', b'{"step": ' + b"9" * 5000 + b"}\n", b'{"step": -1}\n',
-    b'{"format": 1, "step": 8, "files": {"../../../outside": 1}}', b'{"format": [1], "step": 8}',
-    b'{"kind": "os.system"}', b'{"kind": "bpe", "pattern": "(", "tokens": []}',
-    b'{"kind": "char", "alphabet": 7}', b"../../outside", b"/etc", b"step_00000004/../../..",
-    b"step_00000004\0", b"x" * 5000]
+    b"run_dir: ${oc.env:HOME}\nmodel:\n  _target_: os.system\n",
+    b"seed: [1]",
+    b"model: {n_layer: 1000000000}",
+    b"model: {n_embd: " + b"9" * 5000 + b"}",
+    struct.pack("<Q", 1 << 60),
+    struct.pack("<Q", len(HEADER)) + HEADER,
+    struct.pack("<Q", 2) + b"{}",
+    struct.pack("<Q", 9) + b"[" * 9,
+    b'{"step": 9, "val/loss": "low"}\n',
+    b'{"step": ' + b"9" * 5000 + b"}\n",
+    b'{"step": -1}\n',
+    b'{"format": 1, "step": 8, "files": {"../../../outside": 1}}',
+    b'{"format": [1], "step": 8}',
+    b'{"kind": "os.system"}',
+    b'{"kind": "bpe", "pattern": "(", "tokens": []}',
+    b'{"kind": "char", "alphabet": 7}',
+    b"../../outside",
+    b"/etc",
+    b"step_00000004/../../..",
+    b"step_00000004\0",
+    b"x" * 5000,
+]
 PIECES = [b"null", b"-", b"9" * 30, b'"', b"[", b"{}", b"NaN", b"\0", b"\n", b": "]
 places = st.floats(0, 1, exclude_max=True)
 damages = st.one_of(
@@ -76,7 +101,8 @@ damages = st.one_of(
     st.tuples(st.just("flip"), places, st.integers(1, 255).map(lambda bits: bytes([bits]))),
     st.tuples(st.just("put"), places, st.sampled_from(PIECES)),
     st.tuples(st.just("hold"), st.just(0.0), st.sampled_from(CONTENTS)),
-    st.tuples(st.sampled_from(["absent", "pipe", "folder", "loop"]), st.just(0.0), st.just(b"")))
+    st.tuples(st.sampled_from(["absent", "pipe", "folder", "loop"]), st.just(0.0), st.just(b"")),
+)
 
 
 def damage(path: Path, kind: str, place: float, piece: bytes) -> None:
@@ -92,15 +118,22 @@ def damage(path: Path, kind: str, place: float, piece: bytes) -> None:
     elif kind == "loop":
         path.symlink_to(path.name)
     elif kind != "absent":
-        flipped = bytes(a ^ b for a, b in zip(data[at:at + 1], piece)) + data[at + 1:]
-        path.write_bytes({"cut": data[:at], "flip": data[:at] + flipped, "hold": piece,
-                          "put": data[:at] + piece + data[at:]}[kind])
+        flipped = bytes(a ^ b for a, b in zip(data[at : at + 1], piece)) + data[at + 1 :]
+        path.write_bytes(
+            {
+                "cut": data[:at],
+                "flip": data[:at] + flipped,
+                "hold": piece,
+                "put": data[:at] + piece + data[at:],
+            }[kind]
+        )
 
 
 @contextmanager
 def at_most_a_sentence():
     """Within this nothing hangs, nothing of what is read is executed, and what is raised is told by
     the command line in a sentence."""
+
     def late(*_):
         raise AssertionError("it waits, or takes very long")
 
@@ -125,8 +158,10 @@ def forge(folder: Path, **changes) -> None:
     for name in manifest["files"]:
         if (folder / name).is_file():
             content = (folder / name).read_bytes()
-            manifest["files"][name] = {"bytes": len(content),
-                                       "sha256": hashlib.sha256(content).hexdigest()}
+            manifest["files"][name] = {
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
     manifest.pop("sha256")
     (folder / MANIFEST).write_text(_sealed(json.dumps(manifest | changes, indent=1)))
 
@@ -147,6 +182,7 @@ def prepared(place: Path) -> Tokens:
 @pytest.fixture(scope="module")
 def pristine(whole, shared) -> Path:
     """A run with checkpoints of steps 4 and 8, which is the job of a sweep too, and a cache."""
+
     def make(folder: Path) -> None:
         run = after_8_steps(whole, folder / "sweep" / "job")
         job = {"overrides": {"seed": "1"}, "swept": ["seed"], "failed": ""}
@@ -185,8 +221,12 @@ def read_pointers(place: Path) -> None:
 def read_folder(place: Path) -> None:
     """What is read for a page, for the table of a sweep, to go on, and to sample."""
     run = place / "sweep" / "job"
-    for read in (lambda: read_config(run / "config.yaml"), lambda: read_sweep(place / "sweep"),
-                 lambda: write_page(run), lambda: find_checkpoint(run, "best", pytest.fail)):
+    for read in (
+        lambda: read_config(run / "config.yaml"),
+        lambda: read_sweep(place / "sweep"),
+        lambda: write_page(run),
+        lambda: find_checkpoint(run, "best", pytest.fail),
+    ):
         with at_most_a_sentence():
             read()
 
@@ -201,22 +241,32 @@ READ = [
     *((f"{STEP}/{name}", read_checkpoint) for name in (*FILES, MANIFEST)),
     *((f"{STEP}/{name}", read_forged) for name in FILES if name != "optimizer.safetensors"),
     *((f"sweep/job/checkpoints/{name}", read_pointers) for name in ("best", "last")),
-    *((f"sweep/job/{name}", read_folder) for name in (
-        "config.yaml", "metrics.jsonl", "samples.jsonl", "job.json",
-        "attention/step_00000012.npz")),
-    *((f"cache/*/{name}", read_cache) for name in ("meta.json", "tokenizer.json", "train.bin"))]
+    *(
+        (f"sweep/job/{name}", read_folder)
+        for name in (
+            "config.yaml",
+            "metrics.jsonl",
+            "samples.jsonl",
+            "job.json",
+            "attention/step_00000012.npz",
+        )
+    ),
+    *((f"cache/*/{name}", read_cache) for name in ("meta.json", "tokenizer.json", "train.bin")),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, read", READ, ids=lambda value: getattr(value, "__name__", value))
-@settings(max_examples=settings.default.max_examples // 5,
-          phases=[Phase.explicit, Phase.generate],  # others take minutes where one fails
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 5,
+    phases=[Phase.explicit, Phase.generate],  # others take minutes where one fails
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @example(how=("hold", 0.0, pickle.dumps(Canary())))
 @example(how=("pipe", 0.0, b""))
 @given(how=damages)
 def test_whatever_a_file_holds_is_read_or_is_told_in_a_sentence(place, name, read, how):
-    path, = place.glob(name)
+    (path,) = place.glob(name)
     kept = {path: path.read_bytes() for path in (path, place / STEP / MANIFEST)}
     damage(path, *how)
     try:
@@ -232,7 +282,8 @@ def test_whatever_a_file_holds_is_read_or_is_told_in_a_sentence(place, name, rea
 
 
 def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those_after_it(
-        whole, run):
+    whole, run
+):
     shutil.copytree(whole / "checkpoints" / "step_00000006", run / "checkpoints" / "step_00000006")
     (run / "checkpoints" / "best").write_text("step_00000006")
     said = []
@@ -242,13 +293,27 @@ def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those
         assert "is damaged" in said[-1] and f"taking that of step {taken}" in said[-1]
 
 
-NO_ROWS = ["{}", "[]", "7", "null", '{"step": "9"}', '{"step": true}', '{"step": -1}', "\0", "",
-           '{"step": 9.5}', "[" * 100_000, '{"step": 9, "val/loss": ' + "9" * 401 + "}",
-           '{"step": 9, "val/loss": "low"}', '{"step": 9']
+NO_ROWS = [
+    "{}",
+    "[]",
+    "7",
+    "null",
+    '{"step": "9"}',
+    '{"step": true}',
+    '{"step": -1}',
+    "\0",
+    "",
+    '{"step": 9.5}',
+    "[" * 100_000,
+    '{"step": 9, "val/loss": ' + "9" * 401 + "}",
+    '{"step": 9, "val/loss": "low"}',
+    '{"step": 9',
+]
 
 
 def losses(*values):
     """A fault: the evaluations give these losses, one after the other."""
+
     def fault():
         rest = iter(values)  # at last the training split's comes too
         training.evaluate.Windows.loss = lambda self, model: next(rest, 9.0)
@@ -258,7 +323,8 @@ def losses(*values):
 
 @pytest.mark.slow
 def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_be_read(
-        tmp_path, text_file):
+    tmp_path, text_file
+):
     run = tmp_path / "run"
     argv = typed(text_file, "attention.every=0", "checkpoint.keep=1")
     finished(tmp_path, *argv, fault=losses(5.0, 1.0, 2.0, 3.0))
@@ -268,8 +334,7 @@ def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_b
     (run / "metrics.jsonl").write_text("\n".join([*NO_ROWS, *lines, '{"step": 1']))
     before = (run / "metrics.jsonl").read_bytes()
     (run / "checkpoints" / "best").write_text("")
-    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=20",
-                    fault=losses(2.5, 2.5))
+    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=20", fault=losses(2.5, 2.5))
     assert f"metrics.jsonl has {len(NO_ROWS)} lines that are no rows" in said
     assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, *range(5, 21)]
     assert (run / "metrics.jsonl.before").read_bytes() == before
@@ -285,7 +350,9 @@ def test_a_resume_keeps_what_it_cannot_read_and_drops_what_came_later(tmp_path, 
     assert "its format is 9" in said and "taking that of step 4" in said
     assert (newer.with_name("aside_1_step_00000008") / MODEL).read_bytes() == weights
     assert sorted(p.name for p in run.glob("attention/*.npz")) == [
-        "step_00000000.npz", "step_00000005.npz"]  # that of step 6 was on another way
+        "step_00000000.npz",
+        "step_00000005.npz",
+    ]  # that of step 6 was on another way
 
 
 @pytest.mark.slow
@@ -306,18 +373,24 @@ def test_a_best_that_could_not_be_noted_once_is_kept_and_noted_the_next_time(tmp
 
 @pytest.mark.slow
 def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk(
-        tmp_path, text_file):
+    tmp_path, text_file
+):
     def fail():
         raise RuntimeError("on purpose")
 
-    process = Process(tmp_path, *typed(text_file, "attention.every=8"),
-                      fault=at_call(attention_maps.snapshot.Snapshots, "take", 2, fail))
+    process = Process(
+        tmp_path,
+        *typed(text_file, "attention.every=8"),
+        fault=at_call(attention_maps.snapshot.Snapshots, "take", 2, fail),
+    )
     assert process.wait() == 1 and "on purpose" in process.said()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 8
 
 
-@pytest.mark.parametrize("change", [("n_embd: 32", "n_embd: 3200"), ("n_layer: 2", "n_layer: 3"),
-                                    ("n_head: 2", "n_head: 4")])
+@pytest.mark.parametrize(
+    "change",
+    [("n_embd: 32", "n_embd: 3200"), ("n_layer: 2", "n_layer: 3"), ("n_head: 2", "n_head: 4")],
+)
 def test_a_model_that_its_weights_do_not_fill_is_never_made(run, change, monkeypatch):
     for folder in run.glob("checkpoints/step_*"):
         path = folder / "config.yaml"
@@ -335,10 +408,19 @@ def test_links_in_a_run_are_replaced_and_never_written_through(tmp_path, text_fi
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     (outside / "folder" / "kept").write_text("mine")
-    names = ["metrics.jsonl", "metrics.jsonl.before", "samples.jsonl", "config.yaml",
-             "attention/step_00000012.npz", "attention/step_00000012.png", "checkpoints/last",
-             "checkpoints/best", "checkpoints/.last.part", "attention/.step_00000012.npz.part",
-             ".metrics.jsonl.part"]
+    names = [
+        "metrics.jsonl",
+        "metrics.jsonl.before",
+        "samples.jsonl",
+        "config.yaml",
+        "attention/step_00000012.npz",
+        "attention/step_00000012.png",
+        "checkpoints/last",
+        "checkpoints/best",
+        "checkpoints/.last.part",
+        "attention/.step_00000012.npz.part",
+        ".metrics.jsonl.part",
+    ]
     for number, name in enumerate(names):
         inside, target = run / name, outside / str(number)
         target.write_bytes(inside.read_bytes() if inside.exists() else b"mine")
@@ -358,13 +440,17 @@ FORBIDDEN = re.compile(
     r"^ *(?:import|from) (?:c?[pP]ickle|dill|joblib|shelve|marshal|subprocess)\b|allow_pickle"
     r"|(?<![.\w])(?:eval|exec|compile|__import__|input)\("
     r"|\b(?:torch\.load|torch\.save|yaml\.(?:unsafe_)?load|os\.system|os\.popen|instantiate)\(",
-    re.MULTILINE)
+    re.MULTILINE,
+)
 
 
 def test_the_code_loads_no_pickle_evaluates_nothing_and_starts_no_process():
-    found = {(path.relative_to(ROOT).as_posix(), what)
-             for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in (
-                 "tests", "benchmarks", ".venv")
-             for what in FORBIDDEN.findall(path.read_text(encoding="utf-8"))}
-    assert found == {# a line that is asked for
-                     ("interop/nanogpt.py", "torch.load(")}  # with weights_only=True
+    found = {
+        (path.relative_to(ROOT).as_posix(), what)
+        for path in ROOT.rglob("*.py")
+        if path.relative_to(ROOT).parts[0] not in ("tests", "benchmarks", ".venv")
+        for what in FORBIDDEN.findall(path.read_text(encoding="utf-8"))
+    }
+    assert found == {  # a line that is asked for
+        ("interop/nanogpt.py", "torch.load(")
+    }  # with weights_only=True

@@ -26,25 +26,31 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("where", ["locked/run", "file"])
 def test_a_folder_that_cannot_be_written_is_refused_before_the_text_is_prepared(
-        tmp_path, text_file, where, monkeypatch):
+    tmp_path, text_file, where, monkeypatch
+):
     (tmp_path / "locked").mkdir()
     (tmp_path / "locked").chmod(0o555)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
     finished(tmp_path, *tiny(text_file, f"run_dir={where}"), status=1, fault=without_rights)
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: ") and where in sentence
     assert not (tmp_path / "cache").exists()
 
 
 def test_the_second_run_in_a_folder_is_refused_and_the_lock_of_a_dead_process_is_free(
-        tmp_path, text_file, whole):
-    first = Process(tmp_path, *tiny(text_file),
-                    fault=at_call(training.device, "seed_micro_step", 8, lambda: time.sleep(30)))
+    tmp_path, text_file, whole
+):
+    first = Process(
+        tmp_path,
+        *tiny(text_file),
+        fault=at_call(training.device, "seed_micro_step", 8, lambda: time.sleep(30)),
+    )
     first.wait_for(tmp_path / "run" / "checkpoints" / "last")
     (tmp_path / "other").mkdir()
-    other = Process(tmp_path / "other",
-                    *tiny(text_file, "resume=auto", f"run_dir={tmp_path / 'run'}"))
+    other = Process(
+        tmp_path / "other", *tiny(text_file, "resume=auto", f"run_dir={tmp_path / 'run'}")
+    )
     assert other.wait() == 1 and "is in use by another process" in other.said()
     first.signal(KILL)
     first.wait()
@@ -56,11 +62,12 @@ def test_the_second_run_in_a_folder_is_refused_and_the_lock_of_a_dead_process_is
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [["model.n_embd=1000000"],
-                                  soak(["model.n_layer=10000", "model.n_embd=4096"])])
+@pytest.mark.parametrize(
+    "size", [["model.n_embd=1000000"], soak(["model.n_layer=10000", "model.n_embd=4096"])]
+)
 def test_a_model_larger_than_the_memory_is_refused_and_leaves_nothing(tmp_path, text_file, size):
     finished(tmp_path, *tiny(text_file, *size), status=1)
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: there is too little memory on cpu") and size[0] in sentence
     assert not (tmp_path / "run").exists()
 
@@ -73,6 +80,6 @@ def test_memory_that_ends_in_a_step_costs_no_checkpoint(tmp_path, text_file):
 
     fault = at_call(training.device, "seed_micro_step", 6, ask_for_too_much)
     finished(tmp_path, *tiny(text_file, "attention.every=0"), status=1, fault=fault)
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: there is too little memory (")
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 4

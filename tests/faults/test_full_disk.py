@@ -28,9 +28,10 @@ def grown(disk) -> None:
 
 
 def test_where_the_last_save_finds_the_disk_full_the_run_ends_with_the_checkpoint_before(
-        tmp_path, text_file, small, whole):
+    tmp_path, text_file, small, whole
+):
     said = finished(tmp_path, *tiny(text_file), status=1)
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: the checkpoint of step 12 could not be written")
     assert "the checkpoint of step 8 could not be written" in said
     assert find_checkpoint(small, "last", pytest.fail)[1]["step"] == 4
@@ -60,13 +61,15 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step(tmp_path, text_file, smal
     left = [row["step"] for row in rows(small)]
     assert left == sorted({*left, 0, *range(10, 13)})
     assert all(row["train/loss"] == losses[row["step"]] for row in rows(small)[1:])
-    assert same_tensors(*(run / "checkpoints" / "step_00000012" / "optimizer.safetensors"
-                          for run in (whole, small)))
+    assert same_tensors(
+        *(run / "checkpoints" / "step_00000012" / "optimizer.safetensors" for run in (whole, small))
+    )
 
 
 @pytest.mark.soak
 def test_a_log_that_nobody_reads_or_that_cannot_be_written_does_not_end_the_run(
-        tmp_path, text_file):
+    tmp_path, text_file
+):
     argv = tiny(text_file, "attention.every=0", "max_steps=4")
     reading, writing = os.pipe()
     gone = Process(tmp_path, *argv, stdout=writing)
@@ -84,6 +87,6 @@ def test_a_full_disk_while_text_is_prepared_is_one_sentence(tmp_path, text_file,
     large = tmp_path / "large.txt"
     large.write_text(text_file.read_text(encoding="utf-8") * 120, encoding="utf-8")
     finished(tmp_path, *tiny(large), status=1)
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith(f"error: the cache folder {disk} cannot be written (No space left")
     assert "GLASSGPT_CACHE" in sentence

@@ -15,6 +15,7 @@ from training.processes import World
 
 def faulty(step: int, wrong):
     """A fault: in this update, the first being 1, `wrong` makes another loss of (model, loss)."""
+
     def fault():
         updates, forward = iter(range(1, 100)), model.GPT.forward
 
@@ -39,9 +40,10 @@ def infinite_gradient(model, loss):
 
 @pytest.mark.slow
 def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
-        tmp_path, text_file, whole):
+    tmp_path, text_file, whole
+):
     said = finished(tmp_path, *tiny(text_file), status=1, fault=faulty(7, nan_loss))
-    sentence, = (tmp_path / "err.txt").read_text().splitlines()
+    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: step 7: the loss is not"), said
     assert "resume=auto" in sentence
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 4
@@ -50,9 +52,13 @@ def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
     assert_same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("wrong, named", [
-    (nan_loss, "step 6: the loss is not"),
-    (infinite_gradient, "step 6: the gradient of blocks.1.mlp.W_in.weight is not")])
+@pytest.mark.parametrize(
+    "wrong, named",
+    [
+        (nan_loss, "step 6: the loss is not"),
+        (infinite_gradient, "step 6: the gradient of blocks.1.mlp.W_in.weight is not"),
+    ],
+)
 def test_the_tensor_is_named(wrong, named):
     small = model.GPT(model.GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16))
     tokens = torch.randint(0, 11, (4, 9))

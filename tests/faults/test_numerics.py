@@ -21,10 +21,12 @@ from training.processes import World
 
 def made(**optim):
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=13, block_size=16, n_layer=2, n_head=2, n_kv_head=1,
-                          n_embd=32))
-    config = Config(device="cpu", batch_size=4, max_steps=400,
-                    optim=OptimConfig(warmup_steps=0, **optim))
+    model = GPT(
+        GPTConfig(vocab_size=13, block_size=16, n_layer=2, n_head=2, n_kv_head=1, n_embd=32)
+    )
+    config = Config(
+        device="cpu", batch_size=4, max_steps=400, optim=OptimConfig(warmup_steps=0, **optim)
+    )
     tokens = torch.randint(0, 13, (4, 17), generator=torch.Generator().manual_seed(1))
     return model, build_optimizers(model, config.optim), tokens[:, :-1], tokens[:, 1:], config
 
@@ -52,8 +54,9 @@ def test_the_loss_and_the_norm_are_the_same_in_every_order_and_however_the_batch
         for accumulate in (1, 2, 4):
             model, optimizers, x, y, config = made()
             config.accumulate = accumulate
-            results.append(torch.stack(take_step(model, optimizers, x[list(order)],
-                                                 y[list(order)], config)))
+            results.append(
+                torch.stack(take_step(model, optimizers, x[list(order)], y[list(order)], config))
+            )
     assert torch.allclose(torch.stack(results), results[0], rtol=1e-6, atol=0)
 
 
@@ -62,12 +65,15 @@ def test_adamw_is_the_written_out_rule():
     p, c = model.blocks[0].mlp.W_in.weight, config.optim
     expected, mean, square = p.detach().double(), 0.0, 0.0
     for step in range(1, 6):
-        grad, = torch.autograd.grad(model(x, y)[1], p)
-        mean, square = c.beta1 * mean + (1 - c.beta1) * grad.double(), c.beta2 * square + (
-            1 - c.beta2) * grad.double() ** 2
+        (grad,) = torch.autograd.grad(model(x, y)[1], p)
+        mean, square = (
+            c.beta1 * mean + (1 - c.beta1) * grad.double(),
+            c.beta2 * square + (1 - c.beta2) * grad.double() ** 2,
+        )
         expected = expected * (1 - c.lr * c.weight_decay)
-        expected = expected - c.lr * (mean / (1 - c.beta1 ** step)) / (
-            (square / (1 - c.beta2 ** step)).sqrt() + 1e-8)
+        expected = expected - c.lr * (mean / (1 - c.beta1**step)) / (
+            (square / (1 - c.beta2**step)).sqrt() + 1e-8
+        )
         take_step(model, optimizers, x, y, config, step - 1)
         assert torch.allclose(p.double(), expected, rtol=1e-6, atol=1e-7)
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 def signals(*numbers: int, then: float = 0.0):
     """What sends this process signals, and then hangs for some seconds."""
+
     def do():
         for number in numbers:
             os.kill(os.getpid(), number)
@@ -30,6 +31,7 @@ def signals(*numbers: int, then: float = 0.0):
 
 def in_evaluation(call: int):
     """A fault: SIGTERM in the n-th evaluation, of which each window then takes seconds."""
+
     def fault():
         calls, loss = iter(range(1, 100)), training.evaluate.Windows.loss
 
@@ -45,10 +47,10 @@ def in_evaluation(call: int):
     return fault
 
 
-@pytest.mark.parametrize("evaluation, step", [
-    (2, 4), pytest.param(4, 12, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("evaluation, step", [(2, 4), pytest.param(4, 12, marks=pytest.mark.soak)])
 def test_sigterm_in_an_evaluation_saves_soon_and_the_run_goes_on_exactly(
-        tmp_path, text_file, whole, evaluation, step):
+    tmp_path, text_file, whole, evaluation, step
+):
     process = Process(tmp_path, *tiny(text_file), fault=in_evaluation(evaluation))
     began = time.monotonic()
     assert process.wait() == 143, process.said()
@@ -59,13 +61,16 @@ def test_sigterm_in_an_evaluation_saves_soon_and_the_run_goes_on_exactly(
     assert_same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize("numbers, saved", [((signal.SIGINT,), 6), ((signal.SIGINT,) * 2, 4)],
-                         ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "numbers, saved", [((signal.SIGINT,), 6), ((signal.SIGINT,) * 2, 4)], ids=["once", "twice"]
+)
 def test_ctrl_c_once_saves_and_twice_leaves_at_once(tmp_path, text_file, numbers, saved):
     hangs = 40 if len(numbers) > 1 else 0
-    process = Process(tmp_path, *tiny(text_file, "attention.every=0"),
-                      fault=at_call(training.device, "seed_micro_step", 6,
-                                    signals(*numbers, then=hangs)))
+    process = Process(
+        tmp_path,
+        *tiny(text_file, "attention.every=0"),
+        fault=at_call(training.device, "seed_micro_step", 6, signals(*numbers, then=hangs)),
+    )
     began = time.monotonic()
     assert process.wait() == 130 and time.monotonic() - began < 35
     assert find_checkpoint(tmp_path / "run", "last")[1]["step"] == saved
@@ -73,8 +78,13 @@ def test_ctrl_c_once_saves_and_twice_leaves_at_once(tmp_path, text_file, numbers
 
 
 def test_ctrl_c_while_torch_is_loaded_leaves_at_once(tmp_path, text_file):
-    process = subprocess.Popen([sys.executable, ROOT / "train.py", *tiny(text_file)], cwd=tmp_path,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "train.py", *tiny(text_file)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline().startswith("loading PyTorch")
     process.send_signal(signal.SIGINT)
     assert (process.wait(60), process.stderr.read()) == (130, "")

@@ -14,9 +14,16 @@ import training.device
 import training.wandb_record
 
 pytestmark = pytest.mark.slow
-BUCKET = {"id": "b", "name": "r", "displayName": "r", "config": "{}", "summaryMetrics": "{}",
-          "sweepName": None, "historyLineCount": 0,
-          "project": {"id": "p", "name": "glassgpt", "entity": {"id": "e", "name": "me"}}}
+BUCKET = {
+    "id": "b",
+    "name": "r",
+    "displayName": "r",
+    "config": "{}",
+    "summaryMetrics": "{}",
+    "sweepName": None,
+    "historyLineCount": 0,
+    "project": {"id": "p", "name": "glassgpt", "entity": {"id": "e", "name": "me"}},
+}
 INFO = {"cliVersionInfo": {"max_cli_version": "0.99"}, "features": []}
 VIEWER = {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}
 
@@ -50,24 +57,29 @@ class Answer(BaseHTTPRequestHandler):
 def serving(manner: str):
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         server.manner, server.asked = manner, 0
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05},
-                         daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
 
 def trained(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> str:
     """Train with a server, waiting for W&B for seconds; what it said."""
-    for name, value in (("WANDB_API_KEY", "0" * 40),
-                        ("WANDB_BASE_URL", f"http://127.0.0.1:{port}"), ("no_proxy", "127.0.0.1")):
+    for name, value in (
+        ("WANDB_API_KEY", "0" * 40),
+        ("WANDB_BASE_URL", f"http://127.0.0.1:{port}"),
+        ("no_proxy", "127.0.0.1"),
+    ):
         monkeypatch.setenv(name, value)
 
     def impatient():
         training.wandb_record.START = training.wandb_record.FINISH = 1
         fault()
 
-    process = Process(tmp_path, *tiny(text_file, "wandb.mode=online", "attention.every=0"),
-                      fault=impatient)
+    process = Process(
+        tmp_path, *tiny(text_file, "wandb.mode=online", "attention.every=0"), fault=impatient
+    )
     began = time.monotonic()
     assert process.wait(120) == 0, process.said()
     assert time.monotonic() - began < 45 and "Traceback" not in process.said()
@@ -76,10 +88,13 @@ def trained(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> str:
     return process.said()
 
 
-@pytest.mark.parametrize("manner", ["silent", *(pytest.param(manner, marks=pytest.mark.soak)
-                                                for manner in ("broken", "absent"))])
+@pytest.mark.parametrize(
+    "manner",
+    ["silent", *(pytest.param(manner, marks=pytest.mark.soak) for manner in ("broken", "absent"))],
+)
 def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(
-        tmp_path, text_file, monkeypatch, manner):
+    tmp_path, text_file, monkeypatch, manner
+):
     with serving(manner) as server:
         port = 9 if manner == "absent" else server.server_port
         said = trained(tmp_path, text_file, monkeypatch, port)
@@ -91,7 +106,8 @@ def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(
 @pytest.mark.soak
 @pytest.mark.parametrize("manner", ["silent", "broken"])
 def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
-        tmp_path, text_file, monkeypatch, manner):
+    tmp_path, text_file, monkeypatch, manner
+):
     with serving("well") as server:
         dies = tmp_path / "dies"
 
@@ -105,6 +121,11 @@ def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
             server.manner = manner
 
         threading.Thread(target=watch, daemon=True).start()
-        said = trained(tmp_path, text_file, monkeypatch, server.server_port,
-                       at_call(training.device, "seed_micro_step", 5, die))
+        said = trained(
+            tmp_path,
+            text_file,
+            monkeypatch,
+            server.server_port,
+            at_call(training.device, "seed_micro_step", 5, die),
+        )
     assert "did not start online" not in said

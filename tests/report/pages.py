@@ -17,10 +17,24 @@ from report.page import Model
 from report.sweep import read_job
 from sweeps import job_name, write_note
 
-HOSTILE = ["</script><script>window.hacked=1</script>", "<!--", "\0x", "😀", "שלום", "\n", "\u2028",
-           "\ud800",
-           "<img src=x onerror=window.hacked=1>", "\u202e", "", "a" * 5000, "\t", " &lt;b&gt;",
-           "]]>", "\\u003c"]
+HOSTILE = [
+    "</script><script>window.hacked=1</script>",
+    "<!--",
+    "\0x",
+    "😀",
+    "שלום",
+    "\n",
+    "\u2028",
+    "\ud800",
+    "<img src=x onerror=window.hacked=1>",
+    "\u202e",
+    "",
+    "a" * 5000,
+    "\t",
+    " &lt;b&gt;",
+    "]]>",
+    "\\u003c",
+]
 STEPS = (0, 10, 20)
 STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
@@ -28,27 +42,32 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 # A run's folder, made up
 
 # The model of a prompt's page, too large for one.
-PROMPTED = Model(GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=16), {"kind": "char"},
-                 10**9, {})
+PROMPTED = Model(
+    GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=16), {"kind": "char"}, 10**9, {}
+)
 
 
 def causal(rng, *shape: int, sharp: float = 2.0) -> np.ndarray:
     """Random causal softmax maps (…, T, T) float16."""
     T = shape[-1]
-    A = np.exp(sharp * rng.standard_normal((*shape, T),
-                                           dtype=np.float32)) * np.tri(T, dtype=np.float32)
+    A = np.exp(sharp * rng.standard_normal((*shape, T), dtype=np.float32)) * np.tri(
+        T, dtype=np.float32
+    )
     return (A / A.sum(axis=-1, keepdims=True)).astype(np.float16)
 
 
 def snapshot(L=2, H=4, T=16, step=0, seed=0, words=None) -> dict:
     rng = np.random.default_rng(seed + step)
-    return {"step": step, "text": causal(rng, L, H, T),
-            "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
-            "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32),
-            "repeat": causal(rng, L, 2, H, T),
-            "repeat_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
-            "repeat_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
-            "repeat_periods": np.array([T // 4, T // 2])}
+    return {
+        "step": step,
+        "text": causal(rng, L, H, T),
+        "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
+        "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32),
+        "repeat": causal(rng, L, 2, H, T),
+        "repeat_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
+        "repeat_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
+        "repeat_periods": np.array([T // 4, T // 2]),
+    }
 
 
 def write_snapshot(folder: Path, shot: dict) -> None:
@@ -56,35 +75,62 @@ def write_snapshot(folder: Path, shot: dict) -> None:
     np.savez_compressed(folder / "attention" / f"step_{shot['step']:08d}.npz", **shot)
 
 
-def make_run(folder: Path, L=2, H=4, T=16, groups=2, steps=(0, 10, 20), words=None, samples=None,
-             name="tiny", max_steps=None) -> Path:
+def make_run(
+    folder: Path,
+    L=2,
+    H=4,
+    T=16,
+    groups=2,
+    steps=(0, 10, 20),
+    words=None,
+    samples=None,
+    name="tiny",
+    max_steps=None,
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     model = GPTConfig(n_layer=L, n_head=H, n_kv_head=groups or H, n_embd=8 * H, vocab_size=65)
-    config = Config(seed=1, max_steps=max_steps or steps[-1], model=model,
-                    wandb=WandbConfig(project=name))
+    config = Config(
+        seed=1, max_steps=max_steps or steps[-1], model=model, wandb=WandbConfig(project=name)
+    )
     (folder / "config.yaml").write_text(config_yaml(config))
     rng = np.random.default_rng(0)
     with (folder / "metrics.jsonl").open("w") as f:
         for step in range(steps[0], steps[-1] + 1, 2):
-            row = {"step": step, "tokens": 100 * step, "train_seconds": step / 2,
-                   "train/loss": 3 - step / 20, "train/lr": 0.001,
-                   "train/grad_norm": 1.0, "train/tokens_per_second": 1000.0}
+            row = {
+                "step": step,
+                "tokens": 100 * step,
+                "train_seconds": step / 2,
+                "train/loss": 3 - step / 20,
+                "train/lr": 0.001,
+                "train/grad_norm": 1.0,
+                "train/tokens_per_second": 1000.0,
+            }
             if step in steps:
                 row |= {"val/loss": 3.5 - step / 20, "val/bits_per_byte": 2.0}
                 row |= {"seconds/evaluate": 1.0, "seconds/attention": 0.5, "seconds/save": 0.25}
-                scores = ["previous_token", "induction", "entropy",
-                          "distance"] + ["importance"] * (step == steps[-1])
-                row |= {f"heads/{score}/L{layer}H{head}": float(rng.random()) for score in scores
-                        for layer in range(L) for head in range(H)}
+                scores = ["previous_token", "induction", "entropy", "distance"] + ["importance"] * (
+                    step == steps[-1]
+                )
+                row |= {
+                    f"heads/{score}/L{layer}H{head}": float(rng.random())
+                    for score in scores
+                    for layer in range(L)
+                    for head in range(H)
+                }
                 beside = {"induction_se": 0.0234, "entropy_without_first": 0.756}
-                row |= {f"heads/{name}/L{layer}H{head}": value for name, value in beside.items()
-                        for layer in range(L) for head in range(H)}
+                row |= {
+                    f"heads/{name}/L{layer}H{head}": value
+                    for name, value in beside.items()
+                    for layer in range(L)
+                    for head in range(H)
+                }
             if step == steps[-1]:
                 row |= {"births/induction/L0H0": 10, f"births/previous_token/L{L - 1}H{H - 1}": 4}
             f.write(json.dumps(row) + "\n")
     texts = samples or [f"sample {step}" for step in steps]
-    (folder / "samples.jsonl").write_text("".join(json.dumps({"step": step, "text": text}) + "\n"
-                                                  for step, text in zip(steps, texts)))
+    (folder / "samples.jsonl").write_text(
+        "".join(json.dumps({"step": step, "text": text}) + "\n" for step, text in zip(steps, texts))
+    )
     for step in steps:
         write_snapshot(folder, snapshot(L, H, T, step, words=words))
     return folder
@@ -100,12 +146,18 @@ def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
     lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
     lens[:, -1] = np.nan
     kl = np.tril(rng.gamma(1, 0.2, (T, T)), -1).astype(np.float32)
-    found = {"need": need, "need_kl": kl, "knockout": knockout, "lens": lens,
-             "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
-             "predicted_ids": rng.integers(0, 16, (T, 5)),
-             "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
-             "writes_ids": rng.integers(0, 16, (L, H, T, 6)), "words_ids": np.arange(16),
-             "words": np.array(words or [f" n{i}" for i in range(16)])}
+    found = {
+        "need": need,
+        "need_kl": kl,
+        "knockout": knockout,
+        "lens": lens,
+        "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
+        "predicted_ids": rng.integers(0, 16, (T, 5)),
+        "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
+        "writes_ids": rng.integers(0, 16, (L, H, T, 6)),
+        "words_ids": np.arange(16),
+        "words": np.array(words or [f" n{i}" for i in range(16)]),
+    }
     return {prefix + name: value for name, value in found.items()}
 
 
@@ -117,19 +169,26 @@ def make_explained(folder, words=None, **more):
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         if row["step"] >= 10:
-            row |= {"wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
-                    "wiring/induction_se/L1H1/keys/L0H2": 0.02,
-                    "wiring/induction_direct/L1H1/keys/L0H2": 0.5,
-                    "wiring/induction_direct_se/L1H1/keys/L0H2": 0.04,
-                    "wiring/induction/L1H1/queries/L0H2": 0.01,
-                    "wiring/induction_se/L1H1/queries/L0H2": 0.02}
-        row |= {"probe/repeat_gain": row["step"] / 10, "probe/repeat_gain_se": 0.1,
-                "heads/induction_se/L0H0": 0.01, "heads/induction/L0H0": 0.6}
+            row |= {
+                "wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
+                "wiring/induction_se/L1H1/keys/L0H2": 0.02,
+                "wiring/induction_direct/L1H1/keys/L0H2": 0.5,
+                "wiring/induction_direct_se/L1H1/keys/L0H2": 0.04,
+                "wiring/induction/L1H1/queries/L0H2": 0.01,
+                "wiring/induction_se/L1H1/queries/L0H2": 0.02,
+            }
+        row |= {
+            "probe/repeat_gain": row["step"] / 10,
+            "probe/repeat_gain_se": 0.1,
+            "heads/induction_se/L0H0": 0.01,
+            "heads/induction/L0H0": 0.6,
+        }
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
 
 
 # A sweep's folder, made up
+
 
 def note_job(run: Path, overrides: dict, swept: list[str], failed: str = "") -> None:
     write_note(run, {"overrides": overrides, "swept": swept, "failed": failed})
@@ -139,8 +198,22 @@ def fail_job(run: Path, reason: str) -> None:
     write_note(run, {**read_job(run), "failed": reason})
 
 
-def make_job(folder: Path, settings: dict, final: float | None = 2.0, *, L=2, H=4, groups=2, T=16,
-             steps=STEPS, words=None, vocab=65, speed=1000, size=500, maps=True) -> Path:
+def make_job(
+    folder: Path,
+    settings: dict,
+    final: float | None = 2.0,
+    *,
+    L=2,
+    H=4,
+    groups=2,
+    T=16,
+    steps=STEPS,
+    words=None,
+    vocab=65,
+    speed=1000,
+    size=500,
+    maps=True,
+) -> Path:
     """A job with these settings whose validation loss falls from 4 to `final`; None: it never had
     one."""
     run = folder / job_name(settings)
@@ -148,25 +221,40 @@ def make_job(folder: Path, settings: dict, final: float | None = 2.0, *, L=2, H=
     note_job(run, {"max_steps": "20", **settings}, list(settings))
     if final is None:
         return run
-    model = GPTConfig(vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T,
-                      n_embd=8 * H)
-    config = Config(model=model, max_steps=20, seed=int(settings.get("seed", 1)), precision="fp32",
-                    tokenizer=TokenizerConfig(name="char"))
+    model = GPTConfig(
+        vocab_size=vocab, n_layer=L, n_head=H, n_kv_head=groups, block_size=T, n_embd=8 * H
+    )
+    config = Config(
+        model=model,
+        max_steps=20,
+        seed=int(settings.get("seed", 1)),
+        precision="fp32",
+        tokenizer=TokenizerConfig(name="char"),
+    )
     (run / "config.yaml").write_text(config_yaml(config))
     (run / "checkpoints" / "step_00000020").mkdir(parents=True)
-    save_file({"w": np.zeros(size, np.float32)},
-              run / "checkpoints" / "step_00000020" / "model.safetensors")
+    save_file(
+        {"w": np.zeros(size, np.float32)},
+        run / "checkpoints" / "step_00000020" / "model.safetensors",
+    )
     rng = np.random.default_rng(len(settings))
     with (run / "metrics.jsonl").open("w") as f:
         for step in range(0, steps[-1] + 1, 5):
             loss = 4 + (final - 4) * step / steps[-1]
-            row = {"step": step, "tokens": 100 * step, "train_seconds": 100 * step / speed,
-                   "train/loss": loss - 0.1}
+            row = {
+                "step": step,
+                "tokens": 100 * step,
+                "train_seconds": 100 * step / speed,
+                "train/loss": loss - 0.1,
+            }
             if step in steps:
                 row |= {"val/loss": loss, "val/bits_per_byte": loss * 1.5}
-                row |= {f"heads/{score}/L{layer}H{head}": float(rng.random())
-                        for score in (*STRONGEST, "entropy")
-                        for layer in range(L) for head in range(H)}
+                row |= {
+                    f"heads/{score}/L{layer}H{head}": float(rng.random())
+                    for score in (*STRONGEST, "entropy")
+                    for layer in range(L)
+                    for head in range(H)
+                }
             if step == 20:
                 row |= {"births/induction/L0H1": 10, "births/induction/L1H0": 20}
             f.write(json.dumps(row) + "\n")
@@ -178,12 +266,16 @@ def make_job(folder: Path, settings: dict, final: float | None = 2.0, *, L=2, H=
 
 # What is packed, read back
 
+
 def read_back(path: Path) -> tuple[dict, list[bytes]]:
     text = path.read_text(encoding="utf-8")
-    content = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>',
-                                   text, re.S)[1])
-    return content, [zlib.decompress(base64.b64decode(blob))
-                     for blob in re.findall(r'class="blob">(.*?)</script>', text)]
+    content = json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1]
+    )
+    return content, [
+        zlib.decompress(base64.b64decode(blob))
+        for blob in re.findall(r'class="blob">(.*?)</script>', text)
+    ]
 
 
 def unpack(data: bytes, L: int, H: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -203,6 +295,7 @@ def check_maps(found: np.ndarray, captured: np.ndarray) -> None:
 
 
 # In a browser
+
 
 def expect_text(tab, selector: str, text: str, **more) -> None:
     """Wait until it says so."""

@@ -27,15 +27,26 @@ TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
 
 
 def of_run(folder: Path, words: list[str] | None) -> Path:
-    run = make_explained(folder / NAME, words=words, samples=words and ["".join(words)] * 3,
-                         name=HOSTILE[0] if words else "tiny")
+    run = make_explained(
+        folder / NAME,
+        words=words,
+        samples=words and ["".join(words)] * 3,
+        name=HOSTILE[0] if words else "tiny",
+    )
     return page.write_page(run)
 
 
 def of_prompt(folder: Path, words: list[str] | None) -> Path:
     held = snapshot(words=words) | explain(words=words)
-    return page.attention_page(held, NAME, folder / "prompt.html", PROMPTED, {
-        f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)}, [(NAME, NAME)], prompted=9)
+    return page.attention_page(
+        held,
+        NAME,
+        folder / "prompt.html",
+        PROMPTED,
+        {f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)},
+        [(NAME, NAME)],
+        prompted=9,
+    )
 
 
 def of_sweep(folder: Path, words: list[str] | None) -> Path:
@@ -74,9 +85,13 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("write", "width"), [
-    (of_run, 360), *(soak(write, width) for write in (of_prompt, of_sweep, of_run)
-                     for width in (360, 2560))])
+@pytest.mark.parametrize(
+    ("write", "width"),
+    [
+        (of_run, 360),
+        *(soak(write, width) for write in (of_prompt, of_sweep, of_run) for width in (360, 2560)),
+    ],
+)
 def test_it_fits_the_window(see, tmp_path, write: Callable, width):
     tab = see(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -87,21 +102,62 @@ def test_it_fits_the_window(see, tmp_path, write: Callable, width):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("write", "order"), [
-    (of_run, ["theme BUTTON", "headline BUTTON", "numbers SUMMARY", "play BUTTON", "step INPUT",
-              "map CANVAS", "probe SELECT", "looks INPUT", "raw INPUT", "average INPUT", "text BDI",
-              "expected BUTTON", "heads-grid BUTTON", "card CANVAS", "scores CANVAS",
-              "trajectory svg", "births svg", "births g", "chart-loss svg", "sample-before BUTTON",
-              "sample-step SELECT", "config SUMMARY"]),
-    soak(of_sweep, ["theme BUTTON", "best-command PRE", "copy BUTTON", "table DIV",
-                    "settings BUTTON", "chips BUTTON", "curve-0 svg", "curve-1 svg", "against-0 g",
-                    "head-induction svg", "heads-ends DIV"])])
+@pytest.mark.parametrize(
+    ("write", "order"),
+    [
+        (
+            of_run,
+            [
+                "theme BUTTON",
+                "headline BUTTON",
+                "numbers SUMMARY",
+                "play BUTTON",
+                "step INPUT",
+                "map CANVAS",
+                "probe SELECT",
+                "looks INPUT",
+                "raw INPUT",
+                "average INPUT",
+                "text BDI",
+                "expected BUTTON",
+                "heads-grid BUTTON",
+                "card CANVAS",
+                "scores CANVAS",
+                "trajectory svg",
+                "births svg",
+                "births g",
+                "chart-loss svg",
+                "sample-before BUTTON",
+                "sample-step SELECT",
+                "config SUMMARY",
+            ],
+        ),
+        soak(
+            of_sweep,
+            [
+                "theme BUTTON",
+                "best-command PRE",
+                "copy BUTTON",
+                "table DIV",
+                "settings BUTTON",
+                "chips BUTTON",
+                "curve-0 svg",
+                "curve-1 svg",
+                "against-0 g",
+                "head-induction svg",
+                "heads-ends DIV",
+            ],
+        ),
+    ],
+)
 def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
     tab, found = see(write(tmp_path, None)), []
     for _ in range(65):
         tab.keyboard.press("Tab")
-        found.append(tab.evaluate("""(e => (e.id || e.closest("[id]")?.id || "")
-                                  + " " + e.tagName)(document.activeElement)"""))
+        found.append(
+            tab.evaluate("""(e => (e.id || e.closest("[id]")?.id || "")
+                                  + " " + e.tagName)(document.activeElement)""")
+        )
         outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none" or found[-1].endswith(" BODY")
     places = [found.index(name) for name in order]

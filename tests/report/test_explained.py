@@ -67,7 +67,8 @@ def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp
     assert "--hindered" in shade
     chips = tab.locator("#expected .chance").all_inner_texts()
     assert [chip.split("\n")[0] for chip in chips] == [
-        f"·n{i}" for i in held["predicted_ids"][9]] + ["·w10"]
+        f"·n{i}" for i in held["predicted_ids"][9]
+    ] + ["·w10"]
     assert chips[0].endswith(f"{held['predicted'][9, 0]:.3f}")
     assert tab.locator("#expected .real").all_inner_texts() == [chips[-1]]
     says = tab.inner_text("#expected p")
@@ -90,8 +91,11 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
     direct = held["direct"][:, 5].astype(np.float16).astype(float)  # (12, 6)
     assert f"the mean of all logits, {signed(direct[:, 0].sum())}" in card.replace("\n", " ")
     best = int(np.abs(direct[:, 0]).argmax())
-    name = ("embedding", *(f"L{at}{h}" for at in (0, 1) for h in ("H0", "H1", "H2", "H3", " MLP")),
-            "biases")[best]
+    name = (
+        "embedding",
+        *(f"L{at}{h}" for at in (0, 1) for h in ("H0", "H1", "H2", "H3", " MLP")),
+        "biases",
+    )[best]
     line = tab.locator("#card .bars").nth(1).locator("li").first.inner_text()
     assert line.startswith(name) and signed(direct[best, 0]) in line
     assert "What L1H2 writes here" in card

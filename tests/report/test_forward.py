@@ -65,30 +65,42 @@ def changed(model, ids, off, hidden):
         y[:, :, [h for at, h in off if at == layer]] = 0
         return y
 
-    x = model.hidden(ids[None], mask=mask, entry=(0, torch.stack(x, dim=1)), taps={
-        "heads": silent, "weights": lambda layer, A: maps.append(A[0]) or A})
+    x = model.hidden(
+        ids[None],
+        mask=mask,
+        entry=(0, torch.stack(x, dim=1)),
+        taps={"heads": silent, "weights": lambda layer, A: maps.append(A[0]) or A},
+    )
     return model.head(model.norm(x))[0], torch.stack(maps)
 
 
 @pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(configs, st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
-       st.lists(st.integers(0, 10), max_size=3, unique=True))
+@given(
+    configs,
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
+    st.lists(st.integers(0, 10), max_size=3, unique=True),
+)
 def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     model, ids = lively(GPT(config)).double(), random_tokens(12)
-    W = {name: {"shape": list(t.shape), "data": t.flatten().tolist()}
-         for name, t in model.tensors().items()}
-    found = tab.evaluate(ASK, [vars(config), W, ids.tolist(),
-                               [f"L{layer}H{head}" for layer, head in off], hidden])
+    W = {
+        name: {"shape": list(t.shape), "data": t.flatten().tolist()}
+        for name, t in model.tensors().items()
+    }
+    found = tab.evaluate(
+        ASK, [vars(config), W, ids.tolist(), [f"L{layer}H{head}" for layer, head in off], hidden]
+    )
     with torch.no_grad():
         logits, maps = changed(model, ids, off, hidden)
         whole = capture(model, ids.numpy()[None])
         told, needed = card(model, whole), ablation.need(model, whole)
-        loss = torch.nn.functional.cross_entropy(model(ids[None])[0][0, :-1], ids[1:],
-                                                 reduction="none").numpy()
+        loss = torch.nn.functional.cross_entropy(
+            model(ids[None])[0][0, :-1], ids[1:], reduction="none"
+        ).numpy()
     # The page has float32; where torch norms queries and keys and turns them, so has it.
-    assert np.array(found["logits"]).reshape(12, -1) == pytest.approx(logits.numpy(), abs=5e-4,
-                                                                      rel=2e-4)
+    assert np.array(found["logits"]).reshape(12, -1) == pytest.approx(
+        logits.numpy(), abs=5e-4, rel=2e-4
+    )
     assert np.array(found["maps"]).reshape(maps.shape) == pytest.approx(maps.numpy(), abs=5e-5)
     follow = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none").numpy()
     assert found["losses"][:-1] == pytest.approx(follow, abs=5e-4)
@@ -99,13 +111,13 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     for part in found["needs"]:
         j = part["j"]
         for name, key in (("need", "need"), ("need_kl", "kl")):
-            expected = needed[name][j + 1:11, j]
-            assert part[key][:len(expected)] == pytest.approx(expected, abs=1e-3)
+            expected = needed[name][j + 1 : 11, j]
+            assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in found["needs"]] == list(range(10, -1, -1))
     assert found["card"]["lens"] == pytest.approx(told["lens"][:, 8], abs=1e-3)
     assert np.array(found["card"]["direct"]) == pytest.approx(told["direct"][:, 8], abs=2e-3)
     for layer, head, i, j, terms in found["terms"]:
-        row = attention_scores(model, whole, layer, head)[i, :i + 1]
+        row = attention_scores(model, whole, layer, head)[i, : i + 1]
         expected = (row[j] - row.mean()).item()
         assert sum(terms) == pytest.approx(expected, abs=1e-4 * (1 + np.abs(terms).sum()))
 
@@ -115,11 +127,20 @@ def attention_scores(model, whole, layer, head):
     return whole.weights[layer, 0, head].clamp(min=1e-30).log()
 
 
-BPE = {name: train_bpe(["def f(x):\n    return 'é 漢字' * 12\n" * 9], 300, pattern)
-       for name, pattern in PATTERNS.items()}
-texts = st.text() | st.text("aé 漢\n\t'😀\x1c\x85\u2028\u3000don 12_") | st.builds(
-    lambda a, n, b: a * n + b, st.sampled_from(["a", " ", "😀", "\x1c"]), st.integers(500, 1100),
-    st.text(max_size=9))
+BPE = {
+    name: train_bpe(["def f(x):\n    return 'é 漢字' * 12\n" * 9], 300, pattern)
+    for name, pattern in PATTERNS.items()
+}
+texts = (
+    st.text()
+    | st.text("aé 漢\n\t'😀\x1c\x85\u2028\u3000don 12_")
+    | st.builds(
+        lambda a, n, b: a * n + b,
+        st.sampled_from(["a", " ", "😀", "\x1c"]),
+        st.integers(500, 1100),
+        st.text(max_size=9),
+    )
+)
 
 
 @pytest.mark.slow

@@ -75,12 +75,22 @@ def test_every_view_has_an_address(see, tmp_path):
 @pytest.mark.slow
 def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
     rng = np.random.default_rng(0)
-    scores = {f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9 for layer in range(2)
-              for head in range(4) for name in ("previous_token", "induction")}
+    scores = {
+        f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9
+        for layer in range(2)
+        for head in range(4)
+        for name in ("previous_token", "induction")
+    }
     scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
     words = [f" a long word {i}" for i in range(300)]
-    path = page.attention_page(snapshot(T=300, words=words), "“say</title>\n”",
-                               tmp_path / "p.html", PROMPTED, scores, prompted=200)
+    path = page.attention_page(
+        snapshot(T=300, words=words),
+        "“say</title>\n”",
+        tmp_path / "p.html",
+        PROMPTED,
+        scores,
+        prompted=200,
+    )
     tab = see(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     assert "L1H2" in tab.inner_text("#map-title")  # the head that tells most

@@ -40,8 +40,10 @@ def test_what_predictions_needed_comes_back():
         found = pack.pack_needs(held, name)
         floats, ids = (zlib.decompress(base64.b64decode(part)) for part in found.parts)
         need = held[f"{prefix}need"]
-        whole = [*(held[prefix + key][np.tri(16, dtype=bool)] for key in pack.TRIANGLES),
-                 *(held[prefix + key] for key in pack.FLOATS)]
+        whole = [
+            *(held[prefix + key][np.tri(16, dtype=bool)] for key in pack.TRIANGLES),
+            *(held[prefix + key] for key in pack.FLOATS),
+        ]
         numbers = np.frombuffer(floats, np.uint8).reshape(2, -1).T.copy().view("<f2").ravel()
         expected = np.concatenate([part.ravel() for part in whole]).astype(np.float16)
         assert np.array_equal(numbers, expected, equal_nan=True)
@@ -51,10 +53,18 @@ def test_what_predictions_needed_comes_back():
     assert pack.pack_needs(snapshot(), "text") is None
 
 
-@pytest.mark.parametrize("change", [
-    {"text": np.array(["a"])}, {"text": np.zeros((2, 4, 3, 16), "f2")}, {"text": 7},
-    {"text_value_norms": np.zeros((2, 4, 16), int)}, {"text_tokens": np.zeros(3)},
-    {"repeat_periods": np.array([1e400])}, {"repeat_periods": np.array(["x"])}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": np.array(["a"])},
+        {"text": np.zeros((2, 4, 3, 16), "f2")},
+        {"text": 7},
+        {"text_value_norms": np.zeros((2, 4, 16), int)},
+        {"text_tokens": np.zeros(3)},
+        {"repeat_periods": np.array([1e400])},
+        {"repeat_periods": np.array(["x"])},
+    ],
+)
 def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_path, change):
     run = make_run(tmp_path / "run")
     np.savez(run / "attention" / "step_00000010.npz", **(snapshot(step=10) | change))
@@ -68,12 +78,18 @@ def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_p
 
 # What fits
 
+
 def test_a_small_run_is_packed_whole(tmp_path):
     run = make_run(tmp_path / "run")
     path = page.write_page(run)
     assert path == run / "report.html"
-    assert {p.name for p in run.iterdir()} == {"attention", "config.yaml", "metrics.jsonl",
-                                               "report.html", "samples.jsonl"}
+    assert {p.name for p in run.iterdir()} == {
+        "attention",
+        "config.yaml",
+        "metrics.jsonl",
+        "report.html",
+        "samples.jsonl",
+    }
     content, blobs = read_back(path)
     assert content["steps"] == [0, 10, 20]
     text, repeat = content["probes"]
@@ -91,8 +107,10 @@ def test_a_small_run_is_packed_whole(tmp_path):
 
 @pytest.mark.parametrize(("room", "steps"), [(180_000, 6), (100_000, 3), (40_000, 1)])
 def test_what_is_too_large_is_kept_at_fewer_steps(room, steps):
-    shots = [pack.Shot(step, lambda step=step: nullcontext(snapshot(2, 2, 80, step)))
-             for step in range(0, 60, 10)]
+    shots = [
+        pack.Shot(step, lambda step=step: nullcontext(snapshot(2, 2, 80, step)))
+        for step in range(0, 60, 10)
+    ]
     blobs = pack.Blobs()
     found = pack.maps_that_fit(shots, pack.PROBES, room, blobs)
     assert len(found["steps"]) == steps and found["of"] == 6 and found["steps"][-1] == 50

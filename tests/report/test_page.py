@@ -34,8 +34,9 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path):
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "step_00000000.npz").write_bytes(b"PK half a file")
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "text": "x"}\n{"step": 2, "te')
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "train/loss": NaN, "val/loss": '
-                                            'Infinity}\n{"step"')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0, "train/loss": NaN, "val/loss": Infinity}\n{"step"'
+    )
     content, _ = read_back(page.write_page(tmp_path))
     assert content["steps"] == [] and len(content["samples"]) == 1
     assert content["curves"]["train/loss"]["steps"] == []
@@ -62,6 +63,7 @@ def test_a_real_run_has_a_page(whole, tmp_path):
 
 
 # In a browser
+
 
 @pytest.mark.slow
 def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
@@ -98,8 +100,9 @@ def test_the_map_shows_the_captured_numbers(see, tmp_path):
     tab.locator("#map canvas").scroll_into_view_if_needed()
     box = tab.locator("#map canvas").bounding_box()
     for query, key in ((0, 0), (79, 0), (79, 79), (50, 23)):
-        tab.mouse.move(box["x"] + (key + 0.5) * box["width"] / T,
-                       box["y"] + (query + 0.5) * box["height"] / T)
+        tab.mouse.move(
+            box["x"] + (key + 0.5) * box["width"] / T, box["y"] + (query + 0.5) * box["height"] / T
+        )
         assert read_tip(tab)[:2] == (query, key)
         assert told(read_tip(tab)[2]) == held["text"][1, 2, query, key]
     tab.mouse.move(box["x"] + box["width"] - 3, box["y"] + 3)  # what lies ahead has no weight
@@ -142,8 +145,10 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
     assert "L0H1" in tab.inner_text("#map-title")
 
     tab.check("#weighted")
-    weight, norm = float(first[20]["text"][0, 1, 15, 3]), float(
-        first[20]["text_value_norms"][0, 1, 3])
+    weight, norm = (
+        float(first[20]["text"][0, 1, 15, 3]),
+        float(first[20]["text_value_norms"][0, 1, 3]),
+    )
     assert told(value()) == weight * norm and "‖v W_O‖" in tab.inner_text("#bar")
     scale = tab.inner_text("#bar")
     for key in ("Home", "End"):
@@ -174,8 +179,10 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp
     for text, weights, offset in ((to, A[9, :10], 0), (back, A[9:, 9], 9)):
         k = int(weights.argmax())
         assert f"{k + offset}\n{weights[k]:.4g}"[:6] in text
-    shade = [tab.locator("#text .token").nth(i).evaluate("span => span.style.background")
-             for i in (2, 9, 12)]
+    shade = [
+        tab.locator("#text .token").nth(i).evaluate("span => span.style.background")
+        for i in (2, 9, 12)
+    ]
     assert "--to" in shade[0] and shade[1] == "" and "--from" in shade[2]
     shown = tab.inner_text("#text")
     assert "·x" in shown and "⏎\n" in shown and "⇥" in shown
@@ -190,8 +197,13 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp
 @pytest.mark.slow
 def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     tab = see(page.write_page(make_run(tmp_path / "run")))
-    assert tab.locator("#scores h3").all_inner_texts(
-        ) == ["previous token", "induction", "entropy", "distance", "importance"]
+    assert tab.locator("#scores h3").all_inner_texts() == [
+        "previous token",
+        "induction",
+        "entropy",
+        "distance",
+        "importance",
+    ]
     aside(tab)
     canvas = tab.locator("#scores canvas").nth(1)
     canvas.focus()
@@ -211,7 +223,8 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     marks = tab.locator("#births [data-birth]")
     assert sorted(marks.evaluate_all("all => all.map(m => m.getAttribute('aria-label'))")) == [
         "L0H0: induction, born between steps 0 and 10",
-        "L1H3: previous token, born between steps 0 and 4"]
+        "L1H3: previous token, born between steps 0 and 4",
+    ]
     marks.first.locator("circle").click()
     assert marks.first.get_attribute("data-birth") in tab.inner_text("#map-title")
 
@@ -220,8 +233,11 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
     tab.keyboard.press("Home")
     assert tab.inner_text("#tip").split("\n") == ["step 0", "training 3.000", "validation 3.500"]
     tab.keyboard.press("ArrowRight")
-    assert tab.inner_text("#tip").split("\n") == ["step 2", "training 2.900",
-                                                  "validation 3.500, at step 0"]
+    assert tab.inner_text("#tip").split("\n") == [
+        "step 2",
+        "training 2.900",
+        "validation 3.500, at step 0",
+    ]
     box = tab.locator("#chart-loss svg").bounding_box()
     tab.mouse.move(box["x"] + box["width"] - 14, box["y"] + 60)
     assert "step 20" in tab.inner_text("#tip")
@@ -235,17 +251,26 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
 
 @pytest.mark.slow
 def test_a_deep_models_heads_are_in_a_frame_beside_the_map_and_the_first_token_can_be_left_out(
-        see, tmp_path):
+    see, tmp_path
+):
     held = snapshot(L=24, H=4, T=16)
     held["text"][:, :, :, 0] += 60 * (np.arange(16) > 0)  # heads that rest on the first token
-    held["text"] = (held["text"] / held["text"].sum(axis=-1, keepdims=True, dtype=np.float32)
-                    ).astype(np.float16)
-    scores = {f"heads/induction/L{layer}H{head}": 0.8 if (layer, head) == (20, 1) else 0.01
-              for layer in range(24) for head in range(4)}
+    held["text"] = (
+        held["text"] / held["text"].sum(axis=-1, keepdims=True, dtype=np.float32)
+    ).astype(np.float16)
+    scores = {
+        f"heads/induction/L{layer}H{head}": 0.8 if (layer, head) == (20, 1) else 0.01
+        for layer in range(24)
+        for head in range(4)
+    }
     deep = PROMPTED._replace(config=replace(PROMPTED.config, n_layer=24))
     text = "This model repeats what it has seen: L20H1 looks at what followed last time."
-    tab = see(page.attention_page(held, "deep", tmp_path / "p.html", deep, scores,
-                                  [(text, "score 0.80 ± 0.02")]), width=1366)
+    tab = see(
+        page.attention_page(
+            held, "deep", tmp_path / "p.html", deep, scores, [(text, "score 0.80 ± 0.02")]
+        ),
+        width=1366,
+    )
     assert tab.inner_text("#headline") == text and "L20H1" in tab.inner_text("#map-title")
     for part in ("#map", "#text", "#overview-map", "#heads-grid"):
         box = tab.locator(part).bounding_box()

@@ -38,19 +38,27 @@ def grouped(tmp_path) -> Path:
     """Three settings of three seeds each."""
     for heads, final in (("1", 2.6), ("2", 2.3), ("4", 2.2)):
         for seed in ("1", "2", "3"):
-            make_job(tmp_path / "sweep", {"model.n_kv_head": heads, "seed": seed},
-                final + 0.01 * int(seed) ** 2, groups=int(heads),
-                speed=500 * int(heads), size=100 * int(heads))
+            make_job(
+                tmp_path / "sweep",
+                {"model.n_kv_head": heads, "seed": seed},
+                final + 0.01 * int(seed) ** 2,
+                groups=int(heads),
+                speed=500 * int(heads),
+                size=100 * int(heads),
+            )
     return tmp_path / "sweep"
 
 
 # What it holds
 
+
 def test_its_figures_are_those_of_the_files(grouped):
     path = write(grouped)
     assert path == grouped / "sweep.html" and path.read_bytes() == write(grouped).read_bytes()
-    assert {p.name for p in grouped.iterdir()} == {"sweep.html", *(
-        f"model.n_kv_head={g},seed={s}" for g in (1, 2, 4) for s in (1, 2, 3))}
+    assert {p.name for p in grouped.iterdir()} == {
+        "sweep.html",
+        *(f"model.n_kv_head={g},seed={s}" for g in (1, 2, 4) for s in (1, 2, 3)),
+    }
     content, _ = read_back(path)
     assert content["metric"] == "val/loss"
     assert content["command"] == "python train.py max_steps=20 model.n_kv_head=4 seed=1"
@@ -62,30 +70,39 @@ def test_its_figures_are_those_of_the_files(grouped):
         assert figures["tokens_per_second"] == 500 * heads
         assert figures["kv_cache_bytes"] == 2 * 2 * heads * 16 * 8 * 4
     for run in content["runs"]:
-        rows = [json.loads(line)
-                for line in (grouped / run["name"] / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (grouped / run["name"] / "metrics.jsonl").read_text().splitlines()
+        ]
         losses = [row["val/loss"] for row in rows if "val/loss" in row]
-        assert run["curves"]["val/loss"] == {"steps": [0, 10, 20],
-                                        "values": pytest.approx(losses, rel=1e-5), "of": 3}
+        assert run["curves"]["val/loss"] == {
+            "steps": [0, 10, 20],
+            "values": pytest.approx(losses, rel=1e-5),
+            "of": 3,
+        }
         assert run["curves"]["train/loss"]["steps"] == [0, 5, 10, 15, 20]
         assert run["page"].endswith("/report.html") and run["births"] == {"induction": 10}
         last = {key: value for key, value in rows[-1].items() if key.startswith("heads/")}
         for score, combine in (("induction", max), ("entropy", fmean)):
             of = {key: value for key, value in last.items() if f"/{score}/" in key}
             assert run["heads"][score]["values"][-1] == pytest.approx(
-                combine(of.values()), rel=1e-4)
+                combine(of.values()), rel=1e-4
+            )
 
 
 def test_nothing_at_all_and_rows_of_nan_make_a_page(tmp_path):
     assert read_back(sweep_page.write_sweep_page(tmp_path, []))[0]["runs"] == []
     run = make_job(tmp_path, {"seed": "1"}, maps=False)
     with (run / "metrics.jsonl").open("a") as f:
-        f.write('{"step": 20, "val/loss": NaN, "val/bits_per_byte": NaN, "tokens": 1, '
-                '"train_seconds": 0, "heads/induction/L0H0": NaN}\n')
+        f.write(
+            '{"step": 20, "val/loss": NaN, "val/bits_per_byte": NaN, "tokens": 1, '
+            '"train_seconds": 0, "heads/induction/L0H0": NaN}\n'
+        )
     assert len(content_of(tmp_path)["runs"]) == 1
 
 
 # In a browser
+
 
 @pytest.mark.slow
 def test_the_best_setting_and_every_other_are_shown(see, grouped):
@@ -134,8 +151,11 @@ def test_curves_and_prices_are_read_and_singled_out(see, grouped):
     aside(tab)
     tab.focus("#curve-0 svg")
     tab.keyboard.press("End")
-    assert tab.inner_text("#tip").split("\n") == ["n_kv_head 4 ★", "2.247 nats per token",
-                                                  "step 20, mean of 3 runs"]
+    assert tab.inner_text("#tip").split("\n") == [
+        "n_kv_head 4 ★",
+        "2.247 nats per token",
+        "step 20, mean of 3 runs",
+    ]
     assert tab.locator("#curve-0 .line.bold.lit").count() == 1  # the others fade
     tab.keyboard.press("ArrowUp")
     assert "n_kv_head 2" in tab.inner_text("#tip") and "2.347" in tab.inner_text("#live")
@@ -143,13 +163,17 @@ def test_curves_and_prices_are_read_and_singled_out(see, grouped):
     assert "step 10" in tab.inner_text("#tip") and "3.173" in tab.inner_text("#tip")
 
     assert tab.locator("#against h3").all_inner_texts() == [
-        f"Validation loss against {name}" for name in (
-            "n_kv_head", "parameters", "KV cache", "tokens per second", "training time")]
+        f"Validation loss against {name}"
+        for name in ("n_kv_head", "parameters", "KV cache", "tokens per second", "training time")
+    ]
     assert tab.locator("#against-0 .dot").count() == 9 + 3
     assert tab.locator("#against-0 .ring").count() == 1
     tab.focus("#against-0 .dot[tabindex='0']")
-    assert tab.inner_text("#tip").split("\n") == ["n_kv_head 4 ★", "2.247 ± 0.023 nats per token",
-                                                  "mean of 3 runs"]
+    assert tab.inner_text("#tip").split("\n") == [
+        "n_kv_head 4 ★",
+        "2.247 ± 0.023 nats per token",
+        "mean of 3 runs",
+    ]
     dot = "#against-0 .dot[data-group='{}'] circle:not(.small)"
     places = [tab.locator(dot.format(g)).first.bounding_box()["x"] for g in (2, 1, 0)]
     # 1, 2, 4: even on a logarithmic axis
@@ -184,15 +208,21 @@ def test_what_did_not_finish_is_shown_as_such(see, tmp_path):
     assert sorted(tab.locator("#troubles li").all_inner_texts()) == [
         "n_head 2 failed after 10 of 20 steps: NaN",
         f"n_head 3 failed before its first step: {reason}",
-        "n_head 8 unfinished after 10 of 20 steps"]
+        "n_head 8 unfinished after 10 of 20 steps",
+    ]
     assert tab.locator("#curve-0 [style*='dasharray: 3 3']").count() == 2
     assert "Dashed: a run that has not finished" in tab.inner_text("#curves-note")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("typed", "order", "is_log"), [
-    ("1e-3 1e-4 1e-2", "1e-4 1e-3 1e-2", True), soak("0 0.2 0.1", "0 0.1 0.2", False),
-    soak("null 1 2", "1 2 null", False)])
+@pytest.mark.parametrize(
+    ("typed", "order", "is_log"),
+    [
+        ("1e-3 1e-4 1e-2", "1e-4 1e-3 1e-2", True),
+        soak("0 0.2 0.1", "0 0.1 0.2", False),
+        soak("null 1 2", "1 2 null", False),
+    ],
+)
 def test_values_are_put_in_order_and_on_a_fitting_axis(see, tmp_path, typed, order, is_log):
     for k, value in enumerate(typed.split()):
         make_job(tmp_path, {"optim.x": value}, 2 + k / 10, L=1, H=2, T=8)

@@ -34,8 +34,9 @@ def own(whole, tmp_path):
 
 
 def number(tab, ids, **changes) -> np.ndarray:
-    found = tab.evaluate("([ids, changes]) => glass.logits(ids, changes).then(x => [...x])",
-                         [ids, changes])
+    found = tab.evaluate(
+        "([ids, changes]) => glass.logits(ids, changes).then(x => [...x])", [ids, changes]
+    )
     return np.array(found).reshape(len(ids), -1)
 
 
@@ -87,7 +88,7 @@ def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own
     wait_until(tab, f"document.getElementById('typed').value.length > {len(text) + 60}")
     tab.click("#go-on")
     greedy = model.generate(torch.tensor([ids]), 50, temperature=0)[0].tolist()
-    assert tab.input_value("#typed").startswith(tokenizer.decode(greedy)[:len(text) + 40])
+    assert tab.input_value("#typed").startswith(tokenizer.decode(greedy)[: len(text) + 40])
 
 
 @pytest.mark.slow

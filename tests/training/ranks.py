@@ -26,9 +26,16 @@ def free_port() -> int:
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    return {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_RESTART_COUNT": "0",
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def train_in_fork(argv: Sequence[str]) -> None:
@@ -43,8 +50,14 @@ class Ranks:
     """Training with these settings on so many ranks in a folder, by `train_in_fork`, or by
     train.py itself; fault(rank) is called in each at first."""
 
-    def __init__(self, folder: Path, size: int, *argv: str, script: bool = False,
-                 fault: Callable[[int], None] = lambda rank: None):
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        *argv: str,
+        script: bool = False,
+        fault: Callable[[int], None] = lambda rank: None,
+    ):
         port, self.processes = free_port(), []
 
         for rank in range(size):

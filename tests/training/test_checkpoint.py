@@ -58,13 +58,14 @@ def test_no_byte_of_a_manifest_changes_unnoticed(run):
     path = run / "checkpoints" / "step_00000012" / "manifest.json"
     whole = path.read_bytes()
     for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(ValueError, match=r"damaged|sha256|format|bytes where"):
             verify(path.parent)
 
 
 def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start(
-        run, tiny, train_here):
+    run, tiny, train_here
+):
     for model in run.glob("checkpoints/*/model.safetensors"):
         model.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):

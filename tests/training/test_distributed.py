@@ -30,12 +30,31 @@ from training.tensors import local
 
 def odd(text_file: Path, *more: str) -> list[str]:
     """A run of 20 steps, without dropout, of a model whose sizes no number of ranks divides."""
-    return ["run_dir=run", "data.source=text", f"data.path={text_file}", "tokenizer.name=char",
-            "device=cpu", "precision=fp32", "compile=false", "model.n_layer=2", "model.n_head=2",
-            "model.n_kv_head=1", "model.n_embd=35", "model.head_dim=10", "model.mlp_hidden=51",
-            "model.block_size=32", "batch_size=16", "max_steps=20", "optim.warmup_steps=1",
-            "log.every=1", "eval.every=5", "checkpoint.every=5", "attention.every=0",
-            "attention.tokens=16", *more]
+    return [
+        "run_dir=run",
+        "data.source=text",
+        f"data.path={text_file}",
+        "tokenizer.name=char",
+        "device=cpu",
+        "precision=fp32",
+        "compile=false",
+        "model.n_layer=2",
+        "model.n_head=2",
+        "model.n_kv_head=1",
+        "model.n_embd=35",
+        "model.head_dim=10",
+        "model.mlp_hidden=51",
+        "model.block_size=32",
+        "batch_size=16",
+        "max_steps=20",
+        "optim.warmup_steps=1",
+        "log.every=1",
+        "eval.every=5",
+        "checkpoint.every=5",
+        "attention.every=0",
+        "attention.tokens=16",
+        *more,
+    ]
 
 
 def assert_same_steps(one: Path, other: Path, steps: int = 20):
@@ -61,17 +80,28 @@ slow, soak = pytest.mark.slow, pytest.mark.soak
 
 
 # (processes, shard) to step 10, and from there on
-@pytest.mark.parametrize("optim, first, then, more", [
-    pytest.param("muon", (2, 2), (1, 1), [], marks=soak),
-    pytest.param("adamw", (2, 1), (2, 2), ["accumulate=4", "model.ngrams=3", "model.ngram_size=6"],
-                 marks=slow),
-    pytest.param("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"], marks=soak),
-    pytest.param("adamw", (4, 4), (4, 1), ["accumulate=4"], marks=soak),
-    pytest.param("muon", (1, 1), (4, 4), ["model.tie_embeddings=false", "accumulate=4"],
-                 marks=soak),
-    pytest.param("adamw", (4, 2), (2, 2), ["model.tie_embeddings=false"], marks=soak)])
+@pytest.mark.parametrize(
+    "optim, first, then, more",
+    [
+        pytest.param("muon", (2, 2), (1, 1), [], marks=soak),
+        pytest.param(
+            "adamw",
+            (2, 1),
+            (2, 2),
+            ["accumulate=4", "model.ngrams=3", "model.ngram_size=6"],
+            marks=slow,
+        ),
+        pytest.param("muon", (4, 2), (2, 1), ["model.tie_embeddings=false"], marks=soak),
+        pytest.param("adamw", (4, 4), (4, 1), ["accumulate=4"], marks=soak),
+        pytest.param(
+            "muon", (1, 1), (4, 4), ["model.tie_embeddings=false", "accumulate=4"], marks=soak
+        ),
+        pytest.param("adamw", (4, 2), (2, 2), ["model.tie_embeddings=false"], marks=soak),
+    ],
+)
 def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
-        tmp_path, text_file, optim, first, then, more):
+    tmp_path, text_file, optim, first, then, more
+):
     argv = odd(text_file, f"optim.name={optim}", "optim.schedule=constant", *more)
 
     for (size, shard), changed in ((first, "max_steps=10"), (then, "resume=true")):
@@ -83,9 +113,18 @@ def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
 
 def steps_of(world: World, shard: int) -> Steps:
     """Of a small model whose sizes no number of ranks divides."""
-    return Steps(Config(device="cpu", precision="fp32", compile=False, batch_size=8, shard=shard,
-                        model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
-                        optim=OptimConfig(name="muon")), world)
+    return Steps(
+        Config(
+            device="cpu",
+            precision="fp32",
+            compile=False,
+            batch_size=8,
+            shard=shard,
+            model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
+            optim=OptimConfig(name="muon"),
+        ),
+        world,
+    )
 
 
 def tokens_of(world: World) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,8 +140,13 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
         loss, norms = take_step(*tokens_of(world))
         gpt = take_step.model
         mine = sum(local(p.detach()).numel() for p in gpt.parameters())
-        state = sum(local(t).numel() for o in take_step.optimizers for s in o.state.values()
-                    for t in s.values() if t.dim())
+        state = sum(
+            local(t).numel()
+            for o in take_step.optimizers
+            for s in o.state.values()
+            for t in s.values()
+            if t.dim()
+        )
         plain = plain_copy(gpt, world)
         works = plain is not None and plain(torch.zeros(1, 4).long())[0].isfinite().all().item()
         return [mine, state, gpt.num_parameters(), loss.item(), *norms.tolist(), works]
@@ -117,10 +161,14 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
 
 
 @soak  # with -n 0: what a worker has from other tests counts with it
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(),
-                    reason="only Linux forgets the most memory that a process had")
-@pytest.mark.parametrize("optim, accumulate, meshes", [
-    ("adamw", 1, [(1, 1), (2, 1), (2, 2), (4, 4)]), ("muon", 2, [(2, 1), (4, 2), (2, 2)])])
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(),
+    reason="only Linux forgets the most memory that a process had",
+)
+@pytest.mark.parametrize(
+    "optim, accumulate, meshes",
+    [("adamw", 1, [(1, 1), (2, 1), (2, 2), (4, 4)]), ("muon", 2, [(2, 1), (4, 2), (2, 2)])],
+)
 def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, meshes):
     def memory(key):
         return 1024 * int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
@@ -129,10 +177,16 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system
         steps_of(world, world.size)(*tokens_of(world))  # what torch takes for itself
-        big = Config(device="cpu", precision="fp32", compile=False, accumulate=accumulate,
-                     batch_size=2 * accumulate * world.size, shard=shard,
-                     model=GPTConfig(4000, block_size=128, n_layer=8, n_head=8, n_embd=512),
-                     optim=OptimConfig(name=optim))
+        big = Config(
+            device="cpu",
+            precision="fp32",
+            compile=False,
+            accumulate=accumulate,
+            batch_size=2 * accumulate * world.size,
+            shard=shard,
+            model=GPTConfig(4000, block_size=128, n_layer=8, n_head=8, n_embd=512),
+            optim=OptimConfig(name=optim),
+        )
         gc.collect()
         libc.malloc_trim(0)
         before = memory("VmRSS")
@@ -161,6 +215,7 @@ def test_what_does_not_go_with_so_many_processes_is_refused():
 
 # Faults. `fault(rank)` runs in each rank before the program.
 
+
 def of(rank: int, *call):
     """`processes.at_call` in one rank."""
     return lambda here: at_call(*call)() if here == rank else None
@@ -175,8 +230,9 @@ def fail():
 
 
 def sharded(text_file: Path, *more: str) -> list[str]:
-    return odd(text_file, "shard=2", "optim.name=muon", "precision=bf16", "model.dropout=0.3",
-               *more)
+    return odd(
+        text_file, "shard=2", "optim.name=muon", "precision=bf16", "model.dropout=0.3", *more
+    )
 
 
 def three(text_file: Path, *more: str) -> list[str]:
@@ -187,18 +243,24 @@ def three(text_file: Path, *more: str) -> list[str]:
 @pytest.fixture
 def alone(shared, text_file):
     """alone(ranks, settings) → a run of so many ranks that nothing befell."""
-    return lambda size, argv: shared(
-        f"ranks{size}", lambda folder: trained(folder, size, *argv(text_file))) / "run"
+    return lambda size, argv: (
+        shared(f"ranks{size}", lambda folder: trained(folder, size, *argv(text_file))) / "run"
+    )
 
 
 # In a step, in the first save, in an evaluation.
-@pytest.mark.parametrize("size, argv, rank, fault", [
-    pytest.param(2, sharded, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
-    pytest.param(3, three, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
-    pytest.param(2, sharded, 0, (training.checkpoint, "whole", 40, kill()), marks=soak),
-    pytest.param(2, sharded, 1, (training.evaluate, "autocast", 3, fail), marks=soak)])
+@pytest.mark.parametrize(
+    "size, argv, rank, fault",
+    [
+        pytest.param(2, sharded, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
+        pytest.param(3, three, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
+        pytest.param(2, sharded, 0, (training.checkpoint, "whole", 40, kill()), marks=soak),
+        pytest.param(2, sharded, 1, (training.evaluate, "autocast", 3, fail), marks=soak),
+    ],
+)
 def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
-        tmp_path, text_file, alone, size, argv, rank, fault):
+    tmp_path, text_file, alone, size, argv, rank, fault
+):
     ranks = Ranks(tmp_path, size, *argv(text_file), fault=of(rank, *fault))
     statuses = ranks.wait()
     assert statuses.pop(rank) in (1, -9) and set(statuses) == {1}, ranks.said()
@@ -207,20 +269,30 @@ def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
         assert said.count("error: another process of the run has ended") == 1
         assert "Traceback" not in said
     # The first rank alone reads the whole text again.
-    trained(tmp_path, size, *argv(text_file), "resume=auto", fault=lambda here: here and
-            setattr(data.tokens, "sha256_of", fail))
+    trained(
+        tmp_path,
+        size,
+        *argv(text_file),
+        "resume=auto",
+        fault=lambda here: here and setattr(data.tokens, "sha256_of", fail),
+    )
     assert_same_run(alone(size, argv), tmp_path / "run", 20)
 
 
-@pytest.mark.parametrize("number, step, call", [
-    pytest.param(signal.SIGTERM, 10, (training.evaluate, "autocast", 3), marks=slow),
-    pytest.param(signal.SIGINT, 8, (training.device, "seed_micro_step", 8), marks=soak)])
+@pytest.mark.parametrize(
+    "number, step, call",
+    [
+        pytest.param(signal.SIGTERM, 10, (training.evaluate, "autocast", 3), marks=slow),
+        pytest.param(signal.SIGINT, 8, (training.device, "seed_micro_step", 8), marks=soak),
+    ],
+)
 def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
-        tmp_path, text_file, number, step, call):
+    tmp_path, text_file, number, step, call
+):
     argv = sharded(text_file, "checkpoint.every=0")
     ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
     assert ranks.wait() == [128 + number] * 2, ranks.said()
-    said, = re.findall(r"stopped after (\d+) steps; to go on", ranks.said())
+    (said,) = re.findall(r"stopped after (\d+) steps; to go on", ranks.said())
     assert int(said) in (step, step + 1)
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == int(said)
 
@@ -231,6 +303,6 @@ def test_a_mistake_is_said_once(tmp_path, text_file):
     assert ranks.processes[0].wait() == 1
     ranks.processes[1].signal(signal.SIGTERM)  # as torchrun does
     ranks.wait()
-    said, = re.findall("^error: .*", ranks.said(), re.M)
+    (said,) = re.findall("^error: .*", ranks.said(), re.M)
     assert "batch_size=3 cannot be divided among 2" in said
     assert not (tmp_path / "run").exists()

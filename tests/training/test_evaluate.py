@@ -15,8 +15,12 @@ from training.processes import World
 
 
 def config_of(block_size: int, **data) -> Config:
-    return Config(device="cpu", precision="fp32", model=GPTConfig(None, block_size=block_size),
-                  data=DataConfig(**data))
+    return Config(
+        device="cpu",
+        precision="fp32",
+        model=GPTConfig(None, block_size=block_size),
+        data=DataConfig(**data),
+    )
 
 
 def test_bits_per_byte_are_those_computed_by_hand():
@@ -28,9 +32,11 @@ def test_bits_per_byte_are_those_computed_by_hand():
     validation = Windows(np.array(tokenizer.encode(text)), tokenizer, config_of(7))
     bits = len(text[1:]) * math.log2(3) / len(text[1:].encode())
     found = evaluate(model, (validation, validation), last=True)
-    assert found == {"val/loss": pytest.approx(math.log(3), abs=1e-6),
-                     "train/eval_loss": pytest.approx(math.log(3), abs=1e-6),
-                     "val/bits_per_byte": pytest.approx(bits, abs=1e-6)}
+    assert found == {
+        "val/loss": pytest.approx(math.log(3), abs=1e-6),
+        "train/eval_loss": pytest.approx(math.log(3), abs=1e-6),
+        "val/bits_per_byte": pytest.approx(bits, abs=1e-6),
+    }
 
 
 LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
@@ -65,7 +71,9 @@ def test_windows_are_different_whole_and_no_more_than_asked_for(length, block_si
 def test_the_windows_of_several_processes_are_those_of_one(monkeypatch):
     model = GPT(replace(config_of(10).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
     monkeypatch.setattr(World, "check_stop", lambda self: None)  # which asks the others
-    whole, *parts = [windows(300, 10, World(rank, size), val_max_tokens=70).local_loss(model)
-                     for size, rank in ((1, 0), (3, 0), (3, 1), (3, 2))]
+    whole, *parts = [
+        windows(300, 10, World(rank, size), val_max_tokens=70).local_loss(model)
+        for size, rank in ((1, 0), (3, 0), (3, 1), (3, 2))
+    ]
     assert sum(count for _, count in parts) == whole[1] == 69
     assert sum(nats for nats, _ in parts) == pytest.approx(whole[0], rel=1e-6)

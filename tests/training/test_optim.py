@@ -23,7 +23,8 @@ from training.optim import (
 
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
 def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_singular_values(
-        batch, rows, columns, seed):
+    batch, rows, columns, seed
+):
     torch.manual_seed(seed)
     matrices = torch.randn(batch, rows, columns, dtype=torch.float64)
     result = orthogonalize(matrices, torch.float64)
@@ -52,7 +53,7 @@ def test_muon_moves_a_matrix_by_the_written_out_rule():
         p.grad = torch.randn(6, 4)
         momentum = 0.9 * momentum + 0.1 * p.grad
         update = orthogonalize((0.1 * p.grad + 0.9 * momentum)[None])[0]
-        squares = ROW_MEAN * squares + (1 - ROW_MEAN) * (update ** 2).mean(dim=1, keepdim=True)
+        squares = ROW_MEAN * squares + (1 - ROW_MEAN) * (update**2).mean(dim=1, keepdim=True)
         update = update / (squares * 6).sqrt()
         expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
         optimizer.step()
@@ -120,12 +121,26 @@ def test_every_weight_has_one_optimizer_and_only_matrices_decay(name):
 
 def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else():
     model, optimizers = model_and_optimizers("muon")
-    by_muon = {id(p) for o in optimizers if isinstance(o, Muon) for g in o.param_groups
-               for p in g["params"]}
+    by_muon = {
+        id(p)
+        for o in optimizers
+        if isinstance(o, Muon)
+        for g in o.param_groups
+        for p in g["params"]
+    }
     names = {name for name, p in model.named_parameters() if id(p) in by_muon}
-    assert names == {f"blocks.{layer}.{part}.weight" for layer in range(2)
-                     for part in ("attention.W_Q", "attention.W_K", "attention.W_V",
-                                  "attention.W_O", "mlp.W_in", "mlp.W_out")}
+    assert names == {
+        f"blocks.{layer}.{part}.weight"
+        for layer in range(2)
+        for part in (
+            "attention.W_Q",
+            "attention.W_K",
+            "attention.W_V",
+            "attention.W_O",
+            "mlp.W_in",
+            "mlp.W_out",
+        )
+    }
 
 
 def steps(model, optimizers, count: int, seed: int):
@@ -156,22 +171,36 @@ def test_a_step_is_that_of_the_mean_gradient_clipped_however_it_is_split(name):
     tokens, weights = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0)), []
     x, y = tokens[:, :-1], tokens[:, 1:]
     for accumulate in (1, 2, 4):
-        take_step = Steps(Config(
-            device="cpu", precision="fp32", compile=False, batch_size=4, accumulate=accumulate,
-            max_steps=100, optim=OptimConfig(name=name, grad_clip=0.01, warmup_steps=9),
-            model=GPTConfig(11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True)))
+        take_step = Steps(
+            Config(
+                device="cpu",
+                precision="fp32",
+                compile=False,
+                batch_size=4,
+                accumulate=accumulate,
+                max_steps=100,
+                optim=OptimConfig(name=name, grad_clip=0.01, warmup_steps=9),
+                model=GPTConfig(11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True),
+            )
+        )
         parameters, seen = list(take_step.model.parameters()), []
         loss = take_step.model(x, y)[1]
         grads = torch.autograd.grad(loss, parameters)
         take_step.optimizers[0].register_step_pre_hook(
-            lambda *_: seen.extend(p.grad.clone() for p in parameters))  # noqa: B023
+            lambda *_, seen=seen, parameters=parameters: seen.extend(
+                p.grad.clone() for p in parameters
+            )
+        )
         measured, norms = take_step(x, y)
         assert measured.item() == pytest.approx(loss.item(), abs=1e-6)
         assert torch.allclose(norms, torch.stack([g.norm() for g in grads]), atol=1e-6)
         clip = 0.01 / norms.norm()
         assert all(torch.allclose(a, b * clip, atol=1e-6) for a, b in zip(seen, grads))
-        assert all(group["lr"] == pytest.approx(group["peak_lr"] / 10)
-                   for optimizer in take_step.optimizers for group in optimizer.param_groups)
+        assert all(
+            group["lr"] == pytest.approx(group["peak_lr"] / 10)
+            for optimizer in take_step.optimizers
+            for group in optimizer.param_groups
+        )
         weights.append([p.detach().clone() for p in parameters])
     for other in weights[1:]:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights[0], other))

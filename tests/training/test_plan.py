@@ -17,13 +17,24 @@ from training import plan
 from training.plan import memory_needed, model_size, resolve
 from training.processes import World
 
-SHAPES = {"gpt2": {"bias": True, "mlp": "gelu"},
-          "llama": {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}}
+SHAPES = {
+    "gpt2": {"bias": True, "mlp": "gelu"},
+    "llama": {"n_kv_head": 2, "norm": "rmsnorm", "position": "rope", "mlp": "swiglu"},
+}
 
 
 def run_of(model: GPTConfig, **changes) -> Config:
-    return Config(**{"device": "cpu", "precision": "fp32", "compile": False, "batch_size": 4,
-                     "shard": 1, "model": model, **changes})
+    return Config(
+        **{
+            "device": "cpu",
+            "precision": "fp32",
+            "compile": False,
+            "batch_size": 4,
+            "shard": 1,
+            "model": model,
+            **changes,
+        }
+    )
 
 
 @pytest.mark.slow
@@ -48,8 +59,9 @@ def test_bytes_and_operations_are_about_those_of_a_real_step(shape, precision):
     for tensor in (x, *parameters, *take_step.model.buffers()):
         kept.pop(tensor.untyped_storage().data_ptr(), None)
     take_step(x, x)
-    state = sum(t.nbytes for o in take_step.optimizers for s in o.state.values()
-                for t in s.values())
+    state = sum(
+        t.nbytes for o in take_step.optimizers for s in o.state.values() for t in s.values()
+    )
     count, flops = model_size(model)
     assert 4 * count == sum(p.nbytes for p in parameters)
     held = 4 * count + state + sum(kept.values())
@@ -59,14 +71,16 @@ def test_bytes_and_operations_are_about_those_of_a_real_step(shape, precision):
 
 def test_what_is_settled_has_no_auto_left_and_settles_to_itself(monkeypatch):
     monkeypatch.setattr(plan, "has_compiler", lambda: True)
-    text = SimpleNamespace(ngrams=None, tokenizer=SimpleNamespace(vocab_size=65), train=range(999),
-                           val=range(99))
+    text = SimpleNamespace(
+        ngrams=None, tokenizer=SimpleNamespace(vocab_size=65), train=range(999), val=range(99)
+    )
     config = Config(device="cpu", max_steps=10, model=GPTConfig(None, block_size=32))
     done = resolve(config, World(), text)
-    settled = {name: value for name, value in asdict(done).items()
-               if name not in ("distributed", "wandb")}
+    settled = {
+        name: value for name, value in asdict(done).items() if name not in ("distributed", "wandb")
+    }
     assert "auto" not in str(settled) and done.model.vocab_size == 65
     assert (done.compile, done.shard) == (False, 1) and resolve(done, World(), text) == done
-    assert resolve(replace(config, max_steps=10 ** 7), World(), text).compile
+    assert resolve(replace(config, max_steps=10**7), World(), text).compile
     with pytest.raises(UserError, match="too few for model"):
         resolve(replace(config, model=GPTConfig(None, block_size=128)), World(), text)

@@ -50,11 +50,20 @@ def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
     row = {"step": 5, "val/loss": 1.0, "births/sink/L0H1": 3} | {
         f"heads/{score}/L{layer}H{head}": layer + head / 100
         for score in ("induction", "induction_se", "sink")
-        for layer in range(12) for head in range(12)}
-    errors = ("heads/entropy_without_first/L0H0", "probe/repeat_gain_se",
-              "wiring/induction_se/L1H0/keys/L0H0")
+        for layer in range(12)
+        for head in range(12)
+    }
+    errors = (
+        "heads/entropy_without_first/L0H0",
+        "probe/repeat_gain_se",
+        "wiring/induction_se/L1H0/keys/L0H0",
+    )
     assert without_heads(row | dict.fromkeys(errors, 0.1)) == {
-        "step": 5, "val/loss": 1.0, "heads/induction/max": 11.11, "heads/sink/max": 11.11}
+        "step": 5,
+        "val/loss": 1.0,
+        "heads/induction/max": 11.11,
+        "heads/sink/max": 11.11,
+    }
 
 
 def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
@@ -69,6 +78,7 @@ def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monk
     console = Terminal(file=io.StringIO(), force_terminal=True, width=80)
     monkeypatch.setattr(training.record, "Terminal", lambda: console)
     with Record(tiny, tmp_path) as record:
+
         def shown() -> str:
             with console.capture() as drawn:
                 console.print(record._bar.get_renderable())
@@ -83,14 +93,21 @@ def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monk
         assert "loss 2.500" in shown() and "measuring" not in shown()
 
 
-@pytest.mark.parametrize(("setting", "env", "key", "mode"), [
-    ("auto", None, None, "offline"), ("auto", None, "k", "online"),
-    ("auto", "disabled", "k", "disabled"), ("auto", "offline", "k", "offline"),
-    ("disabled", "online", "k", "disabled"), ("offline", "online", "k", "offline"),
-    ("online", "offline", None, "online"),
-])
-def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch, tmp_path, setting,
-                                                                     env, key, mode):
+@pytest.mark.parametrize(
+    ("setting", "env", "key", "mode"),
+    [
+        ("auto", None, None, "offline"),
+        ("auto", None, "k", "online"),
+        ("auto", "disabled", "k", "disabled"),
+        ("auto", "offline", "k", "offline"),
+        ("disabled", "online", "k", "disabled"),
+        ("offline", "online", "k", "offline"),
+        ("online", "offline", None, "online"),
+    ],
+)
+def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(
+    monkeypatch, tmp_path, setting, env, key, mode
+):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     for name, value in (("WANDB_MODE", env), ("WANDB_API_KEY", key)):
         monkeypatch.delenv(name, raising=False)
@@ -101,15 +118,30 @@ def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(monkeypatch
 
 @pytest.mark.slow
 def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
-        command, tmp_path, text_file):
-    done = command("train.py", *TINY, "data=text", f"data.path={text_file}", "max_steps=6",
-                   "eval.every=3", "attention.every=3", "attention.tokens=16", "run_dir=run",
-                   "wandb.mode=auto", env={"WANDB_MODE": None})
+    command, tmp_path, text_file
+):
+    done = command(
+        "train.py",
+        *TINY,
+        "data=text",
+        f"data.path={text_file}",
+        "max_steps=6",
+        "eval.every=3",
+        "attention.every=3",
+        "attention.tokens=16",
+        "run_dir=run",
+        "wandb.mode=auto",
+        env={"WANDB_MODE": None},
+    )
     assert done.returncode == 0, done.stderr
-    record, = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     assert "to upload it: wandb sync run/wandb/offline-run-*" in done.stdout
-    inspected = subprocess.run([sys.executable, "-m", "wandb", "leet", "inspect", "--json",
-                                str(record)], capture_output=True, text=True, check=True)
+    inspected = subprocess.run(
+        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     back = [json.loads(line) for line in inspected.stdout.splitlines()]
     history = {}
     for entry in back:
@@ -132,8 +164,9 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
     page = (record / "files" / history[6]["attention/explorer.path"]).read_text(encoding="utf-8")
     assert page == (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "https://" not in page
-    configuration = next(entry["run"]["config"]["update"] for entry in back
-                         if entry["type"] == "run")
+    configuration = next(
+        entry["run"]["config"]["update"] for entry in back if entry["type"] == "run"
+    )
     for name, _, value in settings(read_config(tmp_path / "run" / "config.yaml")):
         section, _, key = name.rpartition(".")
         assert (configuration[section] if section else configuration)[key] == value

@@ -19,17 +19,26 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
     tiny.model.dropout = 0.2
     train_here(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
-    other = replace(tiny, run_dir=str(tmp_path / "other"), eval=replace(tiny.eval, every=0),
-                    attention=replace(tiny.attention, every=0),
-                    checkpoint=replace(tiny.checkpoint, every=0))
+    other = replace(
+        tiny,
+        run_dir=str(tmp_path / "other"),
+        eval=replace(tiny.eval, every=0),
+        attention=replace(tiny.attention, every=0),
+        checkpoint=replace(tiny.checkpoint, every=0),
+    )
     train_here(other)
     assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
-    assert same_tensors(*(Path(run, "checkpoints", "step_00000012", "model.safetensors")
-                          for run in (tiny.run_dir, other.run_dir)))
+    assert same_tensors(
+        *(
+            Path(run, "checkpoints", "step_00000012", "model.safetensors")
+            for run in (tiny.run_dir, other.run_dir)
+        )
+    )
 
 
 def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
-        tiny: Config, train_here, tmp_path, monkeypatch):
+    tiny: Config, train_here, tmp_path, monkeypatch
+):
     train_here(tiny)
     each = [row["train/loss"] for row in rows(tiny.run_dir) if row["step"]]
     seldom = replace(tiny, run_dir=str(tmp_path / "seldom"), log=replace(tiny.log, every=5))
@@ -40,8 +49,10 @@ def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
             train_here(seldom)
     train_here(seldom, resume=True)
     found = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
-    assert found == {step: pytest.approx(fmean(each[begin:step]), rel=1e-6)
-                     for begin, step in ((0, 5), (5, 10), (10, 12))}
+    assert found == {
+        step: pytest.approx(fmean(each[begin:step]), rel=1e-6)
+        for begin, step in ((0, 5), (5, 10), (10, 12))
+    }
     last = rows(seldom.run_dir)[-1]
     assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
 
@@ -59,10 +70,15 @@ def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, trai
     tiny.log.every = tiny.eval.every = tiny.checkpoint.every = tiny.attention.every = 0
     tiny.optim = replace(tiny.optim, name="muon", schedule="constant")
     train_here(tiny)
-    row, = rows(tiny.run_dir)
+    (row,) = rows(tiny.run_dir)
     assert (row["train/lr"], row["train/muon_lr"]) == (tiny.optim.lr, 5 * tiny.optim.lr)
     assert row["step"] == 12 and row["tokens"] == 12 * 4 * 32
-    assert {"train/loss", "train/tokens_per_second", "val/loss", "val/bits_per_byte",
-            "heads/induction/L1H1"} <= row.keys()
+    assert {
+        "train/loss",
+        "train/tokens_per_second",
+        "val/loss",
+        "val/bits_per_byte",
+        "heads/induction/L1H1",
+    } <= row.keys()
     assert Path(tiny.run_dir, "attention", "step_00000012.png").exists()
     assert Path(tiny.run_dir, "checkpoints", "step_00000012").is_dir()

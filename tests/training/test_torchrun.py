@@ -20,13 +20,24 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
 
     def work():
         if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            at_call(training.device, "seed_micro_step", 8,
-                    lambda: os.kill(os.getpid(), signal.SIGKILL))()
+            at_call(
+                training.device, "seed_micro_step", 8, lambda: os.kill(os.getpid(), signal.SIGKILL)
+            )()
         train_in_fork(argv)
 
     def launch():
-        elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
-                                    max_restarts=1, start_method="fork"), work)()
+        elastic_launch(
+            LaunchConfig(
+                1,
+                1,
+                2,
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=1,
+                start_method="fork",
+            ),
+            work,
+        )()
         sys.exit()
 
     torchrun = Process(tmp_path, fault=launch)
