@@ -140,8 +140,8 @@ def put(new: str, stream=None) -> None:
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
     """Write the page of every head's attention over a text, and say what was found out."""
+    from attention_maps.analysis import findings, look
     from attention_maps.capture import half
-    from attention_maps.look import findings, look
     from report.pack import pack_weights
     from report.page import Model, attention_page
 

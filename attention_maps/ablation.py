@@ -67,8 +67,8 @@ def silence(where: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def knockout(model: GPT, whole: Forward) -> np.ndarray:
-    """knockout[l, h, i] (L, H, T): nats that the token after i costs more without head (l, h)."""
+def head_effect(model: GPT, whole: Forward) -> np.ndarray:
+    """Nats (L, H, T) that the token after i costs more without each head."""
     targets = next_tokens(whole.tokens)  # (1, T)
     with model.evaluating():
         without = without_heads(model, whole.tokens, targets, whole.residuals)
@@ -76,11 +76,11 @@ def knockout(model: GPT, whole: Forward) -> np.ndarray:
 
 
 @torch.no_grad()
-def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
-    """`need` (T, T) in one text: how many nats the token after i costs more where token j is hidden
-    from all later queries, in all layers and heads, and from later n-grams; nan in the last row,
-    after which nothing is known. `need_kl`: KL(p‖p hidden) of the whole prediction, in nats. Both
-    are 0 for j ≥ i.
+def token_effect(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
+    """`token_effect` (T, T) in one text: how many nats the token after i costs more where token j
+    is hidden from all later queries, in all layers and heads, and from later n-grams; nan in the
+    last row, after which nothing is known. `token_effect_kl`: KL(p‖p hidden) of the whole
+    prediction, in nats. Both are 0 for j ≥ i.
 
     Queries up to j see what they saw: only what follows the first hidden token of a pass is
     computed again, over the keys and values of those before it."""
@@ -114,7 +114,7 @@ def need(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
         found[:, start + 1 :, start : start + len(hidden)] = both.mT
         start += len(hidden)
     found[0, -1] = torch.nan
-    return dict(zip(("need", "need_kl"), found.cpu().numpy()))
+    return dict(zip(("token_effect", "token_effect_kl"), found.cpu().numpy()))
 
 
 def log_probabilities(model: GPT, x: Tensor) -> Tensor:

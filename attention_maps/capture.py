@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from safetensors.torch import save as safe_bytes
 from torch import Tensor
 
-from attention_maps.probe import Probes
+from attention_maps.probes import Probes
 from files import atomic_write
 from model import GPT, SelfAttention, rotary_table, store
 
 LOGITS = 1 << 25  # that are made at once, at most
-MAPS = ("text", "repeat", "control")
+MAPS = ("text", "repeated", "control")
 SAVED = 20_000_000  # parameters of a model of which a picture keeps the weights, at most
 
 
@@ -105,8 +105,8 @@ def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
     the second has what is repeated in another order, and the last, `control`, repeats nothing:
 
     text (L, H, T, T), repeat, control (L, P, H, T_r, T_r): the maps.
-    text_value_norms (L, H, T), repeat_value_norms (L, P, H, T_r): see `value_norms`.
-    repeat_loss, reshuffled_loss (P, T_r): nats of the token that follows, nan for the last."""
+    text_value_norms (L, H, T), repeated_value_norms (L, P, H, T_r): see `value_norms`.
+    repeated_loss, reshuffled_loss (P, T_r): nats of the token that follows, nan for the last."""
     found = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
     if len(random.tokens):
         repeat, reshuffled, control = thirds(random)
@@ -115,10 +115,10 @@ def arrays(model: GPT, text: Forward, random: Forward) -> dict[str, np.ndarray]:
             for rows in (repeat, reshuffled)
         )
         found |= {
-            "repeat": repeat.weights,
+            "repeated": repeat.weights,
             "control": control.weights,
-            "repeat_value_norms": value_norms(model, repeat.v),
-            **dict(zip(("repeat_loss", "reshuffled_loss"), losses)),
+            "repeated_value_norms": value_norms(model, repeat.v),
+            **dict(zip(("repeated_loss", "reshuffled_loss"), losses)),
         }
     return {name: value.cpu().numpy() for name, value in found.items()}
 
@@ -134,11 +134,11 @@ def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -
     told = {"text_ids": p.text, "text_tokens": p.words, "window_ids": p.windows}
     if len(p.periods):
         told |= {
-            "repeat_ids": p.repeat,
+            "repeated_ids": p.repeated,
             "reshuffled_ids": p.reshuffled,
             "control_ids": p.control,
-            "repeat_tokens": p.repeat_words,
-            "repeat_periods": p.periods,
+            "repeated_tokens": p.repeated_words,
+            "repeated_periods": p.periods,
         }
     with atomic_write(path) as part, part.open("wb") as file:
         np.savez(file, step=step, **(told | arrays | small))

@@ -17,7 +17,7 @@ KINDS = {
 }
 TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
 HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
-COPIES, FED = 0.5, 0.2  # a score of copying, a share of wiring, that are told, at least
+COPIES, FED = 0.5, 0.2  # a score of copying, a share of composition, that are told, at least
 WORTH = 0.01  # nats of a head's importance that are told, at least
 CLEAR, ERRORS = 0.1, 3  # a repeat gain that is told: nats, at least, and times its error
 ENOUGH = 0.8  # a share of it from which the heads that are named make it alone
@@ -63,19 +63,19 @@ def told_heads(row: dict) -> list[Head]:
 
 def doing(row: dict, kind: str, most: int | None = TOLD) -> list[str]:
     """The heads that are of a kind and were so at the snapshot before, the strongest first."""
-    born = [key.rpartition("/")[2] for key in row if key.startswith(f"births/{kind}/")]
+    born = [key.rpartition("/")[2] for key in row if key.startswith(f"emerged/{kind}/")]
     now = [
         head
         for head in born
-        if f"deaths/{kind}/{head}" not in row and clear(row, f"heads/{kind}", head)
+        if f"lost/{kind}/{head}" not in row and clear(row, f"heads/{kind}", head)
     ]
     return sorted(now, key=lambda head: -row[f"heads/{kind}/{head}"])[:most]
 
 
 def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
     """Since when the model repeats what it has seen, and by which heads."""
-    row, gains = scored[-1], [row.get("probe/repeat_gain", 0.0) for row in scored]
-    value, error = gains[-1], row.get("probe/repeat_gain_se")
+    row, gains = scored[-1], [row.get("probe/copying_gain", 0.0) for row in scored]
+    value, error = gains[-1], row.get("probe/copying_gain_se")
     if not is_known(value, error) or value < max(CLEAR, ERRORS * error):
         return None
     below = [k for k, gain in enumerate(gains) if gain < HALF * value]
@@ -89,9 +89,9 @@ def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
         feeder = fed(row, "induction", doing(row, "induction")[0])
         text += f": {induction.text[:-1]}{f', fed by {feeder[0]}' if feeder else ''}"
         figures.append(induction.figures)
-    alone = row.get("enough/gain/named", 0) >= ENOUGH
-    them, how = ("named", "alone") if alone else ("named_and_layer_0", "together with layer 0")
-    share, off = (row.get(f"enough/gain{end}/{them}") for end in ("", "_se"))
+    alone = row.get("faithfulness/circuit", 0) >= ENOUGH
+    them, how = ("circuit", "alone") if alone else ("circuit_and_layer_0", "together with layer 0")
+    share, off = (row.get(f"faithfulness{end}/{them}") for end in ("", "_se"))
     if induction and is_known(share, off) and share >= max(HALF, 2 * off):
         part = "all" if share + 2 * off >= 1 else f"{100 * share:.0f}%"
         many = "they make" if feeder or "(and " in induction.text else "it makes"
@@ -106,7 +106,7 @@ def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
     for head in heads:
         facts = [f"score {known(row, f'heads/{kind}', head)}"]
         if len(steps) > 1:
-            facts.append(f"born {born_when(row[f'births/{kind}/{head}'], steps)}")
+            facts.append(f"born {born_when(row[f'emerged/{kind}/{head}'], steps)}")
         if kind == "induction" and (copying := known(row, "heads/copying", head)):
             facts.insert(1, f"copying {copying}")
         if feeder := fed(row, kind, head):
@@ -146,10 +146,10 @@ def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
     """The head below that feeds this one's look most, of induction a head that looks at the token
     before where one does: its name, the share of the score that is lost without it, in words, and
     what it is cut from. None where none does so clearly."""
-    prefix, found = f"wiring/{kind}/{head}/", []
+    prefix, found = f"composition/{kind}/{head}/", []
     for key, share in row.items():
         read, _, feeder = key.removeprefix(prefix).partition("/")
-        error = row.get(f"wiring/{kind}_se/{head}/{read}/{feeder}")
+        error = row.get(f"composition/{kind}_se/{head}/{read}/{feeder}")
         if (
             key.startswith(prefix)
             and read != "values"
@@ -213,14 +213,14 @@ def resting(row: dict) -> Finding | None:
 
 def past(row: dict, kind: str) -> Finding | None:
     """What a head did, of a kind of which there is none now."""
-    prefix, (_, did, where) = f"deaths/{kind}/", KINDS[kind]
+    prefix, (_, did, where) = f"lost/{kind}/", KINDS[kind]
     ended = {key.removeprefix(prefix): step for key, step in row.items() if key.startswith(prefix)}
-    lived = {head: step - row[f"births/{kind}/{head}"] for head, step in ended.items()}
+    lived = {head: step - row[f"emerged/{kind}/{head}"] for head, step in ended.items()}
     head = max(lived, key=lived.get, default=None)
     if not head or not lived[head]:
         return None
     return Finding(
-        f"{head} {did} {where} from step {row[f'births/{kind}/{head}']:,} to "
+        f"{head} {did} {where} from step {row[f'emerged/{kind}/{head}']:,} to "
         f"{ended[head]:,}, and does so no more.",
         f"score {known(row, f'heads/{kind}', head)} now",
     )

@@ -60,7 +60,7 @@ def induction(repeat: np.ndarray, control: np.ndarray, periods: np.ndarray) -> n
     return second_occurrence(repeat, periods, 1) - second_occurrence(control, periods, 1)
 
 
-def repeat_gains(repeat: np.ndarray, reshuffled: np.ndarray, periods: np.ndarray) -> np.ndarray:
+def copying_gains(repeat: np.ndarray, reshuffled: np.ndarray, periods: np.ndarray) -> np.ndarray:
     """How many nats less the second occurrences of each row (P,) cost where they come in the order
     of the first than in another, of the losses (P, T) of the token after each.
 
@@ -180,8 +180,8 @@ def threshold(score: str, length: int) -> float:
 
 
 def births(before: dict, now: dict, length: int) -> dict[str, int]:
-    """The step at which each head was born to each kind, `births/<score>/L<layer>H<head>` → step,
-    and `deaths/…` → the last step at which it was of that kind, for one that is so no more.
+    """The step at which each head was born to each kind, `emerged/<score>/L<layer>H<head>` → step,
+    and `lost/…` → the last step at which it was of that kind, for one that is so no more.
 
     A head is born at the first snapshot at which its score less its standard error is at the
     threshold, if that holds at the next snapshot too. before, now: metrics of the last snapshot,
@@ -191,7 +191,7 @@ def births(before: dict, now: dict, length: int) -> dict[str, int]:
         error = row.get(f"heads/{score}_se/{head}", np.inf)
         return row.get(f"heads/{score}/{head}", 0) - error >= threshold(score, length)
 
-    told = {key: step for key, step in before.items() if key.startswith(("births/", "deaths/"))}
+    told = {key: step for key, step in before.items() if key.startswith(("emerged/", "lost/"))}
     for key in now:
         kind, _, rest = key.partition("/")
         score, _, head = rest.partition("/")
@@ -199,9 +199,9 @@ def births(before: dict, now: dict, length: int) -> dict[str, int]:
             continue
         passed, does = (passes(row, score, head) for row in (before, now))
         if passed and does:
-            told.setdefault(f"births/{rest}", before["step"])
+            told.setdefault(f"emerged/{rest}", before["step"])
         if does:
-            told.pop(f"deaths/{rest}", None)
-        elif passed and f"births/{rest}" in told:
-            told[f"deaths/{rest}"] = before["step"]
+            told.pop(f"lost/{rest}", None)
+        elif passed and f"emerged/{rest}" in told:
+            told[f"lost/{rest}"] = before["step"]
     return told

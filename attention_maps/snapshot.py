@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from attention_maps import ablation, capture, picture, scores
-from attention_maps.card import explain
-from attention_maps.look import Seen
-from attention_maps.probe import make_probes
+from attention_maps import ablation, attention_grid, capture, scores
+from attention_maps.analysis import Seen
+from attention_maps.logit_attribution import explain
+from attention_maps.probes import make_probes
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
@@ -68,7 +68,7 @@ class Snapshots:
         if due and len(self.probes.periods):
             row = seen.random.rows([np.argmax(self.probes.periods)])  # the one that the page shows
             told = explain(model, row, self.tokenizer)
-            held |= {f"repeat_{name}": value for name, value in told.items()}
+            held |= {f"repeated_{name}": value for name, value in told.items()}
         if last and (self.long or not seen.large):
             held |= ablation.losses_without_heads(model, *self.windows, self.config.precision)
             tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
@@ -83,7 +83,7 @@ class Snapshots:
             capture.save(path, step, self.probes, held)
             if due:
                 capture.save_weights(path.with_suffix(".safetensors"), model)
-                picture.draw(
+                attention_grid.draw(
                     held["text"],
                     self.probes.words,
                     path.with_suffix(".png"),

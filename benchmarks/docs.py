@@ -26,11 +26,11 @@ from report import page
 DOCS = ROOT / "docs"
 EXAMPLE = 4_500_000  # bytes of weights in the example's page, which is kept with the code
 STUDIES = {  # and the charts of each that are shown
-    "depth": "repeat_gain|tokens_at_birth/induction|heads/previous",
-    "kv": "(repeat_gain|tokens_at_birth/induction|heads/induction)-(0|1|cache)$",
-    "ngrams": "repeat_gain|heads/",
-    "repeats": "(repeat_gain|tokens_at_birth/induction|heads/induction)",
-    "optimizer": "(repeat_gain|tokens_at_birth/induction|heads/previous_token)",
+    "depth": "copying_gain|tokens_at_emergence/induction|heads/previous",
+    "kv": "(copying_gain|tokens_at_emergence/induction|heads/induction)-(0|1|cache)$",
+    "ngrams": "copying_gain|heads/",
+    "repeats": "(copying_gain|tokens_at_emergence/induction|heads/induction)",
+    "optimizer": "(copying_gain|tokens_at_emergence/induction|heads/previous_token)",
 }
 TYPED = "class Reader:\n    def read_line(self):\n        return self.read_line"
 

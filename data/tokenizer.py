@@ -50,8 +50,8 @@ class CharTokenizer:
             at = int(unknown[0])
             raise UserError(
                 f"the character {text[at]!r} in {text[max(0, at - 20) : at + 20]!r} is not among "
-                f"the {self.vocab_size} that this model was trained on: leave it out, or train with "
-                "tokenizer=bpe, which takes any text"
+                f"the {self.vocab_size} that this model was trained on: leave it out, or train "
+                "with tokenizer=bpe, which takes any text"
             )
         return ids
 

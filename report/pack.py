@@ -14,11 +14,11 @@ import numpy as np
 
 from attention_maps.scores import without_first
 
-PROBES = ("text", "repeat")
+PROBES = ("text", "repeated")
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
 LONGEST_TOKEN = 100  # characters shown
-TRIANGLES = ("need", "need_kl")  # of which the lower triangles come first
-FLOATS = ("knockout", "lens", "direct", "predicted")
+TRIANGLES = ("token_effect", "token_effect_kl")  # of which the lower triangles come first
+FLOATS = ("head_effect", "lens", "direct", "predicted")
 IDS = ("predicted_ids", "writes_ids")
 
 
@@ -82,15 +82,15 @@ class Shot:
 
 def shown(held, key: str) -> np.ndarray:
     """What a snapshot holds under a key; of the repeats the row with the longest period."""
-    if not key.startswith("repeat"):
+    if not key.startswith("repeated"):
         return held[key]
-    row = np.argmax(held["repeat_periods"])
-    return held[key][row] if key in ("repeat_tokens", "repeat_ids") else held[key][:, row]
+    row = np.argmax(held["repeated_periods"])
+    return held[key][row] if key in ("repeated_tokens", "repeated_ids") else held[key][:, row]
 
 
 def describe(held, name: str) -> Probe:
     """What a snapshot holds of a probe; a ValueError where it is something else."""
-    period = int(held["repeat_periods"].max()) if name == "repeat" else None
+    period = int(held["repeated_periods"].max()) if name == "repeated" else None
     tokens = tuple(map(str, shown(held, f"{name}_tokens")))
     maps, norms = shown(held, name), shown(held, f"{name}_value_norms")
     shape, is_float = maps.shape[:3], {maps.dtype.kind, norms.dtype.kind} == {"f"}
@@ -141,9 +141,9 @@ def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def pack_needs(held, name: str) -> Packed | None:
     """Pack what the predictions of a probe needed, and the cards of its tokens: numbers, ids."""
     prefix = "" if name == "text" else f"{name}_"
-    if f"{prefix}need" not in held:
+    if f"{prefix}token_effect" not in held:
         return None
-    need = held[f"{prefix}need"]
+    need = held[f"{prefix}token_effect"]
     numbers = [
         *(held[prefix + key][np.tri(len(need), dtype=bool)] for key in TRIANGLES),
         *(held[prefix + key] for key in FLOATS),

@@ -41,14 +41,14 @@ CURVES = (
     "train/tokens_per_second",
 )
 # The metrics of a snapshot begin with these.
-OF_HEADS = ("heads/", "births/", "deaths/", "wiring/", "probe/", "enough/")
+OF_HEADS = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 SPENT = {
     "train": "train_seconds",
     "evaluate": "seconds/evaluate",
     "attention": "seconds/attention",
     "save": "seconds/save",
 }
-PARTS = Path(__file__).parent
+PARTS = Path(__file__).parent / "web"
 
 
 class Model(NamedTuple):
@@ -107,11 +107,11 @@ def attention_page(
     findings: list = (),
     prompted: int | None = None,
 ) -> Path:
-    """Write a page of one prompt's attention, of what a look gives (attention_maps/look.py): its
-    arrays as the snapshot (perhaps with a step), its metrics and its findings. prompted: tokens of
-    the prompt; the model made the rest."""
+    """Write a page of one prompt's attention, of what a look gives (attention_maps/analysis.py):
+    its arrays as the snapshot (perhaps with a step), its metrics and its findings.
+    prompted: tokens of the prompt; the model made the rest."""
     shot = Shot(int(snapshot.get("step", 0)), lambda: nullcontext(snapshot))
-    told = {key: value for key, value in (metrics or {}).items() if not key.startswith("births/")}
+    told = {key: value for key, value in (metrics or {}).items() if not key.startswith("emerged/")}
     rows = [told | {"step": shot.step}] if told else []
     content = {
         "kind": "prompt",
@@ -174,7 +174,7 @@ def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
     found = (run_dir / "attention").glob("step_" + "[0-9]" * 8 + ".safetensors")
     paths = {int(path.stem[5:]): path for path in sorted(found)}
     births = [
-        bisect_left([*paths], step) for key, step in latest.items() if key.startswith("births/")
+        bisect_left([*paths], step) for key, step in latest.items() if key.startswith("emerged/")
     ]
     order = [len(paths) - 1, 0, *births, *(k - 1 for k in births), *range(len(paths))]
     steps = dict.fromkeys([*paths][k] for k in order if 0 <= k < len(paths))

@@ -21,7 +21,7 @@ from files import ASIDE, METRICS, best_row, ordinary, read_object, read_rows
 
 CSV, PAGE = "sweep.csv", "sweep.html"
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
-HEAD_METRIC = re.compile(rf"(heads|births)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d+)")
+HEAD_METRIC = re.compile(rf"(heads|emerged)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d+)")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Run:
     def measures(self) -> dict[str, float]:
         """What it came to, as far as it was measured, by the names of metrics.jsonl: the losses of
         the best step, size, speed in training, bytes of the KV cache of one sequence, the last
-        repeat gain; for each kind of head the first birth (`births/induction`), the tokens seen and
-        the loss then, and the greatest last score; see `pairs_again`."""
+        repeat gain; for each kind of head the first birth (`emerged/induction`), the tokens seen
+        and the loss then, and the greatest last score; see `pairs_again`."""
         best, last = best_row(self.rows) or {}, self.rows[-1] if self.rows else {}
         found = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
         found |= {"best_step": best["step"]} if best else {}
@@ -50,29 +50,29 @@ class Run:
             found["tokens_per_second"] = found["tokens"] / found["train_seconds"]
         sizes = {"parameters": parameters(self.path), "kv_cache_bytes": kv_cache_bytes(self.config)}
         found |= {name: size for name, size in sizes.items() if size}
-        if "probe/repeat_gain" in last:
-            found["repeat_gain"] = last["probe/repeat_gain"]
-        for kind, best_of in (("births", min), ("heads", max)):
+        if "probe/copying_gain" in last:
+            found["copying_gain"] = last["probe/copying_gain"]
+        for kind, best_of in (("emerged", min), ("heads", max)):
             found |= {
                 f"{kind}/{score}": best_of(values.values())
                 for score, values in of_heads(last, kind).items()
             }
         for kind in ("previous_token", "induction"):
-            if (born := found.get(f"births/{kind}")) and found.get("step"):
-                found[f"tokens_at_birth/{kind}"] = born * found["tokens"] / found["step"]
+            if (born := found.get(f"emerged/{kind}")) and found.get("step"):
+                found[f"tokens_at_emergence/{kind}"] = born * found["tokens"] / found["step"]
                 after = (
                     row["val/loss"]
                     for row in self.rows
                     if row["step"] >= born and "val/loss" in row
                 )
-                found[f"loss_at_birth/{kind}"] = next(after, nan)
+                found[f"loss_at_emergence/{kind}"] = next(after, nan)
         if repeated := pairs_again(self.path):
             found["pairs_again"] = repeated
         return found
 
 
 def of_heads(row: dict, kind: str) -> dict[str, dict[tuple[int, int], float]]:
-    """What a row has of heads, `kind` heads or births: score → {(layer, head): value}."""
+    """What a row has of heads, `kind` heads or emerged: score → {(layer, head): value}."""
     found = defaultdict(dict)
     for key, value in row.items():
         if (m := HEAD_METRIC.fullmatch(key)) and m[1] == kind and not m[3] and isfinite(value):

@@ -25,11 +25,11 @@ FIGURES = (
 )
 FORMED = (
     "pairs_again",
-    "repeat_gain",
+    "copying_gain",
     *(
         f"{what}/{kind}"
         for kind in ("induction", "previous_token")
-        for what in ("tokens_at_birth", "loss_at_birth", "heads")
+        for what in ("tokens_at_emergence", "loss_at_emergence", "heads")
     ),
 )
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
@@ -107,10 +107,10 @@ def in_sweep(run: Run, keys: list[str], most: int) -> dict:
         "values": [clip(sweep.brief(run.settings.get(key, ""))) for key in keys],
         "seed": clip(str(seed)),
         "heads": {score: curve(rows, score, most) for score in scores},
-        "births": {
-            kind: run.measures[f"births/{kind}"]
+        "emerged": {
+            kind: run.measures[f"emerged/{kind}"]
             for kind in STRONGEST
-            if f"births/{kind}" in run.measures
+            if f"emerged/{kind}" in run.measures
         },
         "formed": {name: number(run.measures[name]) for name in FORMED if name in run.measures},
     }

@@ -48,11 +48,11 @@ def thousands(value: float, unit: str = "") -> str:
     return f"{value:.0f} {unit}".strip()
 
 
-# The measures of the table by their weight; then come the births and the scores of heads.
+# The measures of the table by their weight; then come the emerged and the scores of heads.
 FORMATS = {
     "val/loss": "{:.4f}".format,
-    "repeat_gain": "{:.2f}".format,
-    "tokens_at_birth/induction": thousands,
+    "copying_gain": "{:.2f}".format,
+    "tokens_at_emergence/induction": thousands,
     "parameters": thousands,
     "kv_cache_bytes": partial(thousands, unit="B"),
     "val/bits_per_byte": "{:.4f}".format,
@@ -62,8 +62,8 @@ FORMATS = {
 HEADINGS = {
     "val/bits_per_byte": "bits/byte",
     "kv_cache_bytes": "KV cache",
-    "repeat_gain": "repeat gain",
-    "tokens_at_birth/induction": "induction born",
+    "copying_gain": "repeat gain",
+    "tokens_at_emergence/induction": "induction born",
     "tokens_per_second": "tok/s here",
     "train_seconds": "train s",
 }
@@ -84,7 +84,7 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
         columns.append(["seeds", *(counted(len(s.finished), len(s.runs)) for s in settings)])
     finished = [run for setting in settings for run in setting.finished]
     names = dict.fromkeys(name for run in finished for name in run.measures)
-    scores = [name for kind in ("births/", "heads/") for name in names if name.startswith(kind)]
+    scores = [name for kind in ("emerged/", "heads/") for name in names if name.startswith(kind)]
     for name in (metric, *(name for name in FORMATS if name != metric and name in names), *scores):
         column = [HEADINGS.get(name, name), *(cell(s, name) for s in settings)]
         needed = sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2
@@ -105,7 +105,7 @@ def table(settings: list[Setting], metric: str, width: int) -> Table:
 
 def cell(setting: Setting, name: str) -> str:
     """A setting's mean of a measure with its standard error, if seeds differ; how many have it."""
-    shown = FORMATS.get(name, ("{:,.0f}" if name.startswith("births/") else "{:.2f}").format)
+    shown = FORMATS.get(name, ("{:,.0f}" if name.startswith("emerged/") else "{:.2f}").format)
     values, error = setting.values(name), setting.error(name)
     if not values:
         return "–"

@@ -44,14 +44,14 @@ def hasten(set_attribute: Callable[..., None] = setattr) -> None:
     about: the picture is of the first head."""
     from PIL import Image
 
-    from attention_maps import picture, snapshot
+    from attention_maps import attention_grid, snapshot
 
     set_attribute(snapshot, "SAMPLE_TOKENS", 8)
     set_attribute(snapshot, "ABLATION_TOKENS", 64)
     set_attribute(
-        picture,
+        attention_grid,
         "draw",
-        lambda maps, words, path, *_: Image.fromarray(picture.coloured(maps[0, 0])).save(
+        lambda maps, words, path, *_: Image.fromarray(attention_grid.coloured(maps[0, 0])).save(
             path, "png"
         ),
     )

@@ -23,7 +23,7 @@ from processes import finished
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
-from attention_maps.look import findings, look
+from attention_maps.analysis import findings, look
 from config import GPTConfig, UserError
 from interop import Checkpoint, layout, load, load_hf
 from interop.gguf_file import stretched
@@ -335,6 +335,6 @@ def test_a_real_model_says_what_it_says_in_transformers_and_its_heads_are_known(
     mean, error = seen.scores["induction"]
     assert np.unravel_index(np.nanargmax(mean), mean.shape) == strongest == (18, 6)
     assert mean[strongest] == pytest.approx(prefix.max().item(), abs=0.15)
-    assert error[strongest] < 0.05 and math.isfinite(seen.arrays["need"][:-1].sum())
+    assert error[strongest] < 0.05 and math.isfinite(seen.arrays["token_effect"][:-1].sum())
     first = findings(seen)[0]
     assert "L18H6" in first.text and "fed by" in first.text

@@ -65,7 +65,7 @@ class WandbRecord:
         if found:
             self._do(lambda run: run.log({"step": row["step"]} | found, step=row["step"]))
         if last:
-            births = {key: value for key, value in row.items() if key.startswith("births/")}
+            births = {key: value for key, value in row.items() if key.startswith("emerged/")}
             self._do(lambda run: run.summary.update(births | {"findings": "\n".join(lines)}))
 
     def finish(self, failed: bool) -> None:

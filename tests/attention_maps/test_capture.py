@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attention_maps.capture import MAPS, arrays, capture, save
-from attention_maps.probe import make_probes
+from attention_maps.probes import make_probes
 from attention_maps.scores import readings
 from config import GPTConfig
 from data.tokenizer import CharTokenizer, train_bpe
@@ -39,17 +39,17 @@ def probes():
 
 def test_probes_repeat_what_they_say_and_nothing_else(probes):
     assert [ALPHABET.decode([i]) for i in probes.text] == probes.words
-    for row, control, period in zip(probes.repeat, probes.control, probes.periods):
+    for row, control, period in zip(probes.repeated, probes.control, probes.periods):
         assert np.array_equal(row[:period], row[period : 2 * period])
         assert len(set(row)) == len(row) - period
         assert len(set(control)) == len(control)
-    for row, other, period in zip(probes.repeat, probes.reshuffled, probes.periods):
+    for row, other, period in zip(probes.repeated, probes.reshuffled, probes.periods):
         again, pairs = other[period : 2 * period], set(pairwise(row[:period]))
         assert np.array_equal(other[:period], row[:period]) and again[0] == row[0]
         assert np.array_equal(other[2 * period :], row[2 * period :])
         assert set(again) == set(row[:period]) and not pairs & set(pairwise(again))
     assert len(set(probes.periods)) >= 3 and len(probes.periods) >= 16
-    assert probes.repeat.shape == probes.control.shape == (len(probes.periods), 24)
+    assert probes.repeated.shape == probes.control.shape == (len(probes.periods), 24)
     assert probes.windows.shape == (16, 24)
     assert np.array_equal(probes.windows[0], probes.text)
 
@@ -59,7 +59,7 @@ def test_random_tokens_are_drawn_by_their_frequency_in_training_and_none_is_unse
     train = np.random.default_rng(0).choice(500, 400_000, p=share / share.sum())
     tokenizer = CharTokenizer("".join(map(chr, range(1000, 1500))))
     probes = make_probes(train, np.arange(100), tokenizer, 48, seed=3)
-    drawn = np.concatenate([probes.repeat.ravel(), probes.control.ravel()])
+    drawn = np.concatenate([probes.repeated.ravel(), probes.control.ravel()])
     assert np.isin(drawn, train).all()
     assert np.isin(np.arange(1, 10), drawn).sum() == 6  # the commonest: of nine, three are unseen
     seen = np.flatnonzero(share)
@@ -73,16 +73,16 @@ def test_random_tokens_are_drawn_by_their_frequency_in_training_and_none_is_unse
 def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
     tokenizer = train_bpe(["some text"], 257)
     probes = make_probes(np.arange(257), np.arange(200), tokenizer, 48, seed=0)
-    assert tokenizer.end_of_text not in probes.repeat
+    assert tokenizer.end_of_text not in probes.repeated
     few = make_probes(np.arange(4), np.zeros(50, int), CharTokenizer("abc\n"), 48, seed=0)
     assert not len(few.random) and not len(few.periods)
     five = make_probes(np.arange(5), np.zeros(50, int), CharTokenizer("abcd\n"), 48, seed=0)
-    assert five.repeat.shape == (16, 6) and (five.periods == 3).all()
+    assert five.repeated.shape == (16, 6) and (five.periods == 3).all()
     assert all(
         row[i] != row[i - back] for row in five.control for back in (2, 3) for i in range(3, 6)
     )
     long = make_probes(np.arange(257), np.arange(200), tokenizer, 150, seed=0)
-    assert len(long.text) == 150 and long.repeat.shape == (16, 64)
+    assert len(long.text) == 150 and long.repeated.shape == (16, 64)
 
 
 def look(model, probes):
@@ -94,13 +94,13 @@ def look(model, probes):
 def test_a_snapshot_holds_the_exact_weights_of_every_query_head(model, probes):
     found = look(model, probes)[1]
     assert found["text"].shape == (2, 4, 24, 24)
-    assert found["repeat"].shape == found["control"].shape == (2, len(probes.periods), 4, 24, 24)
+    assert found["repeated"].shape == found["control"].shape == (2, len(probes.periods), 4, 24, 24)
     for maps in (found[name] for name in MAPS):
         assert maps.dtype == np.float32
         assert np.abs(maps.sum(axis=-1) - 1).max() < 1e-5
         assert (np.triu(maps, 1) == 0).all()
     windows = capture(model, probes.windows).weights.numpy()
-    values = readings(windows, found["repeat"], found["control"], probes.periods)
+    values = readings(windows, found["repeated"], found["control"], probes.periods)
     assert {each.shape for each in values.values()} == {(2, 4, 16)}
 
 

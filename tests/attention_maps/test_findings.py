@@ -12,8 +12,8 @@ def rows() -> list[dict]:
     def row(step: int, gain: float) -> dict:
         return {
             "step": step,
-            "probe/repeat_gain": gain,
-            "probe/repeat_gain_se": 0.05,
+            "probe/copying_gain": gain,
+            "probe/copying_gain_se": 0.05,
             "heads/induction/L3H2": gain / 4,
             "heads/induction_se/L3H2": 0.01,
         }
@@ -22,18 +22,18 @@ def rows() -> list[dict]:
     found[-1] |= {
         "heads/copying/L3H2": 0.9,
         "heads/copying_se/L3H2": 0.04,
-        "births/induction/L3H2": 1000,
-        "wiring/induction/L3H2/keys/L1H3": 0.94,
-        "wiring/induction_se/L3H2/keys/L1H3": 0.02,
-        "wiring/induction/L3H2/keys/embedding": 0.99,
-        "wiring/induction_se/L3H2/keys/embedding": 0.01,
+        "emerged/induction/L3H2": 1000,
+        "composition/induction/L3H2/keys/L1H3": 0.94,
+        "composition/induction_se/L3H2/keys/L1H3": 0.02,
+        "composition/induction/L3H2/keys/embedding": 0.99,
+        "composition/induction_se/L3H2/keys/embedding": 0.01,
         "heads/importance/L3H2": 0.37,
         "heads/importance_se/L3H2": 0.04,
         "heads/importance/L0H0": 0.02,
         "heads/importance_se/L0H0": 0.04,
-        "enough/gain/named_and_layer_0": 1.05,
-        "enough/gain_se/named_and_layer_0": 0.04,
-        "births/sink/L2H0": 900,
+        "faithfulness/circuit_and_layer_0": 1.05,
+        "faithfulness_se/circuit_and_layer_0": 0.04,
+        "emerged/sink/L2H0": 900,
         "heads/sink/L2H0": 0.9,
         "heads/sink_se/L2H0": 0.01,
     }
@@ -66,11 +66,11 @@ def test_what_a_run_found_out_is_said():
 @pytest.mark.parametrize(
     ("lost", "word"),
     [
-        ("probe/repeat_gain_se", "learned"),
+        ("probe/copying_gain_se", "learned"),
         ("heads/induction_se/L3H2", "copies"),
         ("heads/importance_se/L3H2", "matters"),
-        ("enough/gain_se/named_and_layer_0", "layer 0"),
-        ("wiring/induction_se/L3H2/keys/L1H3", "fed by"),
+        ("faithfulness_se/circuit_and_layer_0", "layer 0"),
+        ("composition/induction_se/L3H2/keys/L1H3", "fed by"),
         ("heads/sink_se/L2H0", "rests"),
         ("heads/copying_se/L3H2", "copies"),
     ],
@@ -88,8 +88,8 @@ def test_nothing_is_said_without_its_error(lost, word):
 def test_a_head_that_was_born_and_does_it_no_more_is_told_in_the_past():
     changed = rows()
     changed[-1] |= {
-        "deaths/induction/L3H2": 1050,
-        "probe/repeat_gain": 0.02,
+        "lost/induction/L3H2": 1050,
+        "probe/copying_gain": 0.02,
         "heads/induction/L3H2": 0.001,
     }
     told = [finding.text for finding in conclude(changed)]
@@ -103,10 +103,10 @@ def test_a_head_that_was_born_and_does_it_no_more_is_told_in_the_past():
 
 def test_a_gain_that_was_there_and_went_is_told_from_when_it_stayed():
     changed = rows()
-    changed[1]["probe/repeat_gain"], changed[2]["probe/repeat_gain"] = 2.0, 0.1
+    changed[1]["probe/copying_gain"], changed[2]["probe/copying_gain"] = 2.0, 0.1
     assert "By step 1,100" in conclude(changed)[0].text
     for row in changed:
-        row["probe/repeat_gain"] = 2.5
+        row["probe/copying_gain"] = 2.5
     assert conclude(changed)[0].text.startswith("This model repeats what it has seen:")
 
 
@@ -141,7 +141,7 @@ def test_a_head_that_does_it_less_than_half_of_the_time_does_it_partly():
     changed = rows()
     for head, score in enumerate((0.4, 0.7)):
         changed[-1] |= {
-            f"births/previous_token/L0H{head}": 900,
+            f"emerged/previous_token/L0H{head}": 900,
             f"heads/previous_token/L0H{head}": score,
             f"heads/previous_token_se/L0H{head}": 0.01,
         }

@@ -98,7 +98,7 @@ def test_the_repeat_gain_is_of_what_comes_again_in_order_against_another_order()
         np.mean([reshuffled[r, p + k - 1] - repeat[r, p + k - 1] for k in range(1, p)])
         for r, p in enumerate(periods)
     ]
-    found = scores.probed({"gain": scores.repeat_gains(repeat, reshuffled, periods)})
+    found = scores.probed({"gain": scores.copying_gains(repeat, reshuffled, periods)})
     assert found["probe/gain"] == pytest.approx(np.mean(gains))
     assert found["probe/gain_se"] == pytest.approx(np.std(gains, ddof=1) / np.sqrt(2))
     assert scores.probed({"gain": np.array([0.5])}) == {"probe/gain": 0.5}
@@ -193,13 +193,13 @@ def born_of(key: str, values, length: int = 48, every: int = 10) -> dict[str, in
     for n, (value, error) in enumerate(values):
         now = {"step": every * n, f"heads/{key}": value, f"heads/{score}_se/{head}": error}
         before = now | scores.births(before, now, length)
-    return {key: step for key, step in before.items() if key.startswith(("births/", "deaths/"))}
+    return {key: step for key, step in before.items() if key.startswith(("emerged/", "lost/"))}
 
 
 def test_a_head_is_born_at_the_first_snapshot_from_which_it_stays():
     at = scores.threshold("induction", 48)
-    key, born = "induction/L1H0", "births/induction/L1H0"
-    dead = "deaths/induction/L1H0"
+    key, born = "induction/L1H0", "emerged/induction/L1H0"
+    dead = "lost/induction/L1H0"
     assert born_of(key, [(v, 0) for v in (0, at, 0, at, at + 0.1, 0, 0)]) == {born: 30, dead: 40}
     assert born_of(key, [(v, 0) for v in (at, at, 0, 0, at)]) == {born: 0}
     assert born_of(key, [(v, 0) for v in (at, at)]) == {born: 0}
@@ -210,7 +210,7 @@ def test_a_head_is_born_at_the_first_snapshot_from_which_it_stays():
 def test_a_birth_takes_a_score_that_stands_clear_of_its_standard_error():
     at = scores.threshold("induction", 48)
     values = [(at + 0.01, 0.03), (at + 0.04, 0.03), (at + 0.04, 0.03)]
-    assert born_of("induction/L1H0", values) == {"births/induction/L1H0": 10}
+    assert born_of("induction/L1H0", values) == {"emerged/induction/L1H0": 10}
 
 
 @given(st.integers(0, 1000), st.floats(0.004, 0.05), st.integers(200, 1500))
@@ -221,4 +221,4 @@ def test_births_scored_every_100_steps_are_within_one_of_those_scored_every_20(s
     rise = 0.6 / (1 + np.exp(-rate * (steps - middle))) + 0.004 * rng.standard_normal(len(steps))
     often = born_of(key, [(v, 0.02) for v in rise], every=20)
     seldom = born_of(key, [(v, 0.02) for v in rise[::5]], every=100)
-    assert often and 0 <= seldom[f"births/{key}"] - often[f"births/{key}"] <= 100
+    assert often and 0 <= seldom[f"emerged/{key}"] - often[f"emerged/{key}"] <= 100

@@ -66,10 +66,10 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
         model.load_state_dict(load_file(path.with_suffix(".safetensors")), strict=False)
         maps = (
             model.attention_maps(torch.from_numpy(held[f"{name}_ids"])).numpy()
-            for name in ("window", "repeat", "control")
+            for name in ("window", "repeated", "control")
         )
-        tables = scores.tables(*maps, held["repeat_periods"])
-        assert len(held["repeat"][0]) == len(held["control"][0]) >= 16
+        tables = scores.tables(*maps, held["repeated_periods"])
+        assert len(held["repeated"][0]) == len(held["control"][0]) >= 16
         if last:
             tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
         for name, (means, errors) in tables.items():
@@ -110,23 +110,27 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
     metrics, text = snapshots().take(MODEL, 12, [])
     assert "heads/importance/L0H0" in metrics and len(text) == 8
     held = np.load(tmp_path / "attention" / "step_00000012.npz")
-    row = int(np.argmax(held["repeat_periods"]))
-    for prefix, ids in (("", held["text_ids"]), ("repeat_", held["repeat_ids"][row])):
+    row = int(np.argmax(held["repeated_periods"]))
+    for prefix, ids in (("", held["text_ids"]), ("repeated_", held["repeated_ids"][row])):
         seen = capture(MODEL, ids[None])
-        need, knockout = held[f"{prefix}need"], held[f"{prefix}knockout"]
-        assert need.dtype == knockout.dtype == np.float32
-        assert need == pytest.approx(ablation.need(MODEL, seen)["need"], abs=1e-5, nan_ok=True)
-        assert knockout == pytest.approx(ablation.knockout(MODEL, seen), abs=1e-5, nan_ok=True)
+        need, head_effect = held[f"{prefix}token_effect"], held[f"{prefix}head_effect"]
+        assert need.dtype == head_effect.dtype == np.float32
+        assert need == pytest.approx(
+            ablation.token_effect(MODEL, seen)["token_effect"], abs=1e-5, nan_ok=True
+        )
+        assert head_effect == pytest.approx(
+            ablation.head_effect(MODEL, seen), abs=1e-5, nan_ok=True
+        )
         words = dict(zip(held[f"{prefix}words_ids"].tolist(), held[f"{prefix}words"]))
         likeliest = MODEL(seen.tokens)[0][0].argmax(dim=-1).tolist()
         assert [words[i] for i in held[f"{prefix}predicted_ids"][:, 0]] == [
             TOKENIZER.decode([i]) for i in likeliest
         ]
     # The repeat gain, from the losses that are kept, by hand.
-    loss = held["reshuffled_loss"] - held["repeat_loss"]
-    gains = [loss[r, p : 2 * p - 1].mean() for r, p in enumerate(held["repeat_periods"])]
-    assert metrics["probe/repeat_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
-    assert metrics["probe/repeat_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
+    loss = held["reshuffled_loss"] - held["repeated_loss"]
+    gains = [loss[r, p : 2 * p - 1].mean() for r, p in enumerate(held["repeated_periods"])]
+    assert metrics["probe/copying_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
+    assert metrics["probe/copying_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
     assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= metrics.keys()
 
 
@@ -134,9 +138,9 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
 def test_where_it_would_cost_too_much_it_is_told_where_a_picture_is_due(snapshots, tmp_path):
     for batch_size, step, told in (
         (4, 2, set()),
-        (4, 6, {"need", "repeat_need"}),
-        (4096, 2, {"need"}),
+        (4, 6, {"token_effect", "repeated_token_effect"}),
+        (4096, 2, {"token_effect"}),
     ):
         snapshots(2, 6, batch_size).take(MODEL, step, [])
         held = np.load(tmp_path / "attention" / f"step_{step:08d}.npz")
-        assert {"need", "repeat_need"} & set(held) == told
+        assert {"token_effect", "repeated_token_effect"} & set(held) == told

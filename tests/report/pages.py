@@ -63,10 +63,10 @@ def snapshot(L=2, H=4, T=16, step=0, seed=0, words=None) -> dict:
         "text": causal(rng, L, H, T),
         "text_tokens": np.array(words or [f" w{i}" for i in range(T)]),
         "text_value_norms": rng.gamma(4, 0.3, (L, H, T)).astype(np.float32),
-        "repeat": causal(rng, L, 2, H, T),
-        "repeat_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
-        "repeat_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
-        "repeat_periods": np.array([T // 4, T // 2]),
+        "repeated": causal(rng, L, 2, H, T),
+        "repeated_tokens": np.array([[f"r{i % p}" for i in range(T)] for p in (T // 4, T // 2)]),
+        "repeated_value_norms": rng.gamma(4, 0.3, (L, 2, H, T)).astype(np.float32),
+        "repeated_periods": np.array([T // 4, T // 2]),
     }
 
 
@@ -125,7 +125,7 @@ def make_run(
                     for head in range(H)
                 }
             if step == steps[-1]:
-                row |= {"births/induction/L0H0": 10, f"births/previous_token/L{L - 1}H{H - 1}": 4}
+                row |= {"emerged/induction/L0H0": 10, f"emerged/previous_token/L{L - 1}H{H - 1}": 4}
             f.write(json.dumps(row) + "\n")
     texts = samples or [f"sample {step}" for step in steps]
     (folder / "samples.jsonl").write_text(
@@ -137,19 +137,19 @@ def make_run(
 
 
 def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
-    """What `attention_maps.card.explain` gives, made up."""
+    """What `attention_maps.logit_attribution.explain` gives, made up."""
     rng = np.random.default_rng(step + len(prefix))
     need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
     need[-1] = np.nan
-    knockout = rng.normal(size=(L, H, T)).astype(np.float32)
-    knockout[..., -1] = np.nan
+    head_effect = rng.normal(size=(L, H, T)).astype(np.float32)
+    head_effect[..., -1] = np.nan
     lens = rng.gamma(4, 1, (L + 1, T)).astype(np.float32)
     lens[:, -1] = np.nan
     kl = np.tril(rng.gamma(1, 0.2, (T, T)), -1).astype(np.float32)
     found = {
-        "need": need,
-        "need_kl": kl,
-        "knockout": knockout,
+        "token_effect": need,
+        "token_effect_kl": kl,
+        "head_effect": head_effect,
         "lens": lens,
         "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
         "predicted_ids": rng.integers(0, 16, (T, 5)),
@@ -164,22 +164,24 @@ def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
 def make_explained(folder, words=None, **more):
     run = make_run(folder, words=words, **more)
     for step in (0, 10, 20):
-        parts = explain(step=step, words=words) | explain(step=step, prefix="repeat_", words=words)
+        parts = explain(step=step, words=words) | explain(
+            step=step, prefix="repeated_", words=words
+        )
         write_snapshot(run, {**snapshot(step=step, words=words), **parts})
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         if row["step"] >= 10:
             row |= {
-                "wiring/induction/L1H1/keys/L0H2": row["step"] / 25,
-                "wiring/induction_se/L1H1/keys/L0H2": 0.02,
-                "wiring/induction_direct/L1H1/keys/L0H2": 0.5,
-                "wiring/induction_direct_se/L1H1/keys/L0H2": 0.04,
-                "wiring/induction/L1H1/queries/L0H2": 0.01,
-                "wiring/induction_se/L1H1/queries/L0H2": 0.02,
+                "composition/induction/L1H1/keys/L0H2": row["step"] / 25,
+                "composition/induction_se/L1H1/keys/L0H2": 0.02,
+                "composition/induction_direct/L1H1/keys/L0H2": 0.5,
+                "composition/induction_direct_se/L1H1/keys/L0H2": 0.04,
+                "composition/induction/L1H1/queries/L0H2": 0.01,
+                "composition/induction_se/L1H1/queries/L0H2": 0.02,
             }
         row |= {
-            "probe/repeat_gain": row["step"] / 10,
-            "probe/repeat_gain_se": 0.1,
+            "probe/copying_gain": row["step"] / 10,
+            "probe/copying_gain_se": 0.1,
             "heads/induction_se/L0H0": 0.01,
             "heads/induction/L0H0": 0.6,
         }
@@ -256,7 +258,7 @@ def make_job(
                     for head in range(H)
                 }
             if step == 20:
-                row |= {"births/induction/L0H1": 10, "births/induction/L1H0": 20}
+                row |= {"emerged/induction/L0H1": 10, "emerged/induction/L1H0": 20}
             f.write(json.dumps(row) + "\n")
     (run / "report.html").write_text("the run's page")
     for step in steps if maps else ():

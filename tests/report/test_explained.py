@@ -1,5 +1,5 @@
-"""What predictions needed, the cards, the wiring, the sentences: packed for the page, and seen in
-Chromium."""
+"""What predictions needed, the cards, the composition, the sentences: packed for the page, and seen
+in Chromium."""
 
 import re
 
@@ -29,14 +29,14 @@ def test_needs_are_shown_beside_attention(see, tmp_path):
         focus_map(tab, query, key, 16)
         place_query, place_key, text = read_need(tab)
         assert (place_query, place_key) == (query, key)
-        assert text.startswith(signed(held["need"][query, key]))
-        changed = f"changes by {np.float16(held['need_kl'][query, key]):.2f} nats (KL)"
+        assert text.startswith(signed(held["token_effect"][query, key]))
+        changed = f"changes by {np.float16(held['token_effect_kl'][query, key]):.2f} nats (KL)"
         assert changed in tab.inner_text("#tip")
     tab.focus("#step")
     tab.keyboard.press("Home")
     expect_text(tab, "#map-title", "after 0 steps")
     focus_map(tab, 14, 3, 16)
-    assert read_need(tab)[2].startswith(signed(explain(step=0)["need"][14, 3]))
+    assert read_need(tab)[2].startswith(signed(explain(step=0)["token_effect"][14, 3]))
     tab.check("#looks")
     focus_map(tab, 14, 3, 16)
     assert "±" in read_tip(tab)[2]
@@ -57,7 +57,7 @@ def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp
     tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
     tab.check("#needs")
     tab.locator("#text .token").nth(9).hover()
-    needs = held["need"][9, :10]
+    needs = held["token_effect"][9, :10]
     best, worst = int(needs.argmax()), int(needs.argmin())
     assert f"·w{best} {best}" in tab.locator("#lists .needed li").first.inner_text()
     assert f"·w{worst} {worst}" in tab.locator("#lists .hindered li").first.inner_text()
@@ -111,24 +111,24 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
     aside(tab)
     grid.focus()
     tab.keyboard.press("ArrowRight")
-    assert f"without L1H1\n{signed(held['knockout'][1, 1, 5])} nats" in tab.inner_text("#tip")
+    assert f"without L1H1\n{signed(held['head_effect'][1, 1, 5])} nats" in tab.inner_text("#tip")
 
 
 @pytest.mark.slow
 def test_the_wiring_follows_the_slider(see, tmp_path):
     tab = see(page.write_page(make_explained(tmp_path / "run")))
-    wires = tab.locator("#wiring .wire")
+    wires = tab.locator("#composition .wire")
     assert wires.count() == 1  # what is not clear of its error is not drawn
     wide = wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)")
     assert "80 ± 2% of its induction score" in wires.get_attribute("aria-label")
     assert "again: 50 ± 4%" in wires.get_attribute("aria-label")
-    assert tab.locator("#wiring .share").all_text_contents() == ["80%"]
+    assert tab.locator("#composition .share").all_text_contents() == ["80%"]
     tab.focus("#step")
     tab.keyboard.press("ArrowLeft")
-    expect_text(tab, "#wiring h3", "at step 10")
+    expect_text(tab, "#composition h3", "at step 10")
     assert wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)") < wide
     tab.keyboard.press("ArrowLeft")
-    expect_text(tab, "#wiring", "Nothing feeds a head yet")
+    expect_text(tab, "#composition", "Nothing feeds a head yet")
     assert "L0H0 looks at what followed last time" in tab.inner_text("#headline")
     tab.click("[role=radio][aria-label='layer 1, head 2']")
     tab.click("#headline button")

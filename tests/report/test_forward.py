@@ -12,7 +12,7 @@ from models import configs, lively, random_tokens
 
 from attention_maps import ablation
 from attention_maps.capture import capture
-from attention_maps.card import card
+from attention_maps.logit_attribution import card
 from data.tokenizer import PATTERNS, CharTokenizer, of_tiktoken, train_bpe
 from model import GPT, causal_mask
 from report.page import PARTS
@@ -34,7 +34,7 @@ ASK = """async ([c, W, ids, off, hidden]) => {
     const found = ANSWERS.why({ ...asked, layer: l, head: h, i, j });
     terms.push([l, h, i, j, found.map(({ value }) => value)]);
   }
-  await ANSWERS.need(asked, part => needs.push(part), 1);
+  await ANSWERS.token_effect(asked, part => needs.push(part), 1);
   return { terms, needs, losses, was, logits: [...ANSWERS.logits(changed)],
     maps: [...ANSWERS.maps(changed)], wrote: read(asked).parts().map(({ wrote }) => [...wrote]),
     card: ANSWERS.card({ ...asked, i: 8, of: [1, 2] }) };
@@ -93,7 +93,7 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     with torch.no_grad():
         logits, maps = changed(model, ids, off, hidden)
         whole = capture(model, ids.numpy()[None])
-        told, needed = card(model, whole), ablation.need(model, whole)
+        told, needed = card(model, whole), ablation.token_effect(model, whole)
         loss = torch.nn.functional.cross_entropy(
             model(ids[None])[0][0, :-1], ids[1:], reduction="none"
         ).numpy()
@@ -110,7 +110,7 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     assert np.sum(found["wrote"], axis=0).reshape(12, -1) == pytest.approx(hidden_state, abs=2e-4)
     for part in found["needs"]:
         j = part["j"]
-        for name, key in (("need", "need"), ("need_kl", "kl")):
+        for name, key in (("token_effect", "token_effect"), ("token_effect_kl", "kl")):
             expected = needed[name][j + 1 : 11, j]
             assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in found["needs"]] == list(range(10, -1, -1))

@@ -58,7 +58,7 @@ def test_every_view_has_an_address(see, tmp_path):
     tab.click("#text .token >> nth=4")
     tab.wait_for_timeout(400)
     address = tab.evaluate("location.hash")
-    assert address == "#head=L1H2&step=10&token=4&weights=value&on=repeat"
+    assert address == "#head=L1H2&step=10&token=4&weights=value&on=repeated"
     other = see(path)
     other.goto(path.as_uri() + address)
     other.reload()

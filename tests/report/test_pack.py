@@ -35,11 +35,11 @@ def test_a_diffuse_row_keeps_its_mass_and_a_diverged_one_breaks_nothing():
 
 
 def test_what_predictions_needed_comes_back():
-    held = explain() | explain(prefix="repeat_")
-    for name, prefix in (("text", ""), ("repeat", "repeat_")):
+    held = explain() | explain(prefix="repeated_")
+    for name, prefix in (("text", ""), ("repeated", "repeated_")):
         found = pack.pack_needs(held, name)
         floats, ids = (zlib.decompress(base64.b64decode(part)) for part in found.parts)
-        need = held[f"{prefix}need"]
+        need = held[f"{prefix}token_effect"]
         whole = [
             *(held[prefix + key][np.tri(16, dtype=bool)] for key in pack.TRIANGLES),
             *(held[prefix + key] for key in pack.FLOATS),
@@ -61,8 +61,8 @@ def test_what_predictions_needed_comes_back():
         {"text": 7},
         {"text_value_norms": np.zeros((2, 4, 16), int)},
         {"text_tokens": np.zeros(3)},
-        {"repeat_periods": np.array([1e400])},
-        {"repeat_periods": np.array(["x"])},
+        {"repeated_periods": np.array([1e400])},
+        {"repeated_periods": np.array(["x"])},
     ],
 )
 def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_path, change):
@@ -102,7 +102,7 @@ def test_a_small_run_is_packed_whole(tmp_path):
         product = held["text"] * held["text_value_norms"][:, :, None]
         assert largest == pytest.approx(product.max(), rel=1e-3)
         maps = repeat["maps"][k][0]  # of the longest period
-        check_maps(unpack(blobs[maps], 2, 4, 16)[0], held["repeat"][:, 1])
+        check_maps(unpack(blobs[maps], 2, 4, 16)[0], held["repeated"][:, 1])
 
 
 @pytest.mark.parametrize(("room", "steps"), [(180_000, 6), (100_000, 3), (40_000, 1)])

@@ -164,7 +164,7 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
 
     tab.select_option("#probe", label="random tokens, repeated after 8")
     expect_text(tab, "#seen", "random tokens")
-    assert told(value()) == first[20]["repeat"][0, 1, 1, 15, 3]
+    assert told(value()) == first[20]["repeated"][0, 1, 1, 15, 3]
     assert "r7" in tab.inner_text("#tip")
 
 

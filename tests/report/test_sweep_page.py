@@ -81,7 +81,7 @@ def test_its_figures_are_those_of_the_files(grouped):
             "of": 3,
         }
         assert run["curves"]["train/loss"]["steps"] == [0, 5, 10, 15, 20]
-        assert run["page"].endswith("/report.html") and run["births"] == {"induction": 10}
+        assert run["page"].endswith("/report.html") and run["emerged"] == {"induction": 10}
         last = {key: value for key, value in rows[-1].items() if key.startswith("heads/")}
         for score, combine in (("induction", max), ("entropy", fmean)):
             of = {key: value for key, value in last.items() if f"/{score}/" in key}
@@ -147,7 +147,7 @@ def test_curves_and_prices_are_read_and_singled_out(see, grouped):
     assert tab.locator("#curve-0 .line.bold").count() == 3
     names = tab.locator("#curve-0 text[data-group]").all_text_contents()
     assert sorted(names) == ["n_kv_head 1", "n_kv_head 2", "n_kv_head 4 ★"]
-    assert tab.locator("#head-induction circle").count() == 9  # births
+    assert tab.locator("#head-induction circle").count() == 9  # emerged
     aside(tab)
     tab.focus("#curve-0 svg")
     tab.keyboard.press("End")

@@ -47,7 +47,7 @@ def test_while_a_run_goes_its_record_is_only_appended_to(tiny, tmp_path):
 
 
 def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
-    row = {"step": 5, "val/loss": 1.0, "births/sink/L0H1": 3} | {
+    row = {"step": 5, "val/loss": 1.0, "emerged/sink/L0H1": 3} | {
         f"heads/{score}/L{layer}H{head}": layer + head / 100
         for score in ("induction", "induction_se", "sink")
         for layer in range(12)
@@ -55,8 +55,8 @@ def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
     }
     errors = (
         "heads/entropy_without_first/L0H0",
-        "probe/repeat_gain_se",
-        "wiring/induction_se/L1H0/keys/L0H0",
+        "probe/copying_gain_se",
+        "composition/induction_se/L1H0/keys/L0H0",
     )
     assert without_heads(row | dict.fromkeys(errors, 0.1)) == {
         "step": 5,

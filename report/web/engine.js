@@ -88,7 +88,7 @@ function mapsOf(reading) {
   return { maps, norms, largest };
 }
 
-// The card of token i (attention_maps/card.py), and the words that it names.
+// The card of token i (attention_maps/logit_attribution.py), and the words that it names.
 function cardOf(reading, i, [layer, head]) {
   const { W, c, ids, T, layers, last, sizes: { L, H, C } } = reading, V = c.vocab_size;
   const row = rows => rows.data.subarray(i * C, (i + 1) * C);
@@ -142,7 +142,7 @@ const ANSWERS = {
   },
   card(asked) { return cardOf(read(asked), asked.i, asked.of); },
   // Nats that the token after i costs more without each head, (L, H), as parts.
-  async knockout({ i, ...asked }, tell, id) {
+  async head_effect({ i, ...asked }, tell, id) {
     const ids = asked.ids.slice(0, i + 2), before = lossAfter(read({ ...asked, ids, name: "k" }), i);
     for (let k = 0; k < config.n_layer * config.n_head; k++) {
       const name = `L${Math.floor(k / config.n_head)}H${k % config.n_head}`, off = [...asked.off, name];
@@ -150,12 +150,12 @@ const ANSWERS = {
       reading.read(ids, asked.hidden);
       tell({ k, nats: lossAfter(reading, i) - before });
       await pause();
-      if (id <= stopped.knockout) return;
+      if (id <= stopped.head_effect) return;
     }
   },
   // What each prediction needed (attention_maps/ablation.py), a hidden token at a time, the last first.
-  async need(asked, tell, id) {
-    const V = config.vocab_size, reading = readingOf({ ...asked, name: "need" }), { ids } = asked, T = ids.length;
+  async token_effect(asked, tell, id) {
+    const V = config.vocab_size, reading = readingOf({ ...asked, name: "token_effect" }), { ids } = asked, T = ids.length;
     reading.read(ids, asked.hidden);
     const before = reading.logits(), sums = normalisers(before, V);
     for (let j = T - 2; j >= 0; j--) {

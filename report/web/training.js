@@ -11,10 +11,10 @@ function drawTraining() {
     title: "Loss, nats per token", height: 170,
     series: [curve("train/loss", "training", "soft"), curve("val/loss", "validation", "accent", true)],
   });
-  const gain = columns["probe/repeat_gain"] ?? [], measured = gain.map((_, k) => k).filter(k => gain[k] !== null);
+  const gain = columns["probe/copying_gain"] ?? [], measured = gain.map((_, k) => k).filter(k => gain[k] !== null);
   draw("chart-gain", { title: "Repeat gain, nats", zero: 0.1, series: [{ name: "repeat gain", colour: "accent",
     bold: true, xs: measured.map(k => scoredSteps[k]), ys: measured.map(k => gain[k]),
-    errors: measured.map(k => columns["probe/repeat_gain_se"]?.[k] ?? null) }] });
+    errors: measured.map(k => columns["probe/copying_gain_se"]?.[k] ?? null) }] });
   const muon = curve("train/muon_lr", "Muon", "accent", true);
   if (muon.xs.length) draw("chart-lr", { title: "Rate", series: [curve("train/lr", "AdamW", "soft"), muon] });
   else small("chart-lr", "Learning rate", "train/lr");

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attention_maps.picture import COLOURS, draw, printable
+from attention_maps.attention_grid import COLOURS, draw, printable
 
 
 def maps(L: int, H: int, T: int) -> np.ndarray:

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from models import configs, few, lively, random_tokens, small
 
+from attention_maps.analysis import look
 from attention_maps.capture import capture
-from attention_maps.card import card, copying, explain
-from attention_maps.look import look
+from attention_maps.logit_attribution import card, copying, explain
 from data.tokenizer import CharTokenizer
 from model import GPT
 
@@ -100,7 +100,7 @@ def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
     assert found.metrics == expected.metrics
     found, expected = found.arrays, expected.arrays
     assert found.keys() == expected.keys()
-    assert np.array_equal(found["need"], expected["need"], equal_nan=True)
+    assert np.array_equal(found["token_effect"], expected["token_effect"], equal_nan=True)
     words = dict(zip(found["words_ids"].tolist(), found["words"]))
     assert {20, 21, 22} & set(words)  # the model has three ids that its tokenizer lacks
     assert all(
@@ -113,6 +113,9 @@ def test_a_text_of_a_token_and_a_vocabulary_of_two_are_told_of(length):
     model = GPT(small(vocab_size=2))
     found = explain(model, capture(model, np.ones((1, length), np.int64)), CharTokenizer("ab"))
     assert (found["predicted_ids"][:, 2:] == -1).all() and list(found["words"]) == ["a", "b"]
-    assert found["need"].shape == (length, length) and np.isnan(found["need"][-1]).all()
+    assert (
+        found["token_effect"].shape == (length, length)
+        and np.isnan(found["token_effect"][-1]).all()
+    )
     assert found["predicted_ids"].shape == (length, 5)
     assert found["writes_ids"].shape == (2, 4, length, 6)

@@ -26,7 +26,7 @@ class Alone:
     def gains(self, heads: list[Head]) -> np.ndarray:
         """The repeat gain of each random text (P,) with these heads alone."""
         repeat, reshuffled = np.split(self.losses(heads), 2)
-        return scores.repeat_gains(repeat, reshuffled, self.periods)
+        return scores.copying_gains(repeat, reshuffled, self.periods)
 
     @torch.no_grad()
     def losses(self, heads: list[Head]) -> np.ndarray:
@@ -55,14 +55,14 @@ def only(work: Tensor, means: Tensor, layer: int, y: Tensor) -> Tensor:
 
 
 def enough(alone: Alone, named: list[Head]) -> dict[str, float]:
-    """The shares of the repeat gain, `enough/gain/<set>`, that are left with a set of heads alone:
+    """The shares of the repeat gain, `faithfulness/<set>`, that are left with a set of heads alone:
     none, those that are named, and these with all of layer 0; `_se` is the error over texts."""
     first = [head for head in alone.all if head[0] == 0]
-    sets = {"none": [], "named": named, "named_and_layer_0": sorted({*named, *first})}
-    row = {f"enough/named/L{layer}H{head}": 1 for layer, head in named}
+    sets = {"none": [], "circuit": named, "circuit_and_layer_0": sorted({*named, *first})}
+    row = {f"circuit/L{layer}H{head}": 1 for layer, head in named}
     for name, heads in sets.items():
         row |= {
-            f"enough/gain{end}/{name}": float(value)
+            f"faithfulness{end}/{name}": float(value)
             for end, value in zip(("", "_se"), alone.share(heads))
             if np.isfinite(value)
         }

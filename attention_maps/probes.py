@@ -21,16 +21,16 @@ class Probes:
 
     text: (T,), an excerpt of the validation split, and `words`, its tokens as text.
     windows: (W, T_w), excerpts spread over all of it; the first is the text's beginning.
-    repeat: (P, T_r), each row random tokens of which row r repeats the first periods[r] right
-        after themselves; `repeat_words`. No rows where the vocabulary has too few tokens.
+    repeated: (P, T_r), each row random tokens of which row r repeats the first periods[r] right
+        after themselves; `repeated_words`. No rows where the vocabulary has too few tokens.
     reshuffled: (P, T_r), as `repeat`, what is repeated in another order.
     control: (P, T_r), as `repeat` without the repetition."""
 
     text: np.ndarray
     words: list[str]
     windows: np.ndarray
-    repeat: np.ndarray
-    repeat_words: list[list[str]]
+    repeated: np.ndarray
+    repeated_words: list[list[str]]
     reshuffled: np.ndarray
     control: np.ndarray
     periods: np.ndarray
@@ -38,7 +38,7 @@ class Probes:
     @property
     def random(self) -> np.ndarray:
         """All random texts (3 P, T_r): those that repeat, the reshuffled, the control."""
-        return np.concatenate((self.repeat, self.reshuffled, self.control))
+        return np.concatenate((self.repeated, self.reshuffled, self.control))
 
 
 def make_probes(

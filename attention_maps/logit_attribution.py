@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_maps.ablation import knockout, need
+from attention_maps.ablation import head_effect, token_effect
 from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses, written
-from attention_maps.probe import word
+from attention_maps.probes import word
 from attention_maps.scores import mean_and_error
 from data.tokenizer import Tokenizer
 from model import GPT
@@ -20,7 +20,11 @@ ASKED = 8  # tokens of each text that it looks at
 
 def explain(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """What each prediction in a text needed, its card, and as text the tokens that it names."""
-    found = {**need(model, whole), "knockout": knockout(model, whole), **card(model, whole)}
+    found = {
+        **token_effect(model, whole),
+        "head_effect": head_effect(model, whole),
+        **card(model, whole),
+    }
     named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
     named = named[named >= 0]
     # A model of others may have more ids than its tokenizer.

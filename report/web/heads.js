@@ -1,4 +1,4 @@
-// What the heads of a run do: every score, their story, their births, their wiring. Stands after page.js.
+// What the heads of a run do: every score, their story, their births, their composition. Stands after page.js.
 
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
 const SIGNED = ["copying"]; // from -1 to 1
@@ -40,19 +40,19 @@ function placeOf(name) {
 
 // Who was born when, as the last step that says so has it.
 function bornHeads() {
-  const keys = Object.keys(columns).filter(key => key.startsWith("births/"));
+  const keys = Object.keys(columns).filter(key => key.startsWith("emerged/"));
   const last = scoredSteps.findLastIndex((_, k) => keys.some(key => columns[key][k] !== null));
   return keys.filter(key => valueAt(key, last) !== null).map(key => {
     const [, score, name] = key.split("/"), step = columns[key][last];
     const [layer, head] = name.slice(1).split("H").map(Number);
     const before = data.looked.findLast(at => at < step) ?? step;
     const when = step - before > 1 ? `between steps ${count(before)} and ${count(step)}` : `at step ${count(step)}`;
-    const until = valueAt(`deaths/${score}/${name}`, last);
+    const until = valueAt(`lost/${score}/${name}`, last);
     return { score, name, layer, head, step, when, until };
   }).sort((a, b) => a.step - b.step);
 }
 
-const WIRE = /^wiring\/(\w+)\/L(\d+)H(\d+)\/(queries|keys|values)\/(L\d+H\d+|L\d+MLP|embedding)$/;
+const WIRE = /^composition\/(\w+)\/L(\d+)H(\d+)\/(queries|keys|values)\/(L\d+H\d+|L\d+MLP|embedding)$/;
 const wires = Object.keys(columns).map(key => WIRE.exec(key)).filter(of => of && !/_se$|_direct$/.test(of[1]))
   .map(([key, score, l, h, read, from]) => ({ key, score, to: [Number(l), Number(h)], read, from }));
 const wiresAt = k => wires.map(wire => {
@@ -65,7 +65,7 @@ function drawHeads() {
   if ($("heads").hidden) return;
   // First: their place beside the chart decides how wide that is.
   $("births").hidden = !born.length;
-  $("wiring").hidden = !wires.length;
+  $("composition").hidden = !wires.length;
   $("scored-at").textContent = data.kind === "run" ? `at step ${count(steps[state.step] ?? 0)}`
     : "on random tokens";
   const drawn = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
@@ -84,7 +84,7 @@ function drawHeads() {
   if (drawn !== scoresDrawn) drawBirths();
   scoresDrawn = drawn;
   const k = scoredSteps.findLastIndex(step => step <= steps[state.step]);
-  if (!$("wiring").hidden) drawWiring($("wiring"), [L, H], wiresAt(k), "Who feeds whom"
+  if (!$("composition").hidden) drawWiring($("composition"), [L, H], wiresAt(k), "Who feeds whom"
     + (data.kind === "run" ? ` at step ${count(steps[state.step])}` : ""), [state.layer, state.head], choose);
 }
 

@@ -53,7 +53,7 @@ function resultOf(done) {
     error: errorOf(losses),
     figures: Object.fromEntries(names("figures").map(name => [name, mean(known("figures", name))])),
     errors: Object.fromEntries(names("figures").map(name => [name, errorOf(known("figures", name))])),
-    births: Object.fromEntries(names("births").map(kind => [kind, known("births", kind)])),
+    emerged: Object.fromEntries(names("emerged").map(kind => [kind, known("emerged", kind)])),
     scores: Object.fromEntries([...new Set(ends)].map(score => [score, mean(last(score))])),
     scoreErrors: Object.fromEntries([...new Set(ends)].map(score => [score, errorOf(last(score))])),
   };
@@ -246,7 +246,7 @@ function settingColumns() {
 function headColumns() {
   const kinds = [...new Set(settings.flatMap(s => Object.keys(s.scores)))];
   const birth = (g, kind) => {
-    const born = settings[g].births[kind], n = finished(g).length;
+    const born = settings[g].emerged[kind], n = finished(g).length;
     const off = born && errorOf(born) ? ` ± ${count(Math.round(errorOf(born)))}` : "";
     const some = born?.length < n ? ` in ${born.length} of ${n}` : "";
     return born ? `, born ${count(Math.round(mean(born)))}${off}${some}` : "";
@@ -298,14 +298,14 @@ function meanCurve(g, of) {
 }
 
 // Lines of all settings: each run faint behind the mean. What has not finished has a dashed line of its own.
-function lines(of, { bold = true, births = () => [] } = {}) {
+function lines(of, { bold = true, emerged = () => [] } = {}) {
   const faint = [], strong = [];
   settings.forEach((_, g) => {
     const label = `${settingName(g)}${g === crowned ? " ★" : ""}`, mean = meanCurve(g, of);
     const look = { colour: `s${g}`, group: g, dash: dash(colouredBy(g))[0] };
     for (const run of runsOf[g].filter(run => of(run)?.steps.length)) {
       const line = { ...look, name: runName(run), xs: of(run).steps, ys: of(run).values, run,
-        dots: births(run, of(run)) };
+        dots: emerged(run, of(run)) };
       if (run.status !== "finished") strong.push({ ...line, dash: "3 3" });
       else if (mean.runs > 1) faint.push({ ...line, faint: true });
       else strong.push({ ...line, bold, label });
@@ -437,11 +437,11 @@ function drawCosts() {
 // ---- what formed
 
 const FORMED = {
-  repeat_gain: { title: "Repeat gain, nats", write: x => x.toFixed(2) },
-  "tokens_at_birth/induction": { title: "Induction head born, tokens seen", write: x => compact(digits(x, 2)) },
-  "loss_at_birth/induction": { title: "Validation loss when it was born", write: x => x.toFixed(2) },
+  copying_gain: { title: "Repeat gain, nats", write: x => x.toFixed(2) },
+  "tokens_at_emergence/induction": { title: "Induction head born, tokens seen", write: x => compact(digits(x, 2)) },
+  "loss_at_emergence/induction": { title: "Validation loss when it was born", write: x => x.toFixed(2) },
   "heads/induction": { title: "Strongest induction head, score", write: x => x.toFixed(2) },
-  "tokens_at_birth/previous_token": { title: "Previous-token head born, tokens seen",
+  "tokens_at_emergence/previous_token": { title: "Previous-token head born, tokens seen",
     write: x => compact(digits(x, 2)) },
   "heads/previous_token": { title: "Strongest previous-token head, score", write: x => x.toFixed(2) },
 };
@@ -497,18 +497,18 @@ const AVERAGED = { entropy: "entropy (1: looks evenly)", distance: "distance, in
 function drawHeads() {
   const kinds = [...new Set(runs.flatMap(run => Object.keys(run.heads)))]
     .filter(kind => runs.some(run => run.heads[kind]?.steps.length > 1));
-  const births = kind => (run, c) => [c.steps.findLastIndex(step => step <= run.births[kind])].filter(k => k >= 0);
+  const emerged = kind => (run, c) => [c.steps.findLastIndex(step => step <= run.emerged[kind])].filter(k => k >= 0);
   $("heads").hidden = !kinds.length;
   for (const kind of kinds) {
     const title = AVERAGED[kind] ?? plain(kind);
     chart(panel($("heads-charts"), `head-${kind}`),
       { title: title[0].toUpperCase() + title.slice(1), height: 220, zero: AVERAGED[kind] ? false : 0.3,
-      series: lines(run => run.heads[kind], { births: births(kind) }), xName: "steps", tip: tipOf(plain(kind)), near });
+      series: lines(run => run.heads[kind], { emerged: emerged(kind) }), xName: "steps", tip: tipOf(plain(kind)), near });
   }
   const averaged = kinds.filter(kind => AVERAGED[kind]).join(" and ");
   const means = averaged ? `; of ${averaged} the mean over the heads` : "";
   $("heads-note").textContent = [`What the strongest head scores, step by step${means}.`, BOLD,
-    runs.some(run => Object.keys(run.births).length) ? "A dot: the first such head is born."
+    runs.some(run => Object.keys(run.emerged).length) ? "A dot: the first such head is born."
       : "No head was born."].filter(Boolean).join(" ");
 }
 

@@ -94,8 +94,8 @@ function eventful() {
   const { layer, head } = state, rows = Array.from({ length: Math.max(1, probe().tokens.length - 1) }, (_, i) => i);
   if (!explained) return Math.floor(rows.length * 0.6);
   const strongest = of => rows.reduce((best, i) => of(i) > of(best) ? i : best, 0);
-  const saved = strongest(i => explained.knockout(layer, head, i));
-  return explained.knockout(layer, head, saved) >= FAINT ? saved
+  const saved = strongest(i => explained.head_effect(layer, head, i));
+  return explained.head_effect(layer, head, saved) >= FAINT ? saved
     : strongest(i => Math.max(0, ...Array.from({ length: i }, (_, j) => explained.at(0, 0, i, j))));
 }
 

@@ -11,13 +11,13 @@ async function explainedOf([floats, ids], [L, H], { T, tokens, needs }) {
     start += length;
     return k => half[bytes[size + from + k] << 8 | bytes[from + k]];
   };
-  const need = part(T * (T + 1) / 2), kl = part(T * (T + 1) / 2), knockout = part(L * H * T), lens = part((L + 1) * T);
+  const need = part(T * (T + 1) / 2), kl = part(T * (T + 1) / 2), head_effect = part(L * H * T), lens = part((L + 1) * T);
   const parts = L * (H + 1) + 2, direct = part(parts * T * 6), chance = part(T * 5);
   return {
     L, H, T, tokens, parts, largest: Math.max(...needs.map(one => one?.[2] ?? 0)), signed: true, n: T, norms: null,
-    at: (l, h, i, j) => need(i * (i + 1) / 2 + j), bound: () => 0,
+    at: (l, h, i, j) => token_effect(i * (i + 1) / 2 + j), bound: () => 0,
     kl: (i, j) => kl(i * (i + 1) / 2 + j),
-    knockout: (l, h, i) => knockout((l * H + h) * T + i),
+    head_effect: (l, h, i) => head_effect((l * H + h) * T + i),
     lens: (k, i) => lens(k * T + i), loss: i => lens(L * T + i),
     direct: (p, i, target) => direct((p * T + i) * 6 + target),
     predicted: i => Array.from({ length: 5 }, (_, k) => ({ id: named[i * 5 + k], chance: chance(i * 5 + k) })),

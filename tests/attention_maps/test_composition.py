@@ -9,7 +9,7 @@ from models import lively, small
 
 from attention_maps import scores
 from attention_maps.capture import capture
-from attention_maps.wiring import wiring
+from attention_maps.composition import composition
 from config import GPTConfig
 from model import GPT, attention_weights, causal_mask, store
 
@@ -76,10 +76,10 @@ def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fed(model, texts, heads):
-    """`wiring` on the texts."""
+    """`composition` on the texts."""
     windows, repeat, control = texts
     random = capture(model, np.concatenate((repeat, control)))
-    return wiring(model, capture(model, windows), random, PERIODS, heads)
+    return composition(model, capture(model, windows), random, PERIODS, heads)
 
 
 def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(model, texts):
@@ -93,13 +93,14 @@ def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(mo
     assert feeders == {"L0H0", "embedding"}
     assert not any("/L0H0/keys" in key for key in row)  # nothing is below layer 0
     by_name = {
-        read: row[f"wiring/induction/L1H1/{read}/L0H0"] for read in ("queries", "keys", "values")
+        read: row[f"composition/induction/L1H1/{read}/L0H0"]
+        for read in ("queries", "keys", "values")
     }
     assert by_name["keys"] == pytest.approx(1, abs=0.02)
     assert by_name["queries"] == pytest.approx(0, abs=0.05)
     assert by_name["values"] == pytest.approx(0, abs=0.02)  # it moves ids, not what was noted
-    assert row["wiring/induction/L1H1/values/embedding"] > 0.8
-    assert row["wiring/induction_se/L1H1/keys/L0H0"] < 0.05
+    assert row["composition/induction/L1H1/values/embedding"] > 0.8
+    assert row["composition/induction_se/L1H1/keys/L0H0"] < 0.05
 
 
 def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, texts):
@@ -107,7 +108,7 @@ def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, texts)
     with torch.no_grad():  # now it moves what was noted
         second.W_V.weight[d : d + V].zero_()[:, V + T :] = torch.eye(V)
     row = fed(model, texts, {"induction": [(1, 1)]})
-    assert row["wiring/induction/L1H1/values/L0H0"] > 0.9
+    assert row["composition/induction/L1H1/values/L0H0"] > 0.9
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_the_blocks_between_are_computed_again(kind, texts):
                 ("keys", 1 - score(q0, k) / whole),
             ):
                 for head in range(4):
-                    key = f"wiring/previous_token{end}/L2H{head}/{read}/{part}"
+                    key = f"composition/previous_token{end}/L2H{head}/{read}/{part}"
                     if key in row:
                         assert row[key] == pytest.approx(lost[head].item(), abs=1e-6)
 

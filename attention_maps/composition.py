@@ -46,7 +46,7 @@ def parts_below(model: GPT, layer: int) -> list[Part]:
 
 
 @torch.no_grad()
-def wiring(
+def composition(
     model: GPT,
     windows: Forward,
     random: Forward,
@@ -56,10 +56,10 @@ def wiring(
 ) -> dict[str, float]:
     """Who feeds each of the heads (layer, head) of a score, as metrics.
 
-    `wiring/<score>/<head>/<read>/<from>` is the share of the head's score that is lost where its
-    queries, or keys, or values are computed from a residual stream that lacks what a part below
+    `composition/<score>/<head>/<read>/<from>` is the share of the head's score that is lost where
+    its queries, or keys, or values are computed from a residual stream that lacks what a part below
     wrote: its mean over tokens stands in its place, and the blocks between are computed again.
-    `wiring/<score>_direct/…` is that share where they are not. Beside each its `_se`. All six
+    `composition/<score>_direct/…` is that share where they are not. Beside each its `_se`. All six
     stand in the row where one of the first three is LEAST or more and twice its error.
 
     Values do not decide where a head looks. Theirs is the share of what it writes that is lost: of
@@ -87,7 +87,7 @@ def wiring(
                     tables = [(share, error), readers[layer].lost(direct)] if told.any() else []
                     for n in np.flatnonzero(told):
                         key = f"L{layer}H{above[layer][n]}/{{}}/{part.name}"
-                        row |= named(f"wiring/{score}", key, n, tables)
+                        row |= named(f"composition/{score}", key, n, tables)
     return row
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from models import lively, small
 
-from attention_maps import enough, scores
+from attention_maps import faithfulness, scores
 from attention_maps.capture import capture, next_tokens, token_losses
 from model import GPT
 
@@ -13,7 +13,7 @@ PERIODS = np.repeat([4, 5, 6, 7], 4)
 
 
 @pytest.fixture
-def alone() -> enough.Alone:
+def alone() -> faithfulness.Alone:
     model = lively(GPT(small(position="rope", n_kv_head=2))).double()
     rng = np.random.default_rng(0)
     repeat = np.stack([rng.permutation(23)[:16] for _ in range(16)])
@@ -22,7 +22,7 @@ def alone() -> enough.Alone:
         row[period : 2 * period] = row[:period]
         other[period : 2 * period] = row[:period][::-1]
     twice = capture(model, np.concatenate((repeat, reshuffled)))
-    return enough.Alone(model, twice, PERIODS)
+    return faithfulness.Alone(model, twice, PERIODS)
 
 
 def test_with_all_heads_all_is_left_and_without_any_what_a_model_without_attention_knows(alone):
@@ -53,7 +53,7 @@ def test_a_head_that_does_not_work_gives_its_mean(alone):
         x = model.hidden(whole.tokens)
     loss = token_losses(model, x, next_tokens(whole.tokens)).numpy()
     assert alone.losses(keep) == pytest.approx(loss, abs=1e-9, nan_ok=True)
-    gains = scores.repeat_gains(*np.split(loss, 2), PERIODS)
+    gains = scores.copying_gains(*np.split(loss, 2), PERIODS)
     assert alone.share(keep)[0] == pytest.approx(gains.sum() / alone.gains_of_all.sum())
 
 
@@ -67,7 +67,7 @@ def test_what_is_left_is_told_where_only_two_heads_matter_together(alone, monkey
 
     monkeypatch.setattr(alone, "gains", gains)
     alone.gains_of_all = gains(alone.all)
-    row = enough.enough(alone, [(1, 3)])
-    assert row["enough/gain/none"] == row["enough/gain/named"] == 0
-    assert row["enough/gain/named_and_layer_0"] == pytest.approx(0.9)
-    assert row["enough/named/L1H3"] == 1
+    row = faithfulness.enough(alone, [(1, 3)])
+    assert row["faithfulness/none"] == row["faithfulness/circuit"] == 0
+    assert row["faithfulness/circuit_and_layer_0"] == pytest.approx(0.9)
+    assert row["circuit/L1H3"] == 1

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attention_maps import capture, scores, wiring
-from attention_maps.card import copying, explain
-from attention_maps.enough import Alone, enough
+from attention_maps import capture, composition, scores
+from attention_maps.faithfulness import Alone, enough
 from attention_maps.findings import CLEAR, ERRORS, Finding, conclude, told_heads
-from attention_maps.probe import Probes, make_probes, words
+from attention_maps.logit_attribution import copying, explain
+from attention_maps.probes import Probes, make_probes, words
 from data.tokenizer import Tokenizer, prompt_ids
 from model import GPT
 
@@ -38,9 +38,10 @@ class Look(NamedTuple):
     """What was seen of a model of L layers and H heads on a text of T tokens.
 
     arrays: `text` (L, H, T, T), the maps; `text_value_norms` (L, H, T), ‖v_j W_O‖; `text_ids`,
-        `text_tokens` (T,); `wiring`, a row of WIRE for each share; and, unless the text is too
-        long for the model, what `attention_maps.card.explain` gives: `need`, `need_kl` (T, T),
-        `knockout` (L, H, T) in nats, …
+        `text_tokens` (T,); `composition`, a row of WIRE for each share; and, unless the text is too
+        long for the model, what `attention_maps.logit_attribution.explain` gives:
+        `token_effect`, `token_effect_kl` (T, T),
+        `head_effect` (L, H, T) in nats, …
     scores: name → values and standard errors (L, H) each, of random texts; nan: not measured.
     metrics: all figures by the names of metrics.jsonl."""
 
@@ -74,7 +75,7 @@ def look(
     arrays = {name: held[name] for name in ("text", "text_value_norms")} | {
         "text_ids": ids,
         "text_tokens": np.array(words(tokenizer, ids)),
-        "wiring": wires(metrics),
+        "composition": wires(metrics),
     }
     if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:
         log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
@@ -85,14 +86,19 @@ def look(
 
 
 def wires(metrics: dict[str, float]) -> np.ndarray:
-    """Who feeds whom, of metrics, as rows of WIRE: see `attention_maps.wiring`."""
+    """Who feeds whom, of metrics, as rows of WIRE: see `attention_maps.composition`."""
     keys = (
-        re.fullmatch(r"wiring/(previous_token|induction)(/(\w+)/(\w+)/(\w+))", key)
+        re.fullmatch(r"composition/(previous_token|induction)(/(\w+)/(\w+)/(\w+))", key)
         for key in metrics
     )
     return np.array(
         [
-            (key[1], *key.groups()[2:], metrics[key[0]], metrics[f"wiring/{key[1]}_se{key[2]}"])
+            (
+                key[1],
+                *key.groups()[2:],
+                metrics[key[0]],
+                metrics[f"composition/{key[1]}_se{key[2]}"],
+            )
             for key in keys
             if key
         ],
@@ -132,7 +138,7 @@ class Seen:
         """What is kept of the passes, by `capture.arrays`, and the scores of every head."""
         held, periods = capture.arrays(self.model, self.text, self.random), self.probes.periods
         windows = self.windows.weights.cpu().numpy()
-        tables = scores.tables(windows, held.get("repeat"), held.get("control"), periods)
+        tables = scores.tables(windows, held.get("repeated"), held.get("control"), periods)
         if len(periods):
             least = scores.threshold("induction", windows.shape[-1]) if self.large else -np.inf
             mean, error = tables["induction"]
@@ -146,14 +152,16 @@ class Seen:
         periods, length = self.probes.periods, self.windows.tokens.shape[1]
         if not len(periods):
             return {}
-        gains = scores.repeat_gains(held["repeat_loss"], held["reshuffled_loss"], periods)
-        asked = {"induction": 1} if self.large else dict.fromkeys(wiring.SCORES, wiring.MOST)
+        gains = scores.copying_gains(held["repeated_loss"], held["reshuffled_loss"], periods)
+        asked = (
+            {"induction": 1} if self.large else dict.fromkeys(composition.SCORES, composition.MOST)
+        )
         heads = {
             name: strongest(*tables[name], scores.threshold(name, length))[:most]
             for name, most in asked.items()
         }
         rows = [*range(len(periods)), *range(2 * len(periods), 3 * len(periods))]
-        found = wiring.wiring(
+        found = composition.composition(
             self.model,
             self.windows,
             self.random.rows(rows),
@@ -161,11 +169,11 @@ class Seen:
             heads,
             PARTS if self.large else None,
         )
-        return scores.probed({"repeat_gain": gains}) | found
+        return scores.probed({"copying_gain": gains}) | found
 
     def enough(self, metrics: dict[str, float]) -> dict[str, float]:
         """Whether the heads that findings name are enough for a clear repeat gain, as metrics."""
-        gain, error = (metrics.get(f"probe/repeat_gain{end}", 0) for end in ("", "_se"))
+        gain, error = (metrics.get(f"probe/copying_gain{end}", 0) for end in ("", "_se"))
         if gain < max(CLEAR, ERRORS * error):
             return {}
         twice = self.random.rows(range(2 * len(self.probes.periods)))
@@ -173,6 +181,6 @@ class Seen:
 
 
 def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
-    """The heads (layer, head) that wiring asks for: of a kind, the strongest first."""
+    """The heads (layer, head) that composition asks for: of a kind, the strongest first."""
     found = np.argwhere(mean - error >= threshold)
     return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])

@@ -99,7 +99,7 @@ function take(ids, tokens, { maps, norms, largest, next, chances, losses, was, w
     at: (l, h, i, j) => maps[(l * H + h) * N + i * (i + 1) / 2 + j] };
   Object.assign(data.words, named);
   Object.assign(live, { ids, tokens, T, view, explained: liveExplained(T, tokens, { next, chances, losses, was }, step) });
-  ["need", "knockout"].forEach(what => engine.stop(what));
+  ["token_effect", "head_effect"].forEach(what => engine.stop(what));
 }
 
 // What is known of the predictions of the text, as needs.js has it of a stored one: the card and what was needed come
@@ -111,7 +111,7 @@ function liveExplained(T, tokens, { next, chances, losses, was }, step) {
   return Object.assign(known, {
     at: (l, h, i, j) => j < i ? known.need[j]?.need[i - j - 1] ?? NaN : 0, bound: none,
     kl: (i, j) => known.need[j]?.kl[i - j - 1] ?? NaN, loss: i => losses[i],
-    knockout: (l, h, i) => known.card?.i === i ? known.lost[l * H + h] ?? NaN : NaN,
+    head_effect: (l, h, i) => known.card?.i === i ? known.lost[l * H + h] ?? NaN : NaN,
     lens: k => card(({ lens }) => lens[k]), direct: (p, i, target) => card(({ direct }) => direct[p][target]),
     predicted: i => next[i].map((id, k) => ({ id, chance: chances[i][k], was: was?.chances[i][k] })),
     writes: (l, h) => known.card?.of[0] === l && known.card.of[1] === h ? known.card.writes : [],
@@ -143,7 +143,7 @@ async function askCard(i, draw) {
   Object.assign(known, { card }, same ? {} : { lost: [] });
   draw();
   if (same || i + 1 >= live.T) return;
-  await askOf("knockout", live.ids, { i }, ({ k, nats }) => { known.lost[k] = nats; });
+  await askOf("head_effect", live.ids, { i }, ({ k, nats }) => { known.lost[k] = nats; });
   if (known === live.explained && known.asked === key) draw();
 }
 
@@ -153,7 +153,7 @@ async function askNeeds() {
   if (known.asksNeeds) return;
   known.asksNeeds = true;
   let drawn = 0;
-  await askOf("need", live.ids, {}, ({ j, need, kl }) => {
+  await askOf("token_effect", live.ids, {}, ({ j, need, kl }) => {
     known.need[j] = { need, kl };
     known.largest = need.reduce((most, x) => Math.max(most, Math.abs(x) || 0), known.largest);
     if (known !== live.explained || !state.needs || performance.now() - drawn < 200) return;

@@ -50,7 +50,7 @@ function drawCard(host, known, i, how) {
   const parts = Array.from({ length: known.parts }, (_, p) => {
     const part = partOf(p, L, H), inside = part.head !== undefined;
     return { ...part, value: known.direct(p, i, target), pick: inside ? () => how.choose(part.layer, part.head) : null,
-      more: inside ? signedText(known.knockout(part.layer, part.head, i)) : "" };
+      more: inside ? signedText(known.head_effect(part.layer, part.head, i)) : "" };
   });
   const whole = parts.reduce((sum, part) => sum + part.value, 0);
   const order = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
@@ -75,8 +75,8 @@ function drawCard(host, known, i, how) {
     box(["Nats lost here without each head"], el("p", { className: "quiet" },
       "At this one token; “importance” is the mean over the validation text."), grid));
   const most = Math.max(0.1, ...Array.from({ length: L * H }, (_, k) =>
-    Math.abs(known.knockout(Math.floor(k / H), k % H, i)) || 0));
-  const lost = (l, h) => known.knockout(l, h, i);
+    Math.abs(known.head_effect(Math.floor(k / H), k % H, i)) || 0));
+  const lost = (l, h) => known.head_effect(l, h, i);
   cells(grid, `nats lost at token ${i} without each head`)({
     ...headCells(L, H, 260), signed: true, pick: how.choose,
     level: (l, h) => level(lost(l, h) / most, true), write: (l, h) => signedText(lost(l, h)),
