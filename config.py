@@ -4,78 +4,61 @@ The defaults are neutral: a plain GPT with every extra off. The presets in `conf
 short diffs from them, and `python train.py --help` is printed from this page."""
 
 import dataclasses
-import difflib
-import glob
-import math
-import os
 import re
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from operator import ge, gt, le, lt
-from pathlib import Path
+from dataclasses import MISSING, dataclass
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from common.errors import UserError, not_one_of
+from common.settings import LARGEST_SEED, check_settings, setting
 
-LARGEST = 1 << 20  # bytes of a config.yaml that is read
-GONE = ("eval_only", "dry_run")  # of older versions: what a command did, no settings of its run
-LARGEST_SEED = 2**63 - 1  # of torch's generators
-LARGEST_NUMBER = {bool: 1, int: LARGEST_SEED, float: 1e30}  # of a setting; float32 has to hold it
 BF16_DECODES_FROM = 384  # width of a model that decodes faster in bf16 on a CPU that multiplies it
-FETCHED = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
-
-
-class UserError(Exception):
-    """A mistake that the user can mend: one sentence with what was wrong, its value, what to do."""
-
-
-def field(default, help, **limits):
-    """A setting: its default (or what makes it), one line of help, and the values that it takes.
-    `choices` are all of them; `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most,
-    below). None is always allowed where the type is optional."""
-    kind = "default_factory" if callable(default) else "default"
-    return dataclasses.field(**{kind: default}, metadata={"help": help, **limits})
+HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")  # a model of the hub, with its commit
 
 
 @dataclass
 class GPTConfig:
     """Shape of a model; `vocab_size` comes from the tokenizer when a run is configured."""
 
-    vocab_size: int | None = field(MISSING, "tokens in the vocabulary; null: the tokenizer's", ge=1)
-    block_size: int = field(256, "context length T, in tokens", ge=2)
-    n_layer: int = field(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
-    n_head: int = field(4, "query heads H", ge=1)
-    n_kv_head: int | None = field(None, "key/value heads G, dividing n_head; null: n_head", ge=1)
-    n_embd: int = field(128, "width C of the residual stream", ge=1)
-    head_dim: int | None = field(None, "d_k, size of a query or key; null: n_embd / n_head", ge=1)
-    value_head_dim: int | None = field(None, "d_v, size of a value; null: head_dim", ge=1)
-    mlp: str = field("gelu", "MLP of a block", choices=("gelu", "swiglu", "relu2"))
-    mlp_hidden: int | None = field(None, "width of the MLP; null: 4 n_embd, of swiglu 8/3", ge=1)
-    norm: str = field("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
-    norm_eps: float = field(1e-5, "added to the variance in the normalisation", gt=0)
-    norm_embedding: bool = field(False, "RMS-normalise the embeddings before the first block")
-    position: str = field("learned", "an embedding, or rotary", choices=("learned", "rope"))
-    rope_theta: float = field(10000.0, "base of the rotary wavelengths", gt=0)
-    rope_factor: float = field(1.0, "stretches the wavelengths, for a longer context", ge=1)
-    rope_trained: int | None = field(
+    vocab_size: int | None = setting(
+        MISSING, "tokens in the vocabulary; null: the tokenizer's", ge=1
+    )
+    block_size: int = setting(256, "context length T, in tokens", ge=2)
+    n_layer: int = setting(4, "blocks, each an attention and an MLP", ge=1, le=10_000)
+    n_head: int = setting(4, "query heads H", ge=1)
+    n_kv_head: int | None = setting(None, "key/value heads G, dividing n_head; null: n_head", ge=1)
+    n_embd: int = setting(128, "width C of the residual stream", ge=1)
+    head_dim: int | None = setting(None, "d_k, size of a query or key; null: n_embd / n_head", ge=1)
+    value_head_dim: int | None = setting(None, "d_v, size of a value; null: head_dim", ge=1)
+    mlp: str = setting("gelu", "MLP of a block", choices=("gelu", "swiglu", "relu2"))
+    mlp_hidden: int | None = setting(None, "width of the MLP; null: 4 n_embd, of swiglu 8/3", ge=1)
+    norm: str = setting("layernorm", "normalisation", choices=("layernorm", "rmsnorm"))
+    norm_eps: float = setting(1e-5, "added to the variance in the normalisation", gt=0)
+    norm_embedding: bool = setting(False, "RMS-normalise the embeddings before the first block")
+    position: str = setting("learned", "an embedding, or rotary", choices=("learned", "rope"))
+    rope_theta: float = setting(10000.0, "base of the rotary wavelengths", gt=0)
+    rope_factor: float = setting(1.0, "stretches the wavelengths, for a longer context", ge=1)
+    rope_trained: int | None = setting(
         None, "context length before they were stretched, as Llama 3 does; null: all alike", ge=1
     )
-    qk_norm: bool | str = field(
+    qk_norm: bool | str = setting(
         False,
         "RMS-normalise queries and keys; gains: with trained gains",
         choices=(True, False, "gains"),
     )
-    bias: bool | str = field(
+    bias: bool | str = setting(
         False,
         "biases: everywhere, in attention, or on queries, keys, values",
         choices=(True, False, "attention", "qkv"),
     )
-    dropout: float = field(0.0, "share of activations and weights dropped in training", ge=0, lt=1)
-    tie_embeddings: bool = field(True, "the output layer is the token embedding, transposed")
-    ngrams: int = field(0, "adds rows of the last 2 … n tokens to embeddings; 0: none", ge=0, le=64)
-    ngram_size: int | None = field(None, "channels that n-grams add to; null: n_embd", ge=1)
-    ngram_count: int = field(2, "times that the training text has an n-gram, at least", ge=1)
-    ngram_rows: int | None = field(None, "n-grams that are so many; null: as the text has", ge=1)
+    dropout: float = setting(
+        0.0, "share of activations and weights dropped in training", ge=0, lt=1
+    )
+    tie_embeddings: bool = setting(True, "the output layer is the token embedding, transposed")
+    ngrams: int = setting(
+        0, "adds rows of the last 2 … n tokens to embeddings; 0: none", ge=0, le=64
+    )
+    ngram_size: int | None = setting(None, "channels that n-grams add to; null: n_embd", ge=1)
+    ngram_count: int = setting(2, "times that the training text has an n-gram, at least", ge=1)
+    ngram_rows: int | None = setting(None, "n-grams that are so many; null: as the text has", ge=1)
 
     @property
     def kv_heads(self) -> int:
@@ -105,7 +88,7 @@ class GPTConfig:
 
     def check(self) -> None:
         """Refuse values out of bounds and settings that contradict each other."""
-        check_fields(self, "model.")
+        check_settings(self, "model.")
         if self.head_dim is None and self.n_embd % self.n_head:
             raise UserError(
                 f"model.n_embd={self.n_embd} is not a multiple of model.n_head="
@@ -131,24 +114,25 @@ class GPTConfig:
 
 @dataclass
 class DataConfig:
-    source: str = field(
+    source: str = setting(
         "stdlib",
         "Python's library, tiny Shakespeare, your files, Hugging Face",
         choices=("stdlib", "shakespeare", "text", "hf"),
     )
-    path: str | None = field(None, "data=text: a file, folder or glob; shakespeare: a local copy")
-    exclude: str | None = field(None, "for data=text files to leave out: globs, commas between")
-    name: str | None = field(None, "for data=hf the dataset on the hub, or a folder of its files")
-    subset: str | None = field(None, "for data=hf the configuration of a dataset that has several")
-    split: str = field("train", "for data=hf the split to take, of which a part validates")
-    val_max_tokens: int = field(200_000, "validation tokens used at most, spread evenly", ge=2)
-    lines: str = field(
+    path: str | None = setting(None, "data=text: a file, folder or glob; shakespeare: a local copy")
+    exclude: str | None = setting(None, "for data=text files to leave out: globs, commas between")
+    name: str | None = setting(None, "for data=hf the dataset on the hub, or a folder of its files")
+    subset: str | None = setting(
+        None, "for data=hf the configuration of a dataset that has several"
+    )
+    split: str = setting("train", "for data=hf the split to take, of which a part validates")
+    val_max_tokens: int = setting(200_000, "validation tokens used at most, spread evenly", ge=2)
+    lines: str = setting(
         "kept",
         "lines as they are, each once in all, in another order, or twice",
         choices=("kept", "once", "shuffled", "doubled"),
     )
-    # The last one: below it, `field` is this setting.
-    field: str = field("text", "of .jsonl and data=hf: field with the text, as messages.content")
+    field: str = setting("text", "of .jsonl and data=hf: field with the text, as messages.content")
 
     def check(self) -> None:
         """Refuse settings of another source, or of none."""
@@ -167,15 +151,15 @@ class DataConfig:
 
 @dataclass
 class TokenizerConfig:
-    name: str = field(
+    name: str = setting(
         "bpe",
         "characters, byte pairs learned from the text, one of tiktoken's, or "
         "what init_from brings (char | bpe | gpt2 | cl100k_base | … | hf)",
     )
-    vocab_size: int | None = field(
+    vocab_size: int | None = setting(
         None, "vocabulary of bpe, the end-of-text token included; null: 1024", ge=257, le=1_000_000
     )
-    pattern: str = field(
+    pattern: str = setting(
         "code",
         "where bpe splits text: ours keeps snake_case and indentation "
         "whole, GPT-2's is what others know",
@@ -203,24 +187,26 @@ MUON_MULTIPLE = 5  # of AdamW's rate
 
 @dataclass
 class OptimConfig:
-    name: str = field(
+    name: str = setting(
         "adamw", "muon: the blocks' matrices by Muon, the rest by AdamW", choices=("adamw", "muon")
     )
-    lr: float = field(1e-3, "peak learning rate: AdamW's, and Muon's by its multiple", gt=0)
-    muon_lr: float | None = field(None, "peak learning rate of Muon; null: 5 × optim.lr", gt=0)
-    schedule: str = field(
+    lr: float = setting(1e-3, "peak learning rate: AdamW's, and Muon's by its multiple", gt=0)
+    muon_lr: float | None = setting(None, "peak learning rate of Muon; null: 5 × optim.lr", gt=0)
+    schedule: str = setting(
         "cosine",
         "after the warm-up: cosine, warm-up-stable-decay, or constant",
         choices=("cosine", "wsd", "constant"),
     )
-    warmup_steps: int | None = field(None, "in which the rate rises; null: max_steps / 20", ge=0)
-    decay_share: float = field(0.2, "wsd: share of the steps in which the rate falls", gt=0, le=1)
-    min_lr_ratio: float = field(0.1, "rate at the end of the decay over the peak rate", ge=0, le=1)
-    weight_decay: float = field(0.1, "decoupled, on matrices and embeddings alone", ge=0)
-    beta1: float = field(0.9, "AdamW's decay of the mean gradient", ge=0, lt=1)
-    beta2: float = field(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
-    momentum: float = field(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
-    grad_clip: float = field(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
+    warmup_steps: int | None = setting(None, "in which the rate rises; null: max_steps / 20", ge=0)
+    decay_share: float = setting(0.2, "wsd: share of the steps in which the rate falls", gt=0, le=1)
+    min_lr_ratio: float = setting(
+        0.1, "rate at the end of the decay over the peak rate", ge=0, le=1
+    )
+    weight_decay: float = setting(0.1, "decoupled, on matrices and embeddings alone", ge=0)
+    beta1: float = setting(0.9, "AdamW's decay of the mean gradient", ge=0, lt=1)
+    beta2: float = setting(0.95, "AdamW's decay of the mean squared gradient", ge=0, lt=1)
+    momentum: float = setting(0.95, "Muon's (Nesterov) momentum", ge=0, lt=1)
+    grad_clip: float = setting(1.0, "largest norm of the whole gradient; 0: no clipping", ge=0)
 
     @property
     def muon_rate(self) -> float:
@@ -233,27 +219,29 @@ class OptimConfig:
 
 @dataclass
 class LogConfig:
-    every: int = field(10, "steps between logged training losses; 0: only at the end", ge=0)
+    every: int = setting(10, "steps between logged training losses; 0: only at the end", ge=0)
 
 
 @dataclass
 class EvalConfig:
-    every: int = field(100, "steps between evaluations; 0: only at the end", ge=0)
+    every: int = setting(100, "steps between evaluations; 0: only at the end", ge=0)
 
 
 @dataclass
 class CheckpointConfig:
-    every: int = field(100, "steps between checkpoints; 0: at the end and at each new best", ge=0)
-    keep: int = field(2, "newest checkpoints kept besides the best", ge=1)
+    every: int = setting(100, "steps between checkpoints; 0: at the end and at each new best", ge=0)
+    keep: int = setting(2, "newest checkpoints kept besides the best", ge=1)
 
 
 @dataclass
 class AttentionConfig:
-    every: int = field(100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0)
-    picture_every: int = field(
+    every: int = setting(
+        100, "steps between snapshots, of maps and scores; 0: only at the end", ge=0
+    )
+    picture_every: int = setting(
         0, "steps between pictures and samples; 0: at the ends and each doubling", ge=0
     )
-    tokens: int = field(48, "tokens of the text looked at; of repeats at most 64", ge=8)
+    tokens: int = setting(48, "tokens of the text looked at; of repeats at most 64", ge=8)
 
     def check(self) -> None:
         """Refuse pictures of no snapshot."""
@@ -266,50 +254,52 @@ class AttentionConfig:
 
 @dataclass
 class WandbConfig:
-    mode: str = field(
+    mode: str = setting(
         "auto",
         "auto: WANDB_MODE, else online where a key is set, else offline",
         choices=("auto", "online", "offline", "disabled"),
     )
-    project: str | None = field(None, "project of the run; null: WANDB_PROJECT, else glassgpt")
+    project: str | None = setting(None, "project of the run; null: WANDB_PROJECT, else glassgpt")
 
 
 @dataclass
 class Config:
     """One training run."""
 
-    run_dir: str | None = field(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
-    resume: bool | str = field(
+    run_dir: str | None = setting(None, "folder of the run; null: runs/<date>_<time>_<experiment>")
+    resume: bool | str = setting(
         False,
         "true: continue the run in run_dir; auto: continue or start",
         choices=(True, False, "auto"),
     )
-    init_from: str | None = field(None, "start from a run, or from Hugging Face weights by name")
-    prepare_only: bool = field(False, "prepare the text and end")
-    seed: int = field(1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED)
-    device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = field(
+    init_from: str | None = setting(None, "start from a run, or from Hugging Face weights by name")
+    prepare_only: bool = setting(False, "prepare the text and end")
+    seed: int = setting(
+        1337, "random seed of weights, data order and dropout", ge=0, le=LARGEST_SEED
+    )
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = setting(
         "auto",
         "auto: bf16 where the hardware multiplies it faster",
         choices=("auto", "fp32", "bf16"),
     )
-    compile: bool | str = field(
+    compile: bool | str = setting(
         "auto",
         "torch.compile; auto: where it pays for a run this long",
         choices=(True, False, "auto"),
     )
-    deterministic: bool = field(False, "on a GPU: equal bits in every run, by slower algorithms")
-    distributed: str = field(
+    deterministic: bool = setting(False, "on a GPU: equal bits in every run, by slower algorithms")
+    distributed: str = setting(
         "auto",
         "one run by all that torchrun started; none: by this process",
         choices=("auto", "none"),
     )
-    shard: int | str = field("auto", "processes that divide the model; auto: as few as can", ge=1)
-    max_steps: int = field(1000, "optimizer steps", ge=1, le=10**12)
-    batch_size: int = field(
+    shard: int | str = setting("auto", "processes that divide the model; auto: as few as can", ge=1)
+    max_steps: int = setting(1000, "optimizer steps", ge=1, le=10**12)
+    batch_size: int = setting(
         32, "sequences per step, over all processes and micro-steps", ge=1, le=1_000_000
     )
-    accumulate: int = field(1, "micro-steps of each process in a step, to save memory", ge=1)
+    accumulate: int = setting(1, "micro-steps of each process in a step, to save memory", ge=1)
     model: GPTConfig = dataclasses.field(default_factory=lambda: GPTConfig(vocab_size=None))
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
@@ -326,7 +316,7 @@ class Config:
 
     def check(self) -> None:
         """Refuse what can be known to be wrong before data or torch are touched."""
-        check_fields(self)
+        check_settings(self)
         for section in (self.model, self.attention, self.tokenizer, self.data):
             section.check()
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
@@ -357,23 +347,27 @@ class Config:
 class SampleConfig:
     """What `sample.py` takes."""
 
-    run_dir: str | None = field(None, "folder of a run; null: the newest in runs/")
-    init_from: str | None = field(None, "instead: Hugging Face weights, a folder or a name")
-    checkpoint: str = field("best", "best, last, or a step's number")
-    prompt: str | None = field(None, "text to continue; - is stdin; null: the start of a text")
-    score: str | None = field(None, "FILE, - is stdin: its loss, as of validation")
-    max_new_tokens: int = field(500, "tokens to generate", ge=1, le=10**9)
-    temperature: float = field(0.8, "divides the logits; 0 always takes the likeliest token", ge=0)
-    top_k: int | None = field(None, "keep the k likeliest tokens", ge=1)
-    top_p: float | None = field(None, "keep the fewest tokens that together have p", gt=0, le=1)
-    min_p: float | None = field(None, "keep tokens min_p times as likely as the first", ge=0, le=1)
-    num_samples: int = field(
+    run_dir: str | None = setting(None, "folder of a run; null: the newest in runs/")
+    init_from: str | None = setting(None, "instead: Hugging Face weights, a folder or a name")
+    checkpoint: str = setting("best", "best, last, or a step's number")
+    prompt: str | None = setting(None, "text to continue; - is stdin; null: the start of a text")
+    score: str | None = setting(None, "FILE, - is stdin: its loss, as of validation")
+    max_new_tokens: int = setting(500, "tokens to generate", ge=1, le=10**9)
+    temperature: float = setting(
+        0.8, "divides the logits; 0 always takes the likeliest token", ge=0
+    )
+    top_k: int | None = setting(None, "keep the k likeliest tokens", ge=1)
+    top_p: float | None = setting(None, "keep the fewest tokens that together have p", gt=0, le=1)
+    min_p: float | None = setting(
+        None, "keep tokens min_p times as likely as the first", ge=0, le=1
+    )
+    num_samples: int = setting(
         1, "texts for each prompt, with seeds seed, seed + 1, …", ge=1, le=100_000
     )
-    attention: str | None = field(None, "PATH.html: a page of the first text's attention")
-    seed: int = field(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
-    device: str = field("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = field(
+    attention: str | None = setting(None, "PATH.html: a page of the first text's attention")
+    seed: int = setting(1337, "same seed, same text", ge=0, le=LARGEST_SEED)
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = setting(
         "auto",
         "of the weights; auto: bf16 where it decodes faster",
         choices=("auto", "fp32", "bf16"),
@@ -381,7 +375,7 @@ class SampleConfig:
 
     def check(self) -> None:
         """Refuse values out of bounds and settings that contradict each other."""
-        check_fields(self)
+        check_settings(self)
         for rivals in (("run_dir", "init_from"), ("prompt", "score")):
             given = [f"{name}=" for name in rivals if getattr(self, name) not in (None, False)]
             if len(given) > 1:
@@ -391,140 +385,3 @@ class SampleConfig:
         is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
         if self.checkpoint not in ("best", "last") and not is_step:
             raise UserError(f"checkpoint={self.checkpoint} is not best, last or a step's number")
-
-
-# Of a number: what breaks its bound, and the words for it.
-BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "lt": (ge, "below")}
-
-
-def check_fields(node, prefix: str = "") -> None:
-    """Refuse a setting of the dataclass `node`, or of its sections, that is out of bounds."""
-    for name, f, value in settings(node, prefix):
-        choices = f.metadata.get("choices")
-        if value is None:
-            continue
-        if choices and value not in choices:
-            raise UserError(not_one_of(name, value, map(shown, choices)))
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}={value} is not a finite number")
-        for key, (breaks, words) in BOUNDS.items():
-            limit = f.metadata.get(key)
-            if limit is not None and not isinstance(value, str) and breaks(value, limit):
-                raise UserError(f"{name}={value} must be {words} {limit}")
-        if isinstance(value, (int, float)) and value > LARGEST_NUMBER[type(value)]:
-            raise UserError(f"{name}={value} must be at most {LARGEST_NUMBER[type(value)]}")
-
-
-def not_one_of(name: str, value, known) -> str:
-    known = list(known)
-    return f"{name}={value} is not one of {', '.join(known)}{did_you_mean(str(value), known)}"
-
-
-def did_you_mean(word: str, known) -> str:
-    """'; did you mean …?' with the nearest of the known words, or nothing where none is near."""
-    last = [name for name in known if name.rpartition(".")[2] == word]  # optim.lr for lr
-    near = last or difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def shown(value) -> str:
-    """A value as it is typed."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def settings(node, prefix: str = ""):
-    """Yield (dotted name, field, value) of every setting of the dataclass instance `node`."""
-    for f in fields(node):
-        value = getattr(node, f.name)
-        if is_dataclass(value):
-            yield from settings(value, f"{prefix}{f.name}.")
-        else:
-            yield prefix + f.name, f, value
-
-
-def read_config(path: Path) -> Config:
-    """The configuration in a run's config.yaml, within the bounds of this version's settings."""
-    try:
-        if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
-            raise ValueError(f"it is not an ordinary file of at most {LARGEST:,} bytes")
-        text = path.read_text(encoding="utf-8")
-        if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
-            raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
-        saved = {**yaml.safe_load(text)}
-        saved.get("data", {}).pop("encoding", None)  # as GONE
-        config = config_from({key: saved[key] for key in saved if key not in GONE})
-        check_fields(config)
-        config.model.check()
-        return config
-    except OSError as e:
-        raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-        TypeError,
-        ValueError,
-        RecursionError,
-        UserError,
-    ) as e:
-        reason = f"{e}".partition("\n")[0] or type(e).__name__
-        raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
-
-
-def config_from(saved: dict) -> Config:
-    """The configuration whose `asdict` was saved."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(saved)))
-
-
-def home(key: str, path: str) -> Path:
-    """The path that was typed for `key`, from the home that a ~ at its beginning names: shells
-    leave it as it is behind an equals sign."""
-    whole = os.path.expanduser(path)
-    if whole.startswith("~") and not os.path.exists(whole):
-        raise UserError(
-            f"{key}={path} does not exist: {path.partition('/')[0]} is nobody's home; "
-            f"for a name that begins so write ./{path}"
-        )
-    return Path(whole)
-
-
-def require_path(path: str) -> None:
-    """Raise `UserError` where a path is of nothing, as is known before any text is read."""
-    whole = str(home("data.path", path))
-    if not os.path.exists(whole) and not glob.has_magic(whole):
-        raise UserError(
-            f"data.path={path} does not exist: give the path of a text file, of a folder, or a glob"
-        )
-
-
-def absolute_paths(config: Config) -> Config:
-    """The configuration with paths that still hold when the run is resumed from elsewhere."""
-    data, init_from = config.data, config.init_from
-    if data.path is not None:
-        path, here = os.path.expanduser(data.path), os.getcwd()
-        if glob.has_magic(path) and not os.path.exists(path):
-            here = glob.escape(here)
-        data = replace(data, path=str(Path(here, path)))
-    if data.name is not None and os.path.isdir(folder := os.path.expanduser(data.name)):
-        data = replace(data, name=str(Path(folder).absolute()))
-    if init_from and not FETCHED.fullmatch(init_from):
-        init_from = str(Path(init_from).absolute())
-    return replace(config, data=data, init_from=init_from)
-
-
-def config_yaml(config: Config) -> str:
-    """The configuration as `read_config` reads it, from any folder."""
-    return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
-
-
-def _escaped_tree(node):
-    """The same tree with its texts such that OmegaConf sees no interpolation in them."""
-    if isinstance(node, dict):
-        return {key: _escaped_tree(value) for key, value in node.items()}
-    return escaped(node) if isinstance(node, str) else node
-
-
-def escaped(text: str) -> str:
-    """A text that OmegaConf, to which `${…}` means something, gives back as it is here."""
-    return re.sub(r"(\\*)(\$\{)", lambda m: m[1] * 2 + r"\${", text)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 from decoding import generate
 from kernels import KVCache
 

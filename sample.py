@@ -12,8 +12,10 @@ from pathlib import Path
 
 import cli
 from cli import tell
-from config import SampleConfig, UserError, home
-from files import printable
+from common.errors import UserError
+from common.paths import expand_home
+from common.text import printable
+from config import SampleConfig
 
 # So many texts are made at once, or as many as fit their KV caches in 1 GB.
 ROWS, CACHE_BYTES = 64, 1 << 30
@@ -27,7 +29,7 @@ def sample(config: SampleConfig) -> None:
     """Write config.num_samples texts, or the score of one, to stdout; notes go to stderr."""
     given = read_text(config)
     key = "run_dir" if config.run_dir else "init_from"
-    folder = home(key, getattr(config, key) or str(newest_run()))
+    folder = expand_home(key, getattr(config, key) or str(newest_run()))
     if config.run_dir and not folder.exists():
         raise UserError(
             f"run_dir={config.run_dir} does not exist: give the folder of a run, as in runs/"
@@ -55,7 +57,9 @@ def read_text(config: SampleConfig) -> str:
         return config.prompt or ""
     path = "-" if config.score is None else config.score
     try:
-        written = sys.stdin.buffer.read() if path == "-" else home("score", path).read_bytes()
+        written = (
+            sys.stdin.buffer.read() if path == "-" else expand_home("score", path).read_bytes()
+        )
         text = written.decode("utf-8")
     except UnicodeDecodeError as e:
         raise UserError(
@@ -111,7 +115,9 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
         show(prompt, text, steps)
     seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
     if config.attention is not None:
-        write_attention(model, tokenizer, prompt, texts[0], home("attention", config.attention))
+        write_attention(
+            model, tokenizer, prompt, texts[0], expand_home("attention", config.attention)
+        )
     return (
         f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
         f"KV cache {rows * cache.nbytes:,} bytes: {rows} text{'s' * (rows > 1)} of "

@@ -24,8 +24,10 @@ from rich.console import Console
 
 import cli
 from cli.command import explained
-from config import UserError, shown
-from files import atomic_write, printable
+from common.errors import UserError
+from common.files import atomic_write
+from common.settings import format_value
+from common.text import printable
 from report import sweep
 from report.sweep import CSV, JOB, Run, named, ranked, read_job, read_run, read_sweep
 from report.sweep_page import write_sweep_page
@@ -148,7 +150,7 @@ def given_to(cfg, overrides: list[str]) -> dict[str, str]:
     """What a job was given, by key, as a user types it."""
     pairs = (override.partition("=")[::2] for override in overrides)
     return {
-        key: value if key in cli.groups() else shown(OmegaConf.select(cfg, key))
+        key: value if key in cli.groups() else format_value(OmegaConf.select(cfg, key))
         for key, value in pairs
     }
 

@@ -30,12 +30,13 @@ import interop
 import sweeps
 from attention_maps.findings import conclude
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
-from config import Config, UserError
+from common.errors import UserError
+from common.metrics import METRICS, best_row, read_rows
+from config import Config
 from data.batches import Batches
 from data.ngrams import count_ngrams
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare_text
-from files import METRICS, best_row, read_rows
 from model import GPT, autocast
 from report.page import write_page
 from training import checkpoint, device, optim

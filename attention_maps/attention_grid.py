@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from files import atomic_write
+from common.files import atomic_write
 
 # As on the page (report/draw.js): lightness falls in even steps, from a pale yellow to dark indigo.
 STOPS = np.array(

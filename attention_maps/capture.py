@@ -13,7 +13,7 @@ from safetensors.torch import save as safe_bytes
 from torch import Tensor
 
 from attention_maps.probes import Probes
-from files import atomic_write
+from common.files import atomic_write
 from model import GPT, SelfAttention, rotary_table, store
 
 LOGITS = 1 << 25  # that are made at once, at most

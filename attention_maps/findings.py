@@ -6,7 +6,8 @@ import re
 from statistics import NormalDist
 from typing import NamedTuple
 
-from files import as_known, born_when, is_scored, snapshot_steps
+from common.metrics import is_scored, snapshot_steps
+from common.text import format_emergence, format_with_error
 
 # What heads of a kind do, and did.
 KINDS = {
@@ -84,7 +85,7 @@ def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
         if below
         else "This model repeats what it has seen"
     )
-    figures = [f"repeat gain {as_known(value, error)} nats"]
+    figures = [f"repeat gain {format_with_error(value, error)} nats"]
     if induction:
         feeder = fed(row, "induction", doing(row, "induction")[0])
         text += f": {induction.text[:-1]}{f', fed by {feeder[0]}' if feeder else ''}"
@@ -96,7 +97,7 @@ def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
         part = "all" if share + 2 * off >= 1 else f"{100 * share:.0f}%"
         many = "they make" if feeder or "(and " in induction.text else "it makes"
         text += f"; {how} {many} {part} of the gain"
-        figures.append(f"{how} {as_known(100 * share, 100 * off)}% of the gain")
+        figures.append(f"{how} {format_with_error(100 * share, 100 * off)}% of the gain")
     return Finding(f"{text}.", "; ".join(figures))
 
 
@@ -106,7 +107,7 @@ def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
     for head in heads:
         facts = [f"score {known(row, f'heads/{kind}', head)}"]
         if len(steps) > 1:
-            facts.append(f"born {born_when(row[f'emerged/{kind}/{head}'], steps)}")
+            facts.append(f"born {format_emergence(row[f'emerged/{kind}/{head}'], steps)}")
         if kind == "induction" and (copying := known(row, "heads/copying", head)):
             facts.insert(1, f"copying {copying}")
         if feeder := fed(row, kind, head):
@@ -163,7 +164,7 @@ def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
     share, error, feeder, read = max(found, default=(0, 1, "", ""))
     if share < error * beyond(2 * len(scores_of(row, kind))):
         return None
-    return feeder, as_known(100 * share, 100 * error), read
+    return feeder, format_with_error(100 * share, 100 * error), read
 
 
 def most_important(row: dict) -> Finding | None:
@@ -191,7 +192,7 @@ def most_important(row: dict) -> Finding | None:
     )
     if len(leaders) > 3 or not set(leaders) <= set(clear):
         return None  # it could be another one as well
-    rise = listed([f"{as_known(*worth[head])}" for head in leaders])
+    rise = listed([f"{format_with_error(*worth[head])}" for head in leaders])
     text = f"{leaders[0]} matters most" if len(leaders) == 1 else f"{listed(leaders)} matter most"
     return Finding(
         f"{text} to the validation loss.",
@@ -243,7 +244,7 @@ def beyond(count: int, chance: float = 0.05) -> float:
 def known(row: dict, score: str, head: str) -> str | None:
     """A head's score with its error, None where one of them is not known."""
     value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
-    return as_known(value, error) if is_known(value, error) else None
+    return format_with_error(value, error) if is_known(value, error) else None
 
 
 def clear(row: dict, score: str, head: str) -> bool:

@@ -4,7 +4,7 @@ standard error is that of this mean."""
 
 import numpy as np
 
-from files import ASIDE
+from common.metrics import COMPANION_SUFFIXES
 
 Tables = dict[str, tuple[np.ndarray, np.ndarray]]  # name → values and standard errors, (L, H) each
 
@@ -142,7 +142,7 @@ def ratio(values: np.ndarray, whole: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def own(tables: Tables) -> Tables:
     """The scores themselves, without what is recorded beside them."""
-    return {name: table for name, table in tables.items() if not name.endswith(ASIDE)}
+    return {name: table for name, table in tables.items() if not name.endswith(COMPANION_SUFFIXES)}
 
 
 def as_metrics(tables: Tables) -> dict[str, float]:

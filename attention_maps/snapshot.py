@@ -11,11 +11,11 @@ from attention_maps import ablation, attention_grid, capture, scores
 from attention_maps.analysis import Seen
 from attention_maps.logit_attribution import explain
 from attention_maps.probes import make_probes
+from common.metrics import is_scored
 from config import Config
 from data.tokenizer import Tokenizer, prompt_ids
 from data.tokens import Tokens
 from decoding import Text, generate_texts
-from files import is_scored
 from model import GPT
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end

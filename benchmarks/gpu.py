@@ -29,7 +29,7 @@ from rich.table import Table
 import cli
 from benchmarks import ROOT, chosen, options, write_json
 from benchmarks.speedrun import in_seconds
-from config import UserError
+from common.errors import UserError
 
 TARGETS = "1.4697,1.44"
 ON_GPU = "tests/test_on_gpu.py"  # has all tests that are marked gpu

@@ -10,7 +10,11 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from config import Config, UserError, did_you_mean, escaped, home, settings
+from cli.config_file import escape_interpolation
+from common.errors import UserError, did_you_mean
+from common.paths import expand_home
+from common.settings import iterate_settings
+from config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NOT_IN_A_SWEEP = {
@@ -33,7 +37,7 @@ def check_arguments(argv: list[str]) -> list[str]:
             "start it by python train.py -m"
         )
     texts = ("<class 'str'>", "str | None")
-    names = {name: str(f.type) in texts for name, f, _ in settings(Config())}
+    names = {name: str(f.type) in texts for name, f, _ in iterate_settings(Config())}
     names |= dict.fromkeys(groups(), False) | {"hydra.sweep.dir": True}
     options = list(argv)
     for arg in given.settings:
@@ -60,7 +64,7 @@ def hydra_options(argv: list[str]) -> argparse.Namespace:
     except argparse.ArgumentError as e:
         raise UserError(str(e)) from None
     if unknown:
-        raise no_setting(unknown[0], [name for name, *_ in settings(Config())])
+        raise no_setting(unknown[0], [name for name, *_ in iterate_settings(Config())])
     if given.config_dir is not None and not Path(given.config_dir).is_dir():
         raise UserError(f"--config-dir={given.config_dir} is not a folder")
     return given
@@ -84,7 +88,7 @@ def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
     if not names.get(key) or value == "null":
         return arg
     if key == "hydra.sweep.dir":
-        value = str(home(key, value))
+        value = str(expand_home(key, value))
     elif sweep:
         with suppress(HydraException):
             OverridesParser.create().parse_override(arg)
@@ -102,7 +106,9 @@ def quote(text: str) -> str:
     # Backslashes count only where they stand before a quote or the text's end.
     return (
         "'"
-        + re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), escaped(text))
+        + re.sub(
+            r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), escape_interpolation(text)
+        )
         + "'"
     )
 

@@ -12,8 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from config import UserError, not_one_of
-from files import printable
+from common.errors import UserError, not_one_of
+from common.text import printable
 
 # How Python, the loader of libraries, and torch on a CPU and on a GPU put it.
 TOO_LITTLE_MEMORY = re.compile(

@@ -15,18 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from cli.arguments import CONFIGS, check_arguments, hydra_options, quote
 from cli.command import Terminal, printer, rank, start
+from cli.config_file import absolute_paths, read_config
 from cli.settings import train_help
-from config import (
-    Config,
-    GPTConfig,
-    TokenizerConfig,
-    UserError,
-    absolute_paths,
-    home,
-    read_config,
-    require_path,
-    settings,
-)
+from common.errors import UserError
+from common.paths import expand_home, require_path
+from common.settings import iterate_settings
+from config import Config, GPTConfig, TokenizerConfig
 
 # With other windows of validation the best loss so far would not compare.
 IMMUTABLE_ON_RESUME = (
@@ -91,7 +85,7 @@ def to_config(
     asked = OmegaConf.to_object(cfg)
     for name in ("run_dir", "init_from"):
         if path := getattr(asked, name):
-            asked = replace(asked, **{name: str(home(name, path))})
+            asked = replace(asked, **{name: str(expand_home(name, path))})
     keys = [override.partition("=")[0] for override in overrides]
     run = kept_config(asked)
     if asked.init_from is None:
@@ -145,8 +139,8 @@ def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], 
         value = getattr(config.model, name) or getattr(run.model, name)
         config = with_value(config, f"model.{name}", value)
     config = replace(config, **{key: getattr(asked, key) for key in PER_COMMAND})
-    now = {name: value for name, _, value in settings(config)}
-    changed = {name: value for name, _, value in settings(run) if value != now[name]}
+    now = {name: value for name, _, value in iterate_settings(config)}
+    changed = {name: value for name, _, value in iterate_settings(run) if value != now[name]}
     wrong = [
         f"{name}: {value} in the run, {now[name]} asked for"
         for name, value in changed.items()

@@ -10,7 +10,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from cli.arguments import groups, is_nanogpts, no_setting
-from config import Config, SampleConfig, settings, shown
+from common.settings import format_value, iterate_settings
+from config import Config, SampleConfig
 
 
 def read_settings(argv: list[str], kind: type, command: str):
@@ -62,19 +63,19 @@ def settings_help(text: str, kind: Callable[[], object]) -> str:
     """A text, and below it the settings that `kind` makes, with their values."""
     width = max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
     lines, section = [text, "\nSettings (KEY=VALUE):"], None
-    for name, f, default in settings(kind()):
+    for name, f, default in iterate_settings(kind()):
         if name.rpartition(".")[0] != section:
             section = name.rpartition(".")[0]
             lines.append("")
         words = f.metadata["help"]
         if choices := f.metadata.get("choices"):
-            words += f" ({' | '.join(map(shown, choices))})"
+            words += f" ({' | '.join(map(format_value, choices))})"
         lines.append(
             textwrap.fill(
                 words,
                 width,
                 break_on_hyphens=False,
-                initial_indent=f"  {name + '=' + shown(default):<30} ",
+                initial_indent=f"  {name + '=' + format_value(default):<30} ",
                 subsequent_indent=" " * 33,
             )
         )

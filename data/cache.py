@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from filelock import FileLock, Timeout
 
-from config import UserError
+from common.errors import UserError
 
 
 def cache_root() -> Path:

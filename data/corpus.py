@@ -21,9 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from config import DataConfig, UserError, home, require_path
+from common.errors import UserError
+from common.files import ordinary_file, sha256_of_file, sync
+from common.paths import expand_home, require_path
+from common.text import printable
+from config import DataConfig
 from data.cache import cache_root, making
-from files import ordinary, printable, sha256_of, sync
 
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -193,7 +196,7 @@ def shakespeare_file(log: Callable[[str], None]) -> Path:
     """tiny Shakespeare, fetched once and checked against its hash."""
     file = cache_root() / "tinyshakespeare.txt"
     with making(SHAKESPEARE_SHA256[:16], log) as part:
-        if file.exists() and sha256_of(file) == SHAKESPEARE_SHA256:
+        if file.exists() and sha256_of_file(file) == SHAKESPEARE_SHA256:
             return file
         log(f"fetching tiny Shakespeare from {SHAKESPEARE_URL}")
         try:
@@ -212,14 +215,14 @@ def shakespeare_file(log: Callable[[str], None]) -> Path:
 
 def dataset_file(config: DataConfig, log: Callable[[str], None]) -> Path:
     """A dataset of the hub, or of a folder of its files, as a .jsonl: fetched once."""
-    local = home("data.name", config.name)
+    local = expand_home("data.name", config.name)
     paths = sorted(local.rglob("*")) if local.is_dir() else []
     sizes = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
     asked = json.dumps([config.name, config.subset, config.split, sizes])
     key = hashlib.sha256(asked.encode()).hexdigest()[:16]
     with making(key, log) as part:
         for file in cache_root().glob(f"{key}_*.jsonl"):  # with its size, to see that it is whole
-            if file.stem == f"{key}_{ordinary(file).stat().st_size}":
+            if file.stem == f"{key}_{ordinary_file(file).stat().st_size}":
                 return file
         log(f"fetching {config.name} (kept in {cache_root()})")
         try:
@@ -255,7 +258,7 @@ def text_files(
 ) -> tuple[Path, ...]:
     """The files of a path: a file, a folder with all below it, or a glob. What is no UTF-8 text is
     left out, with a line that says so."""
-    path = str(home("data.path", path))
+    path = str(expand_home("data.path", path))
     if os.path.isdir(path):
         root, found = Path(path), Path(path).rglob("*")
     elif os.path.exists(path) or not glob.has_magic(path):
@@ -295,7 +298,7 @@ def _is_passed_by(root: Path, globs: list[str], path: Path) -> bool:
 def _is_text(path: Path) -> bool:
     """Whether an ordinary file is UTF-8 text, as far as its beginning shows."""
     try:
-        with unpacked(ordinary(path)) as file:
+        with unpacked(ordinary_file(path)) as file:
             head = file.read(CHECKED)
         decoder = codecs.getincrementaldecoder("utf-8")()
         return "\0" not in decoder.decode(head, final=len(head) < CHECKED)
@@ -306,7 +309,7 @@ def _is_text(path: Path) -> bool:
 def _given(path: str) -> Path:
     """The one file that a path names."""
     require_path(path)
-    file = home("data.path", path)
+    file = expand_home("data.path", path)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "is a pipe, a socket or a device"
         raise UserError(f"data.path={path} {what}: give the path of a text file")

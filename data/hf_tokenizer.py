@@ -10,8 +10,8 @@ import numpy as np
 from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from config import UserError
-from files import read_object
+from common.errors import UserError
+from common.files import read_json_object
 
 FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -111,7 +111,7 @@ def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
 def read_json(path: Path) -> dict:
     """The object in a JSON file, or `UserError`."""
     try:
-        return read_object(path)
+        return read_json_object(path)
     except ValueError as e:
         raise UserError(f"{path} cannot be read as JSON: {e}") from None
 

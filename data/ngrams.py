@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 
 MOST = 1 << 25  # tokens of the training split that are counted, the first
 

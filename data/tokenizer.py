@@ -13,9 +13,10 @@ from tiktoken_ext.openai_public import r50k_pat_str
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
-from config import TokenizerConfig, UserError
+from common.errors import UserError
+from common.files import read_json_object
+from config import TokenizerConfig
 from data.hf_tokenizer import END_OF_TEXT, FILE, SETTINGS, HFTokenizer, byte_level_alphabet
-from files import read_object
 
 DEFAULT_VOCAB_SIZE = 1024
 PATTERNS = {  # how text is split before BPE, which never merges across a split
@@ -212,7 +213,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer kept at path."""
     try:
-        saved = read_object(path)
+        saved = read_json_object(path)
         if saved["kind"] == "char":
             return CharTokenizer(saved["alphabet"])
         if saved["kind"] == "hf":

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from config import Config, DataConfig, TokenizerConfig, UserError
+from common.errors import UserError
+from common.files import ordinary_file, read_json_object, sha256_of_file, sync
+from config import Config, DataConfig, TokenizerConfig
 from data.cache import cache_root, making
 from data.corpus import Corpus, cut_up, is_jsonl, open_corpus
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
-from files import ordinary, read_object, sha256_of, sync
 
 TEXT_FORMAT = 2  # of how text becomes tokens, a part of its fingerprint
 FORMAT = 1  # of the files in the cache
@@ -127,7 +128,7 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
     if corpus.lines != "kept":
         made_from.append(corpus.lines)
     try:
-        text = json.dumps(made_from) + "".join(map(sha256_of, corpus.files))
+        text = json.dumps(made_from) + "".join(map(sha256_of_file, corpus.files))
     except OSError as e:
         raise UserError(f"{e.filename} cannot be read: {e.strerror}") from None
     return hashlib.sha256(text.encode()).hexdigest()
@@ -226,7 +227,7 @@ def _write(
             file.write(ids.astype(dtype).tobytes())
             val_documents += begins and not is_train
     figures = {**counts, "val_documents": val_documents if by_document else None}
-    files = {name: [(part / name).stat().st_size, sha256_of(part / name)] for name in FILES}
+    files = {name: [(part / name).stat().st_size, sha256_of_file(part / name)] for name in FILES}
     (part / "meta.json").write_text(json.dumps({"files": files, "figures": figures}, indent=1))
     for path in (*part.iterdir(), part):
         sync(path)
@@ -235,11 +236,11 @@ def _write(
 def _open(folder: Path, name: str, fingerprint: str, checked: float = 0) -> Tokens:
     """The tokens in a folder. Raises an OSError, ValueError, KeyError, TypeError or UserError where
     they are not there as they were written, by their hash in files of up to `checked` bytes."""
-    meta = read_object(folder / "meta.json")
+    meta = read_json_object(folder / "meta.json")
     for file in FILES:
         size, written = meta["files"][file]
-        found = ordinary(folder / file).stat().st_size
-        if found != size or (size <= checked and sha256_of(folder / file) != written):
+        found = ordinary_file(folder / file).stat().st_size
+        if found != size or (size <= checked and sha256_of_file(folder / file) != written):
             raise ValueError(f"{file} is not as it was written")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     dtype = np.min_scalar_type(tokenizer.vocab_size - 1)

@@ -14,7 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import GPTConfig, TokenizerConfig, UserError, read_config
+from cli.config_file import read_config
+from common.errors import UserError
+from config import GPTConfig, TokenizerConfig
 from data.tokenizer import Tokenizer, hf_files, load_tokenizer
 from interop.folder import CONFIG, Folder
 from interop.gguf_file import GGUF

@@ -4,7 +4,9 @@ import sys
 from dataclasses import dataclass
 
 import cli
-from config import UserError, check_fields, field, home
+from common.errors import UserError
+from common.paths import expand_home
+from common.settings import check_settings, setting
 from interop import save_hf
 from training.checkpoint import load_run
 
@@ -13,12 +15,12 @@ from training.checkpoint import load_run
 class ExportConfig:
     """What `python -m interop` takes."""
 
-    run_dir: str | None = field(None, "folder of the run")
-    to: str | None = field(None, "folder to write, new or empty")
-    checkpoint: str = field("best", "best, last, or a step's number")
+    run_dir: str | None = setting(None, "folder of the run")
+    to: str | None = setting(None, "folder to write, new or empty")
+    checkpoint: str = setting("best", "best, last, or a step's number")
 
     def check(self) -> None:
-        check_fields(self)
+        check_settings(self)
         for key in ("run_dir", "to"):
             if getattr(self, key) is None:
                 raise UserError(f"{key}= is missing: python -m interop run_dir=RUN to=FOLDER")
@@ -27,7 +29,7 @@ class ExportConfig:
 def main() -> None:
     """Write a run's model and tokenizer as a folder of Hugging Face's format."""
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
-    run_dir, to = home("run_dir", config.run_dir), home("to", config.to)
+    run_dir, to = expand_home("run_dir", config.run_dir), expand_home("to", config.to)
     model, tokenizer, _ = load_run(run_dir, config.checkpoint, cli.tell)
     save_hf(model, to, tokenizer)
     cli.tell(f"wrote {to}: {model.num_parameters():,} parameters")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
 from interop.hub import SHARDS, WEIGHTS
 from interop.settings import model_config

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Library
 from torch import Tensor
 
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from interop.settings import NAMES, model_config
 from model import ROPE_HIGH, ROPE_LOW

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from cli import tell
-from config import FETCHED, UserError
+from common.errors import UserError
+from config import HUB_MODEL
 
 # What is fetched: weights without pickle, settings, the tokenizer; nothing in folders.
 WEIGHTS, SHARDS = "model.safetensors", "model-*-of-*.safetensors"
@@ -36,7 +37,7 @@ def fetched(init_from: str) -> str:
 
 def folder_of(init_from: str | Path) -> Path:
     """The folder of a model: itself, or that of the hub's cache for a name that `fetched` gave."""
-    name = FETCHED.fullmatch(str(init_from))
+    name = HUB_MODEL.fullmatch(str(init_from))
     return snapshot(name[1], name[2], local_files_only=True) if name else Path(init_from)
 
 

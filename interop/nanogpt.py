@@ -6,7 +6,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 from data.tokenizer import Tokenizer, of_tiktoken
 
 GPT2_TOKENS = 50257  # from so many on, the vocabulary is GPT-2's

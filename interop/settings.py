@@ -9,7 +9,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
-from config import GPTConfig, UserError, shown
+from common.errors import UserError
+from common.settings import format_value
+from config import GPTConfig
 from data.tokenizer import Tokenizer
 from model import ROPE_HIGH, ROPE_LOW
 
@@ -73,8 +75,8 @@ def from_hf(settings: dict) -> GPTConfig:
     for name, taken in FIXED.items():
         value = rope_type if name == "rope_type" else settings.get(name)
         if value is not None and value not in taken:
-            ours = " or ".join(map(shown, taken))
-            raise UserError(f"{name} is {shown(value)}; what our model has is {ours}")
+            ours = " or ".join(map(format_value, taken))
+            raise UserError(f"{name} is {format_value(value)}; what our model has is {ours}")
     layers = set(settings.get("layer_types") or ()) - {"full_attention"}
     if layers:
         raise UserError(f"layer_types has {layers.pop()}; what our model has is full_attention")
@@ -149,7 +151,7 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
     # What does not come back as it was has no counterpart.
     back = replace(spelled_out(from_hf(settings)), dropout=c.dropout)
     odd = [
-        f"model.{name}={shown(value)}"
+        f"model.{name}={format_value(value)}"
         for name, value in asdict(c).items()
         if value != getattr(back, name) and not name.startswith("ngram_")
     ]

@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from attention_maps.findings import conclude
+from common.files import atomic_write, ordinary_file, read_json_object
+from common.metrics import METRICS, SAMPLES, is_scored, read_rows
 from config import GPTConfig
-from files import METRICS, SAMPLES, atomic_write, is_scored, ordinary, read_object, read_rows
 from report import pack
 from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
 from report.sweep import config_of, settings_of
@@ -180,12 +181,12 @@ def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
     steps = dict.fromkeys([*paths][k] for k in order if 0 <= k < len(paths))
     for path in sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))[-1:]:
         with suppress(ValueError, OSError):  # it cannot be read
-            stats = {step: ordinary(paths[step]).stat() for step in steps}
+            stats = {step: ordinary_file(paths[step]).stat() for step in steps}
             whole = path.with_name("model.safetensors").stat().st_size // 2  # of float32
             size = max((stat.st_size for stat in stats.values()), default=whole)
             return Model(
                 config,
-                read_object(path),
+                read_json_object(path),
                 size,
                 {
                     step: partial(packed_weights, paths[step], stats[step].st_mtime_ns)
@@ -241,7 +242,7 @@ def shots_in(folder: Path, run_dir: Path) -> list[Shot]:
 
 def opened(path: Path):
     """A snapshot's arrays, to read from while it is open."""
-    return np.load(ordinary(path))
+    return np.load(ordinary_file(path))
 
 
 def scored(rows: list[dict]) -> dict:

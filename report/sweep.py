@@ -16,12 +16,16 @@ from zipfile import BadZipFile
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from config import BF16_DECODES_FROM, Config, UserError, read_config, settings
-from files import ASIDE, METRICS, best_row, ordinary, read_object, read_rows
+from cli.config_file import read_config
+from common.errors import UserError
+from common.files import ordinary_file, read_json_object
+from common.metrics import COMPANION_SUFFIXES, METRICS, best_row, read_rows
+from common.settings import iterate_settings
+from config import BF16_DECODES_FROM, Config
 
 CSV, PAGE = "sweep.csv", "sweep.html"
 JOB = "job.json"  # in a job's folder: what it was given, and why its last attempt failed
-HEAD_METRIC = re.compile(rf"(heads|emerged)/(\w+?)({'|'.join(ASIDE)})?/L(\d+)H(\d+)")
+HEAD_METRIC = re.compile(rf"(heads|emerged)/(\w+?)({'|'.join(COMPANION_SUFFIXES)})?/L(\d+)H(\d+)")
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,10 @@ def pairs_again(run_dir: Path) -> float | None:
     """The share of tokens of the validation windows that snapshots look at whose pair with the
     token before came earlier in the window: what a text has for induction to find."""
     for path in sorted(run_dir.glob("attention/step_*.npz"))[-1:]:
-        with suppress(OSError, ValueError, KeyError, BadZipFile), np.load(ordinary(path)) as held:
+        with (
+            suppress(OSError, ValueError, KeyError, BadZipFile),
+            np.load(ordinary_file(path)) as held,
+        ):
             ids = held["window_ids"].astype(np.int64)  # (W, T)
             pairs = (ids[:, :-1] * (ids.max() + 1) + ids[:, 1:]).tolist()
             return fmean(pair in row[:k] for row in pairs for k, pair in enumerate(row))
@@ -126,7 +133,7 @@ def read_run(path: Path) -> Run:
 def read_job(path: Path) -> dict:
     """The note in a job's folder: `overrides`, `swept` (keys of those), `failed` (why, or "")."""
     try:
-        job = read_object(path / JOB)
+        job = read_json_object(path / JOB)
         texts = [*job["overrides"].values(), *job["swept"], job["failed"]]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a setting is no text")
@@ -153,14 +160,14 @@ def settings_of(config: Config | None) -> dict[str, str]:
     """Settings by their dotted names, as YAML would put them."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
-        for name, _, value in (settings(config) if config else ())
+        for name, _, value in (iterate_settings(config) if config else ())
     }
 
 
 def parameters(run_dir: Path) -> int | None:
     """Numbers that are trained, counted in the newest checkpoint."""
     for weights in sorted(run_dir.glob("checkpoints/step_*/model.safetensors"))[-1:]:
-        with suppress(SafetensorError, OSError), safe_open(ordinary(weights), "np") as tensors:
+        with suppress(SafetensorError, OSError), safe_open(ordinary_file(weights), "np") as tensors:
             names = set(tensors.keys()) - {"ngrams.keys"}
             return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None

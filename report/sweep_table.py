@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from files import atomic_write, printable
+from common.files import atomic_write
+from common.text import printable
 from report import sweep
 from report.sweep import Run, Setting
 

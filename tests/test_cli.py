@@ -20,15 +20,10 @@ from omegaconf import OmegaConf
 
 import cli
 from cli.arguments import CONFIGS, check_arguments
-from config import (
-    Config,
-    GPTConfig,
-    SampleConfig,
-    TokenizerConfig,
-    UserError,
-    config_yaml,
-    settings,
-)
+from cli.config_file import config_yaml
+from common.errors import UserError
+from common.settings import iterate_settings
+from config import Config, GPTConfig, SampleConfig, TokenizerConfig
 from interop import starting_config
 
 ROOT = Path(__file__).parents[1]
@@ -354,7 +349,7 @@ def test_the_help_of_train_lists_every_setting_and_every_preset_and_fits_the_win
     status, out, err = answered("max_steps=3 --help")
     assert (status, err) == (0, "") and all(len(line) <= 80 for line in out.splitlines())
     text = " ".join(out.split())
-    for name, f, _ in settings(Config()):
+    for name, f, _ in iterate_settings(Config()):
         assert re.search(rf" {re.escape(name)}=\S+ {re.escape(f.metadata['help'])}", text), name
     for group, presets in cli.groups().items():
         assert all(re.search(rf" {group}={name}\*? \S", text) for name in presets)
@@ -379,7 +374,7 @@ def test_every_setting_of_nanogpt_in_the_docs_is_taken_or_answered():
     rows = [line.split("|") for line in table.partition("\n\n")[0].splitlines()[2:]]
     cells = [name for row in rows for name in re.findall(r"`([\w=]+)`", row[1] + row[3])]
     assert len(cells) > 15
-    taken = {name for name, _, _ in settings(Config())}
+    taken = {name for name, _, _ in iterate_settings(Config())}
     for name in cells:
         if name not in taken:
             assert re.search(

@@ -9,17 +9,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from config import (
-    Config,
-    GPTConfig,
-    SampleConfig,
-    UserError,
-    absolute_paths,
-    config_from,
-    config_yaml,
-    read_config,
-    settings,
-)
+from cli.config_file import absolute_paths, config_from_dict, config_yaml, read_config
+from common.errors import UserError
+from common.settings import iterate_settings
+from config import Config, GPTConfig, SampleConfig
 
 ROOT = Path(__file__).parents[1]
 PRESETS = sorted((ROOT / "configs").glob("*/*.yaml"))
@@ -126,7 +119,7 @@ def test_a_value_at_its_bound_is_taken():
 
 BOUNDED = [
     (name, f)
-    for name, f, _ in settings(Config())
+    for name, f, _ in iterate_settings(Config())
     if any(f.metadata.get(key) is not None for key in ("choices", "ge", "gt", "le", "lt"))
 ]
 
@@ -180,7 +173,7 @@ def test_what_is_left_out_follows_from_the_rest(heads, size, kv, mlp):
 
 
 def test_every_setting_has_a_line_of_help_and_every_number_a_bound_below():
-    for name, f, default in [*settings(Config()), *settings(SampleConfig())]:
+    for name, f, default in [*iterate_settings(Config()), *iterate_settings(SampleConfig())]:
         help, choices = f.metadata["help"], f.metadata.get("choices")
         assert len(help) > 10 and "\n" not in help, name
         assert not choices or default in choices, name
@@ -201,7 +194,7 @@ def test_a_kept_configuration_is_read_back_the_same(tmp_path):
     for values in RIGHT:
         config = changed(Config(), values)
         assert read_back(config, tmp_path) == absolute_paths(config)
-        assert config_from(asdict(config)) == config
+        assert config_from_dict(asdict(config)) == config
 
 
 @pytest.mark.slow
@@ -273,7 +266,7 @@ def settings_of(node, prefix=""):
 
 @named
 def test_a_preset_names_only_known_settings_and_is_headed_by_the_command_that_uses_it(path):
-    group, known = path.parent.name, {name for name, _, _ in settings(Config())}
+    group, known = path.parent.name, {name for name, _, _ in iterate_settings(Config())}
     values = OmegaConf.to_container(OmegaConf.load(path))
     values.pop("defaults", None)
     lines = path.read_text(encoding="utf-8").splitlines()

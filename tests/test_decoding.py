@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small, streamed
 
 from attention_maps.snapshot import sample_text
+from common.text import printable
 from data.tokenizer import CharTokenizer, train_bpe
 from decoding import Noise, Text, next_token_probabilities, sample_token, stream, window_start
-from files import printable
 from kernels import Decoder
 from model import GPT
 

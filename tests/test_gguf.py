@@ -24,7 +24,8 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
 from attention_maps.analysis import findings, look
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 from interop import Checkpoint, layout, load, load_hf
 from interop.gguf_file import stretched
 from interop.settings import NAMES, family_of, hf_settings

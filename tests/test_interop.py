@@ -16,7 +16,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 
-from config import DataConfig, GPTConfig, TokenizerConfig, UserError, read_config
+from cli.config_file import read_config
+from common.errors import UserError
+from common.metrics import read_rows
+from config import DataConfig, GPTConfig, TokenizerConfig
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
@@ -28,7 +31,6 @@ from data.tokenizer import (
     train_bpe,
 )
 from data.tokens import prepare
-from files import read_rows
 from interop import Checkpoint, layout, load, load_hf, save_hf, starting_point
 from interop.settings import hf_settings
 from model import GPT

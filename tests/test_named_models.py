@@ -12,7 +12,9 @@ import pytest
 from huggingface_hub import constants
 from models import lively
 
-from config import GPTConfig, UserError, read_config
+from cli.config_file import read_config
+from common.errors import UserError
+from config import GPTConfig
 from data.tokenizer import train_bpe
 from interop import load, save_hf
 from interop.hub import FILES, WEIGHTS, fetched, folder_of

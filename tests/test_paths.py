@@ -6,7 +6,7 @@ import shutil
 import pytest
 from processes import finished, rows, tiny
 
-from config import read_config
+from cli.config_file import read_config
 
 pytestmark = pytest.mark.slow
 

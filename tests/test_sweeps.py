@@ -33,7 +33,8 @@ import cli
 import report.page
 import sweeps
 from cli.arguments import CONFIGS, check_arguments
-from config import Config, GPTConfig, TokenizerConfig, read_config
+from cli.config_file import read_config
+from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
 from report.sweep import (
     Run,

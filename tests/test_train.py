@@ -11,8 +11,9 @@ from conftest import ROOT, TINY
 from omegaconf import OmegaConf
 from processes import rows, tiny
 
-from config import read_config, settings
-from files import read_rows
+from cli.config_file import read_config
+from common.metrics import read_rows
+from common.settings import iterate_settings
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +142,6 @@ def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file,
             "train.py", *tiny(text_file), "checkpoint.every=1", "checkpoint.keep=99", "--cfg", "job"
         ).stdout
     )
-    kept = {name: value for name, _, value in settings(read_config(whole / "config.yaml"))}
+    kept = {name: value for name, _, value in iterate_settings(read_config(whole / "config.yaml"))}
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
     assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}

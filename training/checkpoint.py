@@ -16,10 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from config import Config, GPTConfig, UserError, config_yaml, read_config
+from cli.config_file import config_yaml, read_config
+from common.errors import UserError
+from common.files import atomic_write, ordinary_file, sha256_of_file, sync
+from common.metrics import METRICS, SAMPLES, best_row, read_rows
+from config import Config, GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
-from files import METRICS, SAMPLES, atomic_write, best_row, ordinary, read_rows, sha256_of, sync
 from model import GPT
 from training.optim import LossWatch, load_optimizer_tensors, optimizer_tensors
 from training.processes import World
@@ -140,7 +143,7 @@ class Checkpoints:
             save_tokenizer(self.text.tokenizer, part / TOKENIZER)
             (part / CONFIG).write_text(config_yaml(self.config), encoding="utf-8")
             files = {
-                name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of(part / name)}
+                name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of_file(part / name)}
                 for name in FILES
             }
             (part / MANIFEST).write_text(_sealed(json.dumps(manifest | {"files": files}, indent=1)))
@@ -218,7 +221,7 @@ def write_pointer(run_dir: Path, name: str, step: int) -> None:
 def read_pointer(run_dir: Path, name: str) -> int | None:
     """The step that checkpoints/`name` names, or None."""
     try:
-        text = ordinary(run_dir / "checkpoints" / name, 100).read_text()
+        text = ordinary_file(run_dir / "checkpoints" / name, 100).read_text()
         found = re.fullmatch(r"step_(\d{8,})", text.strip())
     except (OSError, UnicodeDecodeError):
         return None
@@ -265,7 +268,7 @@ def verify(folder: Path) -> dict:
             written, size = manifest["files"][name], (folder / name).stat().st_size
             if size != written["bytes"]:
                 raise ValueError(f"{name} has {size} bytes where {written['bytes']} were written")
-            if sha256_of(folder / name) != written["sha256"]:
+            if sha256_of_file(folder / name) != written["sha256"]:
                 raise ValueError(f"{name} is not what was written: its sha256 differs")
     except OSError as e:
         raise ValueError(f"{Path(e.filename or folder).name}: {e.strerror}") from e
@@ -277,7 +280,7 @@ def verify(folder: Path) -> dict:
 def read_manifest(folder: Path) -> dict:
     """The manifest of a checkpoint; a ValueError, with what is wrong, for a damaged one."""
     try:
-        text = ordinary(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
+        text = ordinary_file(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
         manifest = {"losses": [0.0, 0]} | manifest  # of older versions
         if manifest["format"] != FORMAT:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from cli import first_line
-from config import BF16_DECODES_FROM, Config, UserError
+from common.errors import UserError
+from config import BF16_DECODES_FROM, Config
 from model import GPT
 
 # Read by cuBLAS before its first product; without it deterministic=true has none to offer.

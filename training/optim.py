@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed import DeviceMesh
 from torch.optim import AdamW, Optimizer
 
-from config import OptimConfig, UserError
+from common.errors import UserError
+from config import OptimConfig
 from training.processes import World
 from training.tensors import copy_rows, local, opened
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from config import Config, GPTConfig, UserError
+from common.errors import UserError
+from config import Config, GPTConfig
 from data.tokens import Tokens
 from model import GPT
 from training.device import describe, has_compiler, memory_here, pick_device, pick_precision

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import DeviceMesh, init_device_mesh
 
-from config import Config, UserError
+from common.errors import UserError
+from config import Config
 from model import GPT
 from training.tensors import whole
 

@@ -16,8 +16,11 @@ from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cli import Terminal, printer
-from config import Config, UserError, config_yaml
-from files import METRICS, SAMPLES, atomic_write, best_row, read_rows
+from cli.config_file import config_yaml
+from common.errors import UserError
+from common.files import atomic_write
+from common.metrics import METRICS, SAMPLES, best_row, read_rows
+from config import Config
 
 # In the terminal: name → metric, format.
 SHOWN = {

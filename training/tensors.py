@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 
-from config import UserError
+from common.errors import UserError
 
 
 def local(tensor: Tensor) -> Tensor:

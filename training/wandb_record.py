@@ -12,8 +12,9 @@ import wandb
 from requests.utils import get_netrc_auth
 
 from cli import first_line
+from common.files import atomic_write, ordinary_file
+from common.metrics import COMPANION_SUFFIXES
 from config import Config
-from files import ASIDE, atomic_write, ordinary
 from training.plan import model_size
 
 START, FINISH = 20, 30  # seconds that W&B is waited for, at most
@@ -87,7 +88,7 @@ def without_heads(row: dict) -> dict:
     row = {
         key: value
         for key, value in row.items()
-        if not any(part.endswith(ASIDE) for part in key.split("/"))
+        if not any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
     }
     most: dict[str, float] = {}
     for key, value in row.items():
@@ -131,7 +132,7 @@ def start(config: Config, run_dir: Path, log: Callable[[str], None]):
     id_file = run_dir / "wandb" / "glassgpt-run-id"
     try:
         (run_dir / "wandb").mkdir(exist_ok=True)
-        id = ordinary(id_file, 100).read_text().strip() if id_file.exists() else None
+        id = ordinary_file(id_file, 100).read_text().strip() if id_file.exists() else None
         try:
             run = init(config, run_dir, mode, id)
         except Exception as e:

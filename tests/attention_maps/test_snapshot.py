@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from attention_maps import ablation, scores, snapshot
 from attention_maps.capture import capture
+from common.metrics import COMPANION_SUFFIXES
 from config import AttentionConfig, Config
 from data.tokenizer import CharTokenizer
-from files import ASIDE
 from model import GPT
 from training.checkpoint import load_run
 from training.processes import Stopped, World
@@ -77,7 +77,7 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
                 rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
                 place = f"L{layer}H{head}"
                 assert row[f"heads/{name}/{place}"] == pytest.approx(mean, abs=rounding)
-                if not name.endswith(ASIDE):
+                if not name.endswith(COMPANION_SUFFIXES):
                     kept = row[f"heads/{name}_se/{place}"]
                     assert kept == pytest.approx(errors[layer, head], abs=rounding)
     assert "heads/importance_se/L0H0" in row

@@ -16,7 +16,8 @@ import pyarrow.parquet
 import pytest
 
 import data.corpus
-from config import DataConfig, UserError
+from common.errors import UserError
+from config import DataConfig
 from data.corpus import open_corpus, stdlib_files, text_files
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import GPTConfig, UserError
+from common.errors import UserError
+from config import GPTConfig
 from data.ngrams import count_ngrams
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from config import UserError
+from common.errors import UserError
 from data.corpus import stdlib_files
 from data.tokenizer import (
     END_OF_TEXT,

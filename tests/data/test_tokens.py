@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data.tokens
-from config import DataConfig, TokenizerConfig, UserError
+from common.errors import UserError
+from config import DataConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
 from data.tokens import prepare
 

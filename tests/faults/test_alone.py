@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from processes import rows, without_rights
 
-from config import SampleConfig, UserError
+from common.errors import UserError
+from config import SampleConfig
 from sample import sample
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from processes import assert_same_run, finished, rows, tiny
 
 import model
-from config import UserError
+from common.errors import UserError
 from training.checkpoint import find_checkpoint
 from training.optim import LossWatch, clip_gradients
 from training.processes import World

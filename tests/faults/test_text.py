@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from models import few
 from processes import after_8_steps, finished
 
-from config import DataConfig, TokenizerConfig, UserError
+from common.errors import UserError
+from config import DataConfig, TokenizerConfig
 from data.tokens import prepare
 
 CHAR = TokenizerConfig(name="char")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from config import Config, GPTConfig, TokenizerConfig, WandbConfig, config_yaml
+from cli.config_file import config_yaml
+from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from report import pack
 from report.page import Model
 from report.sweep import read_job

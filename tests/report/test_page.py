@@ -23,7 +23,7 @@ from pages import (
 )
 from safetensors.torch import save_file
 
-from files import read_rows
+from common.metrics import read_rows
 from report import page
 from training.checkpoint import load_run
 

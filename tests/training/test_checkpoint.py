@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from config import UserError
+from common.errors import UserError
 from training.checkpoint import (
     FILES,
     MANIFEST,

@@ -21,7 +21,8 @@ import data.tokens
 import training.checkpoint
 import training.device
 import training.evaluate
-from config import Config, GPTConfig, OptimConfig, UserError
+from common.errors import UserError
+from config import Config, GPTConfig, OptimConfig
 from training.checkpoint import find_checkpoint
 from training.plan import divide, memory_needed
 from training.processes import World, plain_copy

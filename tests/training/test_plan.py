@@ -11,7 +11,8 @@ from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from config import Config, GPTConfig, OptimConfig, UserError
+from common.errors import UserError
+from config import Config, GPTConfig, OptimConfig
 from model import autocast
 from training import plan
 from training.plan import memory_needed, model_size, resolve

@@ -9,8 +9,11 @@ from rich.text import Text
 
 import training.record
 from cli import Terminal
-from config import UserError, read_config, settings
-from files import as_known, born_when, read_rows
+from cli.config_file import read_config
+from common.errors import UserError
+from common.metrics import read_rows
+from common.settings import iterate_settings
+from common.text import format_emergence, format_with_error
 from training.record import Record, begin_rows, run_folder
 from training.wandb_record import wandb_mode, without_heads
 
@@ -67,11 +70,16 @@ def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
 
 
 def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
-    assert born_when(700, [0, 600, 700, 800]) == "between steps 600 and 700"
-    assert born_when(700, [700, 800]) == born_when(700, [699, 700]) == "at step 700"
-    assert as_known(1.3862, 0.0581) == "1.39 ± 0.06"
-    assert as_known(12.34, 1.7) == "12 ± 2" and as_known(-0.001, 0.02) == "0.00 ± 0.02"
-    assert as_known(0.1234, None) == "0.12" and as_known(0.5, 0.0996) == "0.5 ± 0.1"
+    assert format_emergence(700, [0, 600, 700, 800]) == "between steps 600 and 700"
+    assert format_emergence(700, [700, 800]) == format_emergence(700, [699, 700]) == "at step 700"
+    assert format_with_error(1.3862, 0.0581) == "1.39 ± 0.06"
+    assert (
+        format_with_error(12.34, 1.7) == "12 ± 2"
+        and format_with_error(-0.001, 0.02) == "0.00 ± 0.02"
+    )
+    assert (
+        format_with_error(0.1234, None) == "0.12" and format_with_error(0.5, 0.0996) == "0.5 ± 0.1"
+    )
 
 
 def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monkeypatch):
@@ -167,6 +175,6 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
     configuration = next(
         entry["run"]["config"]["update"] for entry in back if entry["type"] == "run"
     )
-    for name, _, value in settings(read_config(tmp_path / "run" / "config.yaml")):
+    for name, _, value in iterate_settings(read_config(tmp_path / "run" / "config.yaml")):
         section, _, key = name.rpartition(".")
         assert (configuration[section] if section else configuration)[key] == value

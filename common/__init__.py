@@ -1,0 +1,1 @@
+"""Helpers that every module may use: errors, settings, files, metric rows, text."""
