@@ -28,7 +28,7 @@ def main() -> None:
             problems.append(f"{path} has {lines} lines; the limit is {MAX_FILE_LINES}")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                length = node.end_lineno - node.lineno + 1
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > MAX_FUNCTION_LINES:
                     problems.append(
                         f"{path}:{node.lineno}: {node.name} has {length} lines; "
