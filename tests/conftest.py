@@ -66,7 +66,9 @@ def pytest_collection_modifyitems(items):
     soaks out. So is what starts a command or a browser. The slow come first, so that no worker is
     left alone with them at the end."""
     for item in items:
-        starts = {"command", "new_command", "whole", "swept", "chromium"} & set(item.fixturenames)
+        starts = {"command", "new_command", "finished_run", "swept", "chromium"} & set(
+            item.fixturenames
+        )
         if starts or item.get_closest_marker("soak"):
             item.add_marker("slow")
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -155,13 +157,9 @@ def tiny(text_file, tmp_path) -> Config:
 
 
 @pytest.fixture
-def train_here(monkeypatch):
+def train_in_process():
     """Train in this process: train_here(config, resume=True, …) → best validation loss."""
-    from processes import hasten
-
     from train import start
-
-    hasten(monkeypatch.setattr)
 
     def run(config: Config, **changes) -> float:
         return start(replace(config, **changes), "test")
@@ -170,14 +168,14 @@ def train_here(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def whole(text_file, shared) -> Path:
+def finished_run(text_file, shared) -> Path:
     """`processes.tiny`, run to its end without a fault, with a checkpoint of each step: once for
     all tests, which look at it, or change a copy."""
-    from processes import finished
-    from processes import tiny as settings
+    from processes import run_to_end
+    from processes import tiny_arguments as settings
 
     argv = settings(text_file, "checkpoint.every=1", "checkpoint.keep=99")
-    return shared("whole", lambda folder: finished(folder, *argv)) / "run"
+    return shared("whole", lambda folder: run_to_end(folder, *argv)) / "run"
 
 
 @pytest.fixture
@@ -259,7 +257,7 @@ def wait_until(tab, expression: str, seconds: float = 20) -> None:
 
 
 @pytest.fixture
-def see(chromium):
+def open_page(chromium):
     """see(path, width=…, **context) → the page, opened from its file without a network; an error
     in it fails the test."""
     from playwright.sync_api import expect

@@ -39,25 +39,9 @@ def ready() -> None:
             hydra.compose("config", TINY)
 
 
-def hasten(set_attribute: Callable[..., None] = setattr) -> None:
-    """Make this process write, measure and draw less, so that it is sooner at what a test is
-    about: the picture is of the first head."""
-    from PIL import Image
-
-    from attention_maps import attention_grid, snapshot
-
-    set_attribute(snapshot, "SAMPLE_TOKENS", 8)
-    set_attribute(snapshot, "ABLATION_TOKENS", 64)
-    set_attribute(
-        attention_grid,
-        "draw",
-        lambda maps, words, path, *_: Image.fromarray(attention_grid.coloured(maps[0, 0])).save(
-            path, "png"
-        ),
-    )
-
-
-def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None) -> NoReturn:
+def exec_script(
+    script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None
+) -> NoReturn:
     """Be `python SCRIPT ARGV` in this fork, or `python -m SCRIPT ARGV` where it names a module,
     with descriptors 0 to 2 as they are, and end."""
     status = 1
@@ -66,7 +50,6 @@ def become(script: str, argv: Sequence[str], fault: Callable[[], None] = lambda:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         GlobalHydra.instance().clear()
-        hasten()
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
         coded = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
@@ -124,7 +107,7 @@ class Process:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(self.out, flags) if stdout is None else stdout, 1)
         os.dup2(os.open(self.err, flags), 2)
-        become(script, argv, fault)
+        exec_script(script, argv, fault)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -136,7 +119,7 @@ class Process:
             if time.monotonic() > end:
                 self.signal(signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-                raise AssertionError(f"still running after {timeout} s: {self.said()}")
+                raise AssertionError(f"still running after {timeout} s: {self.output()}")
             time.sleep(0.005)
         return self.status
 
@@ -150,17 +133,17 @@ class Process:
         """Wait until it has made a file of so many lines at least."""
         end = time.monotonic() + timeout
         while not path.exists() or (lines and path.read_bytes().count(b"\n") < lines):
-            assert not self.ended(), self.said()
-            assert time.monotonic() < end, f"{path} does not come: {self.said()}"
+            assert not self.ended(), self.output()
+            assert time.monotonic() < end, f"{path} does not come: {self.output()}"
             time.sleep(0.002)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join(
             path.read_text(errors="replace") for path in (self.out, self.err) if path.exists()
         )
 
 
-def tiny(text_file: Path, *more: str) -> list[str]:
+def tiny_arguments(text_file: Path, *more: str) -> list[str]:
     """A run with dropout, of 12 steps, that evaluates and saves every 4 and captures every 6."""
     return [
         *TINY,
@@ -177,12 +160,12 @@ def tiny(text_file: Path, *more: str) -> list[str]:
     ]
 
 
-def finished(folder: Path, *argv: str, status: int = 0, **more) -> str:
+def run_to_end(folder: Path, *argv: str, status: int = 0, **more) -> str:
     """Run it to its end, and give what it said."""
     process = Process(folder, *argv, **more)
-    assert process.wait() == status, process.said()
-    assert "Traceback" not in process.said()
-    return process.said()
+    assert process.wait() == status, process.output()
+    assert "Traceback" not in process.output()
+    return process.output()
 
 
 def run(
@@ -217,7 +200,7 @@ def run(
     return subprocess.CompletedProcess([script, *argv], status, out, err)
 
 
-def at_call(
+def fault_at_call(
     owner,
     name: str,
     call: int,
@@ -239,7 +222,7 @@ def at_call(
     return fault
 
 
-def without_rights() -> None:
+def drop_privileges() -> None:
     """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None)
@@ -253,7 +236,7 @@ def rows(run: str | Path) -> list[dict]:
     return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
 
 
-def timeless(run) -> list[dict]:
+def rows_without_times(run) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows(run)]
 
 
@@ -265,7 +248,7 @@ def same_tensors(one: Path, other: Path) -> bool:
 def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
     """The logged numbers, the texts, the snapshots, the weights and the optimizers' state are the
     same, to the bit."""
-    assert timeless(one) == timeless(other)
+    assert rows_without_times(one) == rows_without_times(other)
     assert Path(one, "samples.jsonl").read_text() == Path(other, "samples.jsonl").read_text()
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert same_tensors(
@@ -279,7 +262,7 @@ def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
             assert np.array_equal(a[key], b[key], equal_nan=a[key].dtype.kind == "f"), key
 
 
-def after_8_steps(whole: Path, copy: Path) -> Path:
+def copy_after_8_steps(whole: Path, copy: Path) -> Path:
     """A copy of a run that has a checkpoint of each step, left with those of steps 4 and 8."""
     shutil.copytree(whole, copy)
     for folder in (copy / "checkpoints").glob("step_*"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from processes import finished, run
+from processes import run, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -91,11 +91,11 @@ def furnish(folder: Path, text_file: Path) -> None:
         "# @package _global_\nmodel:\n  n_layer: 1\n"
     )
     own = ["data=text", "data.path=notes"]
-    finished(folder, *small(["run_dir=runs/mine", *own]))
-    finished(folder, *small(["run_dir=runs/llama", "model=llama_small", *own]))
-    finished(folder, "run_dir=runs/llama", "to=FOLDER", script="interop/__main__.py")
+    run_to_end(folder, *small(["run_dir=runs/mine", *own]))
+    run_to_end(folder, *small(["run_dir=runs/llama", "model=llama_small", *own]))
+    run_to_end(folder, "run_dir=runs/llama", "to=FOLDER", script="interop/__main__.py")
     shutil.copytree(folder / "FOLDER", folder / "exported")
-    finished(folder, *small(["-m", "seed=1,2", "hydra.sweep.dir=runs/rates", *own]))
+    run_to_end(folder, *small(["-m", "seed=1,2", "hydra.sweep.dir=runs/rates", *own]))
 
 
 def small(argv: list[str]) -> list[str]:

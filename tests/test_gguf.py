@@ -19,7 +19,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import few, lively, random_tokens, seeds
-from processes import finished
+from processes import run_to_end
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
@@ -263,10 +263,10 @@ def test_a_list_that_claims_more_than_the_file_has_takes_no_memory(tmp_path):
 @pytest.mark.slow
 def test_a_file_is_sampled_from_and_fine_tuned(text_file, tmp_path):
     write(tmp_path / "m.gguf", model_of("qwen2"), KINDS.Q8_0)
-    finished(
+    run_to_end(
         tmp_path, "init_from=m.gguf", "prompt=the glass", "max_new_tokens=4", script="sample.py"
     )
-    finished(
+    run_to_end(
         tmp_path,
         "init_from=m.gguf",
         "data=text",
@@ -282,7 +282,7 @@ def test_a_file_is_sampled_from_and_fine_tuned(text_file, tmp_path):
     (tmp_path / "m.gguf").unlink()  # the run has all that it needs
     model, tokenizer = load(tmp_path / "run")
     assert model.config.bias == "qkv" and tokenizer.encode("the glass")
-    said = finished(tmp_path, "init_from=no.gguf", script="sample.py", status=1)
+    said = run_to_end(tmp_path, "init_from=no.gguf", script="sample.py", status=1)
     assert "no.gguf does not exist" in said and said.count("\n") == 1
 
 

@@ -11,7 +11,7 @@ from conftest import soak
 from hypothesis import given
 from hypothesis import strategies as st
 from models import few, lively, random_tokens, seeds
-from processes import finished
+from processes import run_to_end
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
@@ -622,7 +622,7 @@ QUIET = [
 @pytest.mark.parametrize("family", [soak("gpt2"), "llama"])
 def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text_file, tmp_path):
     shutil.copytree(good[family], tmp_path / "hf")
-    finished(
+    run_to_end(
         tmp_path,
         "init_from=hf",
         "data=text",
@@ -635,13 +635,13 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text
         *QUIET,
     )
     shutil.rmtree(tmp_path / "hf")  # the run has all that it needs
-    finished(tmp_path, "run_dir=run", "resume=true", "max_steps=6")
+    run_to_end(tmp_path, "run_dir=run", "resume=true", "max_steps=6")
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["step"] == 6 and rows[-1]["val/loss"] < rows[0]["val/loss"]
     ours, tokenizer, config = load_run(tmp_path / "run", "best")
     assert config.tokenizer.name == "hf" and config.model.block_size == 32
     assert config.model.vocab_size == 420 > tokenizer.vocab_size
-    finished(tmp_path, "run_dir=run", "to=out", script=EXPORT)
+    run_to_end(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     compared(tmp_path / "out", ours, tokenizer, WORDS)
 
 
@@ -652,7 +652,7 @@ def test_a_model_of_others_is_fine_tuned_resumed_and_exported(family, good, text
     ids=["gpt2", "default"],
 )
 def test_a_run_of_ours_is_exported(more, text_file, tmp_path):
-    finished(
+    run_to_end(
         tmp_path,
         *more,
         "model.n_layer=1",
@@ -661,10 +661,10 @@ def test_a_run_of_ours_is_exported(more, text_file, tmp_path):
         "max_steps=2",
         *QUIET,
     )
-    finished(tmp_path, "run_dir=run", "to=out", script=EXPORT)
+    run_to_end(tmp_path, "run_dir=run", "to=out", script=EXPORT)
     compared(tmp_path / "out", *load_run(tmp_path / "run", "best")[:2], "the glass model é—λ\n")
     for to, why in (("out", "is there already"), ("no/out", "No such file")):
-        said = finished(tmp_path, "run_dir=run", f"to={to}", script=EXPORT, status=1)
+        said = run_to_end(tmp_path, "run_dir=run", f"to={to}", script=EXPORT, status=1)
         assert why in said and said.count("\n") == 1
 
 
@@ -695,7 +695,7 @@ def test_nanogpts_checkpoint_comes_in_and_nothing_in_it_runs(text_file, tmp_path
         for theirs, ours, *_ in layout(parameter_shapes(model.config), "gpt2")
     }
     torch.save({"model": state, "model_args": shape, "iter_num": 9}, "ckpt.pt")
-    finished(
+    run_to_end(
         tmp_path,
         "init_from=ckpt.pt",
         "data=text",

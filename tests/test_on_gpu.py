@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import lively, random_tokens, small
-from processes import after_8_steps, assert_same_run, same_tensors
+from processes import assert_same_run, copy_after_8_steps, same_tensors
 from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -42,20 +42,20 @@ def on_device(tiny: Config) -> Config:
     [False, pytest.param(True, marks=pytest.mark.skipif(DEVICE == "cpu", reason="a minute"))],
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_resumed_run_has_the_same_bits(on_device, train_here, tmp_path, compile, optimizer):
+def test_a_resumed_run_has_the_same_bits(on_device, train_in_process, tmp_path, compile, optimizer):
     on_device.optim.name, on_device.compile = optimizer, compile
-    train_here(on_device)
-    resumed = after_8_steps(Path(on_device.run_dir), tmp_path / "resumed")
-    train_here(replace(on_device, run_dir=str(resumed)), resume=True)
+    train_in_process(on_device)
+    resumed = copy_after_8_steps(Path(on_device.run_dir), tmp_path / "resumed")
+    train_in_process(replace(on_device, run_dir=str(resumed)), resume=True)
     assert_same_run(on_device.run_dir, resumed)
 
 
 def test_looking_at_attention_beside_the_fused_kernel_changes_no_bit(
-    on_device, train_here, tmp_path
+    on_device, train_in_process, tmp_path
 ):
-    train_here(on_device)
+    train_in_process(on_device)
     on_device.attention.every = on_device.eval.every = 0
-    train_here(on_device, run_dir=str(tmp_path / "unseen"))
+    train_in_process(on_device, run_dir=str(tmp_path / "unseen"))
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert same_tensors(
             *(

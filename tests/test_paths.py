@@ -4,7 +4,7 @@ UTF-8, folders of their own."""
 import shutil
 
 import pytest
-from processes import finished, rows, tiny
+from processes import rows, run_to_end, tiny_arguments
 
 from cli.config_file import read_config
 
@@ -21,24 +21,24 @@ def text(tmp_path, text_file):
 
 
 def short(*more: str) -> list[str]:
-    return [*tiny("notes/a.txt", "max_steps=4", "attention.every=0"), *more]
+    return [*tiny_arguments("notes/a.txt", "max_steps=4", "attention.every=0"), *more]
 
 
 NEW = ["data=text", "max_steps=2", "batch_size=4"]  # a run that starts from another
 
 
 def test_a_run_that_started_from_another_goes_on_from_another_folder(tmp_path, text):
-    finished(text, *short("run_dir=first"))
-    finished(text, "run_dir=tuned", "init_from=first", "data.path=notes/a.txt", *NEW)
+    run_to_end(text, *short("run_dir=first"))
+    run_to_end(text, "run_dir=tuned", "init_from=first", "data.path=notes/a.txt", *NEW)
     trained, untrained = rows(text / "tuned")[0], rows(text / "first")[0]
     assert trained["val/loss"] < untrained["val/loss"]
     assert read_config(text / "tuned" / "config.yaml").tokenizer.name == "char"
     go_on = ["run_dir=here [1]/tuned", "resume=true"]
-    finished(tmp_path, *go_on, "max_steps=4", "init_from=here [1]/first")
+    run_to_end(tmp_path, *go_on, "max_steps=4", "init_from=here [1]/first")
     shutil.rmtree(text / "first")  # which is needed no more
     again = ["run_dir=here [1]/tuned", "resume=auto", "init_from=here [1]/first"]
-    finished(tmp_path, *again, "max_steps=5")
-    said = finished(tmp_path, *go_on, "max_steps=6", "init_from=here [1]/tuned", status=1)
+    run_to_end(tmp_path, *again, "max_steps=5")
+    said = run_to_end(tmp_path, *go_on, "max_steps=6", "init_from=here [1]/tuned", status=1)
     assert "cannot continue with other settings (init_from" in said
 
 
@@ -49,7 +49,7 @@ def test_a_run_that_fails_before_it_begins_removes_what_it_made_and_nothing_else
         ("new", "init_from=missing"),
         ("new", "run_dir=odd\udcff/run"),
     ):
-        finished(text, *short(f"run_dir={folder}", setting), status=1)
+        run_to_end(text, *short(f"run_dir={folder}", setting), status=1)
         (line,) = [line for line in (text / "err.txt").read_text().splitlines() if line]
         assert line.startswith("error: ")
     made = {path.name for path in text.iterdir()} - {"out.txt", "err.txt"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import TINY
-from processes import Process, become, finished
+from processes import Process, exec_script, run_to_end
 
 from config import SampleConfig
 from sample import sample
@@ -23,7 +23,7 @@ def run(text_file, shared):
 
     def make(folder: Path) -> None:
         for name, more in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
-            finished(
+            run_to_end(
                 folder,
                 *TINY,
                 f"tokenizer={name}",
@@ -130,7 +130,7 @@ def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path):
         stdout=os.open("/dev/full", os.O_WRONLY),
     )
     assert process.wait() == 1
-    assert process.said() == (
+    assert process.output() == (
         "error: the output cannot be read or written: No space left on device\n"
     )
 
@@ -174,7 +174,7 @@ class Terminal:
         self.out, (self.pid, self.fd) = "", pty.fork()
         if self.pid == 0:
             os.environ.update(TERM="xterm-256color", COLUMNS="80")
-            become("sample.py", argv)
+            exec_script("sample.py", argv)
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())

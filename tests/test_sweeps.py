@@ -25,7 +25,7 @@ from hydra.core.override_parser.types import Override
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from processes import Process, at_call, finished, rows, timeless
+from processes import Process, fault_at_call, rows, rows_without_times, run_to_end
 from processes import run as command_line
 from rich.console import Console
 
@@ -74,7 +74,7 @@ def swept(text_file, shared) -> Path:
     """A sweep of six jobs, of which two cannot work; what it said is in said.txt beside it."""
 
     def make(folder: Path) -> None:
-        said = finished(
+        said = run_to_end(
             folder,
             "-m",
             "model.n_kv_head=1,3,2",
@@ -144,8 +144,8 @@ def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_pa
     )
     python, script, *argv = shlex.split(line.removeprefix("best run"))
     assert [python, script, *argv] == shlex.split(command(best))
-    finished(tmp_path, *argv, "run_dir=again")
-    assert timeless(tmp_path / "again") == timeless(best.path)
+    run_to_end(tmp_path, *argv, "run_dir=again")
+    assert rows_without_times(tmp_path / "again") == rows_without_times(best.path)
 
 
 @pytest.mark.slow
@@ -188,15 +188,15 @@ def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_p
     kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
     # In another order, and so by other numbers; with a setting that changes nothing any more.
     again = ["-m", "seed=2,1", "model.n_kv_head=2,1", "hydra.sweep.dir=sweep", "resume=auto"]
-    said = finished(tmp_path, *again, *of(text_file), status=1)  # as others there have failed
+    said = run_to_end(tmp_path, *again, *of(text_file), status=1)  # as others there have failed
     logs = [(run.path / "log.txt").read_text() for run in before]
     assert len(logs) == 3 and all("is finished" in log for log in logs)
     assert len(re.findall(r"^[1-4]/4 .* \d\.\d{4} val/loss ", said, re.MULTILINE)) == 4
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
-    assert timeless(copy / "model.n_kv_head=1,seed=2") == timeless(
+    assert rows_without_times(copy / "model.n_kv_head=1,seed=2") == rows_without_times(
         swept / "model.n_kv_head=1,seed=2"
     )
-    said = finished(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
+    said = run_to_end(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
     assert said.count("was begun with other settings (model.n_layer=2)") == 2 * 4, said
     now = {run.path: run for run in read_sweep(copy)}
     assert all(now[run.path].overrides == run.overrides for run in before)
@@ -209,8 +209,8 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     job = tmp_path / "sweep" / "model.n_kv_head=2"
     process.wait_for(job / "metrics.jsonl", lines=3)
     process.signal(signal.SIGTERM)
-    assert process.wait() == 143, process.said()
-    (again,) = re.findall(r"^python (train\.py .*)", process.said(), re.MULTILINE)
+    assert process.wait() == 143, process.output()
+    (again,) = re.findall(r"^python (train\.py .*)", process.output(), re.MULTILINE)
     assert {"-m", "resume=auto", "hydra.sweep.dir=sweep", *argv} == {*shlex.split(again)[1:]} - {
         "max_steps=10000",
         "wandb.mode=disabled",
@@ -219,21 +219,21 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
     lines = list(csv.DictReader((job.parent / "sweep.csv").open(encoding="utf-8")))
     assert [line["status"] for line in lines] == ["unfinished"]
     step = max(int(path.name[5:]) for path in (job / "checkpoints").glob("step_*"))
-    finished(tmp_path, *argv, f"max_steps={step + 2}", "resume=auto")
+    run_to_end(tmp_path, *argv, f"max_steps={step + 2}", "resume=auto")
     assert {run.status for run in read_sweep(job.parent)} == {"finished"}
     assert len(rows(job)) == step + 3
 
 
 @pytest.mark.slow
 def test_a_stop_signal_while_the_last_page_of_a_job_is_drawn_ends_the_sweep(tmp_path, text_file):
-    fault = at_call(
+    fault = fault_at_call(
         report.page,
         "put_together",
         1,
         lambda: os.kill(os.getpid(), signal.SIGTERM),
         when=lambda path, name, content, *_: content.get("step") == 4,
     )
-    said = finished(
+    said = run_to_end(
         tmp_path,
         "-m",
         "seed=1,2",
@@ -264,7 +264,7 @@ def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
         tmp_path, "-m", "model.n_kv_head=1,2", *of(text_file), "hydra.sweep.dir=sweep", fault=fault
     )
     assert process.wait() == 1
-    assert "failed      model.n_kv_head=1: ZeroDivisionError" in process.said()
+    assert "failed      model.n_kv_head=1: ZeroDivisionError" in process.output()
     (job,) = tmp_path.glob("sweep/*=1")
     assert (job / "log.txt").read_text().count("Traceback") == 1
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["failed", "finished"]

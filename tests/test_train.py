@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY
 from omegaconf import OmegaConf
-from processes import rows, tiny
+from processes import rows, tiny_arguments
 
 from cli.config_file import read_config
 from common.metrics import read_rows
@@ -30,9 +30,9 @@ def on(text_file) -> list[str]:
 
 
 @pytest.fixture
-def run(whole, tmp_path) -> Path:
+def run(finished_run, tmp_path) -> Path:
     """A finished run of 12 steps, to be changed."""
-    return shutil.copytree(whole, tmp_path / "run")
+    return shutil.copytree(finished_run, tmp_path / "run")
 
 
 def test_a_run_leaves_what_it_promises_and_says_what_to_do_next(command, tmp_path, text_file):
@@ -136,12 +136,20 @@ def test_output_that_nobody_reads_on_is_no_error(script, tmp_path):
     assert done.stderr == "" and done.stdout.count("\n") == 1
 
 
-def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file, whole):
+def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file, finished_run):
     printed = OmegaConf.create(
         command(
-            "train.py", *tiny(text_file), "checkpoint.every=1", "checkpoint.keep=99", "--cfg", "job"
+            "train.py",
+            *tiny_arguments(text_file),
+            "checkpoint.every=1",
+            "checkpoint.keep=99",
+            "--cfg",
+            "job",
         ).stdout
     )
-    kept = {name: value for name, _, value in iterate_settings(read_config(whole / "config.yaml"))}
+    kept = {
+        name: value
+        for name, _, value in iterate_settings(read_config(finished_run / "config.yaml"))
+    }
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
     assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}

@@ -54,10 +54,10 @@ def test_scores_come_often_and_pictures_seldom(snapshots, picture_every, drawn):
     assert [step for step in range(0, 13, 2) if due(step)] == drawn
 
 
-def test_every_score_and_its_error_can_be_computed_again_from_the_file(whole):
-    model, _, _ = load_run(whole)
-    for row in rows(whole):
-        path = whole / "attention" / f"step_{row['step']:08d}.npz"
+def test_every_score_and_its_error_can_be_computed_again_from_the_file(finished_run):
+    model, _, _ = load_run(finished_run)
+    for row in rows(finished_run):
+        path = finished_run / "attention" / f"step_{row['step']:08d}.npz"
         if not path.exists():
             continue
         held, last = np.load(path), row["step"] == 12

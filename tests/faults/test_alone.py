@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, TINY
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from processes import rows, without_rights
+from processes import drop_privileges, rows
 
 from common.errors import UserError
 from config import SampleConfig
@@ -47,7 +47,7 @@ def test_with_nothing_around_it_a_run_finishes_and_is_sampled_from(
 ):
     (tmp_path / "home").mkdir(mode=0o555)
     env = NOTHING | {"HOME": str(tmp_path / "home") if home == "read-only" else home}
-    more = {"env": env, "preexec_fn": without_rights}
+    more = {"env": env, "preexec_fn": drop_privileges}
     argv = [word for word in QUICK if word != "compile=false"]
     done = new_command("train.py", *argv, f"data.path={text_file}", **more)
     assert done.returncode == 0, done.stderr
@@ -89,8 +89,8 @@ numbers = st.floats(0, 1e308) | st.sampled_from([5e-324, 1e-30, 1.0])
         },
     )
 )  # which is stdin
-def test_whatever_is_asked_for_is_a_text_or_a_sentence(whole, capsys, asked):
-    config = SampleConfig(run_dir=str(whole), max_new_tokens=4, checkpoint="last", **asked)
+def test_whatever_is_asked_for_is_a_text_or_a_sentence(finished_run, capsys, asked):
+    config = SampleConfig(run_dir=str(finished_run), max_new_tokens=4, checkpoint="last", **asked)
     try:
         config.check()
         sample(config)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import soak
-from processes import KILL, Process, rows, same_tensors, timeless, tiny
+from processes import KILL, Process, rows, rows_without_times, same_tensors, tiny_arguments
 
 from training.checkpoint import read_pointer, saved_steps
 
@@ -53,7 +53,7 @@ LACKS = "training goes on"  # without a checkpoint, a row or a snapshot, as it s
 
 
 def argv_of(job: str, text_file: Path) -> list[str]:
-    given = [word for word in tiny(text_file) if job == "run" or word != "run_dir=run"]
+    given = [word for word in tiny_arguments(text_file) if job == "run" or word != "run_dir=run"]
     return [*given, *JOBS[job]]
 
 
@@ -83,8 +83,8 @@ def goes_on(folder: Path, job: str, text_file: Path) -> str:
     """Give the job's command again, with resume=auto; what it says."""
     os.environ["GLASSGPT_CACHE"] = str(folder / "place" / "cache")
     process = Process(folder, *argv_of(job, text_file), "resume=auto")
-    assert process.wait() == 0 and "Traceback" not in process.said(), process.said()
-    return process.said()
+    assert process.wait() == 0 and "Traceback" not in process.output(), process.output()
+    return process.output()
 
 
 def assert_same(job: str, whole: Path, other: Path, said: str) -> None:
@@ -102,8 +102,8 @@ def assert_same(job: str, whole: Path, other: Path, said: str) -> None:
                     for path in (one, run)
                 )
             )
-        left = timeless(run)
-        assert left == [row for row in timeless(one) if row in left]
+        left = rows_without_times(run)
+        assert left == [row for row in rows_without_times(one) if row in left]
         names = [{p.name for p in path.glob("attention/*.npz")} for path in (one, run)]
         assert names[1] <= names[0]
         if LACKS not in said:
@@ -132,7 +132,7 @@ def undisturbed(tmp_path, text_file, monkeypatch):
         folder = tmp_path / "whole"
         folder.mkdir()
         process = traced(folder, job, text_file, "-e", f"trace={','.join('?' + c for c in CALLS)}")
-        assert process.wait() == 0, process.said()
+        assert process.wait() == 0, process.output()
         counts, points = dict.fromkeys(CALLS, 0), []
         for line in (folder / "trace").read_text(errors="replace").splitlines():
             call = line.partition("(")[0]
@@ -173,12 +173,12 @@ def test_ended_before_or_failing_at_any_operation_a_job_goes_on(
         )
         try:
             assert process.wait() in ((-KILL,) if "KILL" in how else (0, 1))
-            said = process.said()
+            said = process.output()
             assert "Traceback" not in said, said
             assert_same(job, whole, folder, said + goes_on(folder, job, text_file))
             held += 1
         except AssertionError as e:
-            wrong.append(f"{call} {k} {how}: {process.status} {process.said()[-600:]} {e}")
+            wrong.append(f"{call} {k} {how}: {process.status} {process.output()[-600:]} {e}")
         shutil.rmtree(folder)
     print(f"{job}: {len(points)} operations, {len(chosen)} of {len(cases)} cases, {held} held")
     assert not wrong, "\n\n".join(wrong)
@@ -251,7 +251,7 @@ def test_after_a_loss_of_power_at_any_moment_a_run_goes_on(
         os.fsync = Disk(whole / "place", out).sync
 
     process = Process(whole, *argv_of("run", text_file), fault=fault)
-    assert process.wait() == 0, process.said()
+    assert process.wait() == 0, process.output()
     states = sorted(out.iterdir(), key=lambda path: int(path.name))
     assert len(states) > 20
     for folder in random.Random(1).sample(states, sample) if sample else states:

@@ -18,8 +18,8 @@ import pytest
 from conftest import ROOT
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from processes import Process, after_8_steps, assert_same_run, at_call, finished, rows
-from processes import tiny as typed
+from processes import Process, assert_same_run, copy_after_8_steps, fault_at_call, rows, run_to_end
+from processes import tiny_arguments as typed
 from safetensors.torch import load_file
 
 import attention_maps.snapshot
@@ -181,11 +181,11 @@ def prepared(place: Path) -> Tokens:
 
 
 @pytest.fixture(scope="module")
-def pristine(whole, shared) -> Path:
+def pristine(finished_run, shared) -> Path:
     """A run with checkpoints of steps 4 and 8, which is the job of a sweep too, and a cache."""
 
     def make(folder: Path) -> None:
-        run = after_8_steps(whole, folder / "sweep" / "job")
+        run = copy_after_8_steps(finished_run, folder / "sweep" / "job")
         job = {"overrides": {"seed": "1"}, "swept": ["seed"], "failed": ""}
         (run / "job.json").write_text(json.dumps(job))
         prepared(folder)
@@ -194,9 +194,9 @@ def pristine(whole, shared) -> Path:
 
 
 @pytest.fixture
-def run(whole, tmp_path) -> Path:
+def run(finished_run, tmp_path) -> Path:
     """A copy of the whole run, as it was after 8 steps, with the checkpoints of steps 4 and 8."""
-    return after_8_steps(whole, tmp_path / "run")
+    return copy_after_8_steps(finished_run, tmp_path / "run")
 
 
 def read_checkpoint(place: Path) -> None:
@@ -283,9 +283,11 @@ def test_whatever_a_file_holds_is_read_or_is_told_in_a_sentence(place, name, rea
 
 
 def test_a_damaged_best_gives_way_to_the_checkpoints_before_it_and_then_to_those_after_it(
-    whole, run
+    finished_run, run
 ):
-    shutil.copytree(whole / "checkpoints" / "step_00000006", run / "checkpoints" / "step_00000006")
+    shutil.copytree(
+        finished_run / "checkpoints" / "step_00000006", run / "checkpoints" / "step_00000006"
+    )
     (run / "checkpoints" / "best").write_text("step_00000006")
     said = []
     for damaged, taken in ((6, 4), (4, 8)):
@@ -328,14 +330,16 @@ def test_a_damaged_record_costs_neither_the_best_checkpoint_nor_a_row_that_can_b
 ):
     run = tmp_path / "run"
     argv = typed(text_file, "attention.every=0", "checkpoint.keep=1")
-    finished(tmp_path, *argv, fault=losses(5.0, 1.0, 2.0, 3.0))
+    run_to_end(tmp_path, *argv, fault=losses(5.0, 1.0, 2.0, 3.0))
     assert saved_steps(run) == [4, 12] and read_pointer(run, "best") == 4
     lines = (run / "metrics.jsonl").read_text().splitlines()
     del lines[4]  # the best row
     (run / "metrics.jsonl").write_text("\n".join([*NO_ROWS, *lines, '{"step": 1']))
     before = (run / "metrics.jsonl").read_bytes()
     (run / "checkpoints" / "best").write_text("")
-    said = finished(tmp_path, "run_dir=run", "resume=true", "max_steps=20", fault=losses(2.5, 2.5))
+    said = run_to_end(
+        tmp_path, "run_dir=run", "resume=true", "max_steps=20", fault=losses(2.5, 2.5)
+    )
     assert f"metrics.jsonl has {len(NO_ROWS)} lines that are no rows" in said
     assert [row["step"] for row in rows(run)] == [0, 1, 2, 3, *range(5, 21)]
     assert (run / "metrics.jsonl.before").read_bytes() == before
@@ -347,7 +351,9 @@ def test_a_resume_keeps_what_it_cannot_read_and_drops_what_came_later(tmp_path, 
     newer = run / "checkpoints" / "step_00000008"
     forge(newer, format=9)
     weights = (newer / MODEL).read_bytes()
-    said = finished(tmp_path, *typed(text_file, "resume=true", "max_steps=5", "attention.every=0"))
+    said = run_to_end(
+        tmp_path, *typed(text_file, "resume=true", "max_steps=5", "attention.every=0")
+    )
     assert "its format is 9" in said and "taking that of step 4" in said
     assert (newer.with_name("aside_1_step_00000008") / MODEL).read_bytes() == weights
     assert sorted(p.name for p in run.glob("attention/*.npz")) == [
@@ -362,12 +368,12 @@ def test_a_best_that_could_not_be_noted_once_is_kept_and_noted_the_next_time(tmp
 
     def fault():
         losses(5.0, 1.0, 2.0, 3.0)()
-        at_call(Path, "replace", 1, no_room, when=lambda part, to: Path(to).name == "best")()
+        fault_at_call(Path, "replace", 1, no_room, when=lambda part, to: Path(to).name == "best")()
 
     def no_room():
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    finished(tmp_path, *argv, fault=fault)
+    run_to_end(tmp_path, *argv, fault=fault)
     assert saved_steps(tmp_path / "run") == [4, 12]
     assert read_pointer(tmp_path / "run", "best") == 4
 
@@ -382,9 +388,9 @@ def test_what_fails_while_it_looks_at_the_run_finds_the_steps_checkpoint_on_disk
     process = Process(
         tmp_path,
         *typed(text_file, "attention.every=8"),
-        fault=at_call(attention_maps.snapshot.Snapshots, "take", 2, fail),
+        fault=fault_at_call(attention_maps.snapshot.Snapshots, "take", 2, fail),
     )
-    assert process.wait() == 1 and "on purpose" in process.said()
+    assert process.wait() == 1 and "on purpose" in process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 8
 
 
@@ -405,7 +411,9 @@ def test_a_model_that_its_weights_do_not_fill_is_never_made(run, change, monkeyp
 
 
 @pytest.mark.slow
-def test_links_in_a_run_are_replaced_and_never_written_through(tmp_path, text_file, whole, run):
+def test_links_in_a_run_are_replaced_and_never_written_through(
+    tmp_path, text_file, finished_run, run
+):
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     (outside / "folder" / "kept").write_text("mine")
@@ -430,8 +438,8 @@ def test_links_in_a_run_are_replaced_and_never_written_through(tmp_path, text_fi
     for name in ("step_00000012", ".step_00000012.part", "step_00000002"):
         (run / "checkpoints" / name).symlink_to(outside / "folder")
     before = {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()}
-    finished(tmp_path, *typed(text_file, "resume=true"))
-    assert_same_run(whole, run)
+    run_to_end(tmp_path, *typed(text_file, "resume=true"))
+    assert_same_run(finished_run, run)
     assert {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()} == before
 
 

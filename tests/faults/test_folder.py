@@ -12,10 +12,10 @@ from processes import (
     KILL,
     Process,
     assert_same_run,
-    at_call,
-    finished,
-    tiny,
-    without_rights,
+    drop_privileges,
+    fault_at_call,
+    run_to_end,
+    tiny_arguments,
 )
 
 import training.device
@@ -32,31 +32,33 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_text_is_prepared(
     (tmp_path / "locked").chmod(0o555)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
-    finished(tmp_path, *tiny(text_file, f"run_dir={where}"), status=1, fault=without_rights)
+    run_to_end(
+        tmp_path, *tiny_arguments(text_file, f"run_dir={where}"), status=1, fault=drop_privileges
+    )
     (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: ") and where in sentence
     assert not (tmp_path / "cache").exists()
 
 
 def test_the_second_run_in_a_folder_is_refused_and_the_lock_of_a_dead_process_is_free(
-    tmp_path, text_file, whole
+    tmp_path, text_file, finished_run
 ):
     first = Process(
         tmp_path,
-        *tiny(text_file),
-        fault=at_call(training.device, "seed_micro_step", 8, lambda: time.sleep(30)),
+        *tiny_arguments(text_file),
+        fault=fault_at_call(training.device, "seed_micro_step", 8, lambda: time.sleep(30)),
     )
     first.wait_for(tmp_path / "run" / "checkpoints" / "last")
     (tmp_path / "other").mkdir()
     other = Process(
-        tmp_path / "other", *tiny(text_file, "resume=auto", f"run_dir={tmp_path / 'run'}")
+        tmp_path / "other", *tiny_arguments(text_file, "resume=auto", f"run_dir={tmp_path / 'run'}")
     )
-    assert other.wait() == 1 and "is in use by another process" in other.said()
+    assert other.wait() == 1 and "is in use by another process" in other.output()
     first.signal(KILL)
     first.wait()
     assert (tmp_path / "run" / ".lock").exists()
-    finished(tmp_path, *tiny(text_file, "resume=true"))
-    assert_same_run(whole, tmp_path / "run")
+    run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
+    assert_same_run(finished_run, tmp_path / "run")
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ def test_the_second_run_in_a_folder_is_refused_and_the_lock_of_a_dead_process_is
     "size", [["model.n_embd=1000000"], soak(["model.n_layer=10000", "model.n_embd=4096"])]
 )
 def test_a_model_larger_than_the_memory_is_refused_and_leaves_nothing(tmp_path, text_file, size):
-    finished(tmp_path, *tiny(text_file, *size), status=1)
+    run_to_end(tmp_path, *tiny_arguments(text_file, *size), status=1)
     (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: there is too little memory on cpu") and size[0] in sentence
     assert not (tmp_path / "run").exists()
@@ -78,8 +80,8 @@ def test_memory_that_ends_in_a_step_costs_no_checkpoint(tmp_path, text_file):
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 1_000_000,) * 2)
         torch.empty(1 << 28)
 
-    fault = at_call(training.device, "seed_micro_step", 6, ask_for_too_much)
-    finished(tmp_path, *tiny(text_file, "attention.every=0"), status=1, fault=fault)
+    fault = fault_at_call(training.device, "seed_micro_step", 6, ask_for_too_much)
+    run_to_end(tmp_path, *tiny_arguments(text_file, "attention.every=0"), status=1, fault=fault)
     (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: there is too little memory (")
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 4

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from processes import assert_same_run, finished, rows, tiny
+from processes import assert_same_run, rows, run_to_end, tiny_arguments
 
 import model
 from common.errors import UserError
@@ -40,16 +40,16 @@ def infinite_gradient(model, loss):
 
 @pytest.mark.slow
 def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
-    tmp_path, text_file, whole
+    tmp_path, text_file, finished_run
 ):
-    said = finished(tmp_path, *tiny(text_file), status=1, fault=faulty(7, nan_loss))
+    said = run_to_end(tmp_path, *tiny_arguments(text_file), status=1, fault=faulty(7, nan_loss))
     (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert sentence.startswith("error: step 7: the loss is not"), said
     assert "resume=auto" in sentence
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 4
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(7))
-    finished(tmp_path, *tiny(text_file, "resume=auto"))  # the fault is gone
-    assert_same_run(whole, tmp_path / "run")
+    run_to_end(tmp_path, *tiny_arguments(text_file, "resume=auto"))  # the fault is gone
+    assert_same_run(finished_run, tmp_path / "run")
 
 
 @pytest.mark.parametrize(

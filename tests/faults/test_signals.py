@@ -9,7 +9,7 @@ import time
 
 import pytest
 from conftest import ROOT
-from processes import Process, assert_same_run, at_call, finished, tiny
+from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_arguments
 
 import training.device
 import training.evaluate
@@ -38,8 +38,8 @@ def in_evaluation(call: int):
         def patched(self, model):
             if next(calls) == call:
                 self.rows = 1
-                at_call(training.evaluate, "autocast", 3, signals(signal.SIGTERM))()
-                at_call(training.evaluate, "autocast", 4, signals(then=40))()
+                fault_at_call(training.evaluate, "autocast", 3, signals(signal.SIGTERM))()
+                fault_at_call(training.evaluate, "autocast", 4, signals(then=40))()
             return loss(self, model)
 
         training.evaluate.Windows.loss = patched
@@ -49,16 +49,16 @@ def in_evaluation(call: int):
 
 @pytest.mark.parametrize("evaluation, step", [(2, 4), pytest.param(4, 12, marks=pytest.mark.soak)])
 def test_sigterm_in_an_evaluation_saves_soon_and_the_run_goes_on_exactly(
-    tmp_path, text_file, whole, evaluation, step
+    tmp_path, text_file, finished_run, evaluation, step
 ):
-    process = Process(tmp_path, *tiny(text_file), fault=in_evaluation(evaluation))
+    process = Process(tmp_path, *tiny_arguments(text_file), fault=in_evaluation(evaluation))
     began = time.monotonic()
-    assert process.wait() == 143, process.said()
+    assert process.wait() == 143, process.output()
     assert time.monotonic() - began < 35
-    assert "resume=true" in process.said() and "Traceback" not in process.said()
+    assert "resume=true" in process.output() and "Traceback" not in process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == step
-    finished(tmp_path, *tiny(text_file, "resume=true"))
-    assert_same_run(whole, tmp_path / "run")
+    run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
+    assert_same_run(finished_run, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_ctrl_c_once_saves_and_twice_leaves_at_once(tmp_path, text_file, numbers
     hangs = 40 if len(numbers) > 1 else 0
     process = Process(
         tmp_path,
-        *tiny(text_file, "attention.every=0"),
-        fault=at_call(training.device, "seed_micro_step", 6, signals(*numbers, then=hangs)),
+        *tiny_arguments(text_file, "attention.every=0"),
+        fault=fault_at_call(training.device, "seed_micro_step", 6, signals(*numbers, then=hangs)),
     )
     began = time.monotonic()
     assert process.wait() == 130 and time.monotonic() - began < 35
     assert find_checkpoint(tmp_path / "run", "last")[1]["step"] == saved
-    assert "Traceback" not in process.said()
+    assert "Traceback" not in process.output()
 
 
 def test_ctrl_c_while_torch_is_loaded_leaves_at_once(tmp_path, text_file):
     process = subprocess.Popen(
-        [sys.executable, ROOT / "train.py", *tiny(text_file)],
+        [sys.executable, ROOT / "train.py", *tiny_arguments(text_file)],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models import few
-from processes import after_8_steps, finished
+from processes import copy_after_8_steps, run_to_end
 
 from common.errors import UserError
 from config import DataConfig, TokenizerConfig
@@ -24,11 +24,13 @@ def read(path: Path, tokenizer=CHAR):
 
 
 @pytest.mark.slow
-def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints(tmp_path, text_file, whole):
-    after_8_steps(whole, tmp_path / "run")
+def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints(
+    tmp_path, text_file, finished_run
+):
+    copy_after_8_steps(finished_run, tmp_path / "run")
     (tmp_path / "mine.txt").write_bytes(text_file.read_bytes().replace(b"glass", b"glaas", 1))
     then, now = (read(path).fingerprint for path in (text_file, tmp_path / "mine.txt"))
-    finished(tmp_path, "run_dir=run", "resume=true", "data.path=mine.txt", status=1)
+    run_to_end(tmp_path, "run_dir=run", "resume=true", "data.path=mine.txt", status=1)
     (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
     assert f"fingerprint {then[:16]} then, {now[:16]} now" in sentence
 
@@ -45,12 +47,14 @@ def test_a_text_changed_by_one_byte_is_refused_with_both_fingerprints(tmp_path, 
     ],
 )
 def test_a_text_that_cannot_be_trained_on_is_one_sentence(
-    tmp_path, tiny, train_here, content, sentence
+    tmp_path, tiny, train_in_process, content, sentence
 ):
     if content is not None:
         (tmp_path / "bad.txt").write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        train_here(replace(tiny, data=DataConfig(source="text", path=str(tmp_path / "bad.txt"))))
+        train_in_process(
+            replace(tiny, data=DataConfig(source="text", path=str(tmp_path / "bad.txt")))
+        )
     assert not (tmp_path / "run").exists()
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from processes import Process, at_call, rows, tiny
+from processes import Process, fault_at_call, rows, tiny_arguments
 
 import training.device
 import training.wandb_record
@@ -78,14 +78,16 @@ def trained(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> str:
         fault()
 
     process = Process(
-        tmp_path, *tiny(text_file, "wandb.mode=online", "attention.every=0"), fault=impatient
+        tmp_path,
+        *tiny_arguments(text_file, "wandb.mode=online", "attention.every=0"),
+        fault=impatient,
     )
     began = time.monotonic()
-    assert process.wait(120) == 0, process.said()
-    assert time.monotonic() - began < 45 and "Traceback" not in process.said()
+    assert process.wait(120) == 0, process.output()
+    assert time.monotonic() - began < 45 and "Traceback" not in process.output()
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(13))
     assert rows(tmp_path / "run")[-1]["train_seconds"] < 4
-    return process.said()
+    return process.output()
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,6 @@ def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
             text_file,
             monkeypatch,
             server.server_port,
-            at_call(training.device, "seed_micro_step", 5, die),
+            fault_at_call(training.device, "seed_micro_step", 5, die),
         )
     assert "did not start online" not in said

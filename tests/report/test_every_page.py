@@ -70,8 +70,8 @@ def test_data_cannot_leave_its_element(tmp_path, write: Callable):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [of_run, soak(of_sweep), soak(of_prompt)])
-def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
-    tab = see(write(tmp_path, HOSTILE))
+def test_hostile_text_is_shown_and_not_run(open_page, tmp_path, write: Callable):
+    tab = open_page(write(tmp_path, HOSTILE))
     for canvas in tab.locator("canvas[tabindex]").all():
         canvas.dispatch_event("focus")
     for mark in tab.locator("#text .token, .chip, .dot, summary, tbody tr, option").all():
@@ -92,8 +92,8 @@ def test_hostile_text_is_shown_and_not_run(see, tmp_path, write: Callable):
         *(soak(write, width) for write in (of_prompt, of_sweep, of_run) for width in (360, 2560)),
     ],
 )
-def test_it_fits_the_window(see, tmp_path, write: Callable, width):
-    tab = see(write(tmp_path, None), width=width)
+def test_it_fits_the_window(open_page, tmp_path, write: Callable, width):
+    tab = open_page(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     for part in tab.locator("main canvas, main svg, main pre, main input, main select").all():
         if part.is_visible() and not part.evaluate("part => part.closest('.heads-grid, .scroll')"):
@@ -150,8 +150,8 @@ def test_it_fits_the_window(see, tmp_path, write: Callable, width):
         ),
     ],
 )
-def test_the_keyboard_reaches_everything(see, tmp_path, write: Callable, order):
-    tab, found = see(write(tmp_path, None)), []
+def test_the_keyboard_reaches_everything(open_page, tmp_path, write: Callable, order):
+    tab, found = open_page(write(tmp_path, None)), []
     for _ in range(65):
         tab.keyboard.press("Tab")
         found.append(

@@ -18,8 +18,8 @@ from report import page
 
 
 @pytest.mark.slow
-def test_needs_are_shown_beside_attention(see, tmp_path):
-    tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
+def test_needs_are_shown_beside_attention(open_page, tmp_path):
+    tab, held = open_page(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
     assert tab.is_checked("#looks") and "L0H0" in tab.inner_text("#map-title")
     tab.check("#needs")
     expect_text(tab, "#map-title", "What each prediction needed after 20 steps")
@@ -53,8 +53,8 @@ def read_need(tab) -> tuple[int, int, str]:
 
 
 @pytest.mark.slow
-def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp_path):
-    tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
+def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(open_page, tmp_path):
+    tab, held = open_page(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
     tab.check("#needs")
     tab.locator("#text .token").nth(9).hover()
     needs = held["token_effect"][9, :10]
@@ -79,8 +79,8 @@ def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(see, tmp
 
 
 @pytest.mark.slow
-def test_the_card_of_a_token_adds_up(see, tmp_path):
-    tab, held = see(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
+def test_the_card_of_a_token_adds_up(open_page, tmp_path):
+    tab, held = open_page(page.write_page(make_explained(tmp_path / "run"))), explain(step=20)
     aside(tab)
     tab.click("[role=radio][aria-label='layer 1, head 2']")
     tab.locator("#text .token").nth(5).click()
@@ -115,8 +115,8 @@ def test_the_card_of_a_token_adds_up(see, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_wiring_follows_the_slider(see, tmp_path):
-    tab = see(page.write_page(make_explained(tmp_path / "run")))
+def test_the_wiring_follows_the_slider(open_page, tmp_path):
+    tab = open_page(page.write_page(make_explained(tmp_path / "run")))
     wires = tab.locator("#composition .wire")
     assert wires.count() == 1  # what is not clear of its error is not drawn
     wide = wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)")

@@ -14,9 +14,9 @@ HEAD = "[role=radio][aria-label='layer 1, head 2']"
 
 
 @pytest.mark.slow
-def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_path):
+def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(open_page, tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10), max_steps=20)
-    tab = see(page.write_page(run))
+    tab = open_page(page.write_page(run))
     expect_text(tab, "#alive", "running")
     tab.click(HEAD)
     tab.click("#text .token >> nth=5")
@@ -46,9 +46,9 @@ def test_a_page_takes_over_the_newer_one_and_keeps_what_is_looked_at(see, tmp_pa
 
 
 @pytest.mark.slow
-def test_every_view_has_an_address(see, tmp_path):
+def test_every_view_has_an_address(open_page, tmp_path):
     path = page.write_page(make_run(tmp_path / "run"))
-    tab = see(path)
+    tab = open_page(path)
     tab.click(HEAD)
     tab.focus("#step")
     tab.keyboard.press("ArrowLeft")
@@ -59,7 +59,7 @@ def test_every_view_has_an_address(see, tmp_path):
     tab.wait_for_timeout(400)
     address = tab.evaluate("location.hash")
     assert address == "#head=L1H2&step=10&token=4&weights=value&on=repeated"
-    other = see(path)
+    other = open_page(path)
     other.goto(path.as_uri() + address)
     other.reload()
     expect_text(other, "#map-title", tab.inner_text("#map-title"))  # comes with the maps
@@ -73,7 +73,7 @@ def test_every_view_has_an_address(see, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
+def test_a_prompts_page_has_its_border_and_scores(open_page, tmp_path):
     rng = np.random.default_rng(0)
     scores = {
         f"heads/{name}/L{layer}H{head}": float(rng.random()) / 9
@@ -91,7 +91,7 @@ def test_a_prompts_page_has_its_border_and_scores(see, tmp_path):
         scores,
         prompted=200,
     )
-    tab = see(path)
+    tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     assert "L1H2" in tab.inner_text("#map-title")  # the head that tells most
     assert "induction 0.70 ± 0.03" in tab.inner_text("#seen")

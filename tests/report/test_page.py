@@ -50,8 +50,8 @@ def test_many_long_samples_leave_room_for_the_maps(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_run_has_a_page(whole, tmp_path):
-    run = shutil.copytree(whole, tmp_path / "run")
+def test_a_real_run_has_a_page(finished_run, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
     content, _ = read_back(page.write_page(run))
     assert content["steps"][0] == 0 and content["curves"]["val/loss"]["values"]
     assert content["groups"] == 1
@@ -66,8 +66,8 @@ def test_a_real_run_has_a_page(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
-    run = shutil.copytree(whole, tmp_path / "run")
+def test_a_cell_tells_why_the_head_looked_there(finished_run, open_page, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "run")
     model, path = lively(load_run(run)[0]), run / "attention" / "step_00000012"
     weights = {name: p.detach().half() for name, p in model.named_parameters()}
     model.load_state_dict(weights, strict=False)  # tied: the output layer is not named again
@@ -75,16 +75,16 @@ def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
     maps = model.attention_maps(torch.from_numpy(held["text_ids"])[None])[:, 0]
     save_file(weights, f"{path}.safetensors")
     np.savez(f"{path}.npz", **held | {"text": maps.half().numpy()})
-    tab = see(page.write_page(run))
+    tab = open_page(page.write_page(run))
     tab.click("[role=radio][aria-label='layer 1, head 1']")
     focus_map(tab, 12, 4, 16)
     tab.keyboard.press("Enter")
     expect_text(tab, "#why h3", "Why L1H1 looked from")
     logs = maps[1, 1, 12, :13].log()  # scores, but for what is the same in all of the row
     numbers = re.findall(r"[+−]\d+\.\d\d", tab.inner_text("#why"))
-    whole, *terms = (float(number.replace("−", "-")) for number in numbers)
-    assert whole == pytest.approx((logs[4] - logs.mean()).item(), abs=0.01) and abs(whole) > 0.05
-    assert sum(terms) == pytest.approx(whole, abs=0.06)  # each is rounded
+    total, *terms = (float(number.replace("−", "-")) for number in numbers)
+    assert total == pytest.approx((logs[4] - logs.mean()).item(), abs=0.01) and abs(total) > 0.05
+    assert sum(terms) == pytest.approx(total, abs=0.06)  # each is rounded
     tab.focus("#step")
     tab.keyboard.press("Home")  # by the weights of step 0
     expect_text(tab, "#map-title", "after 0 steps")
@@ -92,10 +92,10 @@ def test_a_cell_tells_why_the_head_looked_there(whole, see, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_map_shows_the_captured_numbers(see, tmp_path):
+def test_the_map_shows_the_captured_numbers(open_page, tmp_path):
     T, held = 80, snapshot(T=80, step=20)
     # too narrow for labels: the map is all cells
-    tab = see(page.write_page(make_run(tmp_path / "run", T=T)), width=620)
+    tab = open_page(page.write_page(make_run(tmp_path / "run", T=T)), width=620)
     tab.click("[role=radio][aria-label='layer 1, head 2']")
     tab.locator("#map canvas").scroll_into_view_if_needed()
     box = tab.locator("#map canvas").bounding_box()
@@ -113,8 +113,8 @@ def test_the_map_shows_the_captured_numbers(see, tmp_path):
 
 
 @pytest.mark.slow
-def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
-    tab = see(page.write_page(make_run(tmp_path / "run")))
+def test_slider_play_heads_probe_weighting_and_average(open_page, tmp_path):
+    tab = open_page(page.write_page(make_run(tmp_path / "run")))
     first = {step: snapshot(step=step) for step in (0, 10, 20)}
 
     def value() -> str:
@@ -169,9 +169,12 @@ def test_slider_play_heads_probe_weighting_and_average(see, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp_path):
+def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(open_page, tmp_path):
     words = ["if", " x", ":", "\n", "\t", "return", " x", "\n"] * 2
-    tab, held = see(page.write_page(make_run(tmp_path / "run", words=words))), snapshot(step=20)
+    tab, held = (
+        open_page(page.write_page(make_run(tmp_path / "run", words=words))),
+        snapshot(step=20),
+    )
     tab.click("[role=radio][aria-label='layer 0, head 3']")
     tab.locator("#text .token").nth(9).hover()
     to, back = tab.inner_text("#lists .to"), tab.inner_text("#lists .from")
@@ -195,8 +198,8 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(see, tmp
 
 
 @pytest.mark.slow
-def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
-    tab = see(page.write_page(make_run(tmp_path / "run")))
+def test_the_heads_their_story_and_the_training_are_shown(open_page, tmp_path):
+    tab = open_page(page.write_page(make_run(tmp_path / "run")))
     assert tab.locator("#scores h3").all_inner_texts() == [
         "previous token",
         "induction",
@@ -251,7 +254,7 @@ def test_the_heads_their_story_and_the_training_are_shown(see, tmp_path):
 
 @pytest.mark.slow
 def test_a_deep_models_heads_are_in_a_frame_beside_the_map_and_the_first_token_can_be_left_out(
-    see, tmp_path
+    open_page, tmp_path
 ):
     held = snapshot(L=24, H=4, T=16)
     held["text"][:, :, :, 0] += 60 * (np.arange(16) > 0)  # heads that rest on the first token
@@ -265,7 +268,7 @@ def test_a_deep_models_heads_are_in_a_frame_beside_the_map_and_the_first_token_c
     }
     deep = PROMPTED._replace(config=replace(PROMPTED.config, n_layer=24))
     text = "This model repeats what it has seen: L20H1 looks at what followed last time."
-    tab = see(
+    tab = open_page(
         page.attention_page(
             held, "deep", tmp_path / "p.html", deep, scores, [(text, "score 0.80 ± 0.02")]
         ),

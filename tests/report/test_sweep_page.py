@@ -105,8 +105,8 @@ def test_nothing_at_all_and_rows_of_nan_make_a_page(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_best_setting_and_every_other_are_shown(see, grouped):
-    tab, best = see(write(grouped)), "python train.py max_steps=20 model.n_kv_head=4 seed=1"
+def test_the_best_setting_and_every_other_are_shown(open_page, grouped):
+    tab, best = open_page(write(grouped)), "python train.py max_steps=20 model.n_kv_head=4 seed=1"
     assert tab.inner_text("#summary") == "n_kv_head (3) · 3 settings · 9 runs"
     figures = tab.inner_text("#figures")
     assert "2.247 ± 0.023" in figures and "mean ± standard error of 3 seeds" in figures
@@ -141,8 +141,8 @@ def test_the_best_setting_and_every_other_are_shown(see, grouped):
 
 
 @pytest.mark.slow
-def test_curves_and_prices_are_read_and_singled_out(see, grouped):
-    tab = see(write(grouped))
+def test_curves_and_prices_are_read_and_singled_out(open_page, grouped):
+    tab = open_page(write(grouped))
     assert tab.locator("#curve-0 .line.faint").count() == 9
     assert tab.locator("#curve-0 .line.bold").count() == 3
     names = tab.locator("#curve-0 text[data-group]").all_text_contents()
@@ -197,12 +197,12 @@ def test_curves_and_prices_are_read_and_singled_out(see, grouped):
 
 
 @pytest.mark.slow
-def test_what_did_not_finish_is_shown_as_such(see, tmp_path):
+def test_what_did_not_finish_is_shown_as_such(open_page, tmp_path):
     reason = "model.n_embd=32 is not a multiple of model.n_head=3"
     fail_job(make_job(tmp_path, {"model.n_head": "3"}, None), reason)
     fail_job(make_job(tmp_path, {"model.n_head": "2"}, 1.0, steps=(0, 10)), "NaN")
     make_job(tmp_path, {"model.n_head": "8"}, 3.0, steps=(0, 10))
-    tab = see(write(tmp_path))
+    tab = open_page(write(tmp_path))
     assert "No run has finished yet" in tab.inner_text("main")
     assert tab.inner_text("#troubles h3") == "2 runs failed, 1 run unfinished"
     assert sorted(tab.locator("#troubles li").all_inner_texts()) == [
@@ -223,10 +223,10 @@ def test_what_did_not_finish_is_shown_as_such(see, tmp_path):
         soak("null 1 2", "1 2 null", False),
     ],
 )
-def test_values_are_put_in_order_and_on_a_fitting_axis(see, tmp_path, typed, order, is_log):
+def test_values_are_put_in_order_and_on_a_fitting_axis(open_page, tmp_path, typed, order, is_log):
     for k, value in enumerate(typed.split()):
         make_job(tmp_path, {"optim.x": value}, 2 + k / 10, L=1, H=2, T=8)
-    tab = see(write(tmp_path))
+    tab = open_page(write(tmp_path))
     shown = [name.removesuffix(" ★") for name in tab.locator(".chip").all_inner_texts()]
     assert shown == order.split()
     assert ("logarithmic" in tab.text_content("#against-0 svg")) == is_log

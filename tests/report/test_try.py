@@ -20,9 +20,9 @@ HOSTILE = "<img src=x onerror=window.hacked=1>"
 
 
 @pytest.fixture
-def own(whole, tmp_path):
+def own(finished_run, tmp_path):
     """A run's folder, of weights as large as trained ones, and its model and tokenizer."""
-    run = shutil.copytree(whole, tmp_path / "run")
+    run = shutil.copytree(finished_run, tmp_path / "run")
     model, tokenizer, _ = load_run(run)
     for step in (0, 6, 12):
         lively(model, step)
@@ -41,9 +41,9 @@ def number(tab, ids, **changes) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own, see):
+def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own, open_page):
     run, model, tokenizer = own
-    tab, text = see(page.write_page(run)), "the glass the glass"
+    tab, text = open_page(page.write_page(run)), "the glass the glass"
     tab.fill("#typed", text)
     ids = tokenizer.encode(text)
     expect_text(tab, "#try-says", f"{len(ids)} tokens")
@@ -66,7 +66,7 @@ def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own
     expect_text(tab, "#changed", "Off: L1H1, token 2.")
     wait_until(tab, "location.hash.includes('off=L1H1&hidden=2')")
     assert np.abs(number(tab, ids, off=["L1H1"], hidden=[2]) - logits).max() > 0.01
-    again = see(run / "report.html")
+    again = open_page(run / "report.html")
     again.goto(tab.url)
     again.reload()
     expect_text(again, "#changed", "Off: L1H1, token 2.")
@@ -92,9 +92,9 @@ def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own
 
 
 @pytest.mark.slow
-def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, see):
+def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, open_page):
     run, *_ = own
-    tab = see(page.write_page(run))
+    tab = open_page(page.write_page(run))
     url = tab.url.partition("#")[0]
     tab.goto(f"{url}#text={HOSTILE}&off=L9H9,{HOSTILE}&hidden=99999")
     tab.reload()
@@ -104,7 +104,7 @@ def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, see
     for place in read_back(run / "report.html")[0]["weights"]["blobs"].values():
         blobs[place + 1] = "AAAA" + blobs[place + 1][4:]
     (run / "report.html").write_text('class="blob">'.join(blobs))
-    tab = see(run / "report.html")
+    tab = open_page(run / "report.html")
     tab.fill("#typed", "the glass")
     expect_text(tab, "#try-says", "cannot be run")
     assert tab.locator("#map canvas").is_visible()

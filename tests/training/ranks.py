@@ -79,14 +79,14 @@ class Ranks:
         return [process.wait(timeout) for process in self.processes]
 
     def said(self) -> str:
-        return "\n".join(process.said() for process in self.processes)
+        return "\n".join(process.output() for process in self.processes)
 
 
 def trained(folder: Path, size: int, *argv: str, **more) -> str:
     """Train to the end, and give what was said."""
     ranks = Ranks(folder, size, *argv, **more)
-    assert ranks.wait() == [0] * size, ranks.said()
-    return ranks.said()
+    assert ranks.wait() == [0] * size, ranks.output()
+    return ranks.output()
 
 
 def in_ranks(folder: Path, size: int, work: Callable[[World], object]) -> list:

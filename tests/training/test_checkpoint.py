@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def run(tiny, train_here, shared) -> Path:
+def run(tiny, train_in_process, shared) -> Path:
     """A finished run with checkpoints of steps 8 and 12."""
-    trained = shared("trained", lambda folder: train_here(tiny, run_dir=str(folder / "run")))
+    trained = shared("trained", lambda folder: train_in_process(tiny, run_dir=str(folder / "run")))
     return Path(shutil.copytree(trained / "run", tiny.run_dir))
 
 
@@ -46,9 +46,9 @@ def test_best_last_and_a_step_name_checkpoints(run):
         load_run(run, 5)
 
 
-def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_here):
+def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_in_process):
     tiny.checkpoint.every, tiny.checkpoint.keep, tiny.max_steps = 1, 2, 20
-    train_here(tiny)
+    train_in_process(tiny)
     run = Path(tiny.run_dir)
     assert set(saved_steps(run)) == {19, 20, read_pointer(run, "best")}
     assert not list((run / "checkpoints").glob(".*"))
@@ -64,9 +64,9 @@ def test_no_byte_of_a_manifest_changes_unnoticed(run):
 
 
 def test_when_every_checkpoint_is_damaged_there_is_a_sentence_and_no_fresh_start(
-    run, tiny, train_here
+    run, tiny, train_in_process
 ):
     for model in run.glob("checkpoints/*/model.safetensors"):
         model.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
-        train_here(tiny, resume=True)
+        train_in_process(tiny, resume=True)

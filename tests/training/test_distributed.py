@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from processes import assert_same_run, at_call, rows
+from processes import assert_same_run, fault_at_call, rows
 from ranks import Ranks, in_ranks, trained
 from safetensors.numpy import load_file
 from steps import Steps
@@ -219,7 +219,7 @@ def test_what_does_not_go_with_so_many_processes_is_refused():
 
 def of(rank: int, *call):
     """`processes.at_call` in one rank."""
-    return lambda here: at_call(*call)() if here == rank else None
+    return lambda here: fault_at_call(*call)() if here == rank else None
 
 
 def kill(number: int = signal.SIGKILL):
@@ -264,9 +264,9 @@ def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
 ):
     ranks = Ranks(tmp_path, size, *argv(text_file), fault=of(rank, *fault))
     statuses = ranks.wait()
-    assert statuses.pop(rank) in (1, -9) and set(statuses) == {1}, ranks.said()
+    assert statuses.pop(rank) in (1, -9) and set(statuses) == {1}, ranks.output()
     if rank == 1:
-        said = ranks.processes[0].said()
+        said = ranks.processes[0].output()
         assert said.count("error: another process of the run has ended") == 1
         assert "Traceback" not in said
     # The first rank alone reads the whole text again.
@@ -292,8 +292,8 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
 ):
     argv = sharded(text_file, "checkpoint.every=0")
     ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
-    assert ranks.wait() == [128 + number] * 2, ranks.said()
-    (said,) = re.findall(r"stopped after (\d+) steps; to go on", ranks.said())
+    assert ranks.wait() == [128 + number] * 2, ranks.output()
+    (said,) = re.findall(r"stopped after (\d+) steps; to go on", ranks.output())
     assert int(said) in (step, step + 1)
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == int(said)
 
@@ -304,6 +304,6 @@ def test_a_mistake_is_said_once(tmp_path, text_file):
     assert ranks.processes[0].wait() == 1
     ranks.processes[1].signal(signal.SIGTERM)  # as torchrun does
     ranks.wait()
-    (said,) = re.findall("^error: .*", ranks.said(), re.M)
+    (said,) = re.findall("^error: .*", ranks.output(), re.M)
     assert "batch_size=3 cannot be divided among 2" in said
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from processes import at_call, rows, same_tensors
+from processes import fault_at_call, rows, same_tensors
 
 import training.device
 from config import Config
@@ -15,9 +15,9 @@ from config import Config
 pytestmark = pytest.mark.slow
 
 
-def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_path):
+def test_what_observes_a_run_does_not_change_it(tiny: Config, train_in_process, tmp_path):
     tiny.model.dropout = 0.2
-    train_here(tiny)
+    train_in_process(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
     other = replace(
         tiny,
@@ -26,7 +26,7 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
         attention=replace(tiny.attention, every=0),
         checkpoint=replace(tiny.checkpoint, every=0),
     )
-    train_here(other)
+    train_in_process(other)
     assert [row["train/loss"] for row in rows(other.run_dir) if "train/loss" in row] == losses
     assert same_tensors(
         *(
@@ -37,17 +37,17 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_here, tmp_pa
 
 
 def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
-    tiny: Config, train_here, tmp_path, monkeypatch
+    tiny: Config, train_in_process, tmp_path, monkeypatch
 ):
-    train_here(tiny)
+    train_in_process(tiny)
     each = [row["train/loss"] for row in rows(tiny.run_dir) if row["step"]]
     seldom = replace(tiny, run_dir=str(tmp_path / "seldom"), log=replace(tiny.log, every=5))
     with monkeypatch.context() as patch:
         patch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
-        at_call(*where, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))()
+        fault_at_call(*where, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))()
         with pytest.raises(SystemExit):
-            train_here(seldom)
-    train_here(seldom, resume=True)
+            train_in_process(seldom)
+    train_in_process(seldom, resume=True)
     found = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
     assert found == {
         step: pytest.approx(fmean(each[begin:step]), rel=1e-6)
@@ -57,19 +57,19 @@ def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
     assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
 
 
-def test_a_stop_gives_the_signals_back_as_they_were(tiny: Config, train_here, monkeypatch):
+def test_a_stop_gives_the_signals_back_as_they_were(tiny: Config, train_in_process, monkeypatch):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
-    at_call(*where, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))()
+    fault_at_call(*where, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))()
     with pytest.raises(SystemExit, match="143"):
-        train_here(tiny)
+        train_in_process(tiny)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_here):
+def test_the_last_step_is_logged_evaluated_captured_and_saved(tiny: Config, train_in_process):
     tiny.log.every = tiny.eval.every = tiny.checkpoint.every = tiny.attention.every = 0
     tiny.optim = replace(tiny.optim, name="muon", schedule="constant")
-    train_here(tiny)
+    train_in_process(tiny)
     (row,) = rows(tiny.run_dir)
     assert (row["train/lr"], row["train/muon_lr"]) == (tiny.optim.lr, 5 * tiny.optim.lr)
     assert row["step"] == 12 and row["tokens"] == 12 * 4 * 32

@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from processes import Process, at_call
+from processes import Process, fault_at_call
 from ranks import train_in_fork, trained
 from test_distributed import assert_same_steps, odd
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -20,7 +20,7 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
 
     def work():
         if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            at_call(
+            fault_at_call(
                 training.device, "seed_micro_step", 8, lambda: os.kill(os.getpid(), signal.SIGKILL)
             )()
         train_in_fork(argv)
@@ -41,8 +41,8 @@ def test_after_a_process_is_killed_torchrun_goes_on_from_the_last_checkpoint(tmp
         sys.exit()
 
     torchrun = Process(tmp_path, fault=launch)
-    assert torchrun.wait() == 0, torchrun.said()
-    assert torchrun.said().count("error: another process of the run has ended") == 1
-    assert torchrun.said().count("resuming at step 5") == 1
+    assert torchrun.wait() == 0, torchrun.output()
+    assert torchrun.output().count("error: another process of the run has ended") == 1
+    assert torchrun.output().count("resuming at step 5") == 1
     trained(tmp_path, 1, *argv, "run_dir=one")
     assert_same_steps(tmp_path / "one", tmp_path / "run")
