@@ -39,13 +39,14 @@ from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare_text
 from model import GPT, autocast
 from report.page import write_page
-from training import checkpoint, device, optim
+from training import checkpoint, device
 from training.checkpoint import Checkpoints
 from training.evaluate import evaluate, splits_of
-from training.optim import lr_factor, set_learning_rates
+from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.record import Record, Stopwatch, goes_on, print_losses, print_summary, run_folder
+from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="config")
@@ -109,7 +110,7 @@ def train(config: Config, world: World, run_dir: Path) -> float:
     splits = splits_of(text, config, world)
     model, forward, optimizers = build(config, world, load_initial_weights)
     checkpoints = Checkpoints(config, run_dir, world, log)
-    watch = checkpoints.begin(model, optimizers, text)
+    guard, mean_loss = checkpoints.begin(model, optimizers, text)
     checkpoints.restore(manifest, rows)
     print_run(log, config, model, text, world.size)
     clock = Stopwatch(
@@ -132,7 +133,7 @@ def train(config: Config, world: World, run_dir: Path) -> float:
                 if not recorded:  # what a resumed run did before is not done again
                     if is_due(config.eval.every, step, config):
                         clock.switch("evaluate")
-                        watch.flush()
+                        guard.flush()
                         row |= evaluate(model, splits, last=step == config.max_steps)
                     checkpoints.keep(step, row, clock)
                     look = is_due(config.attention.every, step, config)
@@ -156,8 +157,10 @@ def train(config: Config, world: World, run_dir: Path) -> float:
                     loss += micro_loss.detach() / (config.accumulate * world.size)
                 if config.shard == 1:  # FSDP2 does it in each backward pass
                     average_gradients(model, world)
-                norms = optim.clip_gradients(model, config.optim.grad_clip, world, config.shard)
-                watch.check(step, world.sum(loss), norms)
+                norms = clip_gradients(model, config.optim.grad_clip, world, config.shard)
+                loss = world.sum(loss)
+                guard.check(step, loss, norms)
+                mean_loss.add(loss)
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -166,10 +169,10 @@ def train(config: Config, world: World, run_dir: Path) -> float:
                     record.advance(step)
                 if is_due(config.log.every, step, config):
                     row = {
-                        "train/loss": watch.mean(),
+                        "train/loss": mean_loss.read(),
                         "train/grad_norm": norms.norm().item(),
                         "train/tokens_per_second": clock.speed(tokens_seen(step, config)),
-                        **optim.learning_rates(optimizers),
+                        **learning_rate_metrics(optimizers),
                     }
         except Stopped as stopped:
             checkpoints.save(step, row, clock, last_chance=True)
@@ -275,7 +278,7 @@ def build(
     model = GPT(config.model)
     load_initial_weights(model)
     forward, mesh = shard_model(model, config, world.size)
-    return model, forward, optim.build_optimizers(model, config.optim, config.precision, mesh)
+    return model, forward, build_optimizers(model, config.optim, config.precision, mesh)
 
 
 def micro_batches(

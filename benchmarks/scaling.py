@@ -62,7 +62,7 @@ def make_step(kind: str, config, world, x, y):
     from torch.nn.utils import clip_grad_norm_
 
     from model import GPT, autocast
-    from training.optim import build_optimizers, clip_gradients
+    from training.optimizers import build_optimizers, clip_gradients
     from training.processes import average_gradients, shard_model
 
     model, mesh = GPT(config.model).to(config.device), None

@@ -101,7 +101,7 @@ def make_config(size: str, precision: str, compile: bool | str, device: str):
 def ours(size: str, precision: str, compile: bool | str, device: str, seconds: float) -> dict:
     from model import GPT
     from training.device import set_up
-    from training.optim import build_optimizers
+    from training.optimizers import build_optimizers
     from training.plan import compiles, model_size
     from training.processes import compile_model
 

@@ -11,7 +11,7 @@ from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
 from interop.hub import SHARDS, WEIGHTS
 from interop.settings import model_config
-from training.tensors import opened
+from training.tensors import open_safetensors
 
 CONFIG = "config.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
@@ -42,7 +42,7 @@ class Folder:
     def tensor(self, name: str) -> Tensor:
         """A tensor, mapped from its file."""
         _, path, stored = self._tensors[name]
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             return file.get_tensor(stored)
 
     @cached_property
@@ -51,7 +51,7 @@ class Folder:
         found = {}
         prefix = {"gpt2": "transformer.", "llama": "model."}[self.names]
         for path in self._files():
-            with opened(path) as file:
+            with open_safetensors(path) as file:
                 for stored in file.keys():  # noqa: SIM118  it is no dict
                     # GPT-2's own files lack the prefix.
                     named = stored.startswith((prefix, "lm_head."))

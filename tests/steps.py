@@ -5,8 +5,9 @@ import torch
 from config import Config
 from model import GPT, autocast
 from train import micro_batches
-from training.optim import build_optimizers, clip_gradients, lr_factor, set_learning_rates
+from training.optimizers import build_optimizers, clip_gradients
 from training.processes import World, average_gradients, shard_model
+from training.schedule import lr_factor, set_learning_rates
 
 ALONE = World()
 

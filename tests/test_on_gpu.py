@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from config import Config, GPTConfig
 from kernels import Decoder
 from model import GPT, SelfAttention, attention, causal_mask, store
-from training.optim import LossWatch
+from training.nonfinite import NonFiniteGuard
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
 pytestmark = [
@@ -113,7 +113,7 @@ def test_steps_make_nobody_wait(compile):
             device=DEVICE, precision="bf16", compile=compile, batch_size=4, model=small(n_embd=64)
         )
     )
-    x, guard = random_tokens(4, 16), LossWatch(take_step.model)
+    x, guard = random_tokens(4, 16), NonFiniteGuard(take_step.model)
     for step in range(6):
         if step == 3:  # all is set up
             torch.cuda.set_sync_debug_mode("error")

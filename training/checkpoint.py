@@ -24,10 +24,12 @@ from config import Config, GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
 from model import GPT
-from training.optim import LossWatch, load_optimizer_tensors, optimizer_tensors
+from training.nonfinite import NonFiniteGuard
+from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.processes import World
 from training.record import Stopwatch
-from training.tensors import copy_rows, opened, whole
+from training.state import MeanLoss
+from training.tensors import copy_rows, full_tensor, open_safetensors
 
 FORMAT = 1
 MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
@@ -56,11 +58,12 @@ class Checkpoints:
         self.saved: int | None = None  # the step that was saved last
         self.best: dict | None = None  # the row of the lowest validation loss that has a checkpoint
 
-    def begin(self, model: GPT, optimizers: list, text: Tokens) -> LossWatch:
-        """Take what is saved; return the watch on the loss, which is saved too."""
+    def begin(self, model: GPT, optimizers: list, text: Tokens) -> tuple[NonFiniteGuard, MeanLoss]:
+        """Set what is saved; return the guard and the mean loss, which is saved too."""
         self.model, self.optimizers, self.text = model, optimizers, text
-        self.watch = LossWatch(model)
-        return self.watch
+        self.guard = NonFiniteGuard(model)
+        self.mean_loss = MeanLoss(self.config.device)
+        return self.guard, self.mean_loss
 
     def restore(self, manifest: dict, rows: list[dict]) -> None:
         """Load the checkpoint of the manifest, {} for none; set later ones aside."""
@@ -70,7 +73,7 @@ class Checkpoints:
         folder = step_folder(self.run_dir, step)
         load_weights(self.model, folder / MODEL)
         load_optimizer_tensors(self.optimizers, self.model, folder / OPTIMIZER)
-        self.watch.restore(manifest["losses"])
+        self.mean_loss.restore(manifest["losses"])
         if self.world.rank == 0:
             for later in saved_steps(self.run_dir):
                 if later > step:  # could not be read, which may be no fault of its own
@@ -99,7 +102,7 @@ class Checkpoints:
         cannot be written costs a note, and at the last chance raises `NotSaved`."""
         if self.saved == step:
             return True
-        self.watch.flush()
+        self.guard.flush()
         clock.switch("save")
         tensors = {
             MODEL: self.model.tensors(),
@@ -107,7 +110,7 @@ class Checkpoints:
         }
         for found in tensors.values():
             for name in sorted(found):
-                value = whole(found[name].detach())  # by all ranks together
+                value = full_tensor(found[name].detach())  # by all ranks together
                 found[name] = value.cpu().contiguous() if self.world.rank == 0 else None
         problem = ""
         if self.world.rank == 0:
@@ -117,7 +120,7 @@ class Checkpoints:
                 "seconds": clock.seconds,
                 "metrics": row,
                 "fingerprint": self.text.fingerprint,
-                "losses": self.watch.state(),
+                "losses": self.mean_loss.state(),
             }
             problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
@@ -322,7 +325,7 @@ def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
 
 def check_weights(path: Path, config: GPTConfig) -> None:
     """Raise `UserError` where the weights at path are not this model's; more positions are fine."""
-    with opened(path) as file:
+    with open_safetensors(path) as file:
         names = file.keys()
         shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
     positions = shapes.get("position_embedding.weight") or [0]
@@ -347,7 +350,7 @@ def check_shapes(path: Path, shapes: dict[str, list], expected: dict[str, list])
 def load_weights(model: GPT, path: Path) -> None:
     """Copy the weights at path into the model; of more positions, the first."""
     check_weights(path, model.config)
-    with opened(path) as file:
+    with open_safetensors(path) as file:
         for name, tensor in model.tensors().items():
             copy_rows(file, name, tensor)
 

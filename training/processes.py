@@ -19,7 +19,7 @@ from torch.distributed import DeviceMesh, init_device_mesh
 from common.errors import UserError
 from config import Config
 from model import GPT
-from training.tensors import whole
+from training.tensors import full_tensor
 
 # Rank 0 may draw or save for long. A process that died is noticed at once all the same, by its
 # closed connection.
@@ -169,7 +169,7 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
     """The model as one process has it, on rank 0, made of all ranks' parts; None elsewhere."""
     if world.size == 1:
         return model
-    tensors = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    tensors = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
     if world.rank > 0:
         return None
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Tensors that may be divided among ranks by their rows, read from safetensors files."""
+"""Tensors that may be sharded by rows over ranks, and reading them from safetensors files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +11,22 @@ from torch.distributed.tensor import distribute_tensor
 from common.errors import UserError
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The rows of a sharded tensor that are here; any other tensor itself."""
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a sharded tensor, or an unsharded tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together, by all ranks at once; any other tensor itself."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor, which all ranks call together; return others as they are."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @contextmanager
-def opened(path: Path) -> Iterator:
-    """A safetensors file, to read from while it is open."""
+def open_safetensors(path: Path) -> Iterator:
+    """Open a safetensors file for reading; raise `UserError` if it cannot be read."""
     try:
         if not path.is_file():
-            raise OSError("there is no such file")
+            raise OSError("the file does not exist")
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as e:
@@ -34,7 +34,13 @@ def opened(path: Path) -> Iterator:
 
 
 def copy_rows(file, name: str, tensor: Tensor) -> None:
-    """Copy the first rows of an open safetensors file's tensor; each rank takes its part."""
+    """Copy the first rows of a saved tensor into `tensor`; each rank copies its own part.
+
+    Args:
+        file: An open safetensors file.
+        name: Name of the tensor in the file.
+        tensor: The target, which may be sharded and have fewer rows than the saved tensor.
+    """
     rows = file.get_slice(name)[: len(tensor)]
     if hasattr(tensor, "to_local"):
         rows = distribute_tensor(rows, tensor.device_mesh, tensor.placements, src_data_rank=None)

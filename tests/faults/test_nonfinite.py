@@ -9,7 +9,8 @@ from processes import assert_same_run, rows, run_to_end, tiny_arguments
 import model
 from common.errors import UserError
 from training.checkpoint import find_checkpoint
-from training.optim import LossWatch, clip_gradients
+from training.nonfinite import NonFiniteGuard
+from training.optimizers import clip_gradients
 from training.processes import World
 
 
@@ -65,5 +66,5 @@ def test_the_tensor_is_named(wrong, named):
     loss = wrong(small, small(tokens[:, :-1], tokens[:, 1:])[1])
     loss.backward()
     with pytest.raises(UserError) as error:
-        LossWatch(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
+        NonFiniteGuard(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
     assert str(error.value).startswith(named)

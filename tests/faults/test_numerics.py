@@ -9,14 +9,10 @@ import torch
 
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
-from training.optim import (
-    LossWatch,
-    build_optimizers,
-    clip_gradients,
-    lr_factor,
-    set_learning_rates,
-)
+from training.nonfinite import NonFiniteGuard
+from training.optimizers import build_optimizers, clip_gradients
 from training.processes import World
+from training.schedule import lr_factor, set_learning_rates
 
 
 def made(**optim):
@@ -40,7 +36,7 @@ def take_step(model, optimizers, x, y, config, step=0) -> tuple[torch.Tensor, to
         micro_loss.backward()
         loss += micro_loss.detach()
     norms = clip_gradients(model, config.optim.grad_clip, World())
-    LossWatch(model).check(step, loss, norms)
+    NonFiniteGuard(model).check(step, loss, norms)
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

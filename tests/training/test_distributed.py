@@ -26,7 +26,7 @@ from config import Config, GPTConfig, OptimConfig
 from training.checkpoint import find_checkpoint
 from training.plan import divide, memory_needed
 from training.processes import World, plain_copy
-from training.tensors import local
+from training.tensors import local_part
 
 
 def odd(text_file: Path, *more: str) -> list[str]:
@@ -140,9 +140,9 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
         take_step = steps_of(world, shard)
         loss, norms = take_step(*tokens_of(world))
         gpt = take_step.model
-        mine = sum(local(p.detach()).numel() for p in gpt.parameters())
+        mine = sum(local_part(p.detach()).numel() for p in gpt.parameters())
         state = sum(
-            local(t).numel()
+            local_part(t).numel()
             for o in take_step.optimizers
             for s in o.state.values()
             for t in s.values()
@@ -255,7 +255,7 @@ def alone(shared, text_file):
     [
         pytest.param(2, sharded, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
         pytest.param(3, three, 1, (training.device, "seed_micro_step", 8, kill()), marks=slow),
-        pytest.param(2, sharded, 0, (training.checkpoint, "whole", 40, kill()), marks=soak),
+        pytest.param(2, sharded, 0, (training.checkpoint, "full_tensor", 40, kill()), marks=soak),
         pytest.param(2, sharded, 1, (training.evaluate, "autocast", 3, fail), marks=soak),
     ],
 )

@@ -9,16 +9,15 @@ from steps import Steps
 
 from config import Config, GPTConfig, OptimConfig
 from model import GPT
-from training.optim import (
-    ROW_MEAN,
+from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
+from training.optimizers import (
+    ROW_SQUARES_DECAY,
     Muon,
     RowAdagrad,
     build_optimizers,
-    load_optimizer_tensors,
-    lr_factor,
-    optimizer_tensors,
     orthogonalize,
 )
+from training.schedule import lr_factor
 
 
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
@@ -53,7 +52,9 @@ def test_muon_moves_a_matrix_by_the_written_out_rule():
         p.grad = torch.randn(6, 4)
         momentum = 0.9 * momentum + 0.1 * p.grad
         update = orthogonalize((0.1 * p.grad + 0.9 * momentum)[None])[0]
-        squares = ROW_MEAN * squares + (1 - ROW_MEAN) * (update**2).mean(dim=1, keepdim=True)
+        squares = ROW_SQUARES_DECAY * squares + (1 - ROW_SQUARES_DECAY) * (update**2).mean(
+            dim=1, keepdim=True
+        )
         update = update / (squares * 6).sqrt()
         expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
         optimizer.step()

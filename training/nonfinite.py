@@ -1,0 +1,66 @@
+"""A guard that ends a run whose loss or gradients are no longer finite."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import UserError
+
+
+class PendingCheck(NamedTuple):
+    """A check whose result may still be on its way from the GPU."""
+
+    step: int
+    is_finite: Tensor  # (1 + parameters,), boolean: the loss, then each gradient
+    copied: torch.cuda.Event | None  # None: the result is on the CPU already
+
+
+class NonFiniteGuard:
+    """Raises `UserError` if the loss or a gradient is NaN or infinite.
+
+    On a CPU it raises before the update of that step. A GPU is not waited for: there the result is
+    read before the next update, and by `flush` before anything is saved.
+
+    Args:
+        model: The model, whose parameters name the gradients.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._names = [name for name, _ in model.named_parameters()]
+        self._pending: PendingCheck | None = None
+
+    def check(self, step: int, loss: Tensor, gradient_norms: Tensor) -> None:
+        """Check the loss () and the gradient norms (parameters,) of the step after `step` others.
+
+        Raises:
+            UserError: If a value is not finite, here or in the step before.
+        """
+        self.flush()
+        is_finite = torch.cat((loss[None], gradient_norms)).isfinite()
+        if not is_finite.is_cuda:
+            self._pending = PendingCheck(step, is_finite, None)
+            self.flush()
+            return
+        is_finite = is_finite.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()  # right after the copy, so that later work of the GPU is not waited for
+        self._pending = PendingCheck(step, is_finite, copied)
+
+    def flush(self) -> None:
+        """Wait for the last check and raise `UserError` if a value was not finite."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if pending.copied:
+            pending.copied.synchronize()
+        loss_is_finite, *gradients_are_finite = pending.is_finite.tolist()
+        if loss_is_finite and all(gradients_are_finite):
+            return
+        quantity = "the loss"
+        if loss_is_finite:
+            quantity = f"the gradient of {self._names[gradients_are_finite.index(False)]}"
+        raise UserError(
+            f"step {pending.step + 1}: {quantity} is not a finite number, so this update is not "
+            "made; continue from the last checkpoint with resume=auto and a lower optim.lr."
+        )

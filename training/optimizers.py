@@ -1,0 +1,282 @@
+"""Optimizers: Muon for the blocks' matrices, row-wise Adagrad for n-grams, AdamW for the others."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import DeviceMesh
+from torch.optim import AdamW, Optimizer
+
+from config import OptimConfig
+from training.processes import World
+from training.tensors import local_part
+
+# Coefficients of Muon's quintic iteration (Jordan et al. 2024). The polynomial is steep at 0, so
+# that small singular values grow quickly; in exchange they end near 1 instead of exactly at 1.
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+# Share of a row's running mean square that is kept at each step (NorMuon).
+ROW_SQUARES_DECAY = 0.9
+# Lower bound of a mean square before its root is taken, so that a row without a gradient stays.
+MIN_MEAN_SQUARE = 1e-10
+
+
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Move the singular values of each matrix near 1 (0.7 to 1.2) by Newton–Schulz iteration.
+
+    The iteration consists of matrix products only and handles all matrices in one batch.
+
+    Args:
+        matrices: Matrices of one shape, (n, rows, columns).
+        dtype: Precision of the iteration.
+
+    Returns:
+        The orthogonalized matrices (n, rows, columns), in the dtype of the input.
+
+    Reference:
+        Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
+    """
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    x = matrices.to(dtype)
+    is_tall = x.shape[-2] > x.shape[-1]
+    if is_tall:
+        x = x.mT  # gives the smaller of the two Gram matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # all singular values are now at most 1
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    if is_tall:
+        x = x.mT
+    return x.to(matrices.dtype)
+
+
+def orthogonalize_distributed(
+    matrices: Tensor, parameter: Tensor, dtype: torch.dtype, mesh: DeviceMesh
+) -> Tensor:
+    """Orthogonalize matrices on all ranks of a mesh; each rank handles its share of the matrices.
+
+    Args:
+        matrices: (n, local rows, columns): this rank's rows of each matrix if `parameter` is
+            sharded, else all rows.
+        parameter: One of the parameters, whose placement the matrices share.
+        dtype: Precision of the iteration and of the messages between ranks.
+        mesh: The ranks.
+
+    Returns:
+        This rank's rows of the orthogonalized matrices, (n, local rows, columns).
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    n, (rows, columns) = len(matrices), parameter.shape
+    placements = getattr(parameter, "placements", [Replicate()])
+    by_rows = [Shard(1) if placement.is_shard() else placement for placement in placements]
+    by_matrix = [Shard(0)] * mesh.ndim
+
+    def distribute(tensor: Tensor, placements: list) -> DTensor:
+        return DTensor.from_local(
+            tensor,
+            mesh,
+            placements,
+            run_check=False,
+            shape=(n, rows, columns),
+            stride=(rows * columns, columns, 1),
+        )
+
+    own_matrices = distribute(matrices.to(dtype), by_rows).redistribute(placements=by_matrix)
+    orthogonal = distribute(orthogonalize(own_matrices.to_local(), dtype), by_matrix)
+    return orthogonal.redistribute(placements=by_rows).to_local().to(matrices.dtype)
+
+
+class Muon(Optimizer):
+    """Nesterov momentum with an orthogonalized, row-normalized update and decoupled weight decay.
+
+    A matrix (rows, columns) moves by lr · √max(1, rows/columns) · the orthogonalized momentum. Each
+    row of that update is first divided by the root of its running mean square, relative to the mean
+    square that every row of an orthogonal matrix has on average.
+
+    Matrices of the same shape are orthogonalized in one batch.
+
+    Args:
+        params: The matrices, each 2-dimensional.
+        lr: Learning rate.
+        momentum: Momentum coefficient.
+        weight_decay: Decoupled weight decay, multiplied by the learning rate.
+        dtype: Precision of the orthogonalization.
+        mesh: Ranks that share the orthogonalization; None for one process.
+
+    Reference:
+        Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype = torch.float32,
+        mesh: DeviceMesh | None = None,
+    ):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
+        self.mesh = mesh
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # without torch's closure
+        """Update all matrices that have a gradient."""
+        for group in self.param_groups:
+            by_shape = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape[p.shape].append(p)
+            for params in by_shape.values():
+                self._update(params, group["lr"], group["momentum"], group["weight_decay"])
+
+    def _update(
+        self, params: list[Tensor], lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        """Update matrices of one shape (rows, columns), each whole or sharded by rows."""
+        rows, columns = params[0].shape
+        orthogonal_mean_square = 1 / max(rows, columns)
+        for p in params:
+            if not self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+                self.state[p]["row_squares"] = torch.full_like(p[:, :1], orthogonal_mean_square)
+
+        # Nesterov momentum
+        momenta = [local_part(self.state[p]["momentum"]) for p in params]
+        grads = [local_part(p.grad) for p in params]
+        torch._foreach_lerp_(momenta, grads, 1 - momentum)
+        nesterov = torch.stack(torch._foreach_lerp(grads, momenta, momentum))  # (n, rows, columns)
+
+        # Orthogonalization
+        if self.mesh is None:
+            updates = orthogonalize(nesterov, self.dtype)
+        else:
+            updates = orthogonalize_distributed(nesterov, params[0], self.dtype, self.mesh)
+
+        # Row normalization
+        row_squares = [local_part(self.state[p]["row_squares"]) for p in params]
+        new_squares = updates.square().mean(dim=-1, keepdim=True)  # (n, rows, 1)
+        mean_squares = torch.lerp(torch.stack(row_squares), new_squares, 1 - ROW_SQUARES_DECAY)
+        torch._foreach_copy_(row_squares, list(mean_squares.unbind()))
+        updates = (
+            updates * (orthogonal_mean_square / mean_squares.clamp(min=MIN_MEAN_SQUARE)).sqrt()
+        )
+
+        # Weight decay and update
+        weights = [local_part(p) for p in params]
+        torch._foreach_mul_(weights, 1 - lr * weight_decay)
+        scale = math.sqrt(max(1, rows / columns))
+        torch._foreach_add_(weights, list(updates.unbind()), alpha=-lr * scale)
+
+
+class RowAdagrad(Optimizer):
+    """Adagrad with one sum of squared gradients per row of a table.
+
+    A row without a gradient does not change; of a sparse gradient only its rows are touched.
+
+    Args:
+        params: The tables, each 2-dimensional.
+        lr: Learning rate.
+
+    Reference:
+        Duchi et al. 2011, "Adaptive Subgradient Methods for Online Learning and Stochastic
+        Optimization".
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # without torch's closure
+        """Update the rows that have a gradient."""
+        (group,) = self.param_groups
+        for p in group["params"]:
+            if not self.state[p]:
+                self.state[p]["row_squares"] = torch.zeros_like(p[:, :1])
+            weights = local_part(p)
+            row_squares = local_part(self.state[p]["row_squares"])
+            grad = local_part(p.grad)
+            rows: slice | Tensor = slice(None)
+            if grad.is_sparse:
+                rows = grad.indices()[0]
+                grad = grad.values()
+            sums = row_squares[rows] + grad.square().mean(dim=1, keepdim=True)  # (rows, 1)
+            row_squares[rows] = sums
+            weights[rows] -= group["lr"] * grad / sums.clamp(min=MIN_MEAN_SQUARE).sqrt()
+
+
+def build_optimizers(
+    model: nn.Module, optim: OptimConfig, precision: str = "fp32", mesh: DeviceMesh | None = None
+) -> list[Optimizer]:
+    """Build the optimizers that together update every parameter once.
+
+    Only matrices and embeddings get weight decay. Each parameter group stores its peak learning
+    rate as `peak_lr`, which `schedule.set_learning_rates` scales.
+
+    Args:
+        model: The model, on its device and sharded if it is to be.
+        optim: The optimizer settings. With name="muon", Muon updates the blocks' matrices.
+        precision: "fp32" or "bf16": the precision in which Muon orthogonalizes.
+        mesh: Ranks that share Muon's orthogonalization; None for one process.
+    """
+    named = list(model.named_parameters())
+    tables = [p for name, p in named if name == "ngrams.table"]
+    matrices = []
+    if optim.name == "muon":
+        matrices = [p for name, p in named if name.startswith("blocks.") and p.dim() == 2]
+    assigned = {id(p) for p in [*tables, *matrices]}
+    others = [p for p in model.parameters() if id(p) not in assigned]
+
+    decayed = [p for p in others if p.dim() >= 2]
+    undecayed = [p for p in others if p.dim() < 2]
+    groups = [
+        {"params": decayed, "weight_decay": optim.weight_decay},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = (optim.beta1, optim.beta2)
+    optimizers: list[Optimizer] = [AdamW(groups, lr=optim.lr, betas=betas, fused=True)]
+    if matrices:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        optimizers.append(
+            Muon(matrices, optim.muon_rate, optim.momentum, optim.weight_decay, dtype, mesh)
+        )
+    if tables:
+        optimizers.append(RowAdagrad(tables, optim.lr))
+
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, max_norm: float, world: World, shard: int = 1) -> Tensor:
+    """Scale all gradients in place so that their joint norm is at most `max_norm`.
+
+    Args:
+        model: The model, whose parameters all have a gradient.
+        max_norm: Largest joint norm; 0 for no clipping.
+        world: The ranks of the run.
+        shard: Number of ranks that the model is sharded over.
+
+    Returns:
+        The norm of each parameter's gradient before clipping, (parameters,), on the device.
+    """
+    for p in model.parameters():
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.coalesce()  # adds up the gradients of a row that occurs several times
+    grads = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
+    grads = [grad.values() if grad.is_sparse else grad for grad in grads]
+    norms = torch.stack(torch._foreach_norm(grads))
+    if world.size > 1:
+        # Each row is on world.size / shard ranks.
+        squares = norms.double().square() * (shard / world.size)
+        norms = world.sum(squares).sqrt().float()
+    scale = ((max_norm or math.inf) / (norms.norm() + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(grads, scale)
+    return norms

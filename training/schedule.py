@@ -1,0 +1,54 @@
+"""Learning-rate schedules."""
+
+import math
+
+from torch.optim import Optimizer
+
+from config import OptimConfig
+from training.optimizers import Muon
+
+
+def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
+    """Compute the learning rate of an optimizer step as a fraction of its peak.
+
+    The rate rises linearly during the warm-up. Then it follows a cosine down to
+    `optim.min_lr_ratio` ("cosine"), stays at its peak and falls linearly at the end ("wsd"), or
+    stays at its peak ("constant").
+
+    Args:
+        step: Number of optimizer steps taken before this one.
+        optim: The schedule's settings.
+        max_steps: Number of optimizer steps of the run; later steps get the final rate.
+
+    Reference:
+        Loshchilov and Hutter 2017 (cosine); Hu et al. 2024 (warm-up–stable–decay).
+    """
+    warmup = optim.warmup(max_steps)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if optim.schedule == "constant":
+        return 1.0
+    if step >= max_steps:
+        return optim.min_lr_ratio
+    if optim.schedule == "cosine":
+        fraction = (step - warmup) / (max_steps - warmup)
+        height = 0.5 * (1 + math.cos(math.pi * fraction))
+    else:
+        height = min(1.0, (max_steps - step) / (max_steps * optim.decay_share))
+    return optim.min_lr_ratio + height * (1 - optim.min_lr_ratio)
+
+
+def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
+    """Set every learning rate to its peak times `factor`."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+
+
+def learning_rate_metrics(optimizers: list[Optimizer]) -> dict[str, float]:
+    """Return the current learning rates by metric name: train/lr, and train/muon_lr with Muon."""
+    metrics = {}
+    for optimizer in optimizers:
+        name = "train/muon_lr" if isinstance(optimizer, Muon) else "train/lr"
+        metrics[name] = optimizer.param_groups[0]["lr"]
+    return metrics
