@@ -146,8 +146,9 @@ def put(new: str, stream=None) -> None:
 
 def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
     """Write the page of every head's attention over a text, and say what was found out."""
-    from attention_maps.analysis import findings, look
-    from attention_maps.capture import half
+    from attention_maps.analysis import analyze
+    from attention_maps.capture import float16_weights
+    from attention_maps.findings import summarize_run
     from report.pack import pack_weights
     from report.page import Model, attention_page
 
@@ -156,13 +157,19 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
         config,
         tokenizer.to_json(),
         2 * model.num_parameters(),
-        {0: lambda: pack_weights({name: t.numpy() for name, t in half(model).items()})},
+        {0: lambda: pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})},
     )
-    seen = look(model, tokenizer, text.prompt_tokens + text.tokens, tell)
-    found, length = findings(seen), len(seen.arrays["text_ids"])
+    analysis = analyze(model, tokenizer, text.prompt_tokens + text.tokens, tell)
+    found, length = summarize_run([analysis.metrics]), len(analysis.arrays["text_ids"])
     title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
     attention_page(
-        seen.arrays, title, path, page, seen.metrics, found, max(0, length - len(text.tokens))
+        analysis.arrays,
+        title,
+        path,
+        page,
+        analysis.metrics,
+        found,
+        max(0, length - len(text.tokens)),
     )
     for finding, figures in found:
         tell(f"{finding[:-1]} ({figures}).")

@@ -28,7 +28,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import interop
 import sweeps
-from attention_maps.findings import conclude
+from attention_maps.findings import summarize_run
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from common.errors import UserError
 from common.metrics import METRICS, best_row, read_rows
@@ -301,7 +301,7 @@ def observe(
     clock: Stopwatch,
     world: World,
 ) -> None:
-    """Look at the heads of the model, where one is given, and write the row of this step."""
+    """Analysis at the heads of the model, where one is given, and write the row of this step."""
     step = row["step"]
     last = step == record.config.max_steps
     row = {"step": step, "tokens": tokens_seen(step, record.config)} | row
@@ -333,7 +333,7 @@ def observe(
                 )
             record.doing("drawing the page")
             record.wandb.page(
-                write_page(record.run_dir), record.rows[-1], conclude(record.rows), last
+                write_page(record.run_dir), record.rows[-1], summarize_run(record.rows), last
             )
 
 
@@ -343,7 +343,7 @@ def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
     clock.switch(None)
     record.log("")
     print_losses(record.log, record.rows)
-    for text, figures in conclude(record.rows):
+    for text, figures in summarize_run(record.rows):
         cli.printer(record.console, wrap=True)(f"{text[:-1]} ({figures}).")
     record.log("")
     print_summary(record.log, record.run_dir, clock.seconds)

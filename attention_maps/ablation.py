@@ -35,8 +35,8 @@ def losses_without_heads(
             whole.append(token_losses(model, residuals[-1], targets))
             without.append(without_heads(model, tokens, targets, residuals))
     return {
-        "loss": torch.cat(whole).cpu().numpy(),
-        "loss_without": torch.stack(without, dim=2).cpu().numpy(),
+        "validation_loss": torch.cat(whole).cpu().numpy(),
+        "validation_loss_without_head": torch.stack(without, dim=2).cpu().numpy(),
     }
 
 
@@ -67,7 +67,7 @@ def silence(where: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def head_effect(model: GPT, whole: Forward) -> np.ndarray:
+def measure_head_effects(model: GPT, whole: Forward) -> np.ndarray:
     """Nats (L, H, T) that the token after i costs more without each head."""
     targets = next_tokens(whole.tokens)  # (1, T)
     with model.evaluating():
@@ -76,7 +76,7 @@ def head_effect(model: GPT, whole: Forward) -> np.ndarray:
 
 
 @torch.no_grad()
-def token_effect(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
+def measure_token_effects(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
     """`token_effect` (T, T) in one text: how many nats the token after i costs more where token j
     is hidden from all later queries, in all layers and heads, and from later n-grams; nan in the
     last row, after which nothing is known. `token_effect_kl`: KL(p‖p hidden) of the whole
@@ -123,9 +123,22 @@ def log_probabilities(model: GPT, x: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 
-def importance(loss: np.ndarray, loss_without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Increase of the mean loss without each head and its standard error over windows, (L, H) each.
-    loss (W, T) and loss_without (L, H, W, T) are what `losses_without_heads` gives. Of a ratio of
-    sums, since a window may have fewer tokens than another."""
-    gain = np.nansum(loss_without.astype(np.float64) - loss, axis=-1)  # (L, H, W)
-    return scores.ratio(gain, (~np.isnan(loss)).sum(axis=-1))
+def importance(
+    validation_loss: np.ndarray, validation_loss_without_head: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute head importance: the loss increase when a head's output is zeroed.
+
+    Args:
+        validation_loss: Loss of each token in nats (W, T); nan where there is no target.
+        validation_loss_without_head: The same with each head zeroed (L, H, W, T).
+
+    Returns:
+        Mean increase and its standard error over windows, (L, H) each. It is a ratio of sums
+        because windows may have different numbers of tokens.
+
+    Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
+    """
+    gain = np.nansum(
+        validation_loss_without_head.astype(np.float64) - validation_loss, axis=-1
+    )  # (L, H, W)
+    return scores.ratio(gain, (~np.isnan(validation_loss)).sum(axis=-1))

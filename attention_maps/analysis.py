@@ -11,8 +11,8 @@ import torch
 
 from attention_maps import capture, composition, scores
 from attention_maps.faithfulness import Alone, enough
-from attention_maps.findings import CLEAR, ERRORS, Finding, conclude, told_heads
-from attention_maps.logit_attribution import copying, explain
+from attention_maps.findings import CLEAR, ERRORS, told_heads
+from attention_maps.logit_attribution import copying_scores, explain_predictions
 from attention_maps.probes import Probes, make_probes, words
 from data.tokenizer import Tokenizer, prompt_ids
 from model import GPT
@@ -34,12 +34,12 @@ WIRE = np.dtype(
 )
 
 
-class Look(NamedTuple):
+class Analysis(NamedTuple):
     """What was seen of a model of L layers and H heads on a text of T tokens.
 
     arrays: `text` (L, H, T, T), the maps; `text_value_norms` (L, H, T), ‖v_j W_O‖; `text_ids`,
         `text_tokens` (T,); `composition`, a row of WIRE for each share; and, unless the text is too
-        long for the model, what `attention_maps.logit_attribution.explain` gives:
+        long for the model, what `attention_maps.logit_attribution.explain_predictions` gives:
         `token_effect`, `token_effect_kl` (T, T),
         `head_effect` (L, H, T) in nats, …
     scores: name → values and standard errors (L, H) each, of random texts; nan: not measured.
@@ -50,9 +50,9 @@ class Look(NamedTuple):
     metrics: dict[str, float]
 
 
-def look(
+def analyze(
     model: GPT, tokenizer: Tokenizer, text: str | Sequence[int], log: Callable[[str], None] = print
-) -> Look:
+) -> Analysis:
     """Look at a text, or at ids: the last of them that the model takes. `log` hears how far it is.
     The scores are of random tokens drawn as the model expects them in the text: of a model of
     others the training text is not known, and what it never saw tells nothing of its heads."""
@@ -79,10 +79,10 @@ def look(
     }
     if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:
         log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
-        arrays |= explain(model, whole, tokenizer)
+        arrays |= explain_predictions(model, whole, tokenizer)
     else:
         log(f"attention: {len(ids)} tokens are too many to measure what each prediction needed")
-    return Look(arrays, tables, metrics)
+    return Analysis(arrays, tables, metrics)
 
 
 def wires(metrics: dict[str, float]) -> np.ndarray:
@@ -104,11 +104,6 @@ def wires(metrics: dict[str, float]) -> np.ndarray:
         ],
         WIRE,
     )
-
-
-def findings(seen: Look) -> list[Finding]:
-    """What a look found out, in sentences with their figures, the most important first."""
-    return conclude([seen.metrics])
 
 
 @torch.no_grad()
@@ -142,7 +137,7 @@ class Seen:
         if len(periods):
             least = scores.threshold("induction", windows.shape[-1]) if self.large else -np.inf
             mean, error = tables["induction"]
-            tables["copying"] = copying(
+            tables["copying"] = copying_scores(
                 self.model, capture.thirds(self.random)[2], mean - error >= least
             )
         return held, tables

@@ -144,7 +144,7 @@ def save(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -
         np.savez(file, step=step, **(told | arrays | small))
 
 
-def half(model: GPT) -> dict[str, Tensor]:
+def float16_weights(model: GPT) -> dict[str, Tensor]:
     """The weights as float16 on the CPU, tied ones once."""
     return {
         name: (t.detach().half() if t.is_floating_point() else t).cpu()
@@ -156,4 +156,6 @@ def save_weights(path: Path, model: GPT) -> None:
     """Write the weights of a small model as float16."""
     if model.num_parameters() <= SAVED:
         with atomic_write(path) as part:
-            part.write_bytes(safe_bytes(half(model)))  # an OSError where the disk is full
+            part.write_bytes(
+                safe_bytes(float16_weights(model))
+            )  # an OSError where the disk is full

@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     figures: str
 
 
-def conclude(rows: list[dict]) -> list[Finding]:
+def summarize_run(rows: list[dict]) -> list[Finding]:
     """What the metrics of a run tell, the most important first; [] where nothing is clear."""
     scored = [row for row in rows if is_scored(row)]
     if not scored:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attention_maps.ablation import head_effect, token_effect
+from attention_maps.ablation import measure_head_effects, measure_token_effects
 from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses, written
 from attention_maps.probes import word
 from attention_maps.scores import mean_and_error
@@ -18,25 +18,29 @@ TEN = 10  # among so many of all tokens the copying score looks for the token it
 ASKED = 8  # tokens of each text that it looks at
 
 
-def explain(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+def explain_predictions(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """What each prediction in a text needed, its card, and as text the tokens that it names."""
     found = {
-        **token_effect(model, whole),
-        "head_effect": head_effect(model, whole),
-        **card(model, whole),
+        **measure_token_effects(model, whole),
+        "head_effect": measure_head_effects(model, whole),
+        **attribute_logits(model, whole),
     }
-    named = np.unique(np.concatenate([found["predicted_ids"].ravel(), found["writes_ids"].ravel()]))
+    named = np.unique(
+        np.concatenate(
+            [found["predicted_ids"].ravel(), found["promoted_and_suppressed_ids"].ravel()]
+        )
+    )
     named = named[named >= 0]
     # A model of others may have more ids than its tokenizer.
     spelt = [
         word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
         for id in named.tolist()
     ]
-    return found | {"words_ids": named, "words": np.array(spelt)}
+    return found | {"named_ids": named, "named_tokens": np.array(spelt)}
 
 
 @torch.no_grad()
-def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
+def attribute_logits(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
     """Of each token of one text the prediction of the next:
 
     predicted_ids, predicted (T, 5): the likeliest tokens and their probabilities.
@@ -73,10 +77,10 @@ def card(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
     chances = logits.float().softmax(dim=-1)
     found = {
         "predicted_ids": ids,
-        "predicted": chances.gather(1, told[:, 1:]),
-        "lens": lens,
-        "direct": torch.cat((direct, rest[None])),
-        "writes_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN),
+        "predicted_probs": chances.gather(1, told[:, 1:]),
+        "logit_lens": lens,
+        "logit_attribution": torch.cat((direct, rest[None])),
+        "promoted_and_suppressed_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN),
     }
     return {
         name: (value.float() if value.is_floating_point() else value.int()).cpu().numpy()
@@ -102,7 +106,7 @@ def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copying(model: GPT, whole: Forward, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def copying_scores(model: GPT, whole: Forward, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How a head tells of a token that it looks at, (L, H), and its standard error over texts: the
     share of tokens j that v_j W_O puts among the ten likeliest, through the last norm and the
     output layer, less the share that it puts among the ten least likely. Of each text (T) some

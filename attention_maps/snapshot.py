@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention_maps import ablation, attention_grid, capture, scores
 from attention_maps.analysis import Seen
-from attention_maps.logit_attribution import explain
+from attention_maps.logit_attribution import explain_predictions
 from attention_maps.probes import make_probes
 from common.metrics import is_scored
 from config import Config
@@ -64,14 +64,16 @@ class Snapshots:
         seen = Seen(model, self.probes)
         held, tables = seen.score()
         if due or self.affordable:
-            held |= explain(model, seen.text, self.tokenizer)
+            held |= explain_predictions(model, seen.text, self.tokenizer)
         if due and len(self.probes.periods):
             row = seen.random.rows([np.argmax(self.probes.periods)])  # the one that the page shows
-            told = explain(model, row, self.tokenizer)
+            told = explain_predictions(model, row, self.tokenizer)
             held |= {f"repeated_{name}": value for name, value in told.items()}
         if last and (self.long or not seen.large):
             held |= ablation.losses_without_heads(model, *self.windows, self.config.precision)
-            tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
+            tables["importance"] = ablation.importance(
+                held["validation_loss"], held["validation_loss_without_head"]
+            )
         metrics = scores.as_metrics(tables)
         metrics |= seen.circuits(held, tables)
         before = next((row for row in reversed(rows) if is_scored(row)), {})

@@ -18,8 +18,8 @@ PROBES = ("text", "repeated")
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
 LONGEST_TOKEN = 100  # characters shown
 TRIANGLES = ("token_effect", "token_effect_kl")  # of which the lower triangles come first
-FLOATS = ("head_effect", "lens", "direct", "predicted")
-IDS = ("predicted_ids", "writes_ids")
+FLOATS = ("head_effect", "logit_lens", "logit_attribution", "predicted_probs")
+IDS = ("predicted_ids", "promoted_and_suppressed_ids")
 
 
 class Probe(NamedTuple):
@@ -150,7 +150,7 @@ def pack_needs(held, name: str) -> Packed | None:
     ]
     floats = halves(np.concatenate([part.ravel() for part in numbers]))
     ids = np.concatenate([held[prefix + key].ravel() for key in IDS]).astype("<i4")
-    words = dict(zip(held[f"{prefix}words_ids"].tolist(), map(str, held[f"{prefix}words"])))
+    words = dict(zip(held[f"{prefix}named_ids"].tolist(), map(str, held[f"{prefix}named_tokens"])))
     largest = float(np.abs(need[np.isfinite(need)]).max(initial=1e-3))
     return Packed((in_base64(floats), in_base64(ids.tobytes())), largest, words)
 

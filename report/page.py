@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from attention_maps.findings import conclude
+from attention_maps.findings import summarize_run
 from common.files import atomic_write, ordinary_file, read_json_object
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows
 from config import GPTConfig
@@ -89,7 +89,7 @@ def write_page(run_dir: Path) -> Path:
         ],
         "looked": [row["step"] for row in filter(is_scored, rows)],
         "scored": scored(rows),
-        "findings": conclude(rows),
+        "findings": summarize_run(rows),
     }
     return fill(
         run_dir / "report.html",

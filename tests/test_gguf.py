@@ -23,7 +23,8 @@ from processes import run_to_end
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
-from attention_maps.analysis import findings, look
+from attention_maps.analysis import analyze
+from attention_maps.findings import summarize_run
 from common.errors import UserError
 from config import GPTConfig
 from interop import Checkpoint, layout, load, load_hf
@@ -324,7 +325,9 @@ def test_a_real_model_says_what_it_says_in_transformers_and_its_heads_are_known(
     assert torch.equal(model.generate(ids, said.shape[1] - ids.shape[1], temperature=0), said)
     assert tokenizer.decode(said[0].tolist()).startswith("The capital of France is Paris")
 
-    seen = look(model, tokenizer, "When Mary and John went to the store, John gave milk to Mary")
+    analysis = analyze(
+        model, tokenizer, "When Mary and John went to the store, John gave milk to Mary"
+    )
     # The strongest induction head, by transformers' own weights.
     rng = np.random.default_rng(3)
     half = torch.from_numpy(rng.choice(40000, (8, 25)) + 500)
@@ -333,9 +336,9 @@ def test_a_real_model_says_what_it_says_in_transformers_and_its_heads_are_known(
     i = torch.arange(25, 50)
     prefix = maps[..., i, i - 24].mean(dim=(1, 3))  # (L, H)
     strongest = np.unravel_index(prefix.numpy().argmax(), prefix.shape)
-    mean, error = seen.scores["induction"]
+    mean, error = analysis.scores["induction"]
     assert np.unravel_index(np.nanargmax(mean), mean.shape) == strongest == (18, 6)
     assert mean[strongest] == pytest.approx(prefix.max().item(), abs=0.15)
-    assert error[strongest] < 0.05 and math.isfinite(seen.arrays["token_effect"][:-1].sum())
-    first = findings(seen)[0]
+    assert error[strongest] < 0.05 and math.isfinite(analysis.arrays["token_effect"][:-1].sum())
+    first = summarize_run([analysis.metrics])[0]
     assert "L18H6" in first.text and "fed by" in first.text

@@ -53,7 +53,7 @@ def slow_losses(model, tokens, **changed) -> np.ndarray:
 def test_need_and_knockout_are_what_a_slow_loop_finds(config):
     model, tokens = lively(GPT(config)).double(), random_tokens(11)
     whole = slow_losses(model, tokens)
-    found = ablation.token_effect(model, captured(model, tokens))
+    found = ablation.measure_token_effects(model, captured(model, tokens))
     need, log_p = found["token_effect"], slow(model, tokens)
     assert need.shape == (11, 11) and np.isnan(need[-1]).all()
     assert not np.triu(need[:-1]).any()  # a token is not hidden from itself and those before it
@@ -62,7 +62,7 @@ def test_need_and_knockout_are_what_a_slow_loop_finds(config):
         assert need[:-1, j] == pytest.approx(np.where(np.arange(10) > j, changed, 0), abs=1e-6)
         kl = F.kl_div(slow(model, tokens, hidden=j), log_p, reduction="none", log_target=True)
         assert found["token_effect_kl"][:, j] == pytest.approx(kl.sum(dim=-1).numpy(), abs=1e-6)
-    head_effect = ablation.head_effect(model, captured(model, tokens))
+    head_effect = ablation.measure_head_effects(model, captured(model, tokens))
     assert head_effect.shape == (2, 4, 11) and np.isnan(head_effect[..., -1]).all()
     for layer in range(2):
         for h in range(4):
@@ -75,33 +75,41 @@ def test_need_and_knockout_are_what_a_slow_loop_finds(config):
 def test_need_and_knockout_are_the_same_in_passes_of_any_size(monkeypatch, rows):
     model = lively(GPT(small(n_kv_head=2, block_size=64)))
     whole = captured(model, random_tokens(40))
-    need, head_effect = ablation.token_effect(model, whole), ablation.head_effect(model, whole)
+    need, head_effect = (
+        ablation.measure_token_effects(model, whole),
+        ablation.measure_head_effects(model, whole),
+    )
     monkeypatch.setattr(ablation, "at_once", lambda model, length: rows)
-    for name, found in ablation.token_effect(model, whole).items():
+    for name, found in ablation.measure_token_effects(model, whole).items():
         assert np.allclose(found, need[name], atol=2e-5, equal_nan=True)
-    assert np.allclose(ablation.head_effect(model, whole), head_effect, atol=2e-5, equal_nan=True)
+    assert np.allclose(
+        ablation.measure_head_effects(model, whole), head_effect, atol=2e-5, equal_nan=True
+    )
 
 
 def test_in_float32_need_is_exact_to_its_last_digits():
     model = lively(GPT(small(n_kv_head=2, position="rope", qk_norm=True)))
     whole = captured(model, random_tokens(16))
     need, head_effect = (
-        ablation.token_effect(model, whole)["token_effect"],
-        ablation.head_effect(model, whole),
+        ablation.measure_token_effects(model, whole)["token_effect"],
+        ablation.measure_head_effects(model, whole),
     )
     assert need.dtype == head_effect.dtype == np.float32
     whole = captured(model.double(), random_tokens(16))
-    assert np.nanmax(np.abs(need - ablation.token_effect(model, whole)["token_effect"])) < 2e-5
-    assert np.nanmax(np.abs(head_effect - ablation.head_effect(model, whole))) < 2e-5
+    assert (
+        np.nanmax(np.abs(need - ablation.measure_token_effects(model, whole)["token_effect"]))
+        < 2e-5
+    )
+    assert np.nanmax(np.abs(head_effect - ablation.measure_head_effects(model, whole))) < 2e-5
 
 
 def test_what_is_measured_leaves_the_model_as_it_was():
     model = GPT(small(dropout=0.5)).train()
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
     whole = captured(model, random_tokens(16))
-    first, again = (ablation.token_effect(model, whole)["token_effect"] for _ in range(2))
+    first, again = (ablation.measure_token_effects(model, whole)["token_effect"] for _ in range(2))
     assert np.array_equal(first, again, equal_nan=True)  # no dropout
-    ablation.head_effect(model, whole)
+    ablation.measure_head_effects(model, whole)
     assert model.training and torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(a, b) and b.grad is None for a, b in zip(before, model.parameters()))
 
@@ -133,7 +141,7 @@ def test_importance_is_what_the_loss_gains_when_a_heads_output_is_nothing(groups
             hook.remove()
     assert np.abs(table).max() > 1e-3
     # The error is that of a bootstrap over windows, of which one has fewer tokens.
-    gain = losses["loss_without"] - losses["loss"]  # (2, 4, 5, 32)
+    gain = losses["validation_loss_without_head"] - losses["validation_loss"]  # (2, 4, 5, 32)
     chosen = np.random.default_rng(0).integers(0, 5, (4000, 5))
     sums, counts = np.nansum(gain, axis=-1), (y >= 0).sum(dim=-1).numpy()
     drawn = sums[..., chosen].sum(axis=-1) / counts[chosen].sum(axis=-1)  # (2, 4, 4000)

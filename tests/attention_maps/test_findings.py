@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attention_maps.findings import beyond, conclude, told_heads
+from attention_maps.findings import beyond, summarize_run, told_heads
 
 
 def rows() -> list[dict]:
@@ -41,7 +41,7 @@ def rows() -> list[dict]:
 
 
 def test_what_a_run_found_out_is_said():
-    first, *rest = conclude(rows())
+    first, *rest = summarize_run(rows())
     assert first.text == (
         "By step 1,000 this model learned to repeat what it has seen: L3H2 copies what followed "
         "last time, fed by L1H3; together with layer 0 they make all of the gain."
@@ -60,7 +60,7 @@ def test_what_a_run_found_out_is_said():
     ]
     assert "0.37 ± 0.04" in rest[0].figures and "0.90 ± 0.01" in rest[1].figures
     assert told_heads(rows()[-1]) == [(1, 3), (3, 2)]
-    assert conclude([]) == conclude([{"step": 3, "train/loss": 2.0}]) == []
+    assert summarize_run([]) == summarize_run([{"step": 3, "train/loss": 2.0}]) == []
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_what_a_run_found_out_is_said():
     ],
 )
 def test_nothing_is_said_without_its_error(lost, word):
-    assert any(word in finding.text for finding in conclude(rows()))
+    assert any(word in finding.text for finding in summarize_run(rows()))
     for error in (None, math.nan, 0.0, 9.0):
         changed = rows()
         changed[-1][lost] = error
         if error is None:
             del changed[-1][lost]
-        assert not any(word in finding.text for finding in conclude(changed))
+        assert not any(word in finding.text for finding in summarize_run(changed))
 
 
 def test_a_head_that_was_born_and_does_it_no_more_is_told_in_the_past():
@@ -92,7 +92,7 @@ def test_a_head_that_was_born_and_does_it_no_more_is_told_in_the_past():
         "probe/copying_gain": 0.02,
         "heads/induction/L3H2": 0.001,
     }
-    told = [finding.text for finding in conclude(changed)]
+    told = [finding.text for finding in summarize_run(changed)]
     assert any(
         text.startswith("L3H2 looked at what followed last time from step 1,000 to 1,050")
         for text in told
@@ -104,19 +104,19 @@ def test_a_head_that_was_born_and_does_it_no_more_is_told_in_the_past():
 def test_a_gain_that_was_there_and_went_is_told_from_when_it_stayed():
     changed = rows()
     changed[1]["probe/copying_gain"], changed[2]["probe/copying_gain"] = 2.0, 0.1
-    assert "By step 1,100" in conclude(changed)[0].text
+    assert "By step 1,100" in summarize_run(changed)[0].text
     for row in changed:
         row["probe/copying_gain"] = 2.5
-    assert conclude(changed)[0].text.startswith("This model repeats what it has seen:")
+    assert summarize_run(changed)[0].text.startswith("This model repeats what it has seen:")
 
 
 def test_heads_of_which_none_stands_out_are_not_told_to_matter_most():
     changed = rows()
     for head in range(3):
         changed[-1] |= {f"heads/importance/L2H{head}": 0.36, f"heads/importance_se/L2H{head}": 0.04}
-    assert not any("matter" in finding.text for finding in conclude(changed))
+    assert not any("matter" in finding.text for finding in summarize_run(changed))
     del changed[-1]["heads/importance/L2H0"], changed[-1]["heads/importance/L2H1"]
-    assert any(text.startswith("L3H2 and L2H2 matter most") for text, _ in conclude(changed))
+    assert any(text.startswith("L3H2 and L2H2 matter most") for text, _ in summarize_run(changed))
 
 
 def test_of_many_heads_without_effect_none_matters_most():
@@ -130,7 +130,7 @@ def test_of_many_heads_without_effect_none_matters_most():
             **{f"heads/importance/L0H{h}": m for h, m in enumerate(mean)},
             **{f"heads/importance_se/L0H{h}": e for h, e in enumerate(error)},
         }
-        said += bool(conclude([row]))
+        said += bool(summarize_run([row]))
     assert said <= 30
     # Student's t with 15 degrees of freedom: 1.753 at 5%, 4.073 at 0.05%.
     assert beyond(1) == pytest.approx(1.753, abs=0.005)
@@ -146,5 +146,5 @@ def test_a_head_that_does_it_less_than_half_of_the_time_does_it_partly():
             f"heads/previous_token_se/L0H{head}": 0.01,
         }
     assert "L0H1 (and L0H0 partly) looks at the token just before." in [
-        finding.text for finding in conclude(changed)
+        finding.text for finding in summarize_run(changed)
     ]

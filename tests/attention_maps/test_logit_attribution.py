@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from models import configs, few, lively, random_tokens, small
 
-from attention_maps.analysis import look
+from attention_maps.analysis import analyze
 from attention_maps.capture import capture
-from attention_maps.logit_attribution import card, copying, explain
+from attention_maps.logit_attribution import attribute_logits, copying_scores, explain_predictions
 from data.tokenizer import CharTokenizer
 from model import GPT
 
@@ -17,21 +17,21 @@ from model import GPT
 @given(configs)
 def test_the_contributions_sum_to_the_logits(config):
     model, tokens = lively(GPT(config)).double(), random_tokens(12)
-    found = card(model, capture(model, tokens.numpy()[None]))
+    found = attribute_logits(model, capture(model, tokens.numpy()[None]))
     logits = model(tokens[None])[0][0].detach()
     p = logits.softmax(dim=-1)
     assert np.array_equal(found["predicted_ids"], p.topk(5).indices)
-    assert found["predicted"] == pytest.approx(p.topk(5).values.numpy(), abs=1e-6)
-    assert found["direct"].shape == (1 + 2 * 5 + 1, 12, 6)
+    assert found["predicted_probs"] == pytest.approx(p.topk(5).values.numpy(), abs=1e-6)
+    assert found["logit_attribution"].shape == (1 + 2 * 5 + 1, 12, 6)
     follows = torch.cat((tokens[1:], p[-1:].argmax(dim=-1)))
     targets = torch.cat((follows[:, None], p.topk(5).indices), dim=1)
     whole = (logits.gather(1, targets) - logits.mean(dim=1, keepdim=True)).numpy()
-    assert found["direct"].sum(axis=0) == pytest.approx(whole, abs=1e-5)
+    assert found["logit_attribution"].sum(axis=0) == pytest.approx(whole, abs=1e-5)
     # The last part is what is left over. It is nothing but biases.
     if config.bias is False:
-        assert np.abs(found["direct"][-1]).max() < 1e-5
-    assert found["lens"].shape == (3, 12) and np.isnan(found["lens"][:, -1]).all()
-    assert found["lens"][-1, :-1] == pytest.approx(
+        assert np.abs(found["logit_attribution"][-1]).max() < 1e-5
+    assert found["logit_lens"].shape == (3, 12) and np.isnan(found["logit_lens"][:, -1]).all()
+    assert found["logit_lens"][-1, :-1] == pytest.approx(
         -p.log()[torch.arange(11), tokens[1:]].numpy(), abs=1e-5
     )
 
@@ -45,7 +45,7 @@ def test_the_contributions_sum_to_the_logits(config):
 )
 def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(kind):
     model, tokens = lively(GPT(small(**kind))).double(), random_tokens(12)
-    found = card(model, capture(model, tokens.numpy()[None]))
+    found = attribute_logits(model, capture(model, tokens.numpy()[None]))
     W_O = model.blocks[1].attention.W_O
     d_v, z = model.config.value_dim, []
     with W_O.register_forward_pre_hook(lambda module, inputs: z.append(inputs[0])):
@@ -60,9 +60,11 @@ def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(kind):
         pushed = pushed - pushed.mean(dim=1, keepdim=True)
         follows = torch.cat((tokens[1:], model(tokens[None])[0][0, -1:].argmax(dim=-1)))
         expected = pushed.gather(1, follows[:, None])[:, 0].detach().numpy()
-        assert found["direct"][1 + 5 + head, :, 0] == pytest.approx(expected, abs=1e-5)
+        assert found["logit_attribution"][1 + 5 + head, :, 0] == pytest.approx(expected, abs=1e-5)
         up, down = pushed.topk(3).indices, pushed.topk(3, largest=False).indices
-        assert np.array_equal(found["writes_ids"][1, head], torch.cat((up, down), dim=1))
+        assert np.array_equal(
+            found["promoted_and_suppressed_ids"][1, head], torch.cat((up, down), dim=1)
+        )
 
 
 ALL = np.ones((2, 2), bool)  # heads
@@ -79,29 +81,29 @@ def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1():
             block.attention.W_V.weight.copy_(torch.eye(32).repeat(2, 1))
             block.attention.W_O.weight.copy_(torch.cat((torch.eye(32), -torch.eye(32)), dim=1))
             block.mlp.W_out.weight.zero_()
-    mean, error = copying(model, capture(model, random_tokens(3, 16).numpy()), ALL)
+    mean, error = copying_scores(model, capture(model, random_tokens(3, 16).numpy()), ALL)
     assert mean == pytest.approx(np.array([[1, -1], [1, -1]])) and not error.any()
     with torch.no_grad():  # nothing of the token is in what they write
         for block in model.blocks:
             block.attention.W_V.weight.normal_(std=0.1)
             block.attention.W_O.weight.normal_(std=0.1)
-    mean, error = copying(model, capture(model, random_tokens(8, 16).numpy()), ALL)
+    mean, error = copying_scores(model, capture(model, random_tokens(8, 16).numpy()), ALL)
     assert (np.abs(mean) < 4 * error + 0.35).all() and (error > 0.05).all()
 
 
 def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
     model = lively(GPT(small(position="rope", tie_embeddings=True))).to(torch.bfloat16)
     tokenizer, ids = CharTokenizer("abcdefghijklmnopqrst"), (random_tokens(12) % 20).tolist()
-    found = look(model, tokenizer, ids)
+    found = analyze(model, tokenizer, ids)
     wide = GPT(model.config)
     wide.load_state_dict(model.state_dict())
     assert model.head.weight.dtype == torch.bfloat16
-    expected = look(wide, tokenizer, ids)
+    expected = analyze(wide, tokenizer, ids)
     assert found.metrics == expected.metrics
     found, expected = found.arrays, expected.arrays
     assert found.keys() == expected.keys()
     assert np.array_equal(found["token_effect"], expected["token_effect"], equal_nan=True)
-    words = dict(zip(found["words_ids"].tolist(), found["words"]))
+    words = dict(zip(found["named_ids"].tolist(), found["named_tokens"]))
     assert {20, 21, 22} & set(words)  # the model has three ids that its tokenizer lacks
     assert all(
         word == (f"<{id}>" if id > 19 else tokenizer.decode([id])) for id, word in words.items()
@@ -111,11 +113,13 @@ def test_of_a_model_in_bf16_with_spare_ids_all_is_told_in_float32():
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_text_of_a_token_and_a_vocabulary_of_two_are_told_of(length):
     model = GPT(small(vocab_size=2))
-    found = explain(model, capture(model, np.ones((1, length), np.int64)), CharTokenizer("ab"))
-    assert (found["predicted_ids"][:, 2:] == -1).all() and list(found["words"]) == ["a", "b"]
+    found = explain_predictions(
+        model, capture(model, np.ones((1, length), np.int64)), CharTokenizer("ab")
+    )
+    assert (found["predicted_ids"][:, 2:] == -1).all() and list(found["named_tokens"]) == ["a", "b"]
     assert (
         found["token_effect"].shape == (length, length)
         and np.isnan(found["token_effect"][-1]).all()
     )
     assert found["predicted_ids"].shape == (length, 5)
-    assert found["writes_ids"].shape == (2, 4, length, 6)
+    assert found["promoted_and_suppressed_ids"].shape == (2, 4, length, 6)

@@ -71,7 +71,9 @@ def test_every_score_and_its_error_can_be_computed_again_from_the_file(finished_
         tables = scores.tables(*maps, held["repeated_periods"])
         assert len(held["repeated"][0]) == len(held["control"][0]) >= 16
         if last:
-            tables["importance"] = ablation.importance(held["loss"], held["loss_without"])
+            tables["importance"] = ablation.importance(
+                held["validation_loss"], held["validation_loss_without_head"]
+            )
         for name, (means, errors) in tables.items():
             for (layer, head), mean in np.ndenumerate(means):
                 rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
@@ -93,7 +95,7 @@ def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("the signal was only noted")
 
-    for part in ("explain", "sample_text"):
+    for part in ("explain_predictions", "sample_text"):
         with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
             world.at_once = True
             patch.setattr(snapshot, part, asked)
@@ -116,12 +118,12 @@ def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
         need, head_effect = held[f"{prefix}token_effect"], held[f"{prefix}head_effect"]
         assert need.dtype == head_effect.dtype == np.float32
         assert need == pytest.approx(
-            ablation.token_effect(MODEL, seen)["token_effect"], abs=1e-5, nan_ok=True
+            ablation.measure_token_effects(MODEL, seen)["token_effect"], abs=1e-5, nan_ok=True
         )
         assert head_effect == pytest.approx(
-            ablation.head_effect(MODEL, seen), abs=1e-5, nan_ok=True
+            ablation.measure_head_effects(MODEL, seen), abs=1e-5, nan_ok=True
         )
-        words = dict(zip(held[f"{prefix}words_ids"].tolist(), held[f"{prefix}words"]))
+        words = dict(zip(held[f"{prefix}named_ids"].tolist(), held[f"{prefix}named_tokens"]))
         likeliest = MODEL(seen.tokens)[0][0].argmax(dim=-1).tolist()
         assert [words[i] for i in held[f"{prefix}predicted_ids"][:, 0]] == [
             TOKENIZER.decode([i]) for i in likeliest

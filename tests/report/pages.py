@@ -138,7 +138,7 @@ def make_run(
 
 
 def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
-    """What `attention_maps.logit_attribution.explain` gives, made up."""
+    """What `attention_maps.logit_attribution.explain_predictions` gives, made up."""
     rng = np.random.default_rng(step + len(prefix))
     need = np.tril(rng.normal(size=(T, T)), -1).astype(np.float32)
     need[-1] = np.nan
@@ -151,13 +151,13 @@ def explain(L=2, H=4, T=16, step=0, prefix="", words=None) -> dict:
         "token_effect": need,
         "token_effect_kl": kl,
         "head_effect": head_effect,
-        "lens": lens,
-        "direct": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
+        "logit_lens": lens,
+        "logit_attribution": rng.normal(size=(2 + L * (H + 1), T, 6)).astype(np.float32),
         "predicted_ids": rng.integers(0, 16, (T, 5)),
-        "predicted": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
-        "writes_ids": rng.integers(0, 16, (L, H, T, 6)),
-        "words_ids": np.arange(16),
-        "words": np.array(words or [f" n{i}" for i in range(16)]),
+        "predicted_probs": np.sort(rng.dirichlet(np.ones(6), T)[:, :5])[:, ::-1].astype(np.float32),
+        "promoted_and_suppressed_ids": rng.integers(0, 16, (L, H, T, 6)),
+        "named_ids": np.arange(16),
+        "named_tokens": np.array(words or [f" n{i}" for i in range(16)]),
     }
     return {prefix + name: value for name, value in found.items()}
 

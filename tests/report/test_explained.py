@@ -69,10 +69,10 @@ def test_pointing_at_a_token_tells_what_was_expected_and_what_it_needed(open_pag
     assert [chip.split("\n")[0] for chip in chips] == [
         f"·n{i}" for i in held["predicted_ids"][9]
     ] + ["·w10"]
-    assert chips[0].endswith(f"{held['predicted'][9, 0]:.3f}")
+    assert chips[0].endswith(f"{held['predicted_probs'][9, 0]:.3f}")
     assert tab.locator("#expected .real").all_inner_texts() == [chips[-1]]
     says = tab.inner_text("#expected p")
-    assert f"·w10, has a loss of {np.float16(held['lens'][-1, 9]):.4g}"[:24] in says
+    assert f"·w10, has a loss of {np.float16(held['logit_lens'][-1, 9]):.4g}"[:24] in says
     assert f"Hidden, these raise it: ·w{best} {signed(needs[best])}" in says
     tab.locator("#text .token").nth(15).hover()
     assert "The text ends here" in tab.inner_text("#expected")
@@ -87,8 +87,8 @@ def test_the_card_of_a_token_adds_up(open_page, tmp_path):
     expect_text(tab, "#card-title", "The card of ·w5 5")
     card = tab.inner_text("#card")
     for k, name in enumerate(("embedding", "block 0", "block 1")):
-        assert re.search(rf"{name}\s+{float(np.float16(held['lens'][k, 5])):.4g}"[:20], card)
-    direct = held["direct"][:, 5].astype(np.float16).astype(float)  # (12, 6)
+        assert re.search(rf"{name}\s+{float(np.float16(held['logit_lens'][k, 5])):.4g}"[:20], card)
+    direct = held["logit_attribution"][:, 5].astype(np.float16).astype(float)  # (12, 6)
     assert f"the mean of all logits, {signed(direct[:, 0].sum())}" in card.replace("\n", " ")
     best = int(np.abs(direct[:, 0]).argmax())
     name = (
@@ -99,7 +99,7 @@ def test_the_card_of_a_token_adds_up(open_page, tmp_path):
     line = tab.locator("#card .bars").nth(1).locator("li").first.inner_text()
     assert line.startswith(name) and signed(direct[best, 0]) in line
     assert "What L1H2 writes here" in card
-    for k, id in enumerate(held["writes_ids"][1, 2, 5]):
+    for k, id in enumerate(held["promoted_and_suppressed_ids"][1, 2, 5]):
         side = tab.locator("#card p", has_text="up " if k < 3 else "down ").first.inner_text()
         assert f"·n{id}" in side
     tab.locator("#expected .chance").nth(1).click()  # of the second likeliest

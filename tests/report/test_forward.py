@@ -12,7 +12,7 @@ from models import configs, lively, random_tokens
 
 from attention_maps import ablation
 from attention_maps.capture import capture
-from attention_maps.logit_attribution import card
+from attention_maps.logit_attribution import attribute_logits
 from data.tokenizer import PATTERNS, CharTokenizer, of_tiktoken, train_bpe
 from model import GPT, causal_mask
 from report.page import PARTS
@@ -93,7 +93,7 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     with torch.no_grad():
         logits, maps = changed(model, ids, off, hidden)
         whole = capture(model, ids.numpy()[None])
-        told, needed = card(model, whole), ablation.token_effect(model, whole)
+        told, needed = attribute_logits(model, whole), ablation.measure_token_effects(model, whole)
         loss = torch.nn.functional.cross_entropy(
             model(ids[None])[0][0, :-1], ids[1:], reduction="none"
         ).numpy()
@@ -114,8 +114,10 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
             expected = needed[name][j + 1 : 11, j]
             assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in found["needs"]] == list(range(10, -1, -1))
-    assert found["card"]["lens"] == pytest.approx(told["lens"][:, 8], abs=1e-3)
-    assert np.array(found["card"]["direct"]) == pytest.approx(told["direct"][:, 8], abs=2e-3)
+    assert found["card"]["lens"] == pytest.approx(told["logit_lens"][:, 8], abs=1e-3)
+    assert np.array(found["card"]["direct"]) == pytest.approx(
+        told["logit_attribution"][:, 8], abs=2e-3
+    )
     for layer, head, i, j, terms in found["terms"]:
         row = attention_scores(model, whole, layer, head)[i, : i + 1]
         expected = (row[j] - row.mean()).item()

@@ -72,7 +72,7 @@ def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_p
     (run / "attention" / "step_00000020.safetensors").write_text("none")
     content, _ = read_back(page.write_page(run))
     assert content["steps"] == [0, 20] and content["unread"] == 2
-    held = snapshot() | explain() | {"lens": np.array(["a"]), "words_ids": np.zeros(3)}
+    held = snapshot() | explain() | {"logit_lens": np.array(["a"]), "named_ids": np.zeros(3)}
     assert pack.Shot(0, lambda: nullcontext(held)).pack("text", "needs") is None
 
 

@@ -12,7 +12,7 @@ from pages import expect_text, read_back
 from playwright.sync_api import expect
 from safetensors.torch import load_file, save_file
 
-from attention_maps.capture import half
+from attention_maps.capture import float16_weights
 from report import page
 from training.checkpoint import load_run
 
@@ -26,7 +26,7 @@ def own(finished_run, tmp_path):
     model, tokenizer, _ = load_run(run)
     for step in (0, 6, 12):
         lively(model, step)
-        save_file(half(model), run / "attention" / f"step_{step:08d}.safetensors")
+        save_file(float16_weights(model), run / "attention" / f"step_{step:08d}.safetensors")
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p.half())
