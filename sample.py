@@ -90,10 +90,10 @@ def newest_run() -> Path:
 def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
     """Write config.num_samples texts to stdout: made together, shown in turn. Returns how fast they
     were made, and with how large a cache, in two lines."""
-    from data.tokenizer import prompt_ids
+    from data.tokenizer import encode_prompt
     from decoding import Text, generate_texts
 
-    ids = prompt_ids(tokenizer, prompt)
+    ids = encode_prompt(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
         tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
     texts = [
@@ -182,13 +182,13 @@ def show_score(model, tokenizer, text: str) -> None:
     import numpy as np
 
     from config import Config
-    from data.tokenizer import first_token
+    from data.tokenizer import start_token
     from training.evaluate import Windows
 
     if not (ids := tokenizer.encode(text)):
         raise UserError("to this model's tokenizer the text is empty: there is nothing to score")
     config = Config(model=model.config, device=str(model.head.weight.device), precision="fp32")
-    tokens = np.array([first_token(tokenizer), *ids])
+    tokens = np.array([start_token(tokenizer), *ids])
     loss = Windows(tokens, tokenizer, config, most=len(tokens)).loss(model)
     size = len(text.encode())
     print(

@@ -257,7 +257,7 @@ def check_text(
     """The text, checked to be that of the run that goes on, with that run's tokenizer."""
     # A run goes on with its own vocabulary, which another version might learn otherwise.
     log, own = cli.printer(console), tokenizer if config.init_from else None
-    text = prepare_text(config, console, log, own, whole=bool(manifest))
+    text = prepare_text(config, console, log, own, verify_all=bool(manifest))
     if manifest and manifest["fingerprint"] != text.fingerprint:
         raise UserError(
             "the text, or how it is prepared, has changed since the run began "
@@ -265,7 +265,7 @@ def check_text(
             f"{text.fingerprint[:16]} now): restore it, or start a new run"
         )
     if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
-        text = prepare_text(config, console, log, tokenizer, whole=True)
+        text = prepare_text(config, console, log, tokenizer, verify_all=True)
     return text
 
 

@@ -14,7 +14,7 @@ from attention_maps.faithfulness import Alone, enough
 from attention_maps.findings import CLEAR, ERRORS, told_heads
 from attention_maps.logit_attribution import copying_scores, explain_predictions
 from attention_maps.probes import Probes, make_probes, words
-from data.tokenizer import Tokenizer, prompt_ids
+from data.tokenizer import Tokenizer, encode_prompt
 from model import GPT
 
 LENGTH, DRAWN = 32, 1 << 16  # tokens of a random text, enough for its scores; of which it is taken
@@ -57,7 +57,7 @@ def analyze(
     The scores are of random tokens drawn as the model expects them in the text: of a model of
     others the training text is not known, and what it never saw tells nothing of its heads."""
     model = capture.in_float32(model)
-    ids = prompt_ids(tokenizer, text) if isinstance(text, str) else text
+    ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
     ids = np.array(ids[-model.config.block_size :])
     whole = capture.capture(model, ids[None])
     drawn = expected_tokens(model, whole, tokenizer.vocab_size)

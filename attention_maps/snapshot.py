@@ -13,7 +13,7 @@ from attention_maps.logit_attribution import explain_predictions
 from attention_maps.probes import make_probes
 from common.metrics import is_scored
 from config import Config
-from data.tokenizer import Tokenizer, prompt_ids
+from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
 from decoding import Text, generate_texts
 from model import GPT
@@ -107,7 +107,7 @@ class Snapshots:
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int) -> str:
     """A text as the model begins one, always the same for the same weights and seed."""
-    text = Text(tokenizer, prompt_ids(tokenizer, ""), seed, documents=2)
+    text = Text(tokenizer, encode_prompt(tokenizer, ""), seed, documents=2)
     decoder = model.make_decoder(1, 1 + max_new_tokens)
     for _ in generate_texts(decoder, [text], max_new_tokens, temperature=0.8):
         pass

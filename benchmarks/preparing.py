@@ -20,14 +20,14 @@ from rich.table import Table
 import cli
 from benchmarks import apart, options, write_json
 from config import DataConfig, TokenizerConfig
-from data.corpus import stdlib_files
+from data.sources import find_stdlib_files
 
 
 def generate(path: Path, size: int) -> None:
     """Write about `size` bytes of text."""
     lines = [
         line
-        for file in stdlib_files()[::10]
+        for file in find_stdlib_files()[::10]
         for line in file.read_text(encoding="utf-8").splitlines(keepends=True)
     ]
     choose, done = random.Random(0), 0

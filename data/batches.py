@@ -1,60 +1,95 @@
-"""The global batch of a step, a pure function of (seed, step): each process takes its slice."""
+"""Draw training batches. The batch of a step is a pure function of the seed and the step."""
 
 import numpy as np
 
-ROUNDS = 4
+FEISTEL_ROUNDS = 4  # Luby & Rackoff 1988: four rounds make a strong pseudo-random permutation
 
 
 class Batches:
-    """Batches of windows of a token array, in an order without state. Each epoch lays windows of
-    block_size end to end from an offset of its own, round the end of the text to its beginning, and
-    visits them in a shuffled order of its own; what does not fill a window is left out at a random
-    place. So every token is seen equally often, in changing windows. A batch may span two
-    epochs."""
+    """Batches of token windows in a random order that needs no saved state.
+
+    Each epoch lays windows of `block_size` tokens end to end, starting at a random offset and
+    wrapping around the end of the text, and visits them in a random order. The tokens that do not
+    fill a window are left out at a random place. So every token is seen equally often, in changing
+    windows. A batch may span several epochs.
+    """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int):
-        """tokens (N,) with N > block_size; batch_size sequences over all processes."""
-        self.tokens, self.block_size = tokens, block_size
-        self.batch_size, self.seed = batch_size, seed
-        self.windows = len(tokens) // block_size  # in an epoch
+        """Batches of a token array.
 
-    def starts(self, step: int) -> np.ndarray:
-        """Where the windows of a step begin in the token array: (batch_size,)."""
+        Args:
+            tokens: Token ids (N,), with N > block_size. May be memory-mapped.
+            block_size: Length T of a window, in tokens.
+            batch_size: Windows per optimizer step, over all processes.
+            seed: Seed of the offsets and orders of all epochs.
+        """
+        self.tokens = tokens
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.windows_per_epoch = len(tokens) // block_size
+
+    def window_starts(self, step: int) -> np.ndarray:
+        """Return the position in the token array at which each window begins: (batch_size,)."""
         sample = step * self.batch_size + np.arange(self.batch_size)
-        epochs, index = np.divmod(sample, self.windows)
-        starts = np.empty_like(index)
+        epochs, window = np.divmod(sample, self.windows_per_epoch)
+        starts = np.empty_like(window)
         for epoch in np.unique(epochs):
-            now = epochs == epoch
+            in_epoch = epochs == epoch
             seeds = np.random.SeedSequence((self.seed, int(epoch)))
-            key = seeds.generate_state(ROUNDS + 1, np.uint64)
+            key = seeds.generate_state(FEISTEL_ROUNDS + 1, np.uint64)
             offset = int(key[-1] % np.uint64(len(self.tokens)))
-            starts[now] = offset + shuffled(index[now], self.windows, key) * self.block_size
+            position = permute(window[in_epoch], self.windows_per_epoch, key)
+            starts[in_epoch] = offset + position * self.block_size
         return starts % len(self.tokens)
 
     def batch(self, step: int, rank: int = 0, processes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets, one token on, of a step: int64 (batch_size / processes, T) each."""
+        """Return one process's slice of the batch of a step.
+
+        Args:
+            step: Optimizer step, from 0.
+            rank: Number of this process.
+            processes: Number of processes; it divides `batch_size`.
+
+        Returns:
+            Inputs and targets, int64 arrays of (batch_size / processes, T). Targets are the inputs
+            shifted by one token.
+        """
         rows = self.batch_size // processes
-        starts = self.starts(step)[rank * rows : (rank + 1) * rows]
-        at = starts[:, None] + np.arange(self.block_size + 1)  # (rows, T + 1)
-        windows = self.tokens[at % len(self.tokens)].astype(np.int64)
+        starts = self.window_starts(step)[rank * rows : (rank + 1) * rows]
+        positions = starts[:, None] + np.arange(self.block_size + 1)  # (rows, T + 1)
+        windows = self.tokens[positions % len(self.tokens)].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 
 
-def shuffled(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
-    """A pseudo-random permutation of range(size), at the given indices, in little memory. A Feistel
-    network permutes the next power of four; what falls outside the range is permuted again until it
-    falls inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains")."""
-    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-    low = (np.uint64(1) << half) - np.uint64(1)
+def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
+    """Map indices through a pseudo-random permutation of range(size) without storing it.
+
+    A Feistel network permutes the next power of four. Values that fall outside the range are
+    permuted again until they fall inside ("cycle walking").
+
+    Args:
+        index: Indices to map, each in range(size).
+        size: Size of the permutation.
+        key: At least `FEISTEL_ROUNDS` round keys, uint64.
+
+    Returns:
+        The int64 image of each index.
+
+    Reference:
+        Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
+    """
+    half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    low_mask = (np.uint64(1) << half_bits) - np.uint64(1)
     value = index.astype(np.uint64)
     outside = np.ones(len(value), dtype=bool)
     while outside.any():
-        left, right = value[outside] >> half, value[outside] & low
-        for round in range(ROUNDS):
+        left, right = value[outside] >> half_bits, value[outside] & low_mask
+        for round_key in key[:FEISTEL_ROUNDS]:
             # 2^64 over the golden ratio: Fibonacci hashing
-            mixed = (right + key[round]) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (right + round_key) * np.uint64(0x9E3779B97F4A7C15)
             mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-            left, right = right, left ^ ((mixed >> np.uint64(32)) & low)
-        value[outside] = (left << half) | right
+            left, right = right, left ^ ((mixed >> np.uint64(32)) & low_mask)
+        value[outside] = (left << half_bits) | right
         outside = value >= size
     return value.astype(np.int64)

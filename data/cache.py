@@ -1,4 +1,4 @@
-"""The folder of downloads and prepared tokens, where one process at a time makes each of them."""
+"""The folder of downloads and prepared tokens, in which one process at a time builds each entry."""
 
 import os
 import shutil
@@ -11,32 +11,53 @@ from filelock import FileLock, Timeout
 
 from common.errors import UserError
 
+KEY_LENGTH = 16  # hex digits that name an entry
+SILENT_WAIT_SECONDS = 1  # a shorter wait for another process is not worth a message
+
 
 def cache_root() -> Path:
-    """Where downloads and prepared tokens are kept: data/cache, or the folder of GLASSGPT_CACHE."""
+    """Return the cache folder: the one that GLASSGPT_CACHE names, or data/cache."""
     return Path(os.environ.get("GLASSGPT_CACHE") or Path(__file__).parent / "cache")
 
 
 @contextmanager
-def making(key: str, log: Callable[[str], None]) -> Iterator[Path]:
-    """A folder to make something of the cache in, while other processes wait for it. `key`, of 16
-    hex digits, names what is made. It is renamed to its place; the rest is removed."""
+def locked_build_folder(key: str, log: Callable[[str], None]) -> Iterator[Path]:
+    """Give a temporary folder to build a cache entry in, while other processes wait.
+
+    The caller moves the finished entry out of the folder; whatever is left there is removed.
+
+    Args:
+        key: `KEY_LENGTH` hex digits that identify the entry.
+        log: Called with a line if another process holds the lock.
+
+    Yields:
+        An empty folder inside the cache.
+
+    Raises:
+        UserError: The cache cannot be written.
+    """
     root = cache_root()
     lock = FileLock(root / f"{key}.lock")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob("[0-9a-f]" * 16 + ".*.part"):  # by killed processes
-            with suppress(OSError), FileLock(root / f"{left.name[:16]}.lock", timeout=0):
-                shutil.rmtree(left)
+        _remove_abandoned_folders(root)
         try:
-            held = lock.acquire(timeout=1)
+            acquired = lock.acquire(timeout=SILENT_WAIT_SECONDS)
         except Timeout:
-            log("waiting for another process that prepares this text")
-            held = lock.acquire()
-        with held, TemporaryDirectory(".part", f"{key}.", root, True) as part:
-            yield Path(part)
+            log("waiting for another process that is preparing the same text")
+            acquired = lock.acquire()
+        with acquired, TemporaryDirectory(".part", f"{key}.", root, True) as folder:
+            yield Path(folder)
     except OSError as e:
         raise UserError(
-            f"the cache folder {root} cannot be written ({e.strerror or e}): "
-            "make room there, or set GLASSGPT_CACHE to another folder"
+            f"the cache folder {root} cannot be written ({e.strerror or e}); "
+            "free some space there, or set GLASSGPT_CACHE to another folder"
         ) from None
+
+
+def _remove_abandoned_folders(root: Path) -> None:
+    """Remove the build folders of killed processes: those whose lock is free."""
+    for folder in root.glob("[0-9a-f]" * KEY_LENGTH + ".*.part"):
+        lock = FileLock(root / f"{folder.name[:KEY_LENGTH]}.lock", timeout=0)
+        with suppress(OSError), lock:
+            shutil.rmtree(folder)

@@ -1,10 +1,11 @@
-"""Tokenizers in Hugging Face's files: read, and run by the `tokenizers` library."""
+"""Read tokenizers from Hugging Face's files, and run them with the `tokenizers` library."""
 
 import json
 import re
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, pre_tokenizers
@@ -13,15 +14,37 @@ from tokenizers import Tokenizer as Library
 from common.errors import UserError
 from common.files import read_json_object
 
-FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
+SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
 
 
 class HFTokenizer:
-    """What a tokenizer.json describes; the name of a special token in a text is ordinary text."""
+    """A tokenizer that a tokenizer.json describes.
+
+    The name of a special token in a text is encoded as ordinary text.
+
+    Attributes:
+        description: Content of the tokenizer.json.
+        vocab_size: One more than the largest id.
+        special: Names of the tokens that stand for no text, by id.
+        end_of_text: Id of the token that ends a text, or None.
+        begin_of_text: Id of the token that the tokenizer puts before a text, or None.
+    """
 
     def __init__(self, description: str, end_of_text: int | None = None):
-        """`description` is the text of a tokenizer.json; what it puts first is `begin_of_text`."""
+        """Build a tokenizer.
+
+        Args:
+            description: Content of a tokenizer.json.
+            end_of_text: Id of the token that ends a text; ignored if it is not in the vocabulary.
+
+        Raises:
+            ValueError: The vocabulary is empty.
+            Exception: The library cannot read the description.
+        """
         self._library = Library.from_str(description)
         self._library.no_truncation()
         self._library.no_padding()
@@ -32,93 +55,142 @@ class HFTokenizer:
         ordinary = self._vocabulary.keys() - self.special.keys()
         if not ordinary:
             raise ValueError("its vocabulary is empty")
-        whole = self._library.encode(self._vocabulary[min(ordinary)])
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
-        self.begin_of_text = whole.ids[0] if whole.special_tokens_mask[:1] == [1] else None
+        # What the tokenizer puts before a text is known only by encoding one
+        encoded = self._library.encode(self._vocabulary[min(ordinary)])
+        has_begin = encoded.special_tokens_mask[:1] == [1]
+        self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without what the tokenizer would put before and after it."""
+        """Return the ids of a text, without the tokens put before and after it.
+
+        Raises:
+            UserError: The tokenizer has no token for a character.
+        """
         try:
             return self._library.encode(text, add_special_tokens=False).ids
-        except Exception as e:  # it has no class of its own for a character that it does not know
-            raise UserError(f"this model's tokenizer cannot encode {text[:20]!r}: {e}") from None
+        except Exception as e:  # the library raises plain Exceptions
+            raise UserError(
+                f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
+                "characters that it does not know"
+            ) from None
 
     def encode_array(self, text: str) -> np.ndarray:
+        """Return the ids of a text as an int64 array: (tokens,)."""
         return np.array(self.encode(text), dtype=np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, without special tokens."""
         return self._library.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes of a token: none for a special one, and for ids beyond the vocabulary."""
+        """Return the bytes of a token; special tokens and unused ids have none."""
         return self._bytes.get(id, b"")
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """The bytes of every token, as the decoder of the description would have them."""
+        """The bytes of every token, by the kind of decoder that the description names."""
         decoder = json.dumps(json.loads(self.description)["decoder"])
-        kinds, byte_of = set(re.findall(r'"type":\s*"(\w+)"', decoder)), byte_level_alphabet()
-        found = {}
-        for id, token in self._vocabulary.items():
-            byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token) if "ByteFallback" in kinds else None
-            if id in self._added:
-                found[id] = b"" if id in self.special else token.encode()
-            elif "ByteLevel" in kinds and all(c in byte_of for c in token):
-                found[id] = bytes(byte_of[c] for c in token)
-            elif byte:
-                found[id] = bytes([int(byte[1], 16)])
-            else:
-                has_spaces = kinds & {"Replace", "Metaspace"}
-                found[id] = (token.replace("▁", " ") if has_spaces else token).encode()
-        return found
+        decoder_types = set(re.findall(r'"type":\s*"(\w+)"', decoder))
+        has_byte_tokens = "ByteFallback" in decoder_types
+        is_byte_level = "ByteLevel" in decoder_types
+        has_space_marks = bool(decoder_types & {"Replace", "Metaspace"})
+        byte_of = byte_level_alphabet()
 
-    def to_json(self) -> dict:
+        bytes_of = {}
+        for id, token in self._vocabulary.items():
+            byte_token = BYTE_TOKEN.fullmatch(token) if has_byte_tokens else None
+            if id in self.special:
+                bytes_of[id] = b""
+            elif id in self._added:
+                bytes_of[id] = token.encode()
+            elif is_byte_level and all(character in byte_of for character in token):
+                bytes_of[id] = bytes(byte_of[character] for character in token)
+            elif byte_token:
+                bytes_of[id] = bytes([int(byte_token[1], 16)])
+            elif has_space_marks:
+                bytes_of[id] = token.replace("▁", " ").encode()
+            else:
+                bytes_of[id] = token.encode()
+        return bytes_of
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `load_tokenizer` needs."""
         return {"kind": "hf", "tokenizer": self.description, "end_of_text": self.end_of_text}
 
 
-def read_tokenizer(folder: Path, config: dict) -> HFTokenizer:
-    """The tokenizer in a folder of Hugging Face's format, whose config.json is `config`."""
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    names = {
-        key: name.get("content") if isinstance(name, dict) else name
-        for key in ("eos_token", "bos_token", "unk_token", "pad_token")
-        if (name := settings.get(key))
-    }
-    if not (folder / FILE).is_file():
+def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
+    """Read the tokenizer in a folder of Hugging Face's format.
+
+    Args:
+        folder: The folder.
+        config: Content of its config.json, which names end-of-text if nothing else does.
+
+    Raises:
+        UserError: There is no tokenizer.json, or a file is not JSON.
+        Exception: The library cannot read the tokenizer.json.
+    """
+    if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(
-            f"{folder} has no tokenizer.json, so text cannot become tokens: with transformers "
-            f"installed, AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') "
-            "makes one of other tokenizer files"
+            f"{folder} has no {TOKENIZER_FILE}; to make it from other tokenizer files, run "
+            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') with "
+            "transformers installed"
         )
-    library = Library.from_str(json.dumps(read_json(folder / FILE)))
+    roles = _special_token_names(folder)
+    library = Library.from_str(json.dumps(read_json(folder / TOKENIZER_FILE)))
+    known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
-        [
-            AddedToken(name, special=True, normalized=False)
-            for name in names.values()
-            if isinstance(name, str) and library.token_to_id(name) is not None
-        ]
+        [AddedToken(name, special=True, normalized=False) for name in known_names]
     )
-    end = config.get("eos_token_id")
-    if isinstance(names.get("eos_token"), str):
-        end = library.token_to_id(names["eos_token"])
-    elif isinstance(end, list) and end:
-        end = end[0]
-    return HFTokenizer(library.to_str(), end if isinstance(end, int) else None)
+    if "eos_token" in roles:
+        end_of_text = library.token_to_id(roles["eos_token"])
+    else:
+        end_of_text = config.get("eos_token_id")
+        if isinstance(end_of_text, list) and end_of_text:
+            end_of_text = end_of_text[0]
+    return HFTokenizer(library.to_str(), end_of_text if isinstance(end_of_text, int) else None)
 
 
-def read_json(path: Path) -> dict:
-    """The object in a JSON file, or `UserError`."""
+def _special_token_names(folder: Path) -> dict[str, str]:
+    """Name of the special token in each role, as far as a tokenizer_config.json names them."""
+    path = folder / TOKENIZER_CONFIG_FILE
+    settings = read_json(path) if path.is_file() else {}
+    names = {}
+    for role in SPECIAL_TOKEN_ROLES:
+        name = settings.get(role)
+        if isinstance(name, dict):
+            name = name.get("content")
+        if isinstance(name, str) and name:
+            names[role] = name
+    return names
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: The file does not hold one.
+    """
     try:
         return read_json_object(path)
     except ValueError as e:
-        raise UserError(f"{path} cannot be read as JSON: {e}") from None
+        raise UserError(
+            f"{path} cannot be read as JSON ({e}); download or export it again"
+        ) from None
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Which byte each character of the byte-level alphabet stands for (Radford et al. 2019)."""
-    # Printable Latin-1 stands for itself; the characters from 256 on for the other bytes, in order.
+    """Return the byte that each character of the byte-level alphabet stands for.
+
+    Reference:
+        Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+    """
+    # Printable Latin-1 stands for itself; the characters from 256 on for the other bytes, in order
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    others = [b for b in range(256) if chr(b) not in alphabet]
-    return {c: ord(c) if ord(c) < 256 else others[ord(c) - 256] for c in alphabet}
+    other_bytes = [byte for byte in range(256) if chr(byte) not in alphabet]
+    return {
+        character: ord(character) if ord(character) < 256 else other_bytes[ord(character) - 256]
+        for character in alphabet
+    }

@@ -1,4 +1,4 @@
-"""Token files on disk: prepared once, kept under a fingerprint of what they were made from."""
+"""Token files on disk: prepared once, and kept under a hash of what they were made from."""
 
 import hashlib
 import json
@@ -18,25 +18,47 @@ from rich.console import Console
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object, sha256_of_file, sync
 from config import Config, DataConfig, TokenizerConfig
-from data.cache import cache_root, making
-from data.corpus import Corpus, cut_up, is_jsonl, open_corpus
+from data.cache import KEY_LENGTH, cache_root, locked_build_folder
+from data.corpus import Corpus, open_corpus
+from data.sources import is_jsonl
+from data.splits import (
+    MIN_DOCUMENTS_TO_SPLIT,
+    VALIDATION_PERIOD,
+    SplitPiece,
+    count_corpus,
+    find_split_position,
+    sample_training_text,
+    split_corpus,
+)
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 
-TEXT_FORMAT = 2  # of how text becomes tokens, a part of its fingerprint
-FORMAT = 1  # of the files in the cache
-FILES = "train.bin", "val.bin", "tokenizer.json"
-ONE_IN = 10  # one document of so many validates, or the last tenth of the characters
-MANY = 100  # from so many documents on, whole ones validate
-SAMPLE = 50_000_000  # characters that a vocabulary is learned from, about
-UNBROKEN = 8_000_000  # bytes of text without spaces, of which learning takes 65 times the memory
-CHECKED = 1_000_000_000  # bytes of a file that is checked against its hash at each start, at most
-Part = tuple[bool, str, bool]  # is it for training, its text, does it begin a document
+TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
+CACHE_FORMAT = 1  # version of the files in a cache entry
+TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
+META_FILE = "meta.json"
+MAX_VERIFIED_BYTES = 1_000_000_000  # hashing larger files would delay each start by seconds
+# What `_open_entry` raises if an entry is absent or damaged.
+ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A corpus as token ids. `train` and `val` are memory-mapped (tokens,) arrays of the smallest
-    dtype that fits."""
+    """A corpus as token ids.
+
+    Attributes:
+        train: Ids of the training split, a memory-mapped (tokens,) array of the smallest dtype
+            that holds the vocabulary.
+        val: Ids of the validation split, likewise.
+        tokenizer: The tokenizer that made them.
+        fingerprint: Hex digest of the text and of how it is split and encoded.
+        name: What the text is called in messages.
+        documents: Documents in the text.
+        val_documents: Documents in the validation split; None if the text is split by position.
+        characters: Characters of the text.
+        bytes: Bytes of the text in UTF-8.
+        folder: The cache entry.
+        ngrams: Frequent n-grams (see `count_ngrams`), for a model with an n-gram table.
+    """
 
     train: np.ndarray
     val: np.ndarray
@@ -44,25 +66,24 @@ class Tokens:
     fingerprint: str
     name: str
     documents: int
-    val_documents: int | None  # None: the text is split by position
+    val_documents: int | None
     characters: int
     bytes: int
-    folder: Path  # where they are kept
-    ngrams: np.ndarray | None = None  # what `count_ngrams` gives, for a model that takes it
+    folder: Path
+    ngrams: np.ndarray | None = None
 
     def summary(self) -> list[str]:
-        """What was read and what it became, in lines of at most 80 columns."""
+        """Describe the text and its tokens in lines of at most 80 columns."""
         tokens = len(self.train) + len(self.val)
         plural = "" if self.documents == 1 else "s"
-        split = (
-            f"{self.val_documents:,} of them, one in ten,"
-            if self.val_documents is not None
-            else "the last tenth of the characters"
-        )
+        if self.val_documents is None:
+            validation = "the last tenth of the characters is for validation"
+        else:
+            validation = f"{self.val_documents:,} of them, one in ten, are for validation"
         return [
             f"text     {self.name}",
             f"         {self.documents:,} document{plural}, {self.characters:,} characters",
-            f"         {split} for validation",
+            f"         {validation}",
             f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
             f"{self.bytes / tokens:.2f} bytes per token",
@@ -74,11 +95,11 @@ def prepare_text(
     console: Console,
     log: Callable[[str], None],
     tokenizer: Tokenizer | None = None,
-    whole: bool = False,
+    verify_all: bool = False,
 ) -> Tokens:
-    """The tokens of a configuration's text, as `prepare` makes them."""
+    """Prepare the text of a configuration as `prepare` does, under a progress spinner."""
     with console.status("preparing the text …"):
-        return prepare(config.data, config.tokenizer, log, tokenizer, whole)
+        return prepare(config.data, config.tokenizer, log, tokenizer, verify_all)
 
 
 def prepare(
@@ -86,168 +107,192 @@ def prepare(
     config: TokenizerConfig,
     log: Callable[[str], None] = print,
     tokenizer: Tokenizer | None = None,
-    whole: bool = False,
+    verify_all: bool = False,
 ) -> Tokens:
-    """The tokens of the configured text, from the cache or made now. A `tokenizer` from elsewhere
-    is used in place of the one that `config` makes of this text. What is in the cache is checked
-    against its hashes: files of up to 1 GB, or the `whole`."""
+    """Turn the configured text into tokens, or open them if they are in the cache.
+
+    Args:
+        data: Which text, and how it is read.
+        config: Which tokenizer.
+        log: Called with lines about what is being done.
+        tokenizer: A tokenizer of another model, used instead of the one that `config` describes.
+        verify_all: Check cached files of any size against their hashes, instead of those of up to
+            `MAX_VERIFIED_BYTES`.
+
+    Raises:
+        UserError: There is no such text, it cannot be read or encoded, or it changed meanwhile.
+    """
     corpus = open_corpus(data, log)
+    max_verified_bytes = math.inf if verify_all else MAX_VERIFIED_BYTES
+    return tokenize_corpus(corpus, config, log, tokenizer, max_verified_bytes)
+
+
+def tokenize_corpus(
+    corpus: Corpus,
+    config: TokenizerConfig,
+    log: Callable[[str], None] = print,
+    tokenizer: Tokenizer | None = None,
+    max_verified_bytes: float = MAX_VERIFIED_BYTES,
+) -> Tokens:
+    """Turn a corpus into tokens, or open them if they are in the cache.
+
+    Args:
+        corpus: The text.
+        config: Which tokenizer.
+        log: Called with lines about what is being done.
+        tokenizer: A tokenizer of another model, used instead of the one that `config` describes.
+        max_verified_bytes: Larger files of the cache are checked by their size alone.
+
+    Raises:
+        UserError: The text cannot be read or encoded, or it changed meanwhile.
+    """
     fingerprint = corpus_fingerprint(corpus, config)
-    made_from = json.dumps([FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
-    folder = cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:16]
-    with making(folder.name, log) as part:
+    made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])
+    entry = cache_root() / hashlib.sha256(made_from.encode()).hexdigest()[:KEY_LENGTH]
+    with locked_build_folder(entry.name, log) as build_folder:
         try:
-            return _open(folder, corpus.name, fingerprint, math.inf if whole else CHECKED)
-        except (OSError, ValueError, KeyError, TypeError, UserError) as e:
-            damage = f", where what is kept is damaged: {e}" if folder.exists() else ""
-            log(f"preparing {corpus.name} (kept in {folder}{damage})")
-        made = part / "tokens"
-        made.mkdir()
-        _write(corpus, config, tokenizer, made)
+            return _open_entry(entry, corpus.name, fingerprint, max_verified_bytes)
+        except ENTRY_ERRORS as e:
+            damage = f"; the cached tokens are damaged: {e}" if entry.exists() else ""
+            log(f"preparing {corpus.name} (kept in {entry}{damage})")
+        new_entry = build_folder / "tokens"
+        new_entry.mkdir()
+        _write_entry(corpus, config, tokenizer, new_entry)
         if corpus_fingerprint(corpus, config) != fingerprint:
-            raise UserError(f"{corpus.name} changed while it was read: start again")
-        shutil.rmtree(folder, ignore_errors=True)  # one that was damaged
-        made.rename(folder)
-        sync(folder.parent)
-        return _open(folder, corpus.name, fingerprint)
+            raise UserError(f"{corpus.name} changed while it was being read; start again")
+        shutil.rmtree(entry, ignore_errors=True)  # a damaged one
+        new_entry.rename(entry)
+        sync(entry.parent)
+        return _open_entry(entry, corpus.name, fingerprint)
 
 
 def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
-    """What another process has checked, by the name of its folder in the cache; None where it is
-    not in this machine's."""
-    with suppress(OSError, ValueError, KeyError, TypeError, UserError):
-        return _open(cache_root() / folder, name, fingerprint)
+    """Open tokens that another process has prepared and verified.
+
+    Args:
+        folder: Name of the entry in the cache.
+        name: What the text is called in messages.
+        fingerprint: The text's fingerprint.
+
+    Returns:
+        The tokens, or None if the cache of this machine does not have them.
+    """
+    with suppress(*ENTRY_ERRORS):
+        return _open_entry(cache_root() / folder, name, fingerprint)
     return None
 
 
 def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
-    """Hex digest of what tokens are made from: the text and how it is read, split and encoded."""
-    made_from = [TEXT_FORMAT, ONE_IN, MANY, asdict(config)]
-    if any(map(is_jsonl, corpus.files)):
+    """Return the hex digest of a text and of how it is read, split and encoded."""
+    made_from = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT, asdict(config)]
+    if any(is_jsonl(file) for file in corpus.files):
         made_from.append(corpus.field)
     if corpus.lines != "kept":
         made_from.append(corpus.lines)
     try:
-        text = json.dumps(made_from) + "".join(map(sha256_of_file, corpus.files))
+        file_hashes = [sha256_of_file(file) for file in corpus.files]
     except OSError as e:
-        raise UserError(f"{e.filename} cannot be read: {e.strerror}") from None
+        raise UserError(
+            f"{e.filename} cannot be read ({e.strerror}); repair it, or leave it out with "
+            "data.exclude"
+        ) from None
+    text = json.dumps(made_from) + "".join(file_hashes)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def split_texts(corpus: Corpus, cut: int | None) -> Iterator[Part]:
-    """The parts of the text: characters before `cut` train, the rest validates. Without a cut,
-    whole documents validate: of every ten one, drawn by chance, always the same."""
-    at, document, drawn, rng = 0, -1, -1, np.random.default_rng(0)
-    for text, begins in corpus.pieces():
-        if cut is None:
-            document += begins
-            if begins and document % ONE_IN == 0:
-                drawn = document + rng.integers(ONE_IN)
-            yield document != drawn, text, begins
-            continue
-        before = text[: max(0, cut - at)]
-        if before:
-            yield True, before, begins
-        if len(before) < len(text):
-            yield False, text[len(before) :], begins and not before
-        at += len(text)
+def encode_pieces(
+    tokenizer: Tokenizer, pieces: Iterator[SplitPiece]
+) -> Iterator[tuple[SplitPiece, Future[np.ndarray]]]:
+    """Encode pieces on all cores, and yield each with its ids to wait for, in their order.
+
+    Only a few pieces are read ahead, so memory stays bounded.
+    """
+    cores = os.cpu_count() or 1
+    encoding: deque[tuple[SplitPiece, Future[np.ndarray]]] = deque()
+    with ThreadPoolExecutor(cores) as pool:  # the encoders release the interpreter's lock
+        for piece in pieces:
+            encoding.append((piece, pool.submit(tokenizer.encode_array, piece.text)))
+            if len(encoding) > 2 * cores:
+                yield encoding.popleft()
+        yield from encoding
 
 
-def sample(corpus: Corpus, cut: int | None, characters: int) -> Iterator[str]:
-    """What a vocabulary is learned from: the training split, or about SAMPLE characters of it.
-    These are pieces drawn at random, always the same. Of text with next to no white space, each
-    stretch of which is another, only the first UNBROKEN bytes are taken."""
-    rng, share = np.random.default_rng(0), SAMPLE / (characters * (ONE_IN - 1) / ONE_IN)
-    unbroken = 0
-    for is_train, text, _ in split_texts(corpus, cut):
-        if not is_train or (share < 1 and rng.random() >= share):
-            continue
-        if len(text) > 64 * (1 + text.count(" ") + text.count("\n")):
-            unbroken += utf8_length(text)
-            if unbroken > UNBROKEN:
-                continue
-        yield from (part for part, _ in cut_up(text, 1 << 16))  # the library takes 256 at a time
-
-
-def encode_parts(tokenizer: Tokenizer, parts: Iterator[Part]) -> Iterator[tuple[Part, Future]]:
-    """The parts in their order, each with its ids to wait for: on all cores, a few ahead."""
-    cores, ahead = os.cpu_count() or 1, deque()
-    with ThreadPoolExecutor(cores) as pool:  # the encoders let go of Python's lock
-        for part in parts:
-            ahead.append((part, pool.submit(tokenizer.encode_array, part[1])))
-            if len(ahead) > 2 * cores:
-                yield ahead.popleft()
-        yield from ahead
-
-
-def utf8_length(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
-
-
-def _count(corpus: Corpus) -> tuple[dict[str, int], int]:
-    """What is counted in a text, and the characters of its longest document."""
-    counts = dict.fromkeys(("documents", "characters", "bytes"), 0)
-    longest, document, distinct = 0, 0, set()
-    for text, begins in corpus.pieces():
-        document = len(text) + (0 if begins else document)  # characters of this one so far
-        longest = max(longest, document)
-        counts["documents"] += begins
-        counts["characters"] += len(text)
-        counts["bytes"] += utf8_length(text)
-        if len(distinct) < 2:
-            distinct.update(text)
-    if len(distinct) < 2:
-        found = f"no character but {distinct.pop()!r}" if distinct else "no text"
-        raise UserError(f"{corpus.name} holds {found}: give another text")
-    return counts, longest
-
-
-def _write(
-    corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, part: Path
+def _write_entry(
+    corpus: Corpus, config: TokenizerConfig, tokenizer: Tokenizer | None, folder: Path
 ) -> None:
-    """Write FILES into a folder, then meta.json, and wait until all is on the disk."""
-    counts, longest = _count(corpus)
-    characters = counts["characters"]
-    # One long document among short ones could leave too little on either side.
-    by_document = counts["documents"] >= MANY and longest <= characters / ONE_IN
-    cut = None if by_document else characters * (ONE_IN - 1) // ONE_IN
+    """Write all files of a cache entry, and wait until they are on the disk."""
+    # Count and split the text, and learn a vocabulary
+    size = count_corpus(corpus)
+    split_position = find_split_position(size)
     if tokenizer is None:
-        texts = (text for text, _ in corpus.pieces())
-        tokenizer = build_tokenizer(config, texts, sample(corpus, cut, characters))
-    save_tokenizer(tokenizer, part / "tokenizer.json")
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    between = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
+        all_text = (piece.text for piece in corpus.pieces())
+        training_text = sample_training_text(corpus, split_position, size.characters)
+        tokenizer = build_tokenizer(config, all_text, training_text)
+    save_tokenizer(tokenizer, folder / "tokenizer.json")
+
+    # Write the ids of both splits, with a separator between documents
+    dtype = _token_dtype(tokenizer)
+    separator = [id for id in (tokenizer.end_of_text, tokenizer.begin_of_text) if id is not None]
     val_documents = 0
-    with (part / "train.bin").open("wb") as train, (part / "val.bin").open("wb") as val:
-        parts = split_texts(corpus, cut)
-        for (is_train, _, begins), encoded in encode_parts(tokenizer, parts):
-            ids, file = encoded.result(), train if is_train else val
-            if begins and file.tell():
-                ids = np.concatenate((np.array(between, dtype=ids.dtype), ids))
+    with (folder / "train.bin").open("wb") as train, (folder / "val.bin").open("wb") as val:
+        pieces = split_corpus(corpus, split_position)
+        for (is_train, _, begins_document), encoded in encode_pieces(tokenizer, pieces):
+            ids = encoded.result()
+            file = train if is_train else val
+            if begins_document and file.tell():
+                ids = np.concatenate((np.array(separator, dtype=ids.dtype), ids))
             file.write(ids.astype(dtype).tobytes())
-            val_documents += begins and not is_train
-    figures = {**counts, "val_documents": val_documents if by_document else None}
-    files = {name: [(part / name).stat().st_size, sha256_of_file(part / name)] for name in FILES}
-    (part / "meta.json").write_text(json.dumps({"files": files, "figures": figures}, indent=1))
-    for path in (*part.iterdir(), part):
+            if begins_document and not is_train:
+                val_documents += 1
+
+    # Describe and sync the files
+    figures = {
+        "documents": size.documents,
+        "characters": size.characters,
+        "bytes": size.bytes,
+        "val_documents": val_documents if split_position is None else None,
+    }
+    files = {
+        name: [(folder / name).stat().st_size, sha256_of_file(folder / name)]
+        for name in TOKEN_FILES
+    }
+    (folder / META_FILE).write_text(json.dumps({"files": files, "figures": figures}, indent=1))
+    for path in (*folder.iterdir(), folder):
         sync(path)
 
 
-def _open(folder: Path, name: str, fingerprint: str, checked: float = 0) -> Tokens:
-    """The tokens in a folder. Raises an OSError, ValueError, KeyError, TypeError or UserError where
-    they are not there as they were written, by their hash in files of up to `checked` bytes."""
-    meta = read_json_object(folder / "meta.json")
-    for file in FILES:
-        size, written = meta["files"][file]
-        found = ordinary_file(folder / file).stat().st_size
-        if found != size or (size <= checked and sha256_of_file(folder / file) != written):
-            raise ValueError(f"{file} is not as it was written")
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
-    train, val = (
-        np.memmap(path, dtype=dtype, mode="r")
-        if path.stat().st_size
-        else np.empty(0, dtype)  # numpy maps no empty file
-        for path in (folder / "train.bin", folder / "val.bin")
+def _open_entry(entry: Path, name: str, fingerprint: str, max_verified_bytes: float = 0) -> Tokens:
+    """Open a cache entry; raise one of `ENTRY_ERRORS` if it is absent or damaged.
+
+    Files of up to `max_verified_bytes` are checked by their hash, larger ones by their size.
+    """
+    meta = read_json_object(entry / META_FILE)
+    for file in TOKEN_FILES:
+        expected_size, expected_hash = meta["files"][file]
+        size = ordinary_file(entry / file).stat().st_size
+        is_hashed = expected_size <= max_verified_bytes
+        if size != expected_size or (is_hashed and sha256_of_file(entry / file) != expected_hash):
+            raise ValueError(f"{file} has changed since it was written")
+    tokenizer = load_tokenizer(entry / "tokenizer.json")
+    dtype = _token_dtype(tokenizer)
+    return Tokens(
+        train=_map_ids(entry / "train.bin", dtype),
+        val=_map_ids(entry / "val.bin", dtype),
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        name=name,
+        folder=entry,
+        **meta["figures"],
     )
-    return Tokens(train, val, tokenizer, fingerprint, name, folder=folder, **meta["figures"])
+
+
+def _token_dtype(tokenizer: Tokenizer) -> np.dtype:
+    """The smallest dtype that holds every id."""
+    return np.min_scalar_type(tokenizer.vocab_size - 1)
+
+
+def _map_ids(path: Path, dtype: np.dtype) -> np.ndarray:
+    """A file's ids, memory-mapped; NumPy cannot map an empty file."""
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")

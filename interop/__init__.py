@@ -17,12 +17,13 @@ from torch import Tensor
 from cli.config_file import read_config
 from common.errors import UserError
 from config import GPTConfig, TokenizerConfig
-from data.tokenizer import Tokenizer, hf_files, load_tokenizer
+from data.tokenizer import Tokenizer, load_tokenizer
 from interop.folder import CONFIG, Folder
 from interop.gguf_file import GGUF
 from interop.hub import WEIGHTS, fetched, folder_of
 from interop.nanogpt import NanoGPT
 from interop.settings import NAMES, counterpart, family_of, hf_settings
+from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT, rotary_table
 from training import checkpoint as saved
@@ -181,7 +182,7 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
     settings = hf_settings(model.config, tokenizer)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"to={folder} is there already, and no empty folder: name a new one")
-    files = {} if tokenizer is None else hf_files(tokenizer, model.config.block_size)
+    files = {} if tokenizer is None else export_tokenizer(tokenizer, model.config.block_size)
     tensors = {
         name: (t.T if transposed else t).contiguous() for name, t, transposed in hf_tensors(model)
     }

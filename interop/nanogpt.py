@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from config import GPTConfig
-from data.tokenizer import Tokenizer, of_tiktoken
+from data.tokenizer import Tokenizer, load_tiktoken
 
 GPT2_TOKENS = 50257  # from so many on, the vocabulary is GPT-2's
 SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "dropout")
@@ -53,4 +53,4 @@ class NanoGPT:
     def tokenizer(self) -> Tokenizer | None:
         """GPT-2's; None for characters: they are those of the text, in their order, and kept in a
         pickle, which is not opened."""
-        return of_tiktoken("gpt2") if self.tokenized == "gpt2" else None
+        return load_tiktoken("gpt2") if self.tokenized == "gpt2" else None

@@ -23,11 +23,11 @@ from config import DataConfig, GPTConfig, TokenizerConfig
 from data.hf_tokenizer import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
-    first_token,
+    encode_prompt,
+    load_tiktoken,
     load_tokenizer,
-    of_tiktoken,
-    prompt_ids,
     save_tokenizer,
+    start_token,
     train_bpe,
 )
 from data.tokens import prepare
@@ -357,8 +357,8 @@ def test_a_tokenizer_of_theirs_gives_their_ids_and_texts(name, tokenizers_of_the
     again = load_tokenizer(tmp_path / "kept.json")
     assert ours.end_of_text == oracle.eos_token_id
     assert ours.begin_of_text == (oracle.bos_token_id if "llama" in name else None)
-    assert prompt_ids(ours, WORDS) == oracle(WORDS).input_ids
-    assert prompt_ids(ours, "") == [first_token(ours)]
+    assert encode_prompt(ours, WORDS) == oracle(WORDS).input_ids
+    assert encode_prompt(ours, "") == [start_token(ours)]
 
     @few
     @given(texts)
@@ -418,7 +418,7 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
         assert oracle(text).input_ids == ids == back.encode(text)
         assert oracle.decode(ids) == text == back.decode(ids)
         assert b"".join(map(back.token_bytes, ids)).decode() == text
-        assert first_token(back) == first_token(ours) and back.end_of_text is None
+        assert start_token(back) == start_token(ours) and back.end_of_text is None
         assert len(oracle) == ours.vocab_size
         assert len(oracle("\ue000" + text).input_ids) == len(ids) + 1  # a character not known there
 
@@ -428,7 +428,7 @@ def test_a_tokenizer_by_characters_gives_the_same_ids_there(tmp_path_factory, sm
 @pytest.mark.soak
 def test_gpt2s_own_vocabulary_comes_out_with_its_own_merges(test_data, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
-    ours = of_tiktoken("gpt2")
+    ours = load_tiktoken("gpt2")
     oracle = exported(
         ours,
         tmp_path / "hf",
@@ -604,7 +604,7 @@ def compared(folder, ours, tokenizer, text):
         for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
     )
     ids = oracle(text, return_tensors="pt").input_ids
-    assert ids[0].tolist() == prompt_ids(tokenizer, text) and difference(model, ours, ids) < 1e-5
+    assert ids[0].tolist() == encode_prompt(tokenizer, text) and difference(model, ours, ids) < 1e-5
     assert oracle.eos_token_id == tokenizer.end_of_text == model.config.eos_token_id
 
 

@@ -1,4 +1,4 @@
-"""Token files: prepared once, never stale, never half there."""
+"""Token files are prepared once, never stale and never incomplete."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpora import ignore, text_corpus
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ import data.tokens
 from common.errors import UserError
 from config import DataConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer
-from data.tokens import prepare
+from data.tokens import prepare, tokenize_corpus
 
 ROOT = Path(__file__).parents[2]
 CHAR, SMALL_BPE = TokenizerConfig(name="char"), TokenizerConfig(name="bpe", vocab_size=280)
@@ -34,7 +35,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a text as bytes, and give the settings that name its file."""
+    """Return a function that writes a text and returns the settings that name its file."""
 
     def write(text, name="text/a.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -46,7 +47,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, write):
-    """Write texts as files of a folder, and give the settings that name it."""
+    """Return a function that writes texts to a folder and returns the settings that name it."""
 
     def folder(*texts):
         shutil.rmtree(tmp_path / "text", ignore_errors=True)
@@ -57,18 +58,13 @@ def folder(tmp_path, write):
     return folder
 
 
-def quiet(line):
-    pass
+def decode_splits(tokens):
+    """Return the text of the training split and of the validation split."""
+    return tuple(tokens.tokenizer.decode(ids.tolist()) for ids in (tokens.train, tokens.val))
 
 
-def text_of(tokens):
-    return tokens.tokenizer.decode(tokens.train.tolist()), tokens.tokenizer.decode(
-        tokens.val.tolist()
-    )
-
-
-def prepared(cache):
-    """The finished folders of the cache."""
+def cache_entries(cache):
+    """Return the complete folders of the cache."""
     return [p.parent for p in cache.glob("*/meta.json")]
 
 
@@ -78,105 +74,107 @@ def prepared(cache):
         lambda t: len(set(t.removeprefix("\ufeff"))) > 1
     )
 )
-def test_the_last_tenth_of_the_characters_validates_and_nothing_is_lost(
+def test_the_last_tenth_of_the_characters_validates_and_both_splits_make_up_the_text(
     config, text, tmp_path_factory
 ):
     file = tmp_path_factory.mktemp("any") / "a.txt"
     file.write_bytes(text.encode())
     text = text.removeprefix("\ufeff")
-    tokens = prepare(DataConfig(source="text", path=str(file)), config, quiet)
-    assert text_of(tokens) == (text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :])
+    tokens = prepare(DataConfig(source="text", path=str(file)), config, ignore)
+    assert decode_splits(tokens) == (text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :])
     assert (tokens.characters, tokens.bytes, tokens.documents) == (len(text), len(text.encode()), 1)
 
 
 def test_bpe_does_not_learn_from_the_validation_split(write):
-    one = prepare(write(PROSE * 9 + "z" * len(PROSE), "text/one.txt"), SMALL_BPE, quiet)
-    other = prepare(write(PROSE * 9 + "Q" * len(PROSE), "text/other.txt"), SMALL_BPE, quiet)
+    one = prepare(write(PROSE * 9 + "z" * len(PROSE), "text/one.txt"), SMALL_BPE, ignore)
+    other = prepare(write(PROSE * 9 + "Q" * len(PROSE), "text/other.txt"), SMALL_BPE, ignore)
     assert one.tokenizer.to_json() == other.tokenizer.to_json()
     assert np.array_equal(one.train, other.train) and not np.array_equal(one.val, other.val)
 
 
-def test_documents_are_separated_by_the_end_of_text_token(folder):
-    between, texts = "<|endoftext|>", ["ab" * 45, "", "c" * 95, "d" * 5, "e" * 5]
-    tokens = prepare(folder(*texts), SMALL_BPE, quiet)
+def test_end_of_text_separates_documents(folder):
+    separator, texts = "<|endoftext|>", ["ab" * 45, "", "c" * 95, "d" * 5, "e" * 5]
+    tokens = prepare(folder(*texts), SMALL_BPE, ignore)
     assert tokens.documents == 5
-    assert text_of(tokens) == (
-        f"{texts[0]}{between}{'c' * 85}",
-        f"{'c' * 10}{between}ddddd{between}eeeee",
+    assert decode_splits(tokens) == (
+        f"{texts[0]}{separator}{'c' * 85}",
+        f"{'c' * 10}{separator}ddddd{separator}eeeee",
     )
-    assert text_of(prepare(folder(*texts), CHAR, quiet)) == (
+    assert decode_splits(prepare(folder(*texts), CHAR, ignore)) == (
         f"{texts[0]}{'c' * 85}",
         f"{'c' * 10}dddddeeeee",
     )
 
 
-def numbered(count: int) -> list[str]:
+def numbered_documents(count: int) -> list[str]:
     return [f"document {n:03} says {n * n}\n" for n in range(count)]
 
 
 @pytest.mark.parametrize("config", [CHAR, SMALL_BPE], ids=["char", "bpe"])
-def test_of_every_ten_documents_one_validates_whole_and_always_the_same(
+def test_one_document_of_every_ten_validates_and_it_is_always_the_same(
     config, folder, monkeypatch, cache
 ):
-    texts = numbered(125)
+    texts = numbered_documents(125)
     source = folder(*texts)
-    tokens = prepare(source, config, quiet)
-    sides = [[int(n) for n in re.findall(r"document (\d+)", side)] for side in text_of(tokens)]
+    tokens = prepare(source, config, ignore)
+    sides = [
+        [int(n) for n in re.findall(r"document (\d+)", side)] for side in decode_splits(tokens)
+    ]
     assert sorted(sides[0] + sides[1]) == list(range(125))
     assert all(side == sorted(side) for side in sides)
     assert [n // 10 for n in sides[1]][:12] == list(range(12))
-    for side, part in zip(sides, text_of(tokens)):
+    for side, part in zip(sides, decode_splits(tokens)):
         assert part.replace("<|endoftext|>", "") == "".join(texts[n] for n in side)
         assert part.count("<|endoftext|>") == (0 if config is CHAR else len(side) - 1)
-    assert len({n % 10 for n in sides[1]}) > 3  # drawn, not every tenth
+    assert len({n % 10 for n in sides[1]}) > 3  # drawn at random
     assert tokens.val_documents == len(sides[1])
-    assert f"{len(sides[1])} of them" in tokens.summary()[2]
+    assert f" {len(sides[1])} " in tokens.summary()[2]
     monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))
-    assert text_of(prepare(source, config, quiet)) == text_of(tokens)
+    assert decode_splits(prepare(source, config, ignore)) == decode_splits(tokens)
 
 
 @pytest.mark.parametrize(
     "symbols, dtype",
     [(2, "uint8"), (256, "uint8"), (257, "uint16"), (65536, "uint16"), (65537, "uint32")],
 )
-def test_the_smallest_type_that_holds_the_vocabulary_is_kept(symbols, dtype, write):
+def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(symbols, dtype, write):
     alphabet = "".join(chr(c) for c in range(32, symbols + 4000) if not 0xD800 <= c < 0xE000)[
         :symbols
     ]
-    tokens = prepare(write(alphabet), CHAR, quiet)
+    tokens = prepare(write(alphabet), CHAR, ignore)
     assert tokens.tokenizer.vocab_size == symbols
     assert tokens.train.dtype == tokens.val.dtype == dtype
-    assert "".join(text_of(tokens)) == alphabet
+    assert "".join(decode_splits(tokens)) == alphabet
 
 
-def test_a_second_call_does_not_prepare_again_and_the_text_has_its_own_name(write, cache):
-    said = []
-    first = prepare(write(PROSE), SMALL_BPE, said.append)
-    files = {p: p.stat().st_mtime_ns for p in prepared(cache)[0].iterdir()}
-    second = prepare(write(PROSE, "text/b.txt"), SMALL_BPE, said.append)
-    assert len(said) == 1 and said[0].startswith("preparing") and str(cache) in said[0]
-    assert {p: p.stat().st_mtime_ns for p in prepared(cache)[0].iterdir()} == files
+def test_the_same_text_under_another_name_is_opened_from_the_cache(write, cache):
+    log = []
+    first = prepare(write(PROSE), SMALL_BPE, log.append)
+    files = {p: p.stat().st_mtime_ns for p in cache_entries(cache)[0].iterdir()}
+    second = prepare(write(PROSE, "text/b.txt"), SMALL_BPE, log.append)
+    assert len(log) == 1 and str(cache) in log[0] and first.name in log[0]
+    assert {p: p.stat().st_mtime_ns for p in cache_entries(cache)[0].iterdir()} == files
     assert first.fingerprint == second.fingerprint and second.name.endswith("b.txt")
-    assert text_of(first) == text_of(second)
+    assert decode_splits(first) == decode_splits(second)
     for ids in (second.train, second.val):
         assert isinstance(ids, np.memmap) and not ids.flags.writeable
 
 
-def same_length(file: Path) -> None:
-    """Another text of the same size and time."""
+def replace_a_word(file: Path) -> None:
+    """Change the text, but neither its size nor its time."""
     stamp = file.stat()
     file.write_bytes(file.read_bytes().replace(b"dog", b"god"))
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
 
 
-def test_a_changed_text_and_borders_of_documents_give_other_tokens(write, folder):
+def test_a_changed_text_or_document_boundary_gives_other_tokens(write, folder):
     source = write(PROSE)
-    old = prepare(source, CHAR, quiet)
-    same_length(Path(source.path))
-    assert "".join(text_of(prepare(source, CHAR, quiet))) == PROSE.replace("dog", "god")
-    assert "".join(text_of(old)) == PROSE
+    old = prepare(source, CHAR, ignore)
+    replace_a_word(Path(source.path))
+    assert "".join(decode_splits(prepare(source, CHAR, ignore))) == PROSE.replace("dog", "god")
+    assert "".join(decode_splits(old)) == PROSE
     sources = (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""))
-    assert len({prepare(folder(*texts), SMALL_BPE, quiet).fingerprint for texts in sources}) == 4
+    assert len({prepare(folder(*texts), SMALL_BPE, ignore).fingerprint for texts in sources}) == 4
 
 
 def flip_a_byte(file: Path) -> None:
@@ -185,7 +183,7 @@ def flip_a_byte(file: Path) -> None:
     file.write_bytes(content)
 
 
-def pipe(file: Path) -> None:
+def replace_by_a_pipe(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)
 
@@ -194,7 +192,7 @@ def pipe(file: Path) -> None:
     "damage",
     [
         flip_a_byte,
-        pipe,
+        replace_by_a_pipe,
         lambda f: f.unlink(),
         lambda f: os.truncate(f, f.stat().st_size - 1),
         lambda f: os.truncate(f, f.stat().st_size + 1),
@@ -202,35 +200,35 @@ def pipe(file: Path) -> None:
     ids=["a byte", "a pipe", "missing", "shorter", "longer"],
 )
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json"])
-def test_a_damaged_cache_is_said_and_prepared_again(name, damage, write, cache):
-    whole, said = text_of(prepare(write(PROSE), SMALL_BPE, quiet)), []
-    damage(prepared(cache)[0] / name)
-    assert text_of(prepare(write(PROSE), SMALL_BPE, said.append)) == whole
-    assert len(said) == 1 and "is damaged" in said[0]
-    assert text_of(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == whole
+def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, write, cache):
+    intact, log = decode_splits(prepare(write(PROSE), SMALL_BPE, ignore)), []
+    (entry,) = cache_entries(cache)
+    damage(entry / name)
+    assert decode_splits(prepare(write(PROSE), SMALL_BPE, log.append)) == intact
+    assert len(log) == 1 and name in log[0] and str(entry) in log[0]
+    assert decode_splits(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == intact
 
 
-def test_of_a_file_above_the_bound_the_size_is_looked_at_and_all_where_that_is_asked(
-    write, cache, monkeypatch
-):
-    monkeypatch.setattr(data.tokens, "CHECKED", 500)
-    whole, said = text_of(prepare(write(PROSE), CHAR, quiet)), []
-    flip_a_byte(prepared(cache)[0] / "train.bin")
-    prepare(write(PROSE), CHAR, pytest.fail)
-    assert text_of(prepare(write(PROSE), CHAR, said.append, whole=True)) == whole
-    assert "train.bin is not as it was written" in said[0]
+def test_large_files_are_verified_by_size_unless_all_hashes_are_asked_for(write, cache):
+    corpus, log = text_corpus(write(PROSE).path), []
+    intact = decode_splits(tokenize_corpus(corpus, CHAR, ignore))
+    flip_a_byte(cache_entries(cache)[0] / "train.bin")
+    tokenize_corpus(corpus, CHAR, pytest.fail, max_verified_bytes=500)
+    verified = prepare(write(PROSE), CHAR, log.append, verify_all=True)
+    assert decode_splits(verified) == intact
+    assert len(log) == 1 and "train.bin" in log[0]
 
 
-def test_the_fingerprint_of_a_text_is_what_it_was(write):
-    """Else no run that was begun before could be resumed."""
-    assert prepare(write(PROSE), CHAR, quiet).fingerprint[:16] == "336477e4d9c65baf"
+def test_the_fingerprint_of_a_text_does_not_change_between_versions(write):
+    """Otherwise a run that another version began could not be resumed."""
+    assert prepare(write(PROSE), CHAR, ignore).fingerprint[:16] == "336477e4d9c65baf"
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda file: file.write_text(PROSE * 2),
-        same_length,
+        replace_a_word,
         lambda file: file.write_text("☃" + PROSE),
         lambda file: file.unlink(),
     ],
@@ -242,33 +240,30 @@ def test_text_that_changes_while_it_is_prepared_is_refused_and_not_kept(
 ):
     source, original = write(PROSE), getattr(data.tokens, function)
 
-    def meanwhile(*args):
+    def change_before(*args):
         if Path(source.path).exists():
             change(Path(source.path))
         return original(*args)
 
-    with (
-        monkeypatch.context() as changing,
-        pytest.raises(
-            UserError, match=r"changed while it was read: start again|cannot be read|'☃' in"
-        ),
-    ):
-        changing.setattr(data.tokens, function, meanwhile)
-        prepare(source, CHAR, quiet)
+    monkeypatch.setattr(data.tokens, function, change_before)
+    with pytest.raises(UserError) as error:
+        prepare(source, CHAR, ignore)
+    assert source.path in str(error.value) or "☃" in str(error.value)
     assert [p for p in cache.iterdir() if p.is_dir()] == []
 
 
-def test_a_tokenizer_from_elsewhere_is_used_and_what_it_does_not_know_is_shown(write, cache):
-    tokens = prepare(write(PROSE), CHAR, quiet, CharTokenizer(PROSE + "xyz"))
-    assert "".join(text_of(tokens)) == PROSE and "z" in tokens.tokenizer.alphabet
-    assert prepare(write(PROSE), CHAR, quiet).fingerprint == tokens.fingerprint
-    assert len(prepared(cache)) == 2
-    with pytest.raises(UserError, match=r"'Ω' in '.*Ω\\n' is not among the"):
-        prepare(write(PROSE + "on\ntat Ω\n"), CHAR, quiet, CharTokenizer(PROSE))
+def test_the_tokenizer_of_another_model_is_used_and_characters_it_lacks_are_refused(write, cache):
+    tokens = prepare(write(PROSE), CHAR, ignore, CharTokenizer(PROSE + "xyz"))
+    assert "".join(decode_splits(tokens)) == PROSE and "z" in tokens.tokenizer.alphabet
+    assert prepare(write(PROSE), CHAR, ignore).fingerprint == tokens.fingerprint
+    assert len(cache_entries(cache)) == 2
+    with pytest.raises(UserError) as error:
+        prepare(write(PROSE + "on\ntat Ω\n"), CHAR, ignore, CharTokenizer(PROSE))
+    assert "'Ω'" in str(error.value) and "tat Ω" in str(error.value)
 
 
-def test_what_killed_processes_left_is_removed_and_nothing_else_is(write, cache):
-    killed, held, *others = (
+def test_folders_of_killed_processes_are_removed_from_the_cache_and_no_others(write, cache):
+    abandoned, in_use, *others = (
         cache / name
         for name in (
             "0123456789abcdef.ab_1cd2e.part",
@@ -279,26 +274,27 @@ def test_what_killed_processes_left_is_removed_and_nothing_else_is(write, cache)
             "0123456789abcdef.part",
         )
     )
-    for part in (killed, held, *others):
+    for part in (abandoned, in_use, *others):
         part.mkdir(parents=True)
         (part / "train.bin").write_bytes(b"x")
     with FileLock(cache / "fedcba9876543210.lock"):
-        prepare(write(PROSE), CHAR, quiet)
-    assert not killed.exists() and all((p / "train.bin").exists() for p in (held, *others))
+        prepare(write(PROSE), CHAR, ignore)
+    assert not abandoned.exists()
+    assert all((folder / "train.bin").exists() for folder in (in_use, *others))
 
 
 SCRIPT = """
 import os, sys, time
 import data.tokens
 from config import DataConfig, TokenizerConfig
-{before}
+{preparation}
 config = TokenizerConfig(name="bpe", vocab_size=280)
 log = lambda line: print(line, flush=True)
 tokens = data.tokens.prepare(DataConfig(source="text", path=sys.argv[1]), config, log)
 print(len(tokens.train), tokens.fingerprint)
 assert not {{"torch", "training", "datasets"}} & {{*sys.modules}}
 """
-SLOWLY = """
+SAVE_SLOWLY = """
 save = data.tokens.save_tokenizer
 def slow(*args):
     time.sleep(0.5)
@@ -307,9 +303,9 @@ data.tokens.save_tokenizer = slow
 """
 
 
-def process(config, before=""):
+def start_process(config, preparation=""):
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(before=before), config.path],
+        [sys.executable, "-c", SCRIPT.format(preparation=preparation), config.path],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -318,18 +314,18 @@ def process(config, before=""):
 
 
 @pytest.mark.slow
-def test_two_processes_that_prepare_at_once_do_it_once(write, cache):
-    pair = [process(write(PROSE), SLOWLY) for _ in range(2)]
+def test_two_processes_that_prepare_the_same_text_do_it_once(write, cache):
+    pair = [start_process(write(PROSE), SAVE_SLOWLY) for _ in range(2)]
     out, errors = zip(*(p.communicate(timeout=60) for p in pair))
     assert [p.returncode for p in pair] == [0, 0], errors
-    assert "".join(out).count("preparing") == 1
+    assert "".join(out).count(f"kept in {cache}") == 1
     assert out[0].splitlines()[-1] == out[1].splitlines()[-1]
-    assert len(prepared(cache)) == 1
+    assert len(cache_entries(cache)) == 1
 
 
 @pytest.mark.parametrize("pattern", ["code", "gpt2"])
-def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(
-    pattern, write, monkeypatch
+def test_text_in_many_pieces_has_the_tokens_of_the_text_in_one_piece(
+    pattern, write, cache, monkeypatch
 ):
     text = "".join(
         f"def name_{n}(x):\n    return {n} * x  # "
@@ -337,8 +333,9 @@ def test_text_in_many_pieces_has_the_tokens_of_the_whole_on_any_number_of_cores(
         for n in range(400)
     )
     config = replace(SMALL_BPE, pattern=pattern)
-    whole = prepare(write(text, "text/a.txt"), config, quiet)
-    monkeypatch.setattr(data.corpus, "PIECE", 300)
-    monkeypatch.setenv("GLASSGPT_CACHE", str(Path(os.environ["GLASSGPT_CACHE"]).with_name("other")))
-    pieces = prepare(write(text, "text/a.txt"), config, quiet)
-    assert np.array_equal(whole.train, pieces.train) and np.array_equal(whole.val, pieces.val)
+    corpus = text_corpus(write(text).path)
+    one_piece = tokenize_corpus(corpus, config, ignore)
+    monkeypatch.setenv("GLASSGPT_CACHE", str(cache.with_name("other")))
+    many_pieces = tokenize_corpus(replace(corpus, piece_chars=300), config, ignore)
+    assert np.array_equal(one_piece.train, many_pieces.train)
+    assert np.array_equal(one_piece.val, many_pieces.val)

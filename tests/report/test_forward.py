@@ -13,7 +13,7 @@ from models import configs, lively, random_tokens
 from attention_maps import ablation
 from attention_maps.capture import capture
 from attention_maps.logit_attribution import attribute_logits
-from data.tokenizer import PATTERNS, CharTokenizer, of_tiktoken, train_bpe
+from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from model import GPT, causal_mask
 from report.page import PARTS
 
@@ -151,7 +151,7 @@ def test_the_page_has_the_tokens_that_python_has(tab, name, request):
     if name == "tiktoken":
         folder = request.getfixturevalue("test_data") / "tiktoken_cache"
         request.getfixturevalue("monkeypatch").setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    made = {"char": lambda: CharTokenizer("ab é漢😀\n"), "tiktoken": lambda: of_tiktoken("gpt2")}
+    made = {"char": lambda: CharTokenizer("ab é漢😀\n"), "tiktoken": lambda: load_tiktoken("gpt2")}
     tokenizer = made.get(name, lambda: BPE[name])()
     tab.evaluate("saved => { tokenizer = tokenizerOf(saved) }", tokenizer.to_json())
     known = st.text("ab é漢😀\n") if name == "char" else texts

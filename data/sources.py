@@ -1,0 +1,268 @@
+"""Find the files of a text: the standard library, tiny Shakespeare, a dataset, or your files."""
+
+import codecs
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import sysconfig
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from functools import cache, partial
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import UserError
+from common.files import ordinary_file, sha256_of_file, sync
+from common.paths import expand_home, require_path
+from common.text import printable
+from data.cache import KEY_LENGTH, cache_root, locked_build_folder
+
+SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+MAX_SHAKESPEARE_BYTES = 4_000_000  # another page in its place may be endless
+DOWNLOAD_TIMEOUT_SECONDS = 20
+TEXT_CHECK_BYTES = 1 << 20  # read from the start of a file to decide whether it is text
+MAX_NAMED_FILES = 3  # in the message about skipped files
+MAX_REASON_CHARS = 300  # of a library's error message
+NOT_LIBRARY_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+READ_ERRORS = (OSError, EOFError, zlib.error)
+
+
+class Candidates(NamedTuple):
+    """Paths that may be text files, and the folder that they are below."""
+
+    root: Path
+    paths: Iterable[Path]
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether each line of a file is a document."""
+    return path.name.removesuffix(".gz").endswith(".jsonl")
+
+
+def open_decompressed(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    """Open a file for reading bytes, and decompress a .gz file."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def find_stdlib_files() -> tuple[Path, ...]:
+    """Return the standard library's Python sources, sorted by path.
+
+    Its tests and installed packages are left out.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        # os.walk does not enter what is removed from its list
+        subfolders[:] = [name for name in subfolders if name not in NOT_LIBRARY_FOLDERS]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return tuple(sorted(files, key=lambda path: path.relative_to(root).as_posix()))
+
+
+def download_shakespeare(
+    log: Callable[[str], None], url: str = SHAKESPEARE_URL, sha256: str = SHAKESPEARE_SHA256
+) -> Path:
+    """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right.
+
+    Args:
+        log: Called with a line if the file has to be downloaded.
+        url: Where the text is.
+        sha256: Hex digest of the text.
+
+    Raises:
+        UserError: The text cannot be downloaded, or another text came.
+    """
+    file = cache_root() / "tinyshakespeare.txt"
+    with locked_build_folder(sha256[:KEY_LENGTH], log) as build_folder:
+        if file.exists() and sha256_of_file(file) == sha256:
+            return file
+        log(f"downloading tiny Shakespeare from {url}")
+        try:
+            with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_SECONDS) as response:
+                text = response.read(MAX_SHAKESPEARE_BYTES)
+            digest = hashlib.sha256(text).hexdigest()
+            if digest != sha256:
+                raise ValueError(f"its sha256 is {digest} instead of {sha256}")
+        except Exception as e:  # networks raise errors of many classes
+            raise UserError(
+                f"tiny Shakespeare could not be downloaded ({e}); download {url} by hand and "
+                "set data.path=FILE"
+            ) from None
+        part = build_folder / file.name
+        part.write_bytes(text)
+        return part.replace(file)
+
+
+def download_dataset(name: str, subset: str | None, split: str, log: Callable[[str], None]) -> Path:
+    """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once.
+
+    Args:
+        name: Name of the dataset on the hub, or a folder with its files.
+        subset: Configuration of a dataset that has several.
+        split: Split to take.
+        log: Called with a line if the dataset has to be converted.
+
+    Raises:
+        UserError: The dataset cannot be read, or the library `datasets` is not installed.
+    """
+    # A changed folder is another dataset
+    folder = expand_home("data.name", name)
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else []
+    stamps = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
+    identity = json.dumps([name, subset, split, stamps])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
+
+    with locked_build_folder(key, log) as build_folder:
+        # The name of a finished file includes its size, which shows whether it is complete
+        for file in cache_root().glob(f"{key}_*.jsonl"):
+            if file.stem == f"{key}_{ordinary_file(file).stat().st_size}":
+                return file
+        log(f"downloading {name} (kept in {cache_root()})")
+        try:
+            from datasets import load_dataset
+            from huggingface_hub.utils import logging
+        except ImportError:
+            raise UserError(
+                "data=hf needs the library datasets, which is not installed; run "
+                "pip install datasets"
+            ) from None
+
+        logging.set_verbosity_error()  # else it reports each of its own attempts
+        try:  # downloads are kept in the library's own cache, where an interrupted one continues
+            rows = load_dataset(
+                str(folder) if paths else name,
+                subset,
+                split=split,
+                cache_dir=str(build_folder),
+            )
+        except Exception as e:  # the library and those below it raise errors of many classes
+            reason = " ".join(str(e).split())[:MAX_REASON_CHARS] or type(e).__name__
+            raise UserError(
+                f"data.name={name} cannot be read ({reason}); without a network, "
+                "download its files elsewhere and set data.name=FOLDER"
+            ) from None
+        part = build_folder / "part.jsonl"
+        rows.to_json(part, force_ascii=False)
+        sync(part)
+        return part.replace(cache_root() / f"{key}_{part.stat().st_size}.jsonl")
+
+
+def find_text_files(
+    path: str, log: Callable[[str], None], exclude: str | None = None
+) -> tuple[Path, ...]:
+    """Return the text files that a path names, sorted by path.
+
+    Files that are not UTF-8 text are skipped with a message. Hidden files, linked folders and what
+    GlassGPT itself wrote are skipped silently.
+
+    Args:
+        path: A file, a folder with everything below it, or a glob.
+        log: Called with one line about the skipped files, if there are any.
+        exclude: Globs of further paths to skip, separated by commas.
+
+    Raises:
+        UserError: The path does not exist or holds no text.
+    """
+    path = str(expand_home("data.path", path))
+    if not os.path.isdir(path) and (os.path.exists(path) or not glob.has_magic(path)):
+        return (require_text_file(path),)
+
+    # Sort the candidates into text files and others
+    root, candidates = _list_candidates(path)
+    is_skipped = cache(partial(_is_skipped, root, _parse_globs(exclude)))
+    text_files: list[Path] = []
+    other_files: list[Path] = []
+    for file in sorted(candidates, key=lambda candidate: candidate.as_posix()):
+        folders = [folder for folder in file.parents if root in folder.parents]
+        if os.path.isdir(file) or any(is_skipped(part) for part in (file, *folders)):
+            continue
+        if _is_text(file):
+            text_files.append(file)
+        else:
+            other_files.append(file)
+
+    # Report the others
+    names = [
+        printable(file.relative_to(root).as_posix(), one_line=True)
+        for file in other_files[:MAX_NAMED_FILES]
+    ]
+    examples = f" (such as {', '.join(names)})" if names else ""
+    skipped = f"skipped {len(other_files):,} files that are not UTF-8 text{examples}"
+    if not text_files:
+        raise UserError(
+            f"data.path={path} holds no text files; {skipped}; name a folder or a glob with text"
+        )
+    if other_files:
+        log(f"{path}: {skipped}")
+    return tuple(text_files)
+
+
+def require_text_file(path: str) -> Path:
+    """Return the one file that data.path names.
+
+    Raises:
+        UserError: It does not exist or is not an ordinary file.
+    """
+    require_path(path)
+    file = expand_home("data.path", path)
+    if not file.is_file():
+        problem = "is a folder" if file.is_dir() else "is a pipe, a socket or a device"
+        raise UserError(f"data.path={path} {problem}; give the path of a text file")
+    return file
+
+
+def _list_candidates(path: str) -> Candidates:
+    if os.path.isdir(path):
+        return Candidates(Path(path), Path(path).rglob("*"))
+    root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(path).parts))
+    return Candidates(root, (Path(name) for name in glob.iglob(path, recursive=True)))
+
+
+def _parse_globs(exclude: str | None) -> list[str]:
+    return [
+        pattern.strip().removeprefix("**/").rstrip("/") for pattern in (exclude or "").split(",")
+    ]
+
+
+def _is_skipped(root: Path, globs: list[str], path: Path) -> bool:
+    """Whether a path is hidden or excluded, or a folder that is a link, the cache or a run."""
+    relative = path.relative_to(root).as_posix()
+    if path.name.startswith("."):
+        return True
+    if any(fnmatchcase(path.name, pattern) or fnmatchcase(relative, pattern) for pattern in globs):
+        return True
+    if not os.path.isdir(path):
+        return False
+    if path.is_symlink() or path.resolve() == cache_root().resolve():
+        return True
+    entries = set(os.listdir(path))
+    is_run = "config.yaml" in entries and not entries.isdisjoint(("metrics.jsonl", "checkpoints"))
+    is_sweep = "multirun.yaml" in entries
+    return is_run or is_sweep
+
+
+def _is_text(path: Path) -> bool:
+    """Whether an ordinary file begins as UTF-8 text without null characters."""
+    try:
+        with open_decompressed(ordinary_file(path)) as file:
+            head = file.read(TEXT_CHECK_BYTES)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        is_whole_file = len(head) < TEXT_CHECK_BYTES
+        return "\0" not in decoder.decode(head, final=is_whole_file)
+    except (*READ_ERRORS, UnicodeError):
+        return False

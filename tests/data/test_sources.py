@@ -1,0 +1,330 @@
+"""Finding text: the standard library, tiny Shakespeare, datasets, and the user's files."""
+
+import hashlib
+import io
+import os
+import sys
+import sysconfig
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import URLError
+
+import pyarrow.parquet
+import pytest
+from corpora import documents, ignore, refuse_to_log, text_corpus
+
+from common.errors import UserError
+from config import DataConfig
+from data.corpus import open_corpus
+from data.sources import download_shakespeare, find_stdlib_files, find_text_files
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write(folder: Path, *names: str) -> Path:
+    """Write files that contain their own names."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def relative_names(files, folder):
+    return [path.relative_to(folder).as_posix() for path in files]
+
+
+def test_the_standard_library_is_sorted_and_has_no_tests_or_installed_packages(
+    tmp_path, monkeypatch
+):
+    root = write(
+        tmp_path / "tests",  # folders above the library do not matter
+        "b.py",
+        "a.py",
+        "json/z.py",
+        "json/__init__.py",
+        "test/test_a.py",
+        "json/tests/t.py",
+        "idlelib/idle_test/t.py",
+        "site-packages/numpy.py",
+        "dist-packages/x.py",
+        "json/__pycache__/z.py",
+        "testing.py",
+        "notes.txt",
+    )
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(root))
+    assert relative_names(find_stdlib_files(), root) == [
+        "a.py",
+        "b.py",
+        "json/__init__.py",
+        "json/z.py",
+        "testing.py",
+    ]
+
+
+# --- the user's files -----------------------------------------------------------------------------
+
+
+def test_a_folder_gives_all_files_below_it_sorted_except_hidden_ones(tmp_path):
+    write(
+        tmp_path,
+        "b.txt",
+        "a/z.md",
+        "a/deep/er/x",
+        ".hidden.txt",
+        ".git/config",
+        "a/.secret/y.txt",
+        "B.txt",
+    )
+    corpus = text_corpus(tmp_path)
+    assert relative_names(corpus.files, tmp_path) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
+    assert documents(corpus) == ["B.txt", "a/deep/er/x", "a/z.md", "b.txt"]
+    assert documents(text_corpus(tmp_path / ".git")) == [".git/config"]  # named explicitly
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("notes [1].txt", "notes [1].txt"),
+        ("~notes.txt", "~notes.txt"),
+        ("~/notes 1.txt", "notes 1.txt"),
+        ("~/notes 1.*", "notes 1.txt"),
+    ],
+)
+def test_a_path_with_special_characters_is_the_file_of_that_name(path, name, tmp_path, monkeypatch):
+    write(tmp_path, "notes [1].txt", "notes 1.txt", "~notes.txt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert documents(text_corpus(path)) == [name]
+
+
+def test_files_that_are_not_text_are_skipped_and_three_of_them_are_named(tmp_path):
+    write(tmp_path, "text.txt", "sub/more.txt")
+    long_text = b"x" + "é".encode() * 700_000  # the part that is checked ends within an é
+    (tmp_path / "long.txt").write_bytes(long_text)
+    for name, content in {
+        "sub/z.txt": b"caf\xe9",
+        "escape\x1b[31m": b"a\0b",
+        "b.gz": b"no gzip",
+        "c.png": b"\x89PNG\r\n\0\0",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for a writer
+    (tmp_path / "zone").symlink_to(tmp_path / "missing")
+    log = []
+    corpus = text_corpus(tmp_path, log.append)
+    assert relative_names(corpus.files, tmp_path) == ["long.txt", "sub/more.txt", "text.txt"]
+    (line,) = log
+    for part in (str(tmp_path), " 6 files", "b.gz", "c.png", "escape␛[31m"):
+        assert part in line
+    assert "z.txt" not in line and "\x1b" not in line
+
+
+def test_linked_folders_are_skipped_and_linked_files_are_read(tmp_path):
+    folder = write(tmp_path, "other/b.txt", "notes/a.txt") / "notes"
+    (folder / "circle").symlink_to(folder)
+    (folder / "sub").symlink_to(tmp_path / "other")
+    (folder / "c.txt").symlink_to(tmp_path / "other" / "b.txt")
+    for path in (folder, f"{folder}/**/*.txt", f"{folder}/**"):
+        assert documents(text_corpus(path)) == ["notes/a.txt", "other/b.txt"]
+
+
+def test_runs_sweeps_and_the_cache_are_skipped_unless_they_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cached"))
+    write(
+        tmp_path,
+        "a.txt",
+        "runs/one/config.yaml",
+        "runs/one/metrics.jsonl",
+        "runs/two/config.yaml",
+        "runs/two/checkpoints/last",
+        "sweep/multirun.yaml",
+        "sweep/lr=1/job.json",
+        "cached/tinyshakespeare.txt",
+        "settings/config.yaml",
+    )
+    for path in (str(tmp_path), f"{tmp_path}/**"):
+        files = find_text_files(path, refuse_to_log)
+        assert relative_names(files, tmp_path) == ["a.txt", "settings/config.yaml"]
+    run = tmp_path / "runs" / "one"
+    files = find_text_files(str(run), refuse_to_log)
+    assert relative_names(files, run) == ["config.yaml", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "path, exclude, remaining",
+    [
+        ("", "drafts, *.log,f?*.md", ["a.txt", "sub/deep/d.txt"]),
+        ("", "**/drafts/,*.log,*.md,", ["a.txt", "sub/deep/d.txt"]),
+        ("", "sub/*,drafts,?.log,f*", ["a.txt"]),
+        ("/*", "*.log,*.md", ["a.txt"]),
+        ("/**/*.txt", "drafts", ["a.txt", "sub/deep/d.txt"]),
+    ],
+)
+def test_globs_exclude_further_files(tmp_path, path, exclude, remaining):
+    write(
+        tmp_path, "a.txt", "drafts/b.txt", "sub/drafts/c.txt", "sub/deep/d.txt", "e.log", "f, g.md"
+    )
+    files = find_text_files(f"{tmp_path}{path}", refuse_to_log, exclude=exclude)
+    assert relative_names(files, tmp_path) == remaining
+
+
+@pytest.mark.parametrize(
+    "source, path",
+    [
+        ("text", "nowhere.txt"),
+        ("text", "*.txt"),
+        ("text", "~nobody-of-that-name/a.txt"),
+        ("text", "x" * 300),
+        ("text", "empty"),
+        ("text", "binary"),
+        ("text", "pipe"),
+        ("shakespeare", "pipe"),
+        ("shakespeare", "empty"),
+        ("shakespeare", "no.txt"),
+    ],
+)
+def test_a_path_without_text_is_refused_by_name(tmp_path, monkeypatch, source, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary" / "a.bin").write_bytes(b"\0")
+    with pytest.raises(UserError) as error:
+        open_corpus(DataConfig(source=source, path=path), refuse_to_log)
+    message = str(error.value)
+    assert f"data.path={path} " in message and "\n" not in message
+    assert "a.bin" in message or path != "binary"
+
+
+# --- tiny Shakespeare -----------------------------------------------------------------------------
+
+TEXT = b"First Citizen:\n"
+DIGEST = hashlib.sha256(TEXT).hexdigest()
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Return a function that makes every download return a body, or raise it if it is an error.
+
+    The function returns a list that grows by the URL of each download.
+    """
+
+    def serve(body):
+        requested = []
+
+        def urlopen(url, timeout):
+            requested.append(url)
+            if isinstance(body, Exception):
+                raise body
+            return io.BytesIO(body)
+
+        monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+        return requested
+
+    return serve
+
+
+def test_shakespeare_is_downloaded_once_and_again_if_it_is_damaged(serve, cache):
+    requested, log = serve(TEXT), []
+    for _ in range(2):
+        file = download_shakespeare(log.append, sha256=DIGEST)
+        assert file.read_bytes() == TEXT
+    assert len(requested) == 1
+    (line,) = log
+    assert requested[0] in line
+    file.write_text("half a")
+    assert download_shakespeare(ignore, sha256=DIGEST).read_bytes() == TEXT
+    assert len(requested) == 2
+    assert not list(cache.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (
+            b"<html>Log in to this network</html>",
+            hashlib.sha256(b"<html>Log in to this network</html>").hexdigest(),
+        ),
+        (URLError("no route"), "no route"),
+        (HTTPException("no HTTP"), "no HTTP"),
+    ],
+)
+def test_another_text_than_shakespeare_is_refused_and_not_kept(serve, cache, body, reason):
+    serve(body)
+    with pytest.raises(UserError) as error:
+        open_corpus(DataConfig(source="shakespeare"), ignore)
+    assert reason in str(error.value) and "data.path=FILE" in str(error.value)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+# --- datasets of the hub --------------------------------------------------------------------------
+
+STORIES = [f"Story {n}: “once” upon a time\nthere were {n}/9 cats.\r\n\u2028" for n in range(250)]
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """A folder in the form of a dataset of the hub, with two splits."""
+    folder = tmp_path / "stories"
+    folder.mkdir()
+    for name, texts in (
+        ("train-0", STORIES[:150]),
+        ("train-1", STORIES[150:]),
+        ("validation", ["the other split"]),
+    ):
+        talk = [[{"role": "user", "content": "Why?"}]] * len(texts)
+        table = pyarrow.table({"number": range(len(texts)), "story": texts, "talk": talk})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+    return folder
+
+
+def read_rows(folder, log=ignore, **settings) -> list[str]:
+    config = DataConfig(source="hf", name=str(folder), **{"field": "story", **settings})
+    return documents(open_corpus(config, log))
+
+
+def test_a_dataset_has_the_texts_of_the_configured_split_in_their_order(dataset):
+    assert read_rows(dataset) == STORIES
+    assert read_rows(dataset, split="validation") == ["the other split"]
+
+
+def test_a_dataset_is_converted_once_and_again_when_it_changes(dataset, cache, monkeypatch):
+    log = []
+    read_rows(dataset, log.append)
+    with monkeypatch.context() as without_library:
+        without_library.setitem(sys.modules, "datasets", None)
+        assert read_rows(dataset, log.append) == STORIES and len(log) == 1
+        assert read_rows(dataset, field="talk.content") == ["Why?"] * 250
+    assert sorted(path.suffix for path in cache.iterdir()) == [".jsonl", ".lock"]
+    (converted,) = cache.glob("*.jsonl")
+    converted.write_bytes(converted.read_bytes()[:9000])  # part of it is lost
+    assert read_rows(dataset) == STORIES
+    (dataset / "train-1.parquet").unlink()
+    assert read_rows(dataset) == STORIES[:150]
+
+
+@pytest.mark.parametrize("setting, value", [("split", "test"), ("subset", "german")])
+def test_an_unknown_split_or_subset_is_refused_by_name(dataset, cache, setting, value):
+    with pytest.raises(UserError) as error:
+        read_rows(dataset, **{setting: value})
+    assert value in str(error.value) and "\n" not in str(error.value)
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+@pytest.mark.soak
+def test_a_dataset_without_a_network_ends_with_one_line_that_names_the_setting(
+    new_command, tmp_path
+):
+    done = new_command(
+        "train.py",
+        "data=tinystories",
+        env={"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
+    )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "roneneldan/TinyStories" in done.stdout
+    assert "roneneldan/TinyStories" in done.stderr and "data.name=FOLDER" in done.stderr
