@@ -21,6 +21,7 @@ from common.files import atomic_write, ordinary_file, read_json_object
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows
 from config import GPTConfig
 from report import pack
+from report.bundle import bundle
 from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
 from report.sweep import config_of, settings_of
 
@@ -283,10 +284,13 @@ def put_together(path: Path, name: str, content: dict, blobs: list[str]) -> Path
 
 
 def template(name: str) -> str:
-    """A page without its data, with the parts that it names in comments."""
+    """Return a page without its data, with the parts that it names in comments.
+
+    A named HTML or CSS file is inserted; a named JavaScript file is the entry of a bundle.
+    """
     return re.sub(
         r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n",
-        lambda part: template(part[1]),
+        lambda part: bundle(PARTS / part[1]) if part[1].endswith(".js") else template(part[1]),
         (PARTS / name).read_text(encoding="utf-8"),
     )
 

@@ -1,25 +1,38 @@
 // The address of what is looked at, as in #head=L3H2&step=1400&token=28&view=needs. Knows nothing of the page.
 
 // What the address asks for, as far as it is well formed; null for the rest. head: [layer, head].
-function readAddress() {
+export function readAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));
-  const whole = name => /^\d{1,12}$/.test(asked.get(name) ?? "") ? Number(asked.get(name)) : null;
+  const whole = name => (/^\d{1,12}$/.test(asked.get(name) ?? "") ? Number(asked.get(name)) : null);
   const head = /^L(\d{1,4})H(\d{1,4})$/.exec(asked.get("head") ?? "");
-  return { head: head && [Number(head[1]), Number(head[2])], step: whole("step"), token: whole("token"),
-    view: asked.get("view"), weights: asked.get("weights"), heads: asked.get("heads"), first: asked.get("first"),
+  return {
+    head: head && [Number(head[1]), Number(head[2])],
+    step: whole("step"),
+    token: whole("token"),
+    view: asked.get("view"),
+    weights: asked.get("weights"),
+    heads: asked.get("heads"),
+    first: asked.get("first"),
     on: asked.get("on"),
-    text: asked.get("text"), off: asked.get("off")?.split(",").filter(Boolean) ?? [],
-    hidden: (asked.get("hidden") ?? "").split(",").filter(part => /^\d{1,6}$/.test(part)).map(Number) };
+    text: asked.get("text"),
+    off: asked.get("off")?.split(",").filter(Boolean) ?? [],
+    hidden: (asked.get("hidden") ?? "")
+      .split(",")
+      .filter(part => /^\d{1,6}$/.test(part))
+      .map(Number),
+  };
 }
 
 // Show these in the address, those that are null left out. Not at once: a browser takes a few changes a second.
 let addressTimer = 0;
-function writeAddress(parts) {
+export function writeAddress(parts) {
   const known = Object.entries(parts).filter(([, value]) => value !== null && value !== undefined);
   clearTimeout(addressTimer);
   addressTimer = setTimeout(() => {
     try {
       history.replaceState(history.state, "", `#${new URLSearchParams(known)}`);
-    } catch { /* a page within another one has no address of its own */ }
+    } catch {
+      /* a page within another one has no address of its own */
+    }
   }, 150);
 }

@@ -2,6 +2,7 @@
 hidden, what it needed, why a head looked where it looked; its tokenizers."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +16,14 @@ from attention_maps.capture import capture
 from attention_maps.logit_attribution import attribute_logits
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from model import GPT, causal_mask
-from report.page import PARTS
+from report.bundle import bundle
 
 # A reading that was something else before: what stands before a change is kept.
 ASK = """async ([c, W, ids, off, hidden]) => {
+  const { ANSWERS, models, read, readingOf, readings, session } = engine;
   for (const of of Object.values(W)) of.data = Float64Array.from(of.data);
-  config = c;
   models.set(0, W);
-  tokenizer = { word: String };
+  Object.assign(session, { config: c, tokenizer: { word: String } });
   readings.clear();
   const asked = { step: 0, ids, hidden: [], off: [] }, terms = [], needs = [];
   const reading = readingOf({ step: 0, off });
@@ -44,8 +45,7 @@ ASK = """async ([c, W, ids, off, hidden]) => {
 @pytest.fixture(scope="module")
 def tab(chromium):
     tab = chromium.new_page()
-    for name in ("halves.js", "forward.js", "why.js", "tokenize.js", "engine.js"):
-        tab.add_script_tag(content=(PARTS / name).read_text(encoding="utf-8"))
+    tab.add_script_tag(content=bundle(Path(__file__).with_name("engine_in_page.js")))
     return tab
 
 
@@ -110,7 +110,7 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     assert np.sum(found["wrote"], axis=0).reshape(12, -1) == pytest.approx(hidden_state, abs=2e-4)
     for part in found["needs"]:
         j = part["j"]
-        for name, key in (("token_effect", "token_effect"), ("token_effect_kl", "kl")):
+        for name, key in (("token_effect", "effects"), ("token_effect_kl", "kl")):
             expected = needed[name][j + 1 : 11, j]
             assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in found["needs"]] == list(range(10, -1, -1))
@@ -153,7 +153,7 @@ def test_the_page_has_the_tokens_that_python_has(tab, name, request):
         request.getfixturevalue("monkeypatch").setenv("TIKTOKEN_CACHE_DIR", str(folder))
     made = {"char": lambda: CharTokenizer("ab é漢😀\n"), "tiktoken": lambda: load_tiktoken("gpt2")}
     tokenizer = made.get(name, lambda: BPE[name])()
-    tab.evaluate("saved => { tokenizer = tokenizerOf(saved) }", tokenizer.to_json())
+    tab.evaluate("saved => { window.tokenizer = engine.tokenizerOf(saved) }", tokenizer.to_json())
     known = st.text("ab é漢😀\n") if name == "char" else texts
 
     @settings(max_examples=100)
