@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cli
-from cli import tell
+from cli import print_stderr
 from common.errors import UserError
 from common.paths import expand_home
 from common.text import printable
@@ -36,19 +36,19 @@ def sample(config: SampleConfig) -> None:
         )
 
     if sys.stderr.isatty():
-        tell("loading …")
+        print_stderr("loading …")
     # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import load
     from training.device import for_sampling, pick_device
 
-    model, tokenizer = load(folder, config.checkpoint, tell)
+    model, tokenizer = load(folder, config.checkpoint, print_stderr)
     # What is looked at is the model as it is, not rounded.
     precision = config.precision if config.attention is None else "fp32"
     for_sampling(model, pick_device(config.device), precision)
     if config.score is not None:
         show_score(model, tokenizer, given)
     else:
-        tell(f"{folder}: {write_texts(config, model, tokenizer, given)}")
+        print_stderr(f"{folder}: {write_texts(config, model, tokenizer, given)}")
 
 
 def read_text(config: SampleConfig) -> str:
@@ -95,7 +95,9 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
 
     ids = encode_prompt(tokenizer, prompt)
     if len(ids) > (seen := model.config.block_size):
-        tell(f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them")
+        print_stderr(
+            f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them"
+        )
     texts = [
         Text(tokenizer, ids, config.seed + n, documents=1 if prompt else 2)
         for n in range(config.num_samples)
@@ -111,7 +113,7 @@ def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
             decoder = model.make_decoder(len(batch), length)
             steps = generate_texts(decoder, batch, config.max_new_tokens, **choice)
         if len(texts) > 1:
-            tell(f"--- text {number + 1} of {len(texts)}")
+            print_stderr(f"--- text {number + 1} of {len(texts)}")
         show(prompt, text, steps)
     seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
     if config.attention is not None:
@@ -159,7 +161,7 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
         2 * model.num_parameters(),
         {0: lambda: pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})},
     )
-    analysis = analyze(model, tokenizer, text.prompt_tokens + text.tokens, tell)
+    analysis = analyze(model, tokenizer, text.prompt_tokens + text.tokens, print_stderr)
     found, length = summarize_run([analysis.metrics]), len(analysis.arrays["text_ids"])
     title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
     attention_page(
@@ -172,8 +174,8 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
         max(0, length - len(text.tokens)),
     )
     for finding, figures in found:
-        tell(f"{finding[:-1]} ({figures}).")
-    tell(f"attention {path}")
+        print_stderr(f"{finding[:-1]} ({figures}).")
+    print_stderr(f"attention {path}")
 
 
 def show_score(model, tokenizer, text: str) -> None:

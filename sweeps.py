@@ -1,229 +1,326 @@
-"""The jobs of `python train.py -m …`, and what they come to: `python -m sweeps DIR`. Hydra starts
-the jobs. Their table, sweep.csv and sweep.html are read from the folder, so they are the same
-whatever started the jobs and whichever of them are left to do. Does not import torch."""
+"""Run the jobs of `python train.py -m …`, and summarize a sweep: `python -m sweeps DIR`.
+
+Hydra starts the jobs. The table, sweep.csv and sweep.html are made from the sweep's folder alone,
+so they do not depend on what started the jobs. Does not import torch.
+"""
 
 import contextlib
 import gc
 import hashlib
-import json
 import os
 import re
 import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import nan, prod
 from pathlib import Path
 
 from filelock import FileLock
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 import cli
-from cli.command import explained
+from cli.arguments import quote
 from common.errors import UserError
-from common.files import atomic_write
 from common.settings import format_value
 from common.text import printable
-from report import sweep
-from report.sweep import CSV, JOB, Run, named, ranked, read_job, read_run, read_sweep
+from report.job import JobNote, read_job, write_job
+from report.sweep import (
+    CSV,
+    Run,
+    format_settings,
+    is_sweep,
+    rank_variants,
+    ranking_metric,
+    read_run,
+    read_sweep,
+    require_sweep,
+)
 from report.sweep_page import write_sweep_page
-from report.sweep_table import notes, table, write_csv
+from report.sweep_table import footer, make_table, write_csv
 from training.record import new_run_dir
 
-MAY_CHANGE = ("max_steps", "wandb.")  # of a job's settings, when a sweep goes on
+MUTABLE_ON_RESUME = ("max_steps", "wandb.")  # settings that may change when a sweep is resumed
+MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes
 
 
-def run_sweep(main: Callable[[], object]) -> None:
-    """Have Hydra, by `main`, run the jobs of the sweep that is typed; then print what came of them.
-    Exits with 1 where not all of these jobs are finished, with 130 or 143 after a stop."""
-    options = cli.hydra_options(sys.argv[1:])
-    given = arguments(options)
-    typed = {
-        o.key_or_group: o.value()
-        for o in OverridesParser.create().parse_overrides(options.settings)
-    }
-    folder = open_sweep(typed.get("hydra.sweep.dir"), resume=typed.get("resume") == "auto")
-    # For Hydra (configs/config.yaml), and for jobs in processes of their own, which also have to
-    # find the modules from wherever they are started.
-    constant = [o.key_or_group for o in given if not o.is_sweep_override()]
-    jobs = jobs_in_grid(given)
-    os.environ["GLASSGPT_SWEEP_DIR"] = str(folder)
-    os.environ["GLASSGPT_SWEEP"] = json.dumps([options.config_dir, constant, jobs])
-    log = cli.printer(cli.Terminal())
-    log(f"sweep    {f'{jobs} jobs, ' * bool(jobs)}in {folder}")
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    failed = False
+@dataclass(frozen=True)
+class SweepPlan:
+    """What the command that starts a sweep passes to each of its jobs."""
+
+    folder: Path
+    config_dir: str | None  # --config-dir, which the jobs' commands repeat
+    constant_keys: list[str]  # keys of the settings that all jobs share
+    n_jobs: int | None  # None if the sweeper decides as it goes
+
+
+def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
+    """Have Hydra run the jobs of a sweep, then print their table.
+
+    Exits with status 1 if a job has failed or is unfinished, with 130 or 143 after a stop signal.
+
+    Args:
+        command_line: The command line of the sweep.
+        train: Trains one job and returns its best validation loss.
+    """
+    plan = plan_sweep(command_line)
+    print_line = cli.printer(cli.Terminal())
+    print_line(f"sweep    {f'{plan.n_jobs} jobs, ' if plan.n_jobs else ''}in {plan.folder}")
+
+    def run_hydra_job(cfg: DictConfig) -> float:
+        return run_job(cfg, plan, train)
+
+    launcher_failed = False
     try:
-        main()
+        cli.run_hydra(run_hydra_job, hydra_arguments(command_line, plan.folder))
     except SystemExit:
-        again = [arg for arg in sys.argv[1:] if not arg.startswith(("resume=", "hydra.sweep.dir="))]
-        again = ["python", "train.py", *again, "resume=auto", f"hydra.sweep.dir={folder}"]
-        cli.tell(f"the sweep was stopped; to go on:\n{shlex.join(again)}")
-        if not removed_if_empty(folder):
-            summarise(folder)
+        again = shlex.join(["python", "train.py", *resume_arguments(command_line, plan.folder)])
+        cli.print_stderr(f"the sweep was stopped; to resume it:\n{again}")
+        if not remove_if_empty(plan.folder):
+            summarize(plan.folder)
         raise
     except Exception as e:
-        if removed_if_empty(folder):
+        if remove_if_empty(plan.folder):
             raise
-        failed = True  # not a job, but what starts them, as where a job's process was killed
-        cli.tell(f"error: {type(e).__name__}: {cli.sentence(e)}")
-    if removed_if_empty(folder):  # where the jobs were only planned
+        launcher_failed = True  # jobs report their own errors: this one is of what starts them
+        cli.print_stderr(f"error: {type(e).__name__}: {cli.error_sentence(e)}")
+
+    if remove_if_empty(plan.folder):  # the launcher only planned the jobs
         return
-    runs = summarise(folder)
-    print_sweep(cli.Terminal(), folder, runs)
-    if failed or any(run.reason or run.status != "finished" for run in runs):
+    runs = summarize(plan.folder)
+    print_sweep(cli.Terminal(), plan.folder, runs)
+    if launcher_failed or any(run.failure or run.status != "finished" for run in runs):
         sys.exit(1)
 
 
-def run_job(cfg, job, train: Callable[[], float]) -> float:
-    """Run a job in a folder of its own by `train`, which reads `cfg`; `job` is Hydra's
-    configuration of it. What it says goes to log.txt there; at its end a line is printed.
+def plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
+    """Open the sweep's folder and work out which settings vary.
 
-    One that fails says why, in its folder too, and gives nan: an exception would end the sweep,
-    with some of Hydra's sweepers."""
-    config_dir, constant, jobs = json.loads(os.environ["GLASSGPT_SWEEP"])
-    console, start = cli.Terminal(file=sys.stdout), time.time()
-    log = cli.printer(console)
-    typed = given_to(cfg, job.overrides.task)
-    swept = [key for key in typed if key not in constant]
-    folder = Path(job.sweep.dir)
-    path = folder / job_name({key: typed[key] for key in swept})
-    output = path / "log.txt"
-    cfg.run_dir = str(path)
-    os.environ.setdefault("WANDB_RUN_GROUP", folder.name)
-    best, reason, number = nan, "", job.job.num + 1
-    of, settings = f"/{jobs}" if jobs else "", named({key: typed[key] for key in swept})
-    title = printable(f"{number}{of}  {settings}", one_line=True)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        given = ({"--config-dir": config_dir} if config_dir else {}) | typed
-        given.pop("resume", None)  # which is of the command
-        refuse_another(path, given)
-        write_note(path, {"overrides": given, "swept": swept, "failed": ""})
-        log(title)
-        with (
-            output.open("a", encoding="utf-8") as said,
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(said),
-        ):
-            best = train()
-    except Exception as e:
-        reason = explained(e)
-        if reason is None:
-            reason = ": ".join(dict.fromkeys([type(e).__name__, cli.sentence(e)]))
-            with contextlib.suppress(OSError), output.open("a", encoding="utf-8") as said:
-                traceback.print_exc(file=said)
-        cli.tell(printable(f"{title}  failed: {reason}", one_line=True))
-    gc.collect()  # what is left of the job refers to itself, and may hold a model
-    with contextlib.suppress(UserError, OSError):  # the end of the sweep meets with it again
-        write_note(path, {**read_job(path), "failed": reason})
-        summarise(folder)
-        if not reason:
-            loss = read_run(path).measures.get("val/loss", nan)
-            log(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
-    return best
-
-
-def refuse_another(path: Path, given: dict[str, str]) -> None:
-    """Raise `UserError` where a job has trained under other settings than it is given now."""
-    if not (path / "config.yaml").exists():
-        return
-    before = read_job(path)["overrides"]
-    other = [
-        f"{key}={before.get(key)}"
-        for key in before.keys() | given.keys()
-        if before.get(key) != given.get(key) and not key.startswith(MAY_CHANGE)
-    ]
-    if other:
-        raise UserError(
-            f"{path} was begun with other settings ({', '.join(sorted(other))}): go on "
-            "with those, or give the sweep another hydra.sweep.dir"
-        )
-
-
-def given_to(cfg, overrides: list[str]) -> dict[str, str]:
-    """What a job was given, by key, as a user types it."""
-    pairs = (override.partition("=")[::2] for override in overrides)
-    return {
-        key: value if key in cli.groups() else format_value(OmegaConf.select(cfg, key))
-        for key, value in pairs
+    Jobs in processes of their own must find the modules from wherever they start, so the
+    repository joins PYTHONPATH.
+    """
+    overrides = sweep_overrides(command_line)
+    typed = {
+        override.key_or_group: override.value()
+        for override in OverridesParser.create().parse_overrides(command_line.settings)
     }
-
-
-def arguments(given) -> list[Override]:
-    """The settings that are typed and those that the preset of a sweep adds to them, parsed."""
-    typed = {arg.partition("=")[0]: arg for arg in given.settings if not arg.startswith("hydra")}
-    preset = [typed["sweep"]] if "sweep" in typed else []
-    params = cli.composed(preset, given.config_dir, return_hydra_config=True).hydra.sweeper.params
-    typed = {key: f"{key}={value}" for key, value in (params or {}).items()} | typed
-    return OverridesParser.create().parse_overrides(list(typed.values()))
-
-
-def jobs_in_grid(given: list[Override]) -> int:
-    """How many jobs there are, 0 where something else than a grid decides that."""
-    swept = [override for override in given if override.is_sweep_override()]
-    if not all(override.is_discrete_sweep() for override in swept):
-        return 0
-    return prod(
-        len(o.value().filter(cli.groups()[o.key_or_group]))
-        if isinstance(o.value(), Glob)
-        else len(list(o.sweep_string_iterator()))
-        for o in swept
+    folder = open_sweep(typed.get("hydra.sweep.dir"), resume=typed.get("resume") == "auto")
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return SweepPlan(
+        folder=folder,
+        config_dir=command_line.config_dir,
+        constant_keys=[o.key_or_group for o in overrides if not o.is_sweep_override()],
+        n_jobs=count_jobs(overrides),
     )
 
 
+def sweep_overrides(command_line: cli.CommandLine) -> list[Override]:
+    """Parse the settings of a sweep: those typed, and those that its preset adds."""
+    typed = {
+        setting.partition("=")[0]: setting
+        for setting in command_line.settings
+        if not setting.startswith("hydra")
+    }
+    preset = [typed["sweep"]] if "sweep" in typed else []
+    hydra_settings = cli.compose_settings(preset, command_line.config_dir).hydra
+    params = hydra_settings.sweeper.params or {}
+    settings = {key: f"{key}={value}" for key, value in params.items()} | typed
+    return OverridesParser.create().parse_overrides(list(settings.values()))
+
+
+def count_jobs(overrides: Sequence[Override]) -> int | None:
+    """Return the number of jobs of a grid, or None if the sweeper chooses values as it goes."""
+    counts = []
+    for override in overrides:
+        if not override.is_sweep_override():
+            continue
+        if not override.is_discrete_sweep():
+            return None
+        value = override.value()
+        if isinstance(value, Glob):
+            counts.append(len(value.filter(list(cli.find_presets()[override.key_or_group]))))
+        else:
+            counts.append(len(list(override.sweep_string_iterator())))
+    return prod(counts)
+
+
+def hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
+    """Return the command line for Hydra, with the sweep's folder as an explicit setting."""
+    settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
+    return [*settings, f"hydra.sweep.dir={quote(str(folder))}", *command_line.options]
+
+
+def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
+    """Return the arguments of train.py that resume a sweep."""
+    arguments = [
+        argument
+        for argument in command_line.arguments
+        if not argument.startswith(("resume=", "hydra.sweep.dir="))
+    ]
+    return [*arguments, "resume=auto", f"hydra.sweep.dir={folder}"]
+
+
+# --- one job --------------------------------------------------------------------------------------
+
+
+def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float]) -> float:
+    """Train one job of a sweep in its own folder, and return its best validation loss.
+
+    The job's output goes to log.txt in its folder; the terminal gets one line. A job that fails
+    records the reason and returns nan, because an exception would end the sweep with some of
+    Hydra's sweepers.
+
+    Args:
+        cfg: The settings that Hydra composed for the job.
+        plan: The sweep that the job belongs to.
+        train: Trains one job.
+    """
+    hydra_job = HydraConfig.get()
+    overrides = typed_values(cfg, hydra_job.overrides.task)
+    swept = {key: value for key, value in overrides.items() if key not in plan.constant_keys}
+    path = plan.folder / job_name(swept)
+    os.environ.setdefault("WANDB_RUN_GROUP", plan.folder.name)
+    position = f"{hydra_job.job.num + 1}{f'/{plan.n_jobs}' if plan.n_jobs else ''}"
+    title = printable(f"{position}  {format_settings(swept)}", one_line=True)
+    print_line, start = cli.printer(cli.Terminal(file=sys.stdout)), time.time()
+
+    loss, failure = nan, ""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        note = job_note(plan, overrides, list(swept))
+        check_unchanged(path, note)
+        write_job(path, note)
+        print_line(title)
+        with redirect_output(path / "log.txt"):
+            cfg.run_dir = str(path)
+            config = OmegaConf.to_object(cfg)
+            loss = train(cli.Job(config, list(hydra_job.overrides.task)))
+    except Exception as e:
+        failure = describe_failure(e, path / "log.txt")
+        cli.print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
+
+    gc.collect()  # reference cycles of the job may hold its model
+    with contextlib.suppress(UserError, OSError):  # the summary at the end reports it again
+        write_job(path, replace(read_job(path), failure=failure))
+        summarize(plan.folder)
+        if not failure:
+            best = read_run(path).figures.get("val/loss", nan)
+            print_line(f"{title}  {best:.4f} val/loss  {time.time() - start:.0f} s")
+    return loss
+
+
+def typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """Return the values of a job's overrides by key, as a user would type them."""
+    groups, values = cli.find_presets(), {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        values[key] = value if key in groups else format_value(OmegaConf.select(cfg, key))
+    return values
+
+
+def job_note(plan: SweepPlan, overrides: dict[str, str], swept: list[str]) -> JobNote:
+    """Return the note of a job, whose overrides repeat the job as a single run."""
+    repeated = {key: value for key, value in overrides.items() if key != "resume"}
+    if plan.config_dir:
+        repeated = {"--config-dir": plan.config_dir} | repeated
+    return JobNote(repeated, swept)
+
+
+def check_unchanged(path: Path, note: JobNote) -> None:
+    """Raise `UserError` if a job was trained with other settings than it has now."""
+    if not (path / "config.yaml").exists():
+        return
+    before, now = read_job(path).overrides, note.overrides
+    changed = [
+        f"{key}={before.get(key)}"
+        for key in before.keys() | now.keys()
+        if before.get(key) != now.get(key) and not key.startswith(MUTABLE_ON_RESUME)
+    ]
+    if changed:
+        raise UserError(
+            f"{path} was started with other settings ({', '.join(sorted(changed))}): use those, "
+            "or choose another hydra.sweep.dir"
+        )
+
+
+@contextlib.contextmanager
+def redirect_output(path: Path) -> Iterator[None]:
+    """Append everything that is printed to a file."""
+    with (
+        path.open("a", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        yield
+
+
+def describe_failure(error: Exception, log_file: Path) -> str:
+    """Return one line about a job's error; a bug's traceback is appended to its log."""
+    if explanation := cli.explain_error(error):
+        return explanation
+    with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    name, message = type(error).__name__, cli.error_sentence(error)
+    return name if message == name else f"{name}: {message}"
+
+
+def job_name(settings: dict[str, str]) -> str:
+    """Return the folder name of a job, which does not depend on the order of its settings."""
+    full = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
+    name = re.sub(r"[^\w.,=+-]", "_", full, flags=re.ASCII)[:MAX_JOB_NAME]
+    if name == full:
+        return name
+    return f"{name}_{hashlib.sha256(full.encode()).hexdigest()[:8]}"
+
+
+# --- the sweep's folder ---------------------------------------------------------------------------
+
+
 def open_sweep(typed: str | None, resume: bool) -> Path:
-    """The folder of a sweep that starts, or goes on; by default a new one in runs/."""
+    """Return the folder of a new or resumed sweep; without a path a new one in runs/.
+
+    Raises:
+        UserError: If the folder holds something else, or a sweep that is not to be resumed.
+    """
     if typed is None:
         return new_run_dir("sweep")
     folder = Path(typed)
     folder.mkdir(parents=True, exist_ok=True)
     if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:  # Hydra's, before a first job
         return folder
-    if not sweep.is_sweep(folder):
+    if not is_sweep(folder):
         raise UserError(
             f"hydra.sweep.dir={folder} is not empty and holds no sweep: choose another folder"
         )
     if not resume:
         raise UserError(
-            f"hydra.sweep.dir={folder} holds a sweep: go on with it by resume=auto, or "
+            f"hydra.sweep.dir={folder} already holds a sweep: add resume=auto to resume it, or "
             "choose another folder"
         )
-    read_sweep(folder)  # before anything is written beside notes that are not a sweep's
+    read_sweep(folder)  # refuses damaged notes before anything is written
     return folder
 
 
-def removed_if_empty(folder: Path) -> bool:
-    """Leave no folder of a sweep that was refused before its first job; whether it was."""
-    if any(folder.glob(f"*/{JOB}")):
+def remove_if_empty(folder: Path) -> bool:
+    """Remove the folder of a sweep without jobs, and return whether there were none."""
+    if is_sweep(folder):
         return False
     (folder / "multirun.yaml").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # where there is more in it
+    with contextlib.suppress(OSError):  # the folder holds other files
         folder.rmdir()
     return True
 
 
-def job_name(settings: dict[str, str]) -> str:
-    """The name of the folder of the job with these settings: the same whatever their order."""
-    named = ",".join(f"{key}={settings[key]}" for key in sorted(settings)) or "job"
-    name = re.sub(r"[^\w.,=+-]", "_", named, flags=re.ASCII)[:120]
-    return name if name == named else f"{name}_{hashlib.sha256(named.encode()).hexdigest()[:8]}"
-
-
-def write_note(path: Path, note: dict) -> None:
-    """Note in a job's folder what it is given, and why its last attempt failed ("")."""
-    with atomic_write(path / JOB) as part:
-        part.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-
-
-def summarise(folder: Path) -> list[Run]:
-    """Write sweep.csv and sweep.html anew from the folder, one process at a time."""
-    sweep.require_sweep(folder)  # before a lock is left in a folder that is none of ours
+def summarize(folder: Path) -> list[Run]:
+    """Write sweep.csv and sweep.html from the runs in the folder, one process at a time."""
+    require_sweep(folder)  # before a lock file is left in a folder of something else
     with FileLock(folder / ".lock"):
         runs = read_sweep(folder)
         write_csv(folder / CSV, runs)
@@ -231,23 +328,24 @@ def summarise(folder: Path) -> list[Run]:
     return runs
 
 
-def print_sweep(console: Console, folder: Path, runs: list[Run]) -> None:
-    """Print the table of the settings, and below it what to do next."""
-    log, settings = cli.printer(console), [s for s in ranked(runs) if s.finished]
-    log("")
-    if settings:
-        log(table(settings, sweep.compared_by(runs), console.width))
-    log("")
-    for name, value in notes(folder, runs):
-        log(printable(f"{name:<12}{value}", one_line=True))
+def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
+    """Print the table of a sweep, and below it the best run and what to do next."""
+    print_line = cli.printer(console)
+    variants = [variant for variant in rank_variants(runs) if variant.finished]
+    print_line("")
+    if variants:
+        print_line(make_table(variants, ranking_metric(runs), console.width))
+    print_line("")
+    for name, value in footer(folder, runs):
+        print_line(printable(f"{name:<12}{value}", one_line=True))
 
 
 def main() -> None:
-    """`python -m sweeps DIR`"""
+    """Summarize the sweep in the folder that is typed."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise UserError("give the folder of a sweep: python -m sweeps DIR")
+        raise UserError("the folder of a sweep is missing: python -m sweeps DIR")
     folder = Path(sys.argv[1])
-    print_sweep(cli.Terminal(), folder, summarise(folder))
+    print_sweep(cli.Terminal(), folder, summarize(folder))
 
 
 if __name__ == "__main__":

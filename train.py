@@ -7,10 +7,9 @@ python train.py --help                what can be set
 import cli
 
 if __name__ == "__main__":
-    cli.answer_early()  # --help and mistakes, before torch takes seconds to load
+    launch = cli.prepare_launch()  # answers --help and mistakes before torch takes seconds to load
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,11 +17,8 @@ from functools import partial
 from math import nan
 from pathlib import Path
 
-import hydra
 import numpy as np
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
@@ -49,33 +45,26 @@ from training.record import Record, Stopwatch, goes_on, print_losses, print_summ
 from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 
 
-@hydra.main(version_base="1.3", config_path="configs", config_name="config")
-def main(cfg) -> float:
-    """Hydra's entry: one job; returns the best validation loss, which a sweeper minimises."""
-    job = HydraConfig.get()
-    if job.mode == RunMode.MULTIRUN:
-        return sweeps.run_job(cfg, job, partial(run, cfg, job))
-    return cli.run(partial(run, cfg, job))  # within Hydra, which would print an error itself
-
-
-def run(cfg, job) -> float:
-    """Train as Hydra composed it, or only prepare the text."""
-    waits_for_rank_0 = cli.rank() > 0 and cfg.distributed == "auto"
-    if waits_for_rank_0 and cfg.prepare_only:
-        return nan
-    config = (
-        None
-        if waits_for_rank_0
-        else cli.to_config(
-            cfg, job.overrides.task, interop.starting_config, cli.printer(cli.Terminal())
-        )
-    )
-    experiment = job.runtime.choices.get("experiment") or "default"
-    if config and config.prepare_only:
-        read_text(config, World(), Path(), {}, cli.Terminal())
+def main(launch: cli.Launch) -> None:
+    """Train the run, or the runs of the sweep, that the command line asks for."""
+    if launch.job is None:
+        sweeps.run_sweep(launch.command_line, run)
     else:
-        return start(config, experiment)
-    return nan
+        run(launch.job)
+
+
+def run(job: cli.Job) -> float:
+    """Train one job, or only prepare its text; return the best validation loss."""
+    waits_for_rank_0 = cli.process_rank() > 0 and job.config.distributed == "auto"
+    if waits_for_rank_0 and job.config.prepare_only:
+        return nan
+    if waits_for_rank_0:
+        return start(None)  # rank 0 broadcasts the configuration
+    config = cli.configure(job, interop.starting_config, cli.printer(cli.Terminal()))
+    if config.prepare_only:
+        read_text(config, World(), Path(), {}, cli.Terminal())
+        return nan
+    return start(config, job.experiment)
 
 
 def start(config: Config | None, experiment: str = "default") -> float:
@@ -350,5 +339,4 @@ def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
 
 
 if __name__ == "__main__":
-    is_sweep = {"-m", "--multirun"} & set(sys.argv)
-    cli.run(partial(sweeps.run_sweep, main) if is_sweep else main)
+    cli.run(partial(main, launch))

@@ -70,7 +70,7 @@ def seconds_to(loss: float, rows: list[dict]) -> float | None:
 
 def counted(settings: list[str]) -> list[float]:
     """The losses of counting models of orders 1, 2, … on the text of a run with these settings."""
-    config = cli.to_config(cli.composed(settings), settings)
+    config = cli.configure(cli.compose_job(settings))
     text = prepare(config.data, config.tokenizer)
     V = text.tokenizer.vocab_size
     return kneser_ney(text.train, text.val, V, min(ORDERS, int(math.log(2**63, V))))

@@ -1,6 +1,20 @@
-"""The fence around Hydra: what is typed becomes a checked configuration. Does not import torch."""
+"""Turn a command line into a checked configuration, and print to the terminal.
 
-from cli.arguments import groups, hydra_options
-from cli.command import Terminal, first_line, printer, rank, run, sentence, start, tell
-from cli.compose import answer_early, composed, to_config
+Does not import torch.
+"""
+
+from cli.arguments import CommandLine, find_presets, parse_command_line
+from cli.command import (
+    Terminal,
+    error_sentence,
+    explain_error,
+    first_line,
+    print_stderr,
+    printer,
+    process_rank,
+    run,
+    start,
+)
+from cli.compose import Job, StartingModel, compose_job, compose_settings, configure
+from cli.launch import Launch, prepare_launch, run_hydra
 from cli.settings import read_settings, sample_help, settings_help

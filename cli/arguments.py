@@ -1,9 +1,11 @@
-"""What is typed for train.py, as Hydra takes it: its options, its settings, its presets."""
+"""Parse the command line of train.py: settings, presets and Hydra's options."""
 
 import argparse
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -17,124 +19,171 @@ from common.settings import iterate_settings
 from config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-NOT_IN_A_SWEEP = {
-    "run_dir": "hydra.sweep.dir=PATH names its folder, in which each job has its own",
-    "prepare_only": "leave -m out",
-    "resume=true": "resume=auto runs the jobs that are missing or not finished",
+STRING_TYPES = ("<class 'str'>", "str | None")  # of settings whose values are quoted for Hydra
+# Settings that a sweep refuses → what to do instead.
+REFUSED_IN_SWEEPS = {
+    "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
+    "prepare_only": "leave out -m",
+    "resume=true": "use resume=auto, which runs the jobs that are missing or unfinished",
 }
-# What is typed for nanoGPT → what it is here.
+# Settings and files of nanoGPT → their equivalents here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
 
 
-def check_arguments(argv: list[str]) -> list[str]:
-    """The arguments as Hydra takes them; what names no setting is refused."""
-    given = hydra_options(argv)
-    if given.asked == "completion":  # of which Hydra reads install=bash and the like
-        return list(argv)
-    if given.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
+@dataclass(frozen=True)
+class CommandLine:
+    """The validated arguments of train.py, with text values quoted for Hydra."""
+
+    settings: list[str]  # KEY=VALUE
+    options: list[str]  # Hydra's options with their values, such as -m
+    is_sweep: bool  # -m or --multirun
+    config_dir: str | None  # a folder with presets of the user's own
+    is_for_hydra: bool  # asks for what Hydra itself prints: --cfg, --info, shell completion, …
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments as Hydra takes them."""
+        return [*self.settings, *self.options]
+
+
+def parse_command_line(argv: list[str]) -> CommandLine:
+    """Parse and validate the arguments of train.py.
+
+    Raises:
+        UserError: If an argument is not a setting, a preset or an option of Hydra's.
+    """
+    parsed = _parse_options(argv)
+    if parsed.completion:  # its arguments, such as install=bash, are not settings
+        return CommandLine([], list(argv), False, None, is_for_hydra=True)
+    if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError(
-            "a sweep does not go with torchrun, whose processes train one run: "
-            "start it by python train.py -m"
+            "torchrun cannot start a sweep, because its processes share one run: "
+            "use python train.py -m"
         )
-    texts = ("<class 'str'>", "str | None")
-    names = {name: str(f.type) in texts for name, f, _ in iterate_settings(Config())}
-    names |= dict.fromkeys(groups(), False) | {"hydra.sweep.dir": True}
+    is_text = {name: str(f.type) in STRING_TYPES for name, f, _ in iterate_settings(Config())}
+    is_text |= dict.fromkeys(find_presets(), False) | {"hydra.sweep.dir": True}
     options = list(argv)
-    for arg in given.settings:
-        options.remove(arg)
-    return [*(as_hydra_takes_it(arg, names, given.multirun) for arg in given.settings), *options]
+    for argument in parsed.settings:
+        options.remove(argument)
+    settings = [quote_for_hydra(argument, is_text, parsed.multirun) for argument in parsed.settings]
+    return CommandLine(
+        settings, options, parsed.multirun, parsed.config_dir, parsed.request is not None
+    )
 
 
-def hydra_options(argv: list[str]) -> argparse.Namespace:
-    """The `settings`, and Hydra's options: `multirun`, `config_dir`, what else it is `asked`."""
+def _parse_options(argv: list[str]) -> argparse.Namespace:
+    """Separate settings from Hydra's options, and refuse unknown options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("settings", nargs="*")
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--cfg", "-c", dest="asked", choices=("job", "hydra", "all"))
-    parser.add_argument("--info", "-i", "--package", "-p", dest="asked", nargs="?", const="all")
-    parser.add_argument(
-        "--resolve", "--hydra-help", "--version", dest="asked", action="store_const", const="all"
-    )
-    parser.add_argument(
-        "--shell-completion", "-sc", dest="asked", action="store_const", const="completion"
-    )
+    parser.add_argument("--shell-completion", "-sc", dest="completion", action="store_true")
+    parser.add_argument("--cfg", "-c", dest="request", choices=("job", "hydra", "all"))
+    parser.add_argument("--info", "-i", "--package", "-p", dest="request", nargs="?", const="all")
+    for option in ("--resolve", "--hydra-help", "--version"):
+        parser.add_argument(option, dest="request", action="store_const", const="all")
     try:
-        given, unknown = parser.parse_known_intermixed_args(argv)
+        parsed, unknown = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as e:
         raise UserError(str(e)) from None
     if unknown:
-        raise no_setting(unknown[0], [name for name, *_ in iterate_settings(Config())])
-    if given.config_dir is not None and not Path(given.config_dir).is_dir():
-        raise UserError(f"--config-dir={given.config_dir} is not a folder")
-    return given
+        raise unknown_setting(unknown[0], [name for name, *_ in iterate_settings(Config())])
+    if parsed.config_dir is not None and not Path(parsed.config_dir).is_dir():
+        raise UserError(
+            f"--config-dir={parsed.config_dir} is not a folder: give one with your presets"
+        )
+    return parsed
 
 
-def as_hydra_takes_it(arg: str, names: dict[str, bool], sweep: bool) -> str:
-    """A setting, in quotes where it is a text: Hydra's grammar would read something else in it.
+def quote_for_hydra(argument: str, is_text: dict[str, bool], is_sweep: bool) -> str:
+    """Validate a setting, and quote its value if it is a text that Hydra would parse.
 
-    names: what can be typed before an equals sign → whether its value is a text. Those of a sweep
-    are left to Hydra, where it can read them."""
-    key, equals, value = arg.partition("=")
-    known = key in names or key.startswith(("hydra.", "hydra/"))
-    if not equals or not known or is_nanogpts(arg):
-        raise no_setting(arg, names)
-    if sweep and (wrong := NOT_IN_A_SWEEP.get(key) or NOT_IN_A_SWEEP.get(arg.lower())):
-        raise UserError(f"{arg} does not go with a sweep: {wrong}")
+    Args:
+        argument: The setting as typed, KEY=VALUE.
+        is_text: For every key that may be typed, whether its value is a text.
+        is_sweep: Whether this is a sweep: values that Hydra can parse are then left unquoted.
+
+    Raises:
+        UserError: If the argument is not a setting, or is not allowed here.
+    """
+    key, equals, value = argument.partition("=")
+    is_known = key in is_text or key.startswith(("hydra.", "hydra/"))
+    if not equals or not is_known or is_nanogpt_setting(argument):
+        raise unknown_setting(argument, is_text)
+    if is_sweep:
+        advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
+        if advice:
+            raise UserError(f"{argument} cannot be used in a sweep: {advice}")
+    elif key == "sweep":
+        raise UserError(f"{argument} is a sweep: add -m")
     if key == "hydra.run.dir":
-        raise UserError(f"{arg}: here run_dir={value} names the run's folder")
-    if key == "sweep" and not sweep:
-        raise UserError(f"{arg} is a sweep: add -m")
-    if not names.get(key) or value == "null":
-        return arg
+        raise UserError(f"{argument} is not supported: use run_dir={value}")
+    if not is_text.get(key) or value == "null":
+        return argument
     if key == "hydra.sweep.dir":
-        value = str(expand_home(key, value))
-    elif sweep:
-        with suppress(HydraException):
-            OverridesParser.create().parse_override(arg)
-            return arg
+        return f"{key}={quote(str(expand_home(key, value)))}"
+    if is_sweep and _hydra_can_parse(argument):
+        return argument
     return f"{key}={quote(value)}"
 
 
-def is_nanogpts(arg: str) -> bool:
-    """Whether a setting with its value is one of nanoGPT's, and names nothing here."""
-    return arg in NANOGPT and not Path(arg.partition("=")[2]).exists()
+def _hydra_can_parse(argument: str) -> bool:
+    with suppress(HydraException):
+        OverridesParser.create().parse_override(argument)
+        return True
+    return False
+
+
+def is_nanogpt_setting(argument: str) -> bool:
+    """Return whether KEY=VALUE is a setting of nanoGPT that does not name a file here."""
+    return argument in NANOGPT and not Path(argument.partition("=")[2]).exists()
 
 
 def quote(text: str) -> str:
-    """A text as Hydra's grammar and OmegaConf's interpolation give it back unchanged."""
-    # Backslashes count only where they stand before a quote or the text's end.
-    return (
-        "'"
-        + re.sub(
-            r"(\\*)('|\Z)", lambda m: m[1] * 2 + (r"\'" if m[2] else ""), escape_interpolation(text)
-        )
-        + "'"
-    )
+    """Quote a text so that Hydra's grammar and OmegaConf's interpolation return it unchanged."""
+
+    def escape(match: re.Match) -> str:
+        # Backslashes count only in front of a quote or at the end of the text.
+        backslashes, quote_sign = match[1] * 2, r"\'" if match[2] else ""
+        return backslashes + quote_sign
+
+    return "'" + re.sub(r"(\\*)('|\Z)", escape, escape_interpolation(text)) + "'"
 
 
-def no_setting(arg: str, known, command: str = "python train.py") -> UserError:
-    """The error for what names no setting of a command, or gives it no value."""
-    name = arg.lstrip("-+~")
+def unknown_setting(
+    argument: str, known: Iterable[str], command: str = "python train.py"
+) -> UserError:
+    """Build the error for an argument that is not a setting of a command, or has no value."""
+    name = argument.lstrip("-+~")
     key, equals, _ = name.partition("=")
-    near = did_you_mean(key, known)
-    for habit in (name, Path(name).name, key.rpartition(".")[2]):
-        if habit in NANOGPT:
-            return UserError(f"{arg} is nanoGPT's; here it is {NANOGPT[habit]}")
-    if not equals or arg.startswith("-"):
+    for nanogpt_name in (name, Path(name).name, key.rpartition(".")[2]):
+        if nanogpt_name in NANOGPT:
+            return UserError(f"{argument} is a nanoGPT setting; use {NANOGPT[nanogpt_name]}")
+    suggestion = did_you_mean(key, known)
+    if not equals or argument.startswith("-"):
         return UserError(
-            f"{arg} is not of the form key=value, in quotes where the value has spaces{near}"
+            f"{argument} is not of the form KEY=VALUE (quote values with spaces){suggestion}"
         )
     return UserError(
-        f"{arg.partition('=')[0]} is not a setting{near or ';'} {command} --help lists all"
+        f"{argument.partition('=')[0]} is not a setting{suggestion or ';'} "
+        f"{command} --help lists all settings"
     )
 
 
-def groups(config_dir: str | None = None) -> dict[str, dict[str, Path]]:
-    """The groups of presets: group → preset → its file, those of a --config-dir too."""
-    found = {folder.name: {} for folder in sorted(CONFIGS.iterdir()) if folder.is_dir()}
-    for root in filter(None, (config_dir, CONFIGS)):  # Hydra takes ours where names are the same
-        for group, presets in found.items():
+def find_presets(config_dir: str | None = None) -> dict[str, dict[str, Path]]:
+    """Return the file of each preset by its group and name.
+
+    Args:
+        config_dir: A folder with presets of the user's own, beside those of the repository.
+    """
+    groups: dict[str, dict[str, Path]] = {
+        folder.name: {} for folder in sorted(CONFIGS.iterdir()) if folder.is_dir()
+    }
+    # The repository's presets come last, because Hydra prefers them to others of the same name.
+    roots = [CONFIGS] if config_dir is None else [Path(config_dir), CONFIGS]
+    for root in roots:
+        for group, presets in groups.items():
             for path in sorted(Path(root, group).rglob("*.yaml")):
-                presets[path.relative_to(Path(root, group)).with_suffix("").as_posix()] = path
-    return found
+                name = path.relative_to(Path(root, group)).with_suffix("").as_posix()
+                presets[name] = path
+    return groups

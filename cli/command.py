@@ -1,4 +1,4 @@
-"""How a command runs and ends: its exit status, its one sentence, what it prints."""
+"""Run a command: exit statuses, one-line errors, and printing to a terminal."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
@@ -15,128 +16,161 @@ from rich.table import Table
 from common.errors import UserError, not_one_of
 from common.text import printable
 
-# How Python, the loader of libraries, and torch on a CPU and on a GPU put it.
-TOO_LITTLE_MEMORY = re.compile(
+Result = TypeVar("Result")
+
+# Libraries whose errors are about what the user typed or wrote.
+PARSER_PACKAGES = ("hydra", "omegaconf", "yaml", "submitit")
+# How Python, the dynamic loader, and torch on a CPU and on a GPU say that memory ran out.
+OUT_OF_MEMORY = re.compile(
     r"MemoryError|OutOfMemory|failed to map segment|bad_alloc|[Cc]annot allocate memory"
     r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow"
     r"|multiplication overflow"
 )
+STATUS_USER_ERROR = 1
+STATUS_INTERRUPTED = 130
+STATUS_BROKEN_PIPE = 141
 
 
-def start(
-    main: Callable[[], object],
-    help: Callable[[], str],
-    check: Callable[[list[str]], list[str]] = list,
-) -> None:
-    """Print the `help` that is asked for, or run `main` on the arguments as `check` leaves them."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  where it was closed
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    sys.stdout.reconfigure(errors="replace")  # an output may lack a character
-    # For the processes that this one starts, such as a sweep's jobs.
-    os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, for `sentence`
+def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
+    """Run a command's `main`, or print its help if the command line asks for it.
 
-    def answer() -> None:
+    Args:
+        main: The command; it reads `sys.argv` itself.
+        help: Returns the text of --help.
+
+    Returns:
+        What `main` returns. Exits instead after the help or a user's mistake; see `run`.
+    """
+    _prepare_streams()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
+
+    def print_help_or_run() -> Result:
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help(), flush=True)
             sys.exit()
-        sys.argv[1:] = check(sys.argv[1:])
-        main()
+        return main()
 
-    run(answer)
+    return run(print_help_or_run)
 
 
-def run(main: Callable[[], object]):
-    """What `main` returns; a user's mistake is one sentence and exit status 1, Ctrl-C 130."""
+def _prepare_streams() -> None:
+    """Make printing safe if a stream is closed or its encoding lacks a character."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    # The processes that this one starts, such as a sweep's jobs, inherit it.
+    os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+
+
+def run(main: Callable[[], Result]) -> Result:
+    """Call `main` and turn its errors into exit statuses.
+
+    Returns:
+        What `main` returns. After a user's mistake it prints one sentence and exits with status 1,
+        after Ctrl-C it exits with 130, and if the reader of stdout is gone with 141.
+    """
     try:
         return main()
     except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.exit(STATUS_INTERRUPTED)
+    except BrokenPipeError:
         discard_output()
-        sys.exit(141)
+        sys.exit(STATUS_BROKEN_PIPE)
     except Exception as e:
-        why = explained(e)
-        if why is None:
+        explanation = explain_error(e)
+        if explanation is None:
             raise
-        if rank() == 0:  # of all processes that meet with a mistake, the first says it
-            tell(f"error: {why}")
-        sys.exit(1)
+        if process_rank() == 0:  # torchrun's other processes meet the same error
+            print_stderr(f"error: {explanation}")
+        sys.exit(STATUS_USER_ERROR)
 
 
-def explained(error: Exception) -> str | None:
-    """What a user can do something about, in a sentence; None for a fault of the program."""
+def explain_error(error: Exception) -> str | None:
+    """Return one sentence about an error that the user can fix, or None for a bug."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     package = frame.f_globals["__name__"].partition(".")[0]
-    if isinstance(error, UserError) or package in ("hydra", "omegaconf", "yaml", "submitit"):
-        return sentence(error)
+    if isinstance(error, UserError) or package in PARSER_PACKAGES:
+        return error_sentence(error)
     if isinstance(error, OSError) and error.errno is not None:
-        if error.filename is None:  # of a stream: the disk under stdout is full
+        if error.filename is None:  # an error of a stream: the disk under stdout is full
             discard_output()
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
-    if TOO_LITTLE_MEMORY.search(f"{type(error).__name__}: {error}"):
+    if OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
         return (
-            f"there is too little memory ({first_line(error)}): free some, or ask for less, "
-            "such as a smaller model, batch or text"
+            f"not enough memory ({first_line(error)}): free some, or use a smaller model, "
+            "batch_size or text"
         )
     return None
 
 
-def sentence(error: Exception) -> str:
-    """What an error says, in one line: Hydra, OmegaConf and YAML take several."""
+def error_sentence(error: Exception) -> str:
+    """Return an error's message in one line; those of Hydra, OmegaConf and YAML have several."""
     if mark := getattr(error, "problem_mark", None):
-        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+        return f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', None)}"
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return not_one_of(group, name, error.options)
     if isinstance(error.__cause__, OmegaConfBaseException):
         error = error.__cause__
     if isinstance(error, HydraException):
-        said, cause = " ".join(str(error).split()), error.__cause__
-        said = said.partition(" Set the environment variable HYDRA_FULL_ERROR")[0]
-        return f"{said}: {first_line(cause)}" if cause and first_line(cause) not in said else said
+        return _hydra_sentence(error)
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else first_line(error)
 
 
-def first_line(error: Exception) -> str:
+def _hydra_sentence(error: HydraException) -> str:
+    message, cause = " ".join(str(error).split()), error.__cause__
+    message = message.partition(" Set the environment variable HYDRA_FULL_ERROR")[0]
+    if cause and first_line(cause) not in message:
+        return f"{message}: {first_line(cause)}"
+    return message
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def discard_output() -> None:
-    """What stdout still holds is not tried again as Python ends."""
+    """Drop what stdout still buffers, so that Python does not fail on it when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def rank() -> int:
-    """This process's number among those that torchrun started; 0 where it did not."""
+def process_rank() -> int:
+    """Return this process's rank under torchrun, or 0 without torchrun."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
 class Terminal(Console):
-    """A console that falls silent where its output is gone: under `| head` a run goes on."""
+    """A console that goes silent when its reader is gone: a run under `| head` continues."""
 
     def on_broken_pipe(self) -> None:
+        """Stop printing, without exiting as Rich does."""
         with suppress(SystemExit):
             super().on_broken_pipe()
 
 
-def tell(line: str) -> None:
-    """Print a line to stderr; a full disk under it costs nothing else."""
+def print_stderr(line: str) -> None:
+    """Print a line to stderr, and ignore a full disk under it."""
     with suppress(OSError):
         print(printable(line), file=sys.stderr, flush=True)
 
 
 def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
-    """What prints a table, or a line as it is: without markup, and unbroken, so that it can be
-    copied; with `wrap`, for sentences, broken at spaces where it is wider than a terminal."""
+    """Return a function that prints a table, or a line of plain text without markup.
 
-    def log(line: str | Table) -> None:
-        whole, shown = not (wrap and console.is_terminal), line
-        if isinstance(line, str):
-            shown = printable(line)
+    Args:
+        console: Where to print.
+        wrap: Whether to break sentences at spaces to fit a terminal. Without it lines stay whole,
+            so that paths and commands can be copied.
+    """
+
+    def log(content: str | Table) -> None:
+        keep_whole = not (wrap and console.is_terminal)
+        shown: Any = printable(content) if isinstance(content, str) else content
         try:
-            console.print(shown, markup=False, highlight=False, soft_wrap=whole)
+            console.print(shown, markup=False, highlight=False, soft_wrap=keep_whole)
         except OSError:  # the disk of the log is full, or the terminal is gone
             console.on_broken_pipe()
 

@@ -1,28 +1,25 @@
-"""The configuration of a run: as Hydra composes it, or as the run that it continues has it."""
+"""Compose a run's settings from presets and overrides, and merge them with the run it continues."""
 
 import os
 import re
-import signal
-import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from cli.arguments import CONFIGS, check_arguments, hydra_options, quote
-from cli.command import Terminal, printer, rank, start
+from cli.arguments import CONFIGS, quote
 from cli.config_file import absolute_paths, read_config
-from cli.settings import train_help
 from common.errors import UserError
-from common.paths import expand_home, require_path
+from common.paths import expand_home
 from common.settings import iterate_settings
 from config import Config, GPTConfig, TokenizerConfig
 
-# With other windows of validation the best loss so far would not compare.
+# Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
     "model.",
     "tokenizer.",
@@ -32,172 +29,206 @@ IMMUTABLE_ON_RESUME = (
     "init_from",
     "data.val_max_tokens",
 )
-# What belongs to a command and not to the run that it continues.
+# Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = ("run_dir", "resume", "prepare_only", "distributed", "shard")
-
-# init_from → itself with its commit, if of the hub; its model's and its tokenizer's settings.
-StartingConfig = Callable[[str], tuple[str, GPTConfig, TokenizerConfig]]
 
 ConfigStore.instance().store(name="schema", node=Config)
 
 
-def answer_early() -> None:
-    """Answer --help and mistakes before torch takes seconds to load."""
-    for stop in (signal.SIGINT, signal.SIGTERM):  # while imports take seconds too
-        signal.signal(stop, lambda number, _: sys.exit(128 + number))
-    start(check_composed, lambda: train_help(OmegaConf.to_object(composed([]))), check_arguments)
+@dataclass(frozen=True)
+class Job:
+    """One run as it was requested: its composed settings, and the overrides they come from."""
+
+    config: Config  # composed, but neither checked nor merged with the run that it continues
+    overrides: list[str]  # as typed: KEY=VALUE
+    experiment: str = "default"
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the overrides."""
+        return [override.partition("=")[0] for override in self.overrides]
 
 
-def check_composed() -> None:
-    """Refuse a configuration that cannot work, of a job as it begins; say what a run waits for. Of
-    several processes the first alone looks at folders: the others might see its own doing."""
-    given = hydra_options(sys.argv[1:])
-    if given.asked:
-        return
-    if not given.multirun:
-        cfg = composed(given.settings, given.config_dir)
-        if rank() == 0 or cfg.distributed == "none":
-            config = to_config(cfg, given.settings, log=lambda note: None)
-            if config.data.path:
-                require_path(config.data.path)
-    if rank() == 0:
-        printer(Terminal())("loading PyTorch …")
+class StartingModel(NamedTuple):
+    """What `init_from` determines of a run's configuration."""
+
+    init_from: str  # with its commit if it is a model of the Hugging Face hub
+    model: GPTConfig
+    tokenizer: TokenizerConfig
 
 
-def composed(typed: list[str], config_dir: str | None = None, **options) -> DictConfig:
-    """What Hydra composes of these arguments, and of the presets in a folder of one's own."""
+def compose_settings(overrides: list[str], config_dir: str | None = None) -> DictConfig:
+    """Have Hydra compose presets and overrides; the result includes Hydra's own settings.
+
+    Args:
+        overrides: KEY=VALUE arguments, quoted for Hydra.
+        config_dir: A folder with presets of the user's own.
+    """
     if config_dir is not None:
-        typed = [*typed, f"hydra.searchpath=[{quote('file://' + os.path.abspath(config_dir))}]"]
+        folder = quote("file://" + os.path.abspath(config_dir))
+        overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("config", typed, **options)
+        return compose("config", overrides, return_hydra_config=True)
 
 
-def to_config(
-    cfg: DictConfig,
-    overrides: list[str],
-    starting_config: StartingConfig | None = None,
+def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
+    """Compose the job that these overrides describe."""
+    composed = compose_settings(overrides, config_dir)
+    with open_dict(composed):
+        hydra_settings = composed.pop("hydra")
+    experiment = hydra_settings.runtime.choices.get("experiment") or "default"
+    return Job(OmegaConf.to_object(composed), overrides, experiment)
+
+
+def configure(
+    job: Job,
+    starting_model: Callable[[str], tuple[str, GPTConfig, TokenizerConfig]] | None = None,
     log: Callable[[str], None] = print,
 ) -> Config:
-    """The checked configuration that Hydra composed of these overrides. A run that is resumed has
-    the configuration it was started with, changed by what is typed now; an experiment that is typed
-    stands for all its settings, as when the command that started the run is given again. Without
-    `starting_config` it stays open what init_from brings."""
-    asked = OmegaConf.to_object(cfg)
-    for name in ("run_dir", "init_from"):
-        if path := getattr(asked, name):
-            asked = replace(asked, **{name: str(expand_home(name, path))})
-    keys = [override.partition("=")[0] for override in overrides]
-    run = kept_config(asked)
-    if asked.init_from is None:
-        asked = fit_to_typed(asked, keys, log)
-    elif run and begins_as(run, asked):  # which the run needs no more
-        asked = adopt(asked, overrides, run.init_from, run.model, run.tokenizer)
-    elif starting_config is None:
+    """Return the checked configuration of a job.
+
+    A run that is resumed keeps the configuration it was started with, except for the settings that
+    are typed now. A typed experiment counts as all of its settings, so that the command that
+    started a run can be repeated to resume it.
+
+    Args:
+        job: The composed job.
+        starting_model: Reads the shape and tokenizer of the model that `init_from` names. Without
+            it, as before torch is imported, they stay as composed.
+        log: Prints notes about settings that follow from others.
+
+    Raises:
+        UserError: If settings are invalid, or contradict each other or the run to be continued.
+    """
+    run_dir = _expand_home("run_dir", job.config.run_dir)
+    init_from = _expand_home("init_from", job.config.init_from)
+    requested = replace(job.config, run_dir=run_dir, init_from=init_from)
+    run = _config_to_continue(requested)
+    if init_from is None:
+        requested = _fit_to_overrides(requested, job.keys, log)
+    elif run and _has_same_start(run, requested):  # the starting model is not needed any more
+        start = StartingModel(str(run.init_from), run.model, run.tokenizer)
+        requested = _adopt(requested, job.overrides, start)
+    elif starting_model is None:
         run = None
     else:
-        asked = adopt(asked, overrides, *starting_config(asked.init_from))
-    config = continued(run, absolute_paths(asked), keys, log) if run else asked
+        start = StartingModel(*starting_model(init_from))
+        requested = _adopt(requested, job.overrides, start)
+    config = requested
+    if run:
+        config = _continue_run(run, absolute_paths(requested), job.keys, log)
     config.check()
     return config
 
 
-def kept_config(asked: Config) -> Config | None:
-    """The configuration of the run to be continued; None for a new one."""
-    if asked.run_dir is None or not asked.resume:
+def _expand_home(key: str, path: str | None) -> str | None:
+    return str(expand_home(key, path)) if path else path
+
+
+def _config_to_continue(requested: Config) -> Config | None:
+    """Return the configuration of the run to be continued, or None for a new run."""
+    if requested.run_dir is None or not requested.resume:
         return None
-    path = Path(asked.run_dir) / "config.yaml"
+    path = Path(requested.run_dir) / "config.yaml"
     if path.exists():
         return absolute_paths(read_config(path))
-    if asked.resume is True:
+    if requested.resume is True:
         raise UserError(
-            f"run_dir={asked.run_dir} holds no run, so there is nothing to continue: "
-            "leave resume=true out to start one there"
+            f"run_dir={requested.run_dir} contains no run to resume: leave out resume=true "
+            "to start one there"
         )
     return None
 
 
-def begins_as(run: Config, asked: Config) -> bool:
-    """Whether a run has the init_from that is asked for, if of the hub at any commit."""
+def _has_same_start(run: Config, requested: Config) -> bool:
+    """Return whether a run began from the requested init_from, at whatever commit of the hub."""
     name = str(run.init_from)
-    return name == absolute_paths(asked).init_from or name.startswith(f"{asked.init_from}@")
+    is_same_path = name == absolute_paths(requested).init_from
+    return is_same_path or name.startswith(f"{requested.init_from}@")
 
 
-def continued(run: Config, asked: Config, keys: list[str], log: Callable[[str], None]) -> Config:
-    """A run's configuration, changed by the typed keys of `asked`."""
+def _continue_run(
+    run: Config, requested: Config, keys: list[str], log: Callable[[str], None]
+) -> Config:
+    """Return a run's configuration, changed by the requested settings of these keys."""
     config = run
     if "experiment" in keys:
-        auto = {
+        resolved = {
             key: getattr(run, key)
             for key in ("device", "precision", "compile")
-            if getattr(asked, key) == "auto"
+            if getattr(requested, key) == "auto"
         }
-        config = replace(asked, **auto)
+        config = replace(requested, **resolved)
     for key in keys:
-        if hasattr(config, key.partition(".")[0]):  # not an experiment
-            config = with_value(config, key, attrgetter(key)(asked))
-    for name in ("vocab_size", "ngram_rows"):  # which presets leave open
+        if hasattr(config, key.partition(".")[0]):  # a setting or a section, not an experiment
+            config = _with_value(config, key, attrgetter(key)(requested))
+    for name in ("vocab_size", "ngram_rows"):  # presets leave them open; the run resolved them
         value = getattr(config.model, name) or getattr(run.model, name)
-        config = with_value(config, f"model.{name}", value)
-    config = replace(config, **{key: getattr(asked, key) for key in PER_COMMAND})
-    now = {name: value for name, _, value in iterate_settings(config)}
-    changed = {name: value for name, _, value in iterate_settings(run) if value != now[name]}
-    wrong = [
-        f"{name}: {value} in the run, {now[name]} asked for"
-        for name, value in changed.items()
+        config = _with_value(config, f"model.{name}", value)
+    config = replace(config, **{key: getattr(requested, key) for key in PER_COMMAND})
+
+    new = {name: value for name, _, value in iterate_settings(config)}
+    changed = {name: value for name, _, value in iterate_settings(run) if value != new[name]}
+    conflicts = [
+        f"{name} is {old_value} in the run but {new[name]} was requested"
+        for name, old_value in changed.items()
         if name.startswith(IMMUTABLE_ON_RESUME)
     ]
-    if wrong:
+    if conflicts:
         raise UserError(
-            f"run_dir={asked.run_dir} cannot continue with other settings "
-            f"({'; '.join(wrong)}): leave them as they are, or start a new run"
+            f"run_dir={requested.run_dir} cannot be resumed with other settings "
+            f"({'; '.join(conflicts)}): leave them unchanged, or start a new run"
         )
-    for name in changed:
+    for name, old_value in changed.items():
         if name in keys and name.startswith("optim."):
-            log(f"note: {name} is {now[name]} from here on; it was {changed[name]}")
+            log(f"note: {name} changes from {old_value} to {new[name]} from here on")
     return config
 
 
-def with_value(config: Config, key: str, value) -> Config:
-    """The configuration with a setting, by its dotted key, or a whole section changed."""
+def _with_value(config: Config, key: str, value: Any) -> Config:
+    """Return the configuration with one setting, named by its dotted key, or section replaced."""
     section, _, name = key.rpartition(".")
     if section:
         return replace(config, **{section: replace(getattr(config, section), **{name: value})})
     return replace(config, **{name: value})
 
 
-def fit_to_typed(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
-    """The configuration in which a preset's sizes follow those that are typed."""
+def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
+    """Reset a preset's settings that depend on a setting that was typed."""
     model = config.model
     if "model.n_embd" in keys and "model.mlp_hidden" not in keys and model.mlp_hidden:
         model = replace(model, mlp_hidden=None)
-        log(f"note: model.mlp_hidden={model.hidden_dim} follows your model.n_embd, not the preset")
+        log(
+            f"note: model.mlp_hidden={model.hidden_dim} follows from your model.n_embd, "
+            "instead of the preset"
+        )
     optim = config.optim
     if optim.muon_lr and "optim.lr" in keys and "optim.muon_lr" not in keys:
         optim = replace(optim, muon_lr=None)
-        log(f"note: optim.muon_lr={optim.muon_rate:g} follows your optim.lr, not the preset")
+        log(
+            f"note: optim.muon_lr={optim.muon_rate:g} follows from your optim.lr, "
+            "instead of the preset"
+        )
     return replace(config, model=model, optim=optim)
 
 
-def adopt(
-    asked: Config,
-    overrides: list[str],
-    init_from: str,
-    model: GPTConfig,
-    tokenizer: TokenizerConfig,
-) -> Config:
-    """The configuration that starts from a trained model, and keeps its shape and its tokenizer."""
-    for arg in overrides:
-        if arg.startswith("model.block_size="):
-            if asked.model.block_size > model.block_size:
+def _adopt(requested: Config, overrides: list[str], start: StartingModel) -> Config:
+    """Return the configuration with the shape and tokenizer of the model that it starts from."""
+    model = start.model
+    for override in overrides:
+        if override.startswith("model.block_size="):
+            if requested.model.block_size > model.block_size:
                 raise UserError(
-                    f"{arg} is more than the {model.block_size} of init_from="
-                    f"{init_from}: lower it, or leave it out"
+                    f"{override} exceeds the context length {model.block_size} of "
+                    f"init_from={start.init_from}: lower it, or leave it out"
                 )
-            model = replace(model, block_size=asked.model.block_size)
-        elif re.match(r"(model|tokenizer)[.=]", arg) and not arg.startswith("model.dropout="):
+            model = replace(model, block_size=requested.model.block_size)
+        elif re.match(r"(model|tokenizer)[.=]", override) and not override.startswith(
+            "model.dropout="
+        ):
             raise UserError(
-                f"{arg} does not go with init_from={init_from}, which brings its model "
-                "and its tokenizer: leave it out"
+                f"{override} cannot be combined with init_from={start.init_from}, which "
+                "determines the model and the tokenizer: leave it out"
             )
-    model = replace(model, dropout=asked.model.dropout)
-    return replace(asked, init_from=init_from, model=model, tokenizer=tokenizer)
+    model = replace(model, dropout=requested.model.dropout)
+    return replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)

@@ -1,4 +1,4 @@
-"""The settings of a command without Hydra, and the help of all commands."""
+"""Read the settings of commands that do not use Hydra, and format the help of all commands."""
 
 import re
 import shutil
@@ -6,77 +6,103 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from cli.arguments import groups, is_nanogpts, no_setting
+from cli.arguments import find_presets, is_nanogpt_setting, unknown_setting
 from common.settings import format_value, iterate_settings
 from config import Config, SampleConfig
 
+Settings = TypeVar("Settings")
 
-def read_settings(argv: list[str], kind: type, command: str):
-    """The checked settings of a command, as the dataclass `kind`."""
-    known = {f.name: str(f.type) for f in fields(kind)}
-    values, texts = OmegaConf.structured(kind), {}
-    for arg in argv:
-        key, equals, value = arg.partition("=")
-        if not equals or key not in known or is_nanogpts(arg):
-            raise no_setting(arg, known, command)
-        if value == "null" and "None" in known[key]:
+MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
+SETTING_COLUMN = 33  # where the description of a setting begins
+
+
+def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
+    """Read and check the settings of a command.
+
+    Args:
+        argv: Arguments of the form KEY=VALUE.
+        settings_class: Dataclass of the command's settings, with a method `check`.
+        command: The command as it is typed, for messages.
+
+    Raises:
+        UserError: If an argument is not a setting or a value is not allowed.
+    """
+    types = {f.name: str(f.type) for f in fields(cast(Any, settings_class))}
+    values, texts = OmegaConf.structured(settings_class), {}
+    for argument in argv:
+        key, equals, value = argument.partition("=")
+        if not equals or key not in types or is_nanogpt_setting(argument):
+            raise unknown_setting(argument, types, command)
+        if value == "null" and "None" in types[key]:
             values[key] = None
-        elif "str" in known[key]:
-            texts[key] = value  # as it was typed: nothing reads a meaning into it
+        elif "str" in types[key]:
+            texts[key] = value  # kept as typed, without OmegaConf's interpolation
         else:
             values[key] = value
-    config = replace(OmegaConf.to_object(values), **texts)
-    config.check()
-    return config
+    settings: Any = replace(OmegaConf.to_object(values), **texts)
+    settings.check()
+    return settings
 
 
-def train_help(plain: Config) -> str:
-    """The text of `python train.py --help`; `plain` is the configuration where nothing is typed."""
+def train_help(config: Config) -> str:
+    """Return the text of `python train.py --help`.
+
+    Args:
+        config: The configuration of the plain command, whose values are shown as the defaults.
+    """
     presets = [
-        f"  {f'{group}={name}':<32} {headline(path)}"
-        for group, found in groups().items()
-        for name, path in found.items()
+        f"  {f'{group}={name}':<32} {preset_headline(path)}"
+        for group, paths in find_presets().items()
+        for name, path in paths.items()
     ]
-    return settings_help("\n".join([told("train.txt"), "", *presets]), lambda: plain)
+    return settings_help("\n".join([_introduction("train.txt"), "", *presets]), lambda: config)
 
 
-def headline(path: Path) -> str:
-    """What a preset is, from the first comment in its file that is no command."""
+def preset_headline(path: Path) -> str:
+    """Return the first comment line of a preset that is not a command or a directive of Hydra's."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((line[2:] for line in lines if re.match("# (?!@|python |torchrun )", line)), "")
 
 
 def sample_help() -> str:
-    """The text of `python sample.py --help`."""
-    return settings_help(told("sample.txt"), SampleConfig)
+    """Return the text of `python sample.py --help`."""
+    return settings_help(_introduction("sample.txt"), SampleConfig)
 
 
-def told(name: str) -> str:
-    """What a command is for, and how it is used."""
+def _introduction(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip("\n")
 
 
-def settings_help(text: str, kind: Callable[[], object]) -> str:
-    """A text, and below it the settings that `kind` makes, with their values."""
-    width = max(72, min(120, shutil.get_terminal_size((100, 24)).columns))
-    lines, section = [text, "\nSettings (KEY=VALUE):"], None
-    for name, f, default in iterate_settings(kind()):
+def settings_help(introduction: str, make_settings: Callable[[], object]) -> str:
+    """Return the help of a command, formatted for the width of the terminal.
+
+    Args:
+        introduction: What the command is for, with examples.
+        make_settings: Makes the dataclass of the settings with their default values.
+    """
+    columns = shutil.get_terminal_size((100, 24)).columns
+    width = max(MIN_HELP_WIDTH, min(MAX_HELP_WIDTH, columns))
+    lines = [introduction, "\nSettings (KEY=VALUE):"]
+    section = None
+    for name, field, default in iterate_settings(make_settings()):
         if name.rpartition(".")[0] != section:
             section = name.rpartition(".")[0]
             lines.append("")
-        words = f.metadata["help"]
-        if choices := f.metadata.get("choices"):
-            words += f" ({' | '.join(map(format_value, choices))})"
+        description = field.metadata["help"]
+        if choices := field.metadata.get("choices"):
+            description += f" ({' | '.join(map(format_value, choices))})"
+        assignment = f"{name}={format_value(default)}"
         lines.append(
             textwrap.fill(
-                words,
+                description,
                 width,
                 break_on_hyphens=False,
-                initial_indent=f"  {name + '=' + format_value(default):<30} ",
-                subsequent_indent=" " * 33,
+                initial_indent=f"  {assignment:<{SETTING_COLUMN - 3}} ",
+                subsequent_indent=" " * SETTING_COLUMN,
             )
         )
     return "\n".join(lines)

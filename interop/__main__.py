@@ -30,9 +30,9 @@ def main() -> None:
     """Write a run's model and tokenizer as a folder of Hugging Face's format."""
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
     run_dir, to = expand_home("run_dir", config.run_dir), expand_home("to", config.to)
-    model, tokenizer, _ = load_run(run_dir, config.checkpoint, cli.tell)
+    model, tokenizer, _ = load_run(run_dir, config.checkpoint, cli.print_stderr)
     save_hf(model, to, tokenizer)
-    cli.tell(f"wrote {to}: {model.num_parameters():,} parameters")
+    cli.print_stderr(f"wrote {to}: {model.num_parameters():,} parameters")
 
 
 def help() -> str:

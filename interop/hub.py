@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cli import tell
+from cli import print_stderr
 from common.errors import UserError
 from config import HUB_MODEL
 
@@ -23,7 +23,7 @@ def fetched(init_from: str) -> str:
             f"init_from={init_from} does not exist: give the folder of a run or of "
             "Hugging Face weights, or a name on their hub"
         )
-    tell(f"fetching {init_from} from the hub")
+    print_stderr(f"fetching {init_from} from the hub")
     try:
         folder = snapshot(name[1], name[2] and name[2][1:])
     except Exception as e:  # the library and those below it raise errors of many kinds

@@ -56,7 +56,7 @@ def model_config(path: Path, settings: Callable[[], dict]) -> GPTConfig:
         config.check()
         return config
     except (UserError, OmegaConfBaseException, ArithmeticError, TypeError) as e:
-        raise UserError(f"{path} cannot be used: {cli.sentence(e)}") from None
+        raise UserError(f"{path} cannot be used: {cli.error_sentence(e)}") from None
 
 
 def from_hf(settings: dict) -> GPTConfig:

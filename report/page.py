@@ -23,7 +23,7 @@ from config import GPTConfig
 from report import pack
 from report.bundle import bundle
 from report.pack import PROBES, Blobs, Packed, Shot, clipped, maps_that_fit, thin
-from report.sweep import config_of, settings_of
+from report.run import flatten_settings, load_config
 
 BUDGET = 24_500_000  # bytes of the whole file, at most
 NEEDS_BUDGET = 6_000_000  # of it, for what predictions needed
@@ -66,7 +66,7 @@ class Model(NamedTuple):
 def write_page(run_dir: Path) -> Path:
     """Write run_dir/report.html from what the folder holds so far, and return its path."""
     run_dir = Path(run_dir)
-    rows, config = read_rows(run_dir / METRICS), config_of(run_dir)
+    rows, config = read_rows(run_dir / METRICS), load_config(run_dir)
     latest = {key: value for row in rows for key, value in row.items()}
     samples = [
         {"step": row["step"], "text": clipped(row["text"], LONGEST_SAMPLE)}
@@ -86,7 +86,7 @@ def write_page(run_dir: Path) -> Path:
         "samples": thin(samples, MOST_SAMPLES),
         "samplesLeftOut": max(0, len(samples) - MOST_SAMPLES),
         "config": [
-            [key, clipped(value, LONGEST_VALUE)] for key, value in settings_of(config).items()
+            [key, clipped(value, LONGEST_VALUE)] for key, value in flatten_settings(config).items()
         ],
         "looked": [row["step"] for row in filter(is_scored, rows)],
         "scored": scored(rows),

@@ -1,19 +1,32 @@
-"""A sweep's folder → sweep.html, one file that opens offline: its settings compared."""
+"""Write a sweep's page (sweep.html): one file that works offline and compares its variants."""
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
-from report import sweep
 from report.pack import clipped
 from report.page import curve, number, put_together
-from report.sweep import Run
+from report.run import head_values
+from report.sweep import (
+    PAGE,
+    Run,
+    find_best_run,
+    find_tied_variant,
+    lacks_error_estimate,
+    rank_variants,
+    ranking_metric,
+    reproduce_command,
+    shorten_number,
+)
 
-MOST_POINTS, ALL_POINTS = 300, 300_000  # of a curve, and of all curves
-# Of these scores the strongest head is shown, of others the mean over the heads.
-STRONGEST = ("previous_token", "duplicate_token", "induction", "sink", "importance")
+MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
+MAX_POINTS = 300_000  # of all curves together: about 5 MB
+CURVES_PER_RUN = 10  # roughly: losses, and one per score
+# Scores of which the strongest head is shown; of the others, the mean over the heads.
+STRONGEST_HEAD_SCORES = ("previous_token", "duplicate_token", "induction", "sink", "importance")
 FIGURES = (
     "step",
     "parameters",
@@ -23,94 +36,112 @@ FIGURES = (
     "val/loss",
     "val/bits_per_byte",
 )
-FORMED = (
+FORMATION_FIGURES = (
     "pairs_again",
     "copying_gain",
-    *(
-        f"{what}/{kind}"
-        for kind in ("induction", "previous_token")
-        for what in ("tokens_at_emergence", "loss_at_emergence", "heads")
-    ),
+    "tokens_at_emergence/induction",
+    "loss_at_emergence/induction",
+    "heads/induction",
+    "tokens_at_emergence/previous_token",
+    "loss_at_emergence/previous_token",
+    "heads/previous_token",
 )
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
 
-clip = partial(clipped, most=500)  # characters of a value and of a reason
+clip = partial(clipped, most=500)  # characters of a setting's value or of a failure
 
 
-def write_sweep_page(folder: Path, runs: list[Run]) -> Path:
-    """Write folder/sweep.html from what the runs' folders hold so far, and return its path."""
-    settings, metric, best = sweep.ranked(runs), sweep.compared_by(runs), sweep.best_run(runs)
-    second = sweep.no_better(settings, metric)
-    most = max(10, min(MOST_POINTS, ALL_POINTS // (1 + 10 * len(runs))))
-    every = list(dict.fromkeys(key for run in runs for key in run.settings))
-    keys = [key for key in every if key != "seed"] or every
+def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
+    """Write folder/sweep.html from the runs as they are now, and return its path."""
+    variants, metric, best = rank_variants(runs), ranking_metric(runs), find_best_run(runs)
+    tied = find_tied_variant(variants, metric)
+    points = curve_points(len(runs))
+    all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
+    keys = [key for key in all_keys if key != "seed"] or all_keys
     content = {
         "title": folder.resolve().name,
         "metric": metric,
-        "points": most,
-        "keys": [
-            {
-                "name": clip(key),
-                "values": list(
-                    dict.fromkeys(clip(sweep.brief(run.settings.get(key, ""))) for run in runs)
-                ),
-            }
-            for key in keys
-        ],
-        "command": best and sweep.command(best),
-        "asGood": second.name if best and second else None,
-        "oneSeed": sweep.one_seed(settings),
+        "points": points,
+        "keys": [{"name": clip(key), "values": distinct_values(runs, key)} for key in keys],
+        "command": reproduce_command(best) if best else None,
+        "asGood": tied.name if best and tied else None,
+        "oneSeed": lacks_error_estimate(variants),
         "runs": [
-            about(folder, run, most) | in_sweep(run, keys, most) | {"setting": k}
-            for k, setting in enumerate(settings)
-            for run in setting.runs
+            {
+                **describe_run(folder, run, points),
+                **describe_settings(run, keys),
+                **describe_heads(run, points),
+                "setting": index,
+            }
+            for index, variant in enumerate(variants)
+            for run in variant.runs
         ],
     }
-    return put_together(folder / sweep.PAGE, "sweep.html", content, [])
+    return put_together(folder / PAGE, "sweep.html", content, [])
 
 
-def about(folder: Path, run: Run, most: int) -> dict:
-    """What a page tells of a run in this folder: how it ended, its figures, its curves."""
-    name, config = run.path.relative_to(folder).as_posix(), run.config
+def curve_points(n_runs: int) -> int:
+    """Return the points per curve, such that all curves together stay below `MAX_POINTS`."""
+    affordable = MAX_POINTS // (1 + CURVES_PER_RUN * n_runs)
+    return max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
+
+
+def distinct_values(runs: Sequence[Run], key: str) -> list[str]:
+    """Return the values of a setting in the order of the runs, each once."""
+    return list(dict.fromkeys(setting_text(run, key) for run in runs))
+
+
+def setting_text(run: Run, key: str) -> str:
+    """Return a run's value of a swept setting as the page shows it."""
+    return clip(shorten_number(run.settings.get(key, "")))
+
+
+def describe_run(folder: Path, run: Run, points: int) -> dict:
+    """Return how a run ended, its figures and its loss curves."""
     page = run.path / "report.html"
     return {
-        "name": clip(name),
-        "page": link(folder, page) if page.exists() else None,
+        "name": clip(run.path.relative_to(folder).as_posix()),
+        "page": relative_url(folder, page) if page.exists() else None,
         "status": run.status,
-        "reason": clip(run.reason),
-        "maxSteps": config.max_steps if config else None,
-        "figures": {key: number(run.measures.get(key)) for key in FIGURES},
-        "curves": {key: curve(run.rows, key, most) for key in CURVES},
+        "reason": clip(run.failure),
+        "maxSteps": run.config.max_steps if run.config else None,
+        "figures": {key: number(run.figures.get(key)) for key in FIGURES},
+        "curves": {key: curve(run.rows, key, points) for key in CURVES},
     }
 
 
-def link(folder: Path, page: Path) -> str:
-    """The address of a page from a page in `folder`; a name may be of bytes that are no UTF-8."""
+def relative_url(folder: Path, page: Path) -> str:
+    """Return the URL of a page relative to `folder`; its name may be bytes that are not UTF-8."""
     return quote(os.fsencode(page.relative_to(folder).as_posix()))
 
 
-def in_sweep(run: Run, keys: list[str], most: int) -> dict:
-    """What was swept in a run, and what its heads became."""
-    rows = [
-        {
-            "step": row["step"],
-            **{
-                score: (max if score in STRONGEST else fmean)(values.values())
-                for score, values in sweep.of_heads(row, "heads").items()
-            },
-        }
-        for row in run.rows
-    ]
-    scores = dict.fromkeys(score for row in rows for score in row if score != "step")
+def describe_settings(run: Run, keys: Sequence[str]) -> dict:
+    """Return a run's values of the swept settings, and its seed."""
     seed = run.settings.get("seed", run.config.seed if run.config else "")
+    return {"values": [setting_text(run, key) for key in keys], "seed": clip(str(seed))}
+
+
+def describe_heads(run: Run, points: int) -> dict:
+    """Return the curves of a run's head scores, and when and how its heads formed."""
+    rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
+    scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
-        "values": [clip(sweep.brief(run.settings.get(key, ""))) for key in keys],
-        "seed": clip(str(seed)),
-        "heads": {score: curve(rows, score, most) for score in scores},
+        "heads": {score: curve(rows, score, points) for score in scores},
         "emerged": {
-            kind: run.measures[f"emerged/{kind}"]
-            for kind in STRONGEST
-            if f"emerged/{kind}" in run.measures
+            score: run.figures[f"emerged/{score}"]
+            for score in STRONGEST_HEAD_SCORES
+            if f"emerged/{score}" in run.figures
         },
-        "formed": {name: number(run.measures[name]) for name in FORMED if name in run.measures},
+        "formed": {
+            name: number(run.figures[name]) for name in FORMATION_FIGURES if name in run.figures
+        },
     }
+
+
+def scores_of_row(row: dict) -> dict[str, float]:
+    """Return one value per score: of the strongest head, or the mean over the heads."""
+    values = {}
+    for score, by_head in head_values(row, "heads").items():
+        combine = max if score in STRONGEST_HEAD_SCORES else fmean
+        values[score] = combine(by_head.values())
+    return values

@@ -1,7 +1,8 @@
-"""The settings of a sweep in a table: sweep.csv, and what is printed of it."""
+"""Write a sweep's table: sweep.csv, and what the terminal shows of it."""
 
 import csv
 import shlex
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -13,22 +14,33 @@ from rich.text import Text
 
 from common.files import atomic_write
 from common.text import printable
-from report import sweep
-from report.sweep import Run, Setting
+from report.sweep import (
+    CSV,
+    PAGE,
+    Run,
+    Variant,
+    find_best_run,
+    find_tied_variant,
+    lacks_error_estimate,
+    rank_variants,
+    ranking_metric,
+    reproduce_command,
+    shorten_number,
+)
 
 
-def write_csv(path: Path, runs: list[Run]) -> None:
-    """A line for each run, those of the best setting first: what was swept, and its `measures`."""
+def write_csv(path: Path, runs: Sequence[Run]) -> None:
+    """Write one line per run, best variant first: its swept settings and its figures."""
     lines = [
         {
             "run": run.path.name,
             "status": run.status,
-            "reason": run.reason,
+            "reason": run.failure,
             **run.settings,
-            **run.measures,
+            **run.figures,
         }
-        for setting in sweep.ranked(runs)
-        for run in setting.runs
+        for variant in rank_variants(runs)
+        for run in variant.runs
     ]
     fullest_first = sorted(lines, key=len, reverse=True)
     columns = list(dict.fromkeys(key for line in fullest_first for key in line))
@@ -41,21 +53,22 @@ def write_csv(path: Path, runs: list[Run]) -> None:
         writer.writerows(lines)
 
 
-def thousands(value: float, unit: str = "") -> str:
-    """12 k, 3.4 M, 124 M."""
+def format_magnitude(value: float, unit: str = "") -> str:
+    """Format a number with a unit prefix: 12 k, 3.4 M, 124 M."""
     for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= size:
-            return f"{value / size:.{1 if value < 10 * size else 0}f}{prefix}{unit}"
+            decimals = 1 if value < 10 * size else 0
+            return f"{value / size:.{decimals}f}{prefix}{unit}"
     return f"{value:.0f} {unit}".strip()
 
 
-# The measures of the table by their weight; then come the emerged and the scores of heads.
-FORMATS = {
+# How figures are formatted; the terminal's table shows them in this order, as far as they fit.
+FORMATS: dict[str, Callable[[float], str]] = {
     "val/loss": "{:.4f}".format,
     "copying_gain": "{:.2f}".format,
-    "tokens_at_emergence/induction": thousands,
-    "parameters": thousands,
-    "kv_cache_bytes": partial(thousands, unit="B"),
+    "tokens_at_emergence/induction": format_magnitude,
+    "parameters": format_magnitude,
+    "kv_cache_bytes": partial(format_magnitude, unit="B"),
     "val/bits_per_byte": "{:.4f}".format,
     "tokens_per_second": "{:,.0f}".format,
     "train_seconds": "{:,.0f}".format,
@@ -63,93 +76,122 @@ FORMATS = {
 HEADINGS = {
     "val/bits_per_byte": "bits/byte",
     "kv_cache_bytes": "KV cache",
-    "copying_gain": "repeat gain",
-    "tokens_at_emergence/induction": "induction born",
-    "tokens_per_second": "tok/s here",
+    "copying_gain": "copying gain",
+    "tokens_at_emergence/induction": "induction at",
+    "tokens_per_second": "tok/s",
     "train_seconds": "train s",
 }
+COLUMN_GAP = 2  # spaces between two columns
 
 
-def table(settings: list[Setting], metric: str, width: int) -> Table:
-    """The settings in a table; of its columns, by their weight, as many as fit into `width`."""
-    keys = list(dict.fromkeys(key for setting in settings for key in setting.settings))
-    short = [key.rpartition(".")[2] for key in keys]
-    columns = [
-        [
-            name if short.count(name) == 1 else key,
-            *(sweep.brief(setting.settings.get(key, "")) for setting in settings),
-        ]
-        for key, name in zip(keys, short)
-    ]
-    if any("seed" in run.settings for setting in settings for run in setting.runs):
-        columns.append(["seeds", *(counted(len(s.finished), len(s.runs)) for s in settings)])
-    finished = [run for setting in settings for run in setting.finished]
-    names = dict.fromkeys(name for run in finished for name in run.measures)
-    scores = [name for kind in ("emerged/", "heads/") for name in names if name.startswith(kind)]
-    for name in (metric, *(name for name in FORMATS if name != metric and name in names), *scores):
-        column = [HEADINGS.get(name, name), *(cell(s, name) for s in settings)]
-        needed = sum(max(map(cell_len, c)) + 2 for c in [*columns, column]) - 2
-        if needed > width and name != metric:
+def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
+    """Build the table of a sweep's variants, with as many figures as fit.
+
+    Args:
+        variants: The variants, best first.
+        metric: The metric that ranks them; it always has a column.
+        width: Width of the terminal, in characters.
+    """
+    columns = setting_columns(variants)
+    n_text_columns = len(columns)
+    if any("seed" in run.settings for variant in variants for run in variant.runs):
+        counts = [format_share(len(v.finished), len(v.runs)) for v in variants]
+        columns.append(["seeds", *counts])
+    for name in figure_names(variants, metric):
+        column = [HEADINGS.get(name, name), *(format_cell(v, name) for v in variants)]
+        if name != metric and table_width([*columns, column]) > width:
             break
         columns.append(column)
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for n, (heading, *_) in enumerate(columns):
-        made.add_column(
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, (heading, *_) in enumerate(columns):
+        is_text = index < n_text_columns
+        table.add_column(
             Text(printable(heading, one_line=True)),
-            no_wrap=n >= len(keys),
-            justify="left" if n < len(keys) else "right",
+            no_wrap=not is_text,
+            justify="left" if is_text else "right",
         )
-    for row in zip(*(cells for _, *cells in columns)):
-        made.add_row(*(Text(printable(text, one_line=True)) for text in row))
-    return made
+    for row in range(1, len(variants) + 1):
+        table.add_row(*(Text(printable(column[row], one_line=True)) for column in columns))
+    return table
 
 
-def cell(setting: Setting, name: str) -> str:
-    """A setting's mean of a measure with its standard error, if seeds differ; how many have it."""
-    shown = FORMATS.get(name, ("{:,.0f}" if name.startswith("emerged/") else "{:.2f}").format)
-    values, error = setting.values(name), setting.error(name)
+def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
+    """Return a column per swept setting, headed by the last part of its key if that is unique."""
+    keys = list(dict.fromkeys(key for variant in variants for key in variant.settings))
+    short_names = [key.rpartition(".")[2] for key in keys]
+    columns = []
+    for key, short_name in zip(keys, short_names):
+        heading = short_name if short_names.count(short_name) == 1 else key
+        values = [shorten_number(variant.settings.get(key, "")) for variant in variants]
+        columns.append([heading, *values])
+    return columns
+
+
+def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
+    """Return the measured figures in the order of their columns: the metric, FORMATS, heads."""
+    finished = [run for variant in variants for run in variant.finished]
+    measured = dict.fromkeys(name for run in finished for name in run.figures)
+    known = [name for name in FORMATS if name != metric and name in measured]
+    emerged = [name for name in measured if name.startswith("emerged/")]
+    scores = [name for name in measured if name.startswith("heads/")]
+    return [metric, *known, *emerged, *scores]
+
+
+def table_width(columns: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table with these columns, in characters."""
+    return sum(max(map(cell_len, column)) + COLUMN_GAP for column in columns) - COLUMN_GAP
+
+
+def format_cell(variant: Variant, name: str) -> str:
+    """Format a variant's mean of a figure, with its standard error and how many runs have it."""
+    default_format = "{:,.0f}" if name.startswith("emerged/") else "{:.2f}"
+    format_figure = FORMATS.get(name, default_format.format)
+    values, error = variant.values(name), variant.error(name)
     if not values:
         return "–"
-    text = shown(setting.mean(name))
+    text = format_figure(variant.mean(name))
     if isfinite(error) and error:
-        text += f" ± {shown(error)}"
-    some = counted(len(values), len(setting.finished))
-    return f"{text} ({some})" if "of" in some else text
+        text += f" ± {format_figure(error)}"
+    if len(values) < len(variant.finished):
+        text += f" ({format_share(len(values), len(variant.finished))})"
+    return text
 
 
-def counted(n: int, of: int) -> str:
-    return f"{n}" if n == of else f"{n} of {of}"
+def format_share(count: int, total: int) -> str:
+    """Format a count, with the total if they differ: 3, 2 of 3."""
+    return f"{count}" if count == total else f"{count} of {total}"
 
 
-def notes(folder: Path, runs: list[Run]) -> list[tuple[str, str]]:
-    """What is printed below the table, (name, value) each: the best, what failed, what is next."""
-    lines, best, settings = [], sweep.best_run(runs), sweep.ranked(runs)
-    if best and sweep.one_seed(settings):
-        lines += [
-            (
-                "lowest",
-                f"{settings[0].name}; one seed: a difference this small is no finding,"
-                " add seed=1,2,3",
-            )
-        ]
-    elif best and settings[0].name:  # more than the seed
-        second = sweep.no_better(settings, sweep.compared_by(runs))
-        lines += [
-            (
-                "best",
-                settings[0].name + (f", but {second.name} is within the error" if second else ""),
-            )
-        ]
-    if best:
-        lines += [("best run", sweep.command(best))]
-    lines += [("failed", f"{run.path.name}: {run.reason}") for run in runs if run.reason]
-    lines += [
-        ("unfinished", f"{run.path.name}: {run.rows[-1]['step'] if run.rows else 0:,} steps")
-        for run in runs
-        if run.status == "unfinished"
-    ]
-    lines += [("table", str(folder / sweep.CSV)), ("page", str(folder / sweep.PAGE))]
+def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the (name, value) lines below the table: the best run, failures and what is next."""
+    lines = []
+    if best := find_best_run(runs):
+        lines += conclusion(runs)
+        lines.append(("best run", reproduce_command(best)))
+    for run in runs:
+        if run.failure:
+            lines.append(("failed", f"{run.path.name}: {run.failure}"))
+    for run in runs:
+        if run.status == "unfinished":
+            steps = run.rows[-1]["step"] if run.rows else 0
+            lines.append(("unfinished", f"{run.path.name}: {steps:,} steps"))
+    lines += [("table", str(folder / CSV)), ("page", str(folder / PAGE))]
     if any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
-        lines += [("to go on", f"the same command with {resume}")]
+        lines.append(("to resume", f"the same command with {resume}"))
     return lines
+
+
+def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the line that names the best variant, if its rank can be told from chance."""
+    variants = rank_variants(runs)
+    best = variants[0]
+    if lacks_error_estimate(variants):
+        advice = "with one seed there is no error estimate, so no setting is declared best"
+        return [("lowest", f"{best.name} ({advice}; add seed=1,2,3)")]
+    if not best.name:  # only the seed differs
+        return []
+    if tied := find_tied_variant(variants, ranking_metric(runs)):
+        return [("best", f"{best.name}, but {tied.name} is within the standard error")]
+    return [("best", best.name)]

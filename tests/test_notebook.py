@@ -37,7 +37,7 @@ def test_it_is_kept_with_its_outputs_in_order_and_small():
 
 
 def test_its_run_is_of_its_presets_size():
-    preset = cli.to_config(cli.composed(["experiment=induction"]), ["experiment=induction"])
+    preset = cli.configure(cli.compose_job(["experiment=induction"]))
     vocab_size = preset.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     parameters, _ = model_size(replace(preset.model, vocab_size=vocab_size))
     assert f"{parameters:,} parameters" in PATH.read_text(encoding="utf-8")

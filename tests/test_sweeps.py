@@ -1,5 +1,4 @@
-"""Sweeps: what the jobs leave, what is said of them, what survives; with every launcher, and by
-the command that a W&B agent runs."""
+"""Sweeps: the folders of their jobs, their table, resuming them, launchers and W&B agents."""
 
 import csv
 import os
@@ -32,18 +31,18 @@ from rich.console import Console
 import cli
 import report.page
 import sweeps
-from cli.arguments import CONFIGS, check_arguments
+from cli.arguments import CONFIGS, parse_command_line
 from cli.config_file import read_config
 from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
+from report.run import kv_cache_bytes
 from report.sweep import (
     Run,
-    best_run,
-    command,
-    compared_by,
-    kv_cache_bytes,
-    ranked,
+    find_best_run,
+    rank_variants,
+    ranking_metric,
     read_sweep,
+    reproduce_command,
 )
 from report.sweep_table import write_csv
 
@@ -56,10 +55,9 @@ SHORT = [
     "checkpoint.every=2",
     "data.val_max_tokens=300",
 ]
-WHY = "model.n_kv_head=3 does not divide model.n_head=2: choose one of 1, 2"
 
 
-def of(text_file, *more: str) -> list[str]:
+def small_jobs(text_file, *more: str) -> list[str]:
     return [
         *(setting for setting in TINY if not setting.startswith("model.n_kv_head")),
         "data=text",
@@ -71,7 +69,7 @@ def of(text_file, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def swept(text_file, shared) -> Path:
-    """A sweep of six jobs, of which two cannot work; what it said is in said.txt beside it."""
+    """A sweep of six jobs, two of which fail; its output is in said.txt beside it."""
 
     def make(folder: Path) -> None:
         said = run_to_end(
@@ -79,7 +77,7 @@ def swept(text_file, shared) -> Path:
             "-m",
             "model.n_kv_head=1,3,2",
             "seed=1,2",
-            *of(text_file),
+            *small_jobs(text_file),
             "hydra.sweep.dir=sweep",
             status=1,
         )
@@ -93,10 +91,10 @@ def copy(swept, tmp_path) -> Path:
     return Path(shutil.copytree(swept, tmp_path / "sweep"))
 
 
-# --- what a sweep leaves and says -----------------------------------------------------------------
+# --- a sweep's folder -----------------------------------------------------------------------------
 
 
-def test_each_job_has_a_folder_of_its_own_and_failures_spare_the_others(swept):
+def test_each_job_has_its_own_folder_and_a_failed_job_does_not_stop_the_others(swept):
     runs = read_sweep(swept)
     assert len(runs) == 6
     for run in runs:
@@ -104,9 +102,10 @@ def test_each_job_has_a_folder_of_its_own_and_failures_spare_the_others(swept):
         assert run.path.name == f"model.n_kv_head={heads},seed={seed}"
         assert run.overrides["max_steps"] == "4"
         if heads == "3":
-            assert (run.status, run.reason, run.config, run.rows) == ("failed", WHY, None, [])
+            assert (run.status, run.config, run.rows) == ("failed", None, [])
+            assert "model.n_kv_head=3" in run.failure and "model.n_head=2" in run.failure
         else:
-            assert (run.status, run.reason, run.rows) == ("finished", "", rows(run.path))
+            assert (run.status, run.failure, run.rows) == ("finished", "", rows(run.path))
             assert (run.config.model.n_kv_head, run.config.seed) == (int(heads), int(seed))
 
 
@@ -135,21 +134,21 @@ def test_sweep_csv_holds_the_numbers_of_the_runs(swept):
 
 
 @pytest.mark.slow
-def test_the_best_settings_command_gives_that_run_again_to_the_bit(swept, tmp_path):
-    best = best_run(read_sweep(swept))
+def test_the_printed_command_reproduces_the_best_run_bit_for_bit(swept, tmp_path):
+    best = find_best_run(read_sweep(swept))
     line = next(
         line
         for line in (swept.parent / "said.txt").read_text().splitlines()
         if line.startswith("best run  ")
     )
     python, script, *argv = shlex.split(line.removeprefix("best run"))
-    assert [python, script, *argv] == shlex.split(command(best))
+    assert [python, script, *argv] == shlex.split(reproduce_command(best))
     run_to_end(tmp_path, *argv, "run_dir=again")
     assert rows_without_times(tmp_path / "again") == rows_without_times(best.path)
 
 
 @pytest.mark.slow
-def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(copy, tmp_path):
+def test_the_summary_is_made_from_the_folder_alone_without_torch(copy, tmp_path):
     before = (copy / "sweep.csv").read_bytes()
     (copy / "sweep.csv").unlink()
     code = (
@@ -165,46 +164,48 @@ def test_the_summary_is_a_function_of_the_folder_and_does_not_wait_for_torch(cop
     )
     assert done.returncode == 0, done.stderr
     assert (copy / "sweep.csv").read_bytes() == before
-    assert "n_kv_head" in done.stdout and "failed      model.n_kv_head=3,seed=2" in done.stdout
+    assert "n_kv_head" in done.stdout
+    assert re.search(r"^failed +model\.n_kv_head=3,seed=2: ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [[], ["nowhere"], ["mine"], ["--all"], ["a", "b"]])
-def test_a_folder_without_a_sweep_gets_a_sentence_and_is_left_as_it_is(argv, tmp_path):
+def test_a_folder_without_a_sweep_is_refused_and_unchanged(argv, tmp_path):
     (tmp_path / "mine").mkdir()
     done = command_line(tmp_path, "sweeps", *argv)
-    assert done.returncode == 1 and re.fullmatch("error: .*sweep.*\n", done.stderr)
+    assert done.returncode == 1 and re.fullmatch("error: .*\n", done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert not list((tmp_path / "mine").iterdir())
 
 
-# --- going on -------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_resume_auto_runs_what_is_missing_matched_by_settings(copy, swept, tmp_path, text_file):
+def test_resume_auto_runs_only_the_missing_jobs(copy, swept, tmp_path, text_file):
     shutil.rmtree(copy / "model.n_kv_head=1,seed=2")
     before = [run for run in read_sweep(copy) if run.status == "finished"]
     kept = (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns
-    # In another order, and so by other numbers; with a setting that changes nothing any more.
+    # In another order, so that the jobs have other numbers.
     again = ["-m", "seed=2,1", "model.n_kv_head=2,1", "hydra.sweep.dir=sweep", "resume=auto"]
-    said = run_to_end(tmp_path, *again, *of(text_file), status=1)  # as others there have failed
-    logs = [(run.path / "log.txt").read_text() for run in before]
-    assert len(logs) == 3 and all("is finished" in log for log in logs)
+    said = run_to_end(
+        tmp_path, *again, *small_jobs(text_file), status=1
+    )  # others there have failed
+    assert len(before) == 3
     assert len(re.findall(r"^[1-4]/4 .* \d\.\d{4} val/loss ", said, re.MULTILINE)) == 4
     assert (copy / "model.n_kv_head=2,seed=1" / "metrics.jsonl").stat().st_mtime_ns == kept
     assert rows_without_times(copy / "model.n_kv_head=1,seed=2") == rows_without_times(
         swept / "model.n_kv_head=1,seed=2"
     )
-    said = run_to_end(tmp_path, *again, *of(text_file, "model.n_layer=1"), status=1)
-    assert said.count("was begun with other settings (model.n_layer=2)") == 2 * 4, said
+    said = run_to_end(tmp_path, *again, *small_jobs(text_file, "model.n_layer=1"), status=1)
+    assert said.count("(model.n_layer=2)") == 2 * 4, said  # in a job's line, and below the table
     now = {run.path: run for run in read_sweep(copy)}
     assert all(now[run.path].overrides == run.overrides for run in before)
 
 
 @pytest.mark.slow
-def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_path, text_file):
-    argv = ["-m", "model.n_kv_head=2,1", "seed=1", *of(text_file), "hydra.sweep.dir=sweep"]
+def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
+    argv = ["-m", "model.n_kv_head=2,1", "seed=1", *small_jobs(text_file), "hydra.sweep.dir=sweep"]
     process = Process(tmp_path, *argv, "max_steps=10000", "wandb.mode=disabled")
     job = tmp_path / "sweep" / "model.n_kv_head=2"
     process.wait_for(job / "metrics.jsonl", lines=3)
@@ -225,7 +226,7 @@ def test_a_stop_signal_ends_the_sweep_saved_and_resume_auto_goes_on(swept, tmp_p
 
 
 @pytest.mark.slow
-def test_a_stop_signal_while_the_last_page_of_a_job_is_drawn_ends_the_sweep(tmp_path, text_file):
+def test_a_stop_signal_while_a_jobs_last_page_is_written_ends_the_sweep(tmp_path, text_file):
     fault = fault_at_call(
         report.page,
         "put_together",
@@ -237,17 +238,17 @@ def test_a_stop_signal_while_the_last_page_of_a_job_is_drawn_ends_the_sweep(tmp_
         tmp_path,
         "-m",
         "seed=1,2",
-        *of(text_file, "max_steps=4"),
+        *small_jobs(text_file, "max_steps=4"),
         "hydra.sweep.dir=sweep",
         fault=fault,
         status=143,
     )
-    assert "the sweep was stopped" in said
+    assert "resume=auto" in said
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished"]
 
 
 @pytest.mark.slow
-def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
+def test_a_bug_fails_only_its_own_job(tmp_path, text_file):
     def fault():
         import model
 
@@ -261,10 +262,15 @@ def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
         model.GPT.__init__ = init
 
     process = Process(
-        tmp_path, "-m", "model.n_kv_head=1,2", *of(text_file), "hydra.sweep.dir=sweep", fault=fault
+        tmp_path,
+        "-m",
+        "model.n_kv_head=1,2",
+        *small_jobs(text_file),
+        "hydra.sweep.dir=sweep",
+        fault=fault,
     )
     assert process.wait() == 1
-    assert "failed      model.n_kv_head=1: ZeroDivisionError" in process.output()
+    assert "model.n_kv_head=1: ZeroDivisionError" in process.output()
     (job,) = tmp_path.glob("sweep/*=1")
     assert (job / "log.txt").read_text().count("Traceback") == 1
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["failed", "finished"]
@@ -272,28 +278,26 @@ def test_what_nobody_foresaw_fails_its_job_alone(tmp_path, text_file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "argv, said",
+    "argv, names",
     [
-        (["hydra.sweep.dir=sweep"], "holds a sweep: go on with it by resume=auto"),
-        (["hydra.sweep.dir=mine", "resume=auto"], "mine is not empty and holds no sweep"),
-        (["sweep=kv_head"], "did you mean kv_heads"),
-        (["seed=1,a"], "seed: Value 'a' of type 'str' could not be converted to Integer"),
-        (["max_steps=1.5"], "max_steps: Value '1.5'"),
-        (["model=small,gpt3"], "did you mean gpt2"),
-        (["hydra.sweep.dir=/dev/null/x"], "/dev/null/x cannot be read or written"),
+        (["hydra.sweep.dir=sweep"], ["hydra.sweep.dir=sweep", "resume=auto"]),
+        (["hydra.sweep.dir=mine", "resume=auto"], ["hydra.sweep.dir=mine"]),
+        (["sweep=kv_head"], ["kv_head", "kv_heads"]),
+        (["seed=1,a"], ["seed: ", "'a'"]),
+        (["max_steps=1.5"], ["max_steps: ", "'1.5'"]),
+        (["model=small,gpt3"], ["gpt3", "gpt2"]),
+        (["hydra.sweep.dir=/dev/null/x"], ["/dev/null/x"]),
     ],
 )
-def test_a_sweep_that_cannot_start_is_refused_in_a_sentence_and_leaves_nothing(
-    argv, said, copy, tmp_path
-):
+def test_a_sweep_that_cannot_start_is_refused_and_leaves_nothing(argv, names, copy, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sweep.csv").write_text("mine")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     done = command_line(
         tmp_path, "train.py", "-m", *([] if "seed" in argv[0] else ["seed=1,2"]), *argv
     )
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and said in done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == 1 and re.fullmatch("error: .*\n", done.stderr), done.stderr
+    assert all(name in done.stderr for name in names), done.stderr
     if (tmp_path / "runs").exists():
         (tmp_path / "runs").rmdir()  # and is empty
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
@@ -316,7 +320,7 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
     return Run(Path("none", name), settings, settings, config, [last], status, "")
 
 
-def test_the_best_mean_comes_first_and_what_has_no_result_last():
+def test_variants_are_ranked_by_mean_and_those_without_a_result_come_last():
     runs = [
         run_of({"a": a, "seed": seed}, loss, status)
         for a, seed, loss, status in (
@@ -331,33 +335,38 @@ def test_the_best_mean_comes_first_and_what_has_no_result_last():
             ("7", "1", inf, "finished"),
         )
     ]
-    assert [setting.settings["a"] for setting in ranked(runs)][:3] == ["6", "3", "2"]
-    assert ranked(runs)[-1].settings["a"] == "4"
-    assert best_run(runs).settings == {"a": "6", "seed": "1"} and len(ranked(runs)[0].finished) == 1
-    assert best_run([run_of({"a": "1"}, nan)]) is None and best_run([]) is None
+    assert [setting.settings["a"] for setting in rank_variants(runs)][:3] == ["6", "3", "2"]
+    assert rank_variants(runs)[-1].settings["a"] == "4"
+    assert (
+        find_best_run(runs).settings == {"a": "6", "seed": "1"}
+        and len(rank_variants(runs)[0].finished) == 1
+    )
+    assert find_best_run([run_of({"a": "1"}, nan)]) is None and find_best_run([]) is None
     one, other = run_of({"v": "1"}, 2.0), run_of({"v": "2"}, 1.0, vocabulary=66)
-    assert compared_by([one]) == "val/loss" and compared_by([one, other]) == "val/bits_per_byte"
+    assert (
+        ranking_metric([one]) == "val/loss" and ranking_metric([one, other]) == "val/bits_per_byte"
+    )
 
 
 @pytest.mark.parametrize(
-    ("losses", "said"),
+    ("losses", "name", "variants"),
     [
-        ((2.0, 2.2, 2.1, 2.3), "best        x=1, but x=2 is within the error"),
-        ((2.0, 2.1, 2.5, 2.6), "best        x=1"),
-        (
-            (2.0, None, 2.01, None),
-            "lowest      x=1; one seed: a difference this small is no finding, add seed=1,2,3",
-        ),
+        ((2.0, 2.2, 2.1, 2.3), "best", ["x=1", "x=2"]),
+        ((2.0, 2.1, 2.5, 2.6), "best", ["x=1"]),
+        ((2.0, None, 2.01, None), "lowest", ["x=1"]),
     ],
+    ids=["tied", "significant", "one seed"],
 )
-def test_the_next_best_is_named_where_it_is_within_the_error(losses, said, tmp_path):
+def test_a_best_variant_needs_an_error_estimate_and_names_its_tie(losses, name, variants, tmp_path):
     runs = [
         run_of({"a.x": x, "seed": seed}, loss)
         for loss, (x, seed) in zip(losses, product("12", "12"))
         if loss is not None
     ]
     lines = printed(runs, 80, tmp_path)
-    assert said in lines and not any("␛" in line for line in lines)  # no code of a colour as text
+    (conclusion,) = [line for line in lines if re.match("(best|lowest) {4}", line)]
+    assert conclusion.startswith(f"{name} ") and re.findall(r"x=\d", conclusion) == variants
+    assert not any("␛" in line for line in lines)  # no color code is printed as text
 
 
 def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
@@ -376,7 +385,7 @@ def printed(runs: list[Run], width: int, tmp_path: Path) -> list[str]:
         min_size=1,
     )
 )
-def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
+def test_any_settings_and_losses_can_be_printed(tmp_path_factory, cases):
     runs = [
         run_of({"data.path": text, "seed": str(n)}, loss, status)
         for n, (text, loss, status) in enumerate(cases)
@@ -391,29 +400,29 @@ def test_any_texts_and_any_losses_can_be_shown(tmp_path_factory, cases):
         )
 
 
-# --- the prepared sweeps --------------------------------------------------------------------------
+# --- presets of sweeps ----------------------------------------------------------------------------
 
 
-def given_in(*argv: str) -> list[Override]:
-    """What is typed, and what a prepared sweep adds."""
+def overrides_of(*argv: str) -> list[Override]:
+    """The settings typed, and those that a sweep's preset adds."""
     GlobalHydra.instance().clear()
-    return sweeps.arguments(cli.hydra_options(check_arguments(["-m", *argv])))
+    return sweeps.sweep_overrides(parse_command_line(["-m", *argv]))
 
 
-def jobs(*argv: str) -> int:
-    """How many jobs a sweep has, by what is typed."""
-    return sweeps.jobs_in_grid(given_in(*argv))
+def jobs(*argv: str) -> int | None:
+    """The number of jobs of a sweep."""
+    return sweeps.count_jobs(overrides_of(*argv))
 
 
 def expanded(*argv: str) -> list[Config]:
     """The configurations of the jobs, as Hydra's own sweeper and composer make them."""
-    made = BasicSweeper.split_arguments(given_in(*argv), None)[0]
+    made = BasicSweeper.split_arguments(overrides_of(*argv), None)[0]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return [OmegaConf.to_object(compose("config", job)) for job in made]
 
 
 @pytest.mark.parametrize("device, width, size", [("cpu", 64, 4), ("cpu", 384, 2), ("cuda", 64, 2)])
-def test_the_cache_is_counted_as_it_is_kept_while_decoding(device, width, size):
+def test_the_kv_cache_is_counted_in_the_precision_of_decoding(device, width, size):
     model = GPTConfig(9, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=width)
     config = Config(device=device, precision="bf16", model=model)
     assert kv_cache_bytes(config) == size * 2 * 2 * 8 * 2 * width // 4
@@ -422,16 +431,16 @@ def test_the_cache_is_counted_as_it_is_kept_while_decoding(device, width, size):
 def test_the_number_of_jobs_is_known_before_they_begin():
     assert jobs("seed=1") == 1 and jobs("seed=range(1,4)") == 3
     assert jobs("model=glob(small*)") == len(
-        [name for name in cli.groups()["model"] if name.startswith("small")]
+        [name for name in cli.find_presets()["model"] if name.startswith("small")]
     )
     assert jobs("optim.lr=1e-3,.01", "compile=true,auto") == 4
-    assert jobs("optim.lr=interval(0,1)") == 0  # for a sweeper that chooses as it goes
+    assert jobs("optim.lr=interval(0,1)") is None  # for a sweeper that chooses as it goes
     assert jobs("sweep=kv_heads", "max_steps=3,4") == 4 * 3 * 2
 
 
 @pytest.mark.soak
-def test_every_job_of_a_prepared_sweep_is_right():
-    for name in cli.groups()["sweep"]:
+def test_every_job_of_a_sweep_preset_is_valid():
+    for name in cli.find_presets()["sweep"]:
         made = expanded(f"sweep={name}")
         assert len({str(config) for config in made}) == len(made) == jobs(f"sweep={name}") >= 9
         for config in made:
@@ -457,7 +466,7 @@ def test_depth_and_width_are_compared_at_equal_parameters():
     assert len(set(counts.values())) == 1
 
 
-# --- what starts the jobs -------------------------------------------------------------------------
+# --- launchers ------------------------------------------------------------------------------------
 
 
 @pytest.mark.soak
@@ -468,24 +477,24 @@ def test_depth_and_width_are_compared_at_equal_parameters():
         ["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"],
     ],
 )
-def test_launchers_run_the_jobs_in_processes_of_their_own(launcher, command, tmp_path, text_file):
+def test_launchers_run_jobs_in_their_own_processes(launcher, command, tmp_path, text_file):
     done = command(
         "train.py",
         "-m",
         *launcher,
         "model.n_kv_head=1,3",
-        *of(text_file),
+        *small_jobs(text_file),
         "hydra.sweep.dir=sweep",
         env={"OMP_NUM_THREADS": None},
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert [run.status for run in read_sweep(tmp_path / "sweep")] == ["finished", "failed"]
-    assert f"failed      model.n_kv_head=3: {WHY}" in done.stdout
+    assert re.search(r"^failed +model\.n_kv_head=3: ", done.stdout, re.MULTILINE)
     assert len(list(csv.DictReader((tmp_path / "sweep" / "sweep.csv").open()))) == 2
 
 
 @pytest.mark.soak
-def test_a_stop_signal_ends_the_jobs_in_other_processes(tmp_path, text_file):
+def test_a_stop_signal_ends_jobs_in_other_processes(tmp_path, text_file):
     process = Process(
         tmp_path,
         "-m",
@@ -493,7 +502,7 @@ def test_a_stop_signal_ends_the_jobs_in_other_processes(tmp_path, text_file):
         "hydra.launcher.n_jobs=2",
         "model.n_kv_head=1,2",
         "hydra.sweep.dir=sweep",
-        *of(
+        *small_jobs(
             text_file, "max_steps=100000", "eval.every=0", "attention.every=0", "checkpoint.every=0"
         ),
     )
@@ -507,7 +516,7 @@ def test_a_stop_signal_ends_the_jobs_in_other_processes(tmp_path, text_file):
 
 
 @pytest.mark.slow
-def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
+def test_the_command_of_a_wandb_agent_trains(tmp_path, text_file):
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     search = yaml.safe_load((ROOT / "wandb_sweep.yaml").read_text(encoding="utf-8"))
@@ -522,7 +531,7 @@ def test_the_command_of_wandbs_agent_trains(tmp_path, text_file):
     words = args[create_sweep_command(search["command"])[-1][2:-1]]
     smaller = [
         setting
-        for setting in of(text_file)
+        for setting in small_jobs(text_file)
         if setting.partition("=")[0] not in (set(chosen) - {"max_steps", "eval.every"})
     ]
     done = command_line(

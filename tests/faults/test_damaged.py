@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 import attention_maps.snapshot
 import training.evaluate
-from cli.command import explained
+from cli.command import explain_error
 from cli.config_file import read_config
 from common.errors import UserError
 from data.tokens import Tokens, prepare
@@ -143,7 +143,7 @@ def at_most_a_sentence():
     try:
         yield
     except Exception as e:
-        why = explained(e)
+        why = explain_error(e)
         if why is None or "\n" in why:
             raise
     finally:

@@ -5,6 +5,7 @@ import base64
 import json
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from safetensors.numpy import save_file
 from cli.config_file import config_yaml
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from report import pack
+from report.job import JobNote, read_job, write_job
 from report.page import Model
-from report.sweep import read_job
-from sweeps import job_name, write_note
+from sweeps import job_name
 
 HOSTILE = [
     "</script><script>window.hacked=1</script>",
@@ -194,11 +195,11 @@ def make_explained(folder, words=None, **more):
 
 
 def note_job(run: Path, overrides: dict, swept: list[str], failed: str = "") -> None:
-    write_note(run, {"overrides": overrides, "swept": swept, "failed": failed})
+    write_job(run, JobNote(overrides, swept, failed))
 
 
 def fail_job(run: Path, reason: str) -> None:
-    write_note(run, {**read_job(run), "failed": reason})
+    write_job(run, replace(read_job(run), failure=reason))
 
 
 def make_job(

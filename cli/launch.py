@@ -1,0 +1,69 @@
+"""Launch train.py: answer help, Hydra's options and mistakes before torch is imported."""
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import hydra
+from omegaconf import DictConfig
+
+from cli.arguments import CONFIGS, CommandLine, parse_command_line
+from cli.command import Terminal, printer, process_rank, start
+from cli.compose import Job, compose_job, configure
+from cli.settings import train_help
+from common.paths import require_path
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a valid command line of train.py asks for."""
+
+    command_line: CommandLine
+    job: Job | None  # the run to train; None for a sweep, whose jobs Hydra composes
+
+
+def prepare_launch() -> Launch:
+    """Read the command line before torch is imported, which takes seconds.
+
+    Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
+    about a mistake.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # no traceback if stopped during the imports
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    return start(_read_command_line, lambda: train_help(compose_job([]).config))
+
+
+def _read_command_line() -> Launch:
+    command_line = parse_command_line(sys.argv[1:])
+    if command_line.is_for_hydra:
+        run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
+        sys.exit()
+    job = None if command_line.is_sweep else _compose_and_check(command_line)
+    if process_rank() == 0:
+        printer(Terminal())("loading PyTorch …")
+    return Launch(command_line, job)
+
+
+def _compose_and_check(command_line: CommandLine) -> Job:
+    """Compose a run and refuse a configuration that cannot work.
+
+    With torchrun, only rank 0 looks at folders: the others could see what rank 0 has begun there.
+    """
+    job = compose_job(command_line.settings, command_line.config_dir)
+    if process_rank() == 0 or job.config.distributed == "none":
+        config = configure(job, log=lambda note: None)
+        if config.data.path:
+            require_path(config.data.path)
+    return job
+
+
+def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> None:
+    """Let Hydra execute a command line: one of its own options, or the jobs of a sweep.
+
+    Args:
+        task: Function that Hydra calls with the composed settings of each job.
+        arguments: The command line as Hydra takes it.
+    """
+    sys.argv[1:] = arguments
+    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()

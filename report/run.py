@@ -1,0 +1,175 @@
+"""Read the folder of one run: its configuration, its size and its headline figures.
+
+Does not import torch.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from math import isfinite, nan, prod
+from pathlib import Path
+from statistics import fmean
+from zipfile import BadZipFile
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from cli.config_file import read_config
+from common.files import ordinary_file
+from common.metrics import COMPANION_SUFFIXES, best_row
+from common.settings import iterate_settings
+from config import BF16_DECODES_FROM, Config
+
+HEAD_METRIC = re.compile(
+    rf"(?P<group>heads|emerged)/(?P<score>\w+?)(?P<companion>{'|'.join(COMPANION_SUFFIXES)})?"
+    r"/L(?P<layer>\d+)H(?P<head>\d+)"
+)
+SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
+
+
+def load_config(run_dir: Path) -> Config | None:
+    """Return the resolved configuration of a run, or None if it has not started training."""
+    path = run_dir / "config.yaml"
+    return _parse_config(path, path.stat().st_mtime_ns) if path.exists() else None
+
+
+@lru_cache(maxsize=1000)
+def _parse_config(path: Path, modified_ns: int) -> Config:
+    """Parse a file once per version: parsing takes longer than all other reading of a run."""
+    return read_config(path)
+
+
+def flatten_settings(config: Config | None) -> dict[str, str]:
+    """Return each setting by its dotted name, with its value as YAML writes it."""
+    if config is None:
+        return {}
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, _, value in iterate_settings(config)
+    }
+
+
+def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
+    """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
+
+    Args:
+        run_dir: Folder of the run.
+        config: Its resolved configuration, if it has started training.
+        rows: Rows of its metrics.jsonl.
+
+    Returns:
+        By the names of metrics.jsonl: the losses of the best step, size, training speed, bytes of
+        one sequence's KV cache, the last in-context copying gain; for each score the first
+        emergence (`emerged/induction`), the tokens and the loss at that step, and the highest last
+        score (`heads/induction`); and `pairs_again`, the share of repeated token pairs.
+    """
+    last_row = rows[-1] if rows else {}
+    figures = _progress(rows) | _sizes(run_dir, config)
+    if "probe/copying_gain" in last_row:
+        figures["copying_gain"] = last_row["probe/copying_gain"]
+    figures |= _best_of_heads(last_row, "emerged", min)
+    figures |= _best_of_heads(last_row, "heads", max)
+    for score in SCORES_WITH_TIMING:
+        figures |= _timing_of_emergence(score, figures, rows)
+    if share := share_of_repeated_pairs(run_dir):
+        figures["pairs_again"] = share
+    return figures
+
+
+def _progress(rows: list[dict]) -> dict[str, float]:
+    """Return the losses of the best step, and the steps, tokens and seconds of the whole run."""
+    best, last = best_row(rows) or {}, rows[-1] if rows else {}
+    figures = {key: best[key] for key in ("val/loss", "val/bits_per_byte") if key in best}
+    if best:
+        figures["best_step"] = best["step"]
+    figures |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
+    if figures.get("train_seconds") and "tokens" in figures:
+        figures["tokens_per_second"] = figures["tokens"] / figures["train_seconds"]
+    return figures
+
+
+def _sizes(run_dir: Path, config: Config | None) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    if parameters := count_parameters(run_dir):
+        figures["parameters"] = parameters
+    if config is not None:
+        figures["kv_cache_bytes"] = kv_cache_bytes(config)
+    return figures
+
+
+def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[str, float]:
+    """Return the lowest or highest value of each score over the heads, as `<group>/<score>`."""
+    return {
+        f"{group}/{score}": choose(values.values())
+        for score, values in head_values(row, group).items()
+    }
+
+
+def _timing_of_emergence(
+    score: str, figures: dict[str, float], rows: list[dict]
+) -> dict[str, float]:
+    """Return the tokens seen when the first head of a score emerged, and the loss at that step."""
+    emerged = figures.get(f"emerged/{score}")
+    if not emerged or not figures.get("step"):
+        return {}
+    losses = (row["val/loss"] for row in rows if row["step"] >= emerged and "val/loss" in row)
+    return {
+        f"tokens_at_emergence/{score}": emerged * figures["tokens"] / figures["step"],
+        f"loss_at_emergence/{score}": next(losses, nan),
+    }
+
+
+def head_values(row: dict, group: str) -> dict[str, dict[tuple[int, int], float]]:
+    """Return the finite values of a row by score and (layer, head).
+
+    Args:
+        row: A row of metrics.jsonl.
+        group: First part of the keys: `heads` for scores, `emerged` for emergence steps.
+    """
+    values: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
+    for key, value in row.items():
+        match = HEAD_METRIC.fullmatch(key)
+        if match and match["group"] == group and not match["companion"] and isfinite(value):
+            values[match["score"]][int(match["layer"]), int(match["head"])] = value
+    return values
+
+
+def share_of_repeated_pairs(run_dir: Path) -> float | None:
+    """Return how often a pair of adjacent tokens occurred earlier in the same validation window.
+
+    This is what a text offers induction heads. The windows are those of the newest snapshot.
+    """
+    for path in sorted(run_dir.glob("attention/step_*.npz"))[-1:]:
+        with (
+            suppress(OSError, ValueError, KeyError, BadZipFile),
+            np.load(ordinary_file(path)) as snapshot,
+        ):
+            ids = snapshot["window_ids"].astype(np.int64)  # (W, T)
+            pairs = (ids[:, :-1] * (ids.max() + 1) + ids[:, 1:]).tolist()
+            return fmean(pair in row[:k] for row in pairs for k, pair in enumerate(row))
+    return None
+
+
+def count_parameters(run_dir: Path) -> int | None:
+    """Count the trained parameters in the newest checkpoint, or return None without one."""
+    for path in sorted(run_dir.glob("checkpoints/step_*/model.safetensors"))[-1:]:
+        with suppress(SafetensorError, OSError), safe_open(ordinary_file(path), "np") as tensors:
+            names = set(tensors.keys()) - {"ngrams.keys"}
+            return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
+    return None
+
+
+def kv_cache_bytes(config: Config) -> int:
+    """Return the bytes of the KV cache of one sequence of `block_size` tokens.
+
+    The cache has the precision in which sample.py decodes on the device that trained the run.
+    """
+    model = config.model
+    elements = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
+    decodes_in_bf16 = config.precision == "bf16" and (
+        config.device != "cpu" or model.n_embd >= BF16_DECODES_FROM
+    )
+    return elements * (2 if decodes_in_bf16 else 4)
