@@ -1,5 +1,3 @@
-// The address of what is looked at, as in #head=L3H2&step=1400&token=28&view=needs. Knows nothing of the page.
-
 // What the address asks for, as far as it is well formed; null for the rest. head: [layer, head].
 export function readAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));

@@ -2,37 +2,31 @@
 // module with training.js and heads.js, which have the other sections, and start.js.
 
 import { readAddress, writeAddress } from "./address.js";
+import { createCellGrid } from "./cell_grid.js";
+import { drawColorBar } from "./colors.js";
+import { $, bdi, el } from "./dom.js";
 import {
-  $,
-  DEEP,
-  bdi,
-  cells,
-  colourBar,
-  count,
-  el,
-  figure,
-  headName,
-  known,
-  place,
-  plain,
-  roving,
-  short,
-  showStep,
-  signedText,
-  some,
-  stepSlider,
-  visible,
-} from "./draw.js";
+  formatCount,
+  formatNumber,
+  formatSigned,
+  formatWithError,
+  makeVisible,
+  pluralize,
+  readableName,
+  shortenToken,
+} from "./format.js";
+import { setUpStepSlider, showStep } from "./frame.js";
 import { drawHeads, drawOverview, scoreAt, scoreNames } from "./heads.js";
+import { headName, labelToken, MIN_DEEP_LAYERS } from "./labels.js";
 import { drawCard, drawWhy, expected } from "./logit_attribution.js";
-import { PRECISION, headGrid, largest, load, mapOf, reader, withoutFirst } from "./maps.js";
+import { headGrid, largest, load, mapOf, PRECISION, reader, withoutFirst } from "./maps.js";
 import { blobs, unpacked } from "./packed.js";
 import {
-  H,
-  L,
   choose,
   data,
   groups,
+  H,
+  L,
   probe,
   scoredSteps,
   seen,
@@ -40,22 +34,23 @@ import {
   stepNow,
   steps,
 } from "./store.js";
-import { FAINT, drawStripes, explainedOf, resolved, stripes } from "./token_effect.js";
+import { drawStripes, explainedOf, FAINT, resolved, stripes } from "./token_effect.js";
+import { addArrowKeys } from "./tooltip.js";
 
 // ---- attention
 
-let drawGrid = null,
-  tokens = [],
-  drawMap = null,
-  drawNear = null,
-  current = null;
+let drawGrid = null;
+let tokens = [];
+let drawMap = null;
+let drawNear = null;
+let current = null;
 let explained = null; // what is known of the predictions, of the same probe and step
 const looked = () => (state.rest ? (current.rest ??= withoutFirst(current)) : current);
 const shownView = () => (state.needs && explained ? explained : looked());
 
 export function setUpMaps() {
-  drawMap = cells($("map"), "attention map; arrow keys read its cells");
-  drawNear = cells($("zoom-map"), "part of the map, larger; arrow keys read its cells");
+  drawMap = createCellGrid($("map"), "attention map; arrow keys read its cells");
+  drawNear = createCellGrid($("zoom-map"), "part of the map, larger; arrow keys read its cells");
 }
 
 export function setUpGrid() {
@@ -70,15 +65,15 @@ export function showHead() {
       button.tabIndex = k === layer * H + head ? 0 : -1;
     });
   draw();
-  if (L > DEEP) revealHead();
+  if (L > MIN_DEEP_LAYERS) revealHead();
 }
 
 // Scroll the frame of the heads, and it alone, so far that the head in focus is seen.
 export function revealHead() {
-  const host = $("heads-grid"),
-    button = host.querySelectorAll("[role=radio]")[state.layer * H + state.head];
-  const inside = host.getBoundingClientRect(),
-    at = button?.getBoundingClientRect();
+  const host = $("heads-grid");
+  const button = host.querySelectorAll("[role=radio]")[state.layer * H + state.head];
+  const inside = host.getBoundingClientRect();
+  const at = button?.getBoundingClientRect();
   if (at && (at.top < inside.top || at.bottom > inside.bottom)) {
     host.scrollTop += at.top - inside.top - (inside.height - at.height) / 2;
   }
@@ -88,11 +83,11 @@ const loadStored = (p, s) =>
   load(`${p}/${s}`, [data.probes[p].maps[s], data.shape, data.probes[p]]);
 
 function setUpText() {
-  const host = $("text"),
-    words = probe().tokens;
+  const host = $("text");
+  const words = probe().tokens;
   Object.assign(state, { token: null, held: null, fresh: true, cell: null });
   tokens = words.map((word, i) => {
-    const pieces = visible(word)
+    const pieces = makeVisible(word)
       .split(/([·⏎⇥␍⍽]+)/)
       .filter(Boolean)
       .flatMap(part =>
@@ -123,7 +118,7 @@ function setUpText() {
     tokens[data.prompted].before(el("span", { className: "border" }, "▏generated from here on▕"));
   }
   host.onpointerleave = () => light(null);
-  roving(host, tokens, 1, () => {}, Math.max(0, tokens.length - 1));
+  addArrowKeys(host, tokens, 1, () => {}, Math.max(0, tokens.length - 1));
   const walk = host.onkeydown;
   host.onkeydown = event => {
     if (event.key === "Enter" || event.key === " ") {
@@ -138,11 +133,11 @@ function setUpText() {
 
 // Below a token of the reader's text what it cost, and what it did with nothing off.
 function lossUnder(i) {
-  const { losses, was } = live.explained,
-    now = losses[i - 1],
-    before = was?.losses[i - 1] ?? now;
-  const number = x => (Number.isFinite(x) ? x.toFixed(1) : "\u00a0"),
-    changed = number(now) !== number(before);
+  const { losses, was } = live.explained;
+  const now = losses[i - 1];
+  const before = was?.losses[i - 1] ?? now;
+  const number = x => (Number.isFinite(x) ? x.toFixed(1) : "\u00a0");
+  const changed = number(now) !== number(before);
   return [
     el("small", {}, number(now)),
     ...(was
@@ -153,8 +148,8 @@ function lossUnder(i) {
 
 // The token at which something happens: where the head in focus saved most, or else where a token was needed most.
 function eventful() {
-  const { layer, head } = state,
-    rows = Array.from({ length: Math.max(1, probe().tokens.length - 1) }, (_, i) => i);
+  const { layer, head } = state;
+  const rows = Array.from({ length: Math.max(1, probe().tokens.length - 1) }, (_, i) => i);
   if (!explained) return Math.floor(rows.length * 0.6);
   const strongest = of => rows.reduce((best, i) => (of(i) > of(best) ? i : best), 0);
   const saved = strongest(i => explained.head_effect(layer, head, i));
@@ -167,12 +162,12 @@ function eventful() {
 function light(i) {
   state.token = i ?? state.held;
   if (!tokens.length || !current) return;
-  const view = shownView(),
-    read = reader(view, seen()),
-    most = largest(view, state.weighted);
-  const at = state.token ?? -1,
-    to = [],
-    from = [];
+  const view = shownView();
+  const read = reader(view, seen());
+  const most = largest(view, state.weighted);
+  const at = state.token ?? -1;
+  const to = [];
+  const from = [];
   for (let k = 0; at >= 0 && k < view.n; k++) {
     if (k <= at) to.push([read(at, k), k]);
     if (k >= at) from.push([read(k, at), k]);
@@ -184,8 +179,8 @@ function light(i) {
     !view.signed ? kind : value < 0 ? "hindered" : kind === "to" ? "needed" : "from";
   tokens.forEach((span, k) => {
     const kind = at < 0 || k === at ? "" : k < at ? "to" : "from";
-    const value = kind && (kind === "to" ? to[k][0] : from[k - at][0]),
-      share = kind && shade(value);
+    const value = kind && (kind === "to" ? to[k][0] : from[k - at][0]);
+    const share = kind && shade(value);
     const wanted = kind
       ? `background: color-mix(in oklab, var(--${colour(kind, value)}) ${share}%, transparent)`
       : "";
@@ -214,17 +209,17 @@ function light(i) {
 // Scroll the text, and it alone, so far that token i is seen.
 function reveal(i) {
   if (!tokens[i]) return;
-  const host = $("text"),
-    inside = host.getBoundingClientRect(),
-    at = tokens[i].getBoundingClientRect();
+  const host = $("text");
+  const inside = host.getBoundingClientRect();
+  const at = tokens[i].getBoundingClientRect();
   if (at.top < inside.top) host.scrollTop -= inside.top - at.top + 20;
   else if (at.bottom > inside.bottom) host.scrollTop += at.bottom - inside.bottom + 20;
 }
 
 // What is expected after the lit token; and the card of the one that is held.
 function drawPrediction() {
-  const i = state.token,
-    known = probe().tokens;
+  const i = state.token;
+  const known = probe().tokens;
   $("expected").hidden = !explained || i === null;
   const own = explained === live.explained ? explained : null; // whose card comes when it is asked for
   $("card-part").hidden = !explained || state.held === null || (own && own.card?.i !== state.held);
@@ -237,23 +232,23 @@ function drawPrediction() {
     const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
     const named = ([x, j], k) => [
       k ? ", " : " ",
-      bdi(short(known[j]), "token"),
-      ` ${signedText(x)}`,
+      bdi(shortenToken(known[j]), "token"),
+      ` ${formatSigned(x)}`,
     ];
     const needed = Array.from({ length: i }, (_, j) => [explained.at(0, 0, i, j), j])
       .filter(([x]) => x >= FAINT)
       .sort((a, b) => b[0] - a[0])
       .slice(0, 3)
       .flatMap(named);
-    const when = explained.step === stepNow() ? "" : ` (at step ${count(explained.step)})`;
+    const when = explained.step === stepNow() ? "" : ` (at step ${formatCount(explained.step)})`;
     $("expected").replaceChildren(
-      el("h4", {}, "After ", ...place(explained, i), " the model expects", when),
+      el("h4", {}, "After ", ...labelToken(explained, i), " the model expects", when),
       el("div", { className: "chances" }, ...chances),
       el("p", {}, ...says, ...(needed.length ? [" Hidden, these raise it:", ...needed, "."] : [])),
     );
   }
   if ($("card-part").hidden || i !== state.held) return;
-  $("card-title").replaceChildren("The card of ", ...place(explained, i));
+  $("card-title").replaceChildren("The card of ", ...labelToken(explained, i));
   const { layer, head, target } = state;
   drawCard($("card"), explained, i, {
     layer,
@@ -267,40 +262,40 @@ function drawPrediction() {
 
 function list(view, name, kind, at, found) {
   const best = found
-      .filter(([w]) => w > 0)
-      .sort((a, b) => b[0] - a[0])
-      .slice(0, 8),
-    top = best[0]?.[0] ?? 1;
+    .filter(([w]) => w > 0)
+    .sort((a, b) => b[0] - a[0])
+    .slice(0, 8);
+  const top = best[0]?.[0] ?? 1;
   const line = (w, k) =>
     el(
       "li",
       { style: `--w: ${((100 * w) / top).toFixed(1)}%` },
-      el("span", {}, ...place(view, k)),
-      el("b", {}, figure(w)),
+      el("span", {}, ...labelToken(view, k)),
+      el("b", {}, formatNumber(w)),
     );
   const lines = best.map(([w, k]) => line(w, k));
   return el(
     "div",
     { className: kind },
-    el("h4", {}, ...place(view, at), ` ${name}`),
+    el("h4", {}, ...labelToken(view, at), ` ${name}`),
     el("ol", {}, ...lines),
     ...(found.length > best.length
-      ? [el("p", { className: "quiet" }, `and ${count(found.length - best.length)} more`)]
+      ? [el("p", { className: "quiet" }, `and ${formatCount(found.length - best.length)} more`)]
       : []),
   );
 }
 
 let turn = 0;
 export async function show() {
-  const mine = ++turn,
-    p = state.probe;
+  const mine = ++turn;
+  const p = state.probe;
   showStep(state.step, stepNow());
   if (isOwn()) return readAgain();
   if (data.probes.length) {
     const view = await loadStored(p, state.step);
     if (mine !== turn) return;
-    const all = probe().needs,
-      at = all.findLastIndex((one, k) => one && k <= state.step);
+    const all = probe().needs;
+    const at = all.findLastIndex((one, k) => one && k <= state.step);
     const rest = probe().rest?.[state.step];
     if (state.rest && rest)
       view.rest ??= withoutFirst(view, await load(`${p}/rest`, [rest, data.shape, probe()]));
@@ -324,9 +319,9 @@ export function draw() {
 }
 
 function drawAttention() {
-  const view = shownView(),
-    by = state.weighted,
-    { period } = probe();
+  const view = shownView();
+  const by = state.weighted;
+  const { period } = probe();
   const grid = looked(); // of a text that is typed, after what the eye is on
   if (isOwn())
     setTimeout(() => {
@@ -352,7 +347,7 @@ function drawAttention() {
   );
   fitFrame();
   explainCell();
-  colourBar(
+  drawColorBar(
     $("bar"),
     view.signed ? "nats" : by ? "weight × ‖v W_O‖" : "weight",
     largest(view, by),
@@ -364,8 +359,8 @@ function drawAttention() {
 
 // Of a deep model: the grid of heads in a frame that ends with the window, below a score of every head.
 function fitFrame() {
-  $("overview").hidden = L <= DEEP || !scoreNames.length;
-  if (L <= DEEP) return;
+  $("overview").hidden = L <= MIN_DEEP_LAYERS || !scoreNames.length;
+  if (L <= MIN_DEEP_LAYERS) return;
   if (!$("overview").hidden) drawOverview($("overview-map"), $("overview-score").value);
   const top = $("heads-grid").getBoundingClientRect().top + scrollY;
   $("heads-grid").style.maxHeight =
@@ -375,13 +370,13 @@ function fitFrame() {
 // Of a map whose tokens have no room for their names the part around a cell, with names.
 const ZOOM = 24; // cells along its side
 function drawZoom(i, j) {
-  const view = shownView(),
-    room = Math.min($("map").clientWidth, mostWide());
+  const view = shownView();
+  const room = Math.min($("map").clientWidth, mostWide());
   $("zoom").hidden = view.n <= ZOOM || (room - 50) / view.n >= 8.5;
   if ($("zoom").hidden) return;
   const [from, left] = [i, j].map(k => Math.min(view.n - ZOOM, Math.max(0, k - ZOOM / 2)));
-  const spec = mapOf(view, seen()),
-    names = start => spec.rowNames.slice(start, start + ZOOM);
+  const spec = mapOf(view, seen());
+  const names = start => spec.rowNames.slice(start, start + ZOOM);
   $("zoom-title").textContent =
     `Tokens ${from} to ${from + ZOOM - 1} on tokens ${left} to ${left + ZOOM - 1}`;
   drawNear({
@@ -423,9 +418,9 @@ function mostWide() {
 }
 
 function sayWhatIsSeen(view, by) {
-  const { layer, head, average } = state,
-    { name, period } = probe(),
-    step = steps[state.step];
+  const { layer, head, average } = state;
+  const { name, period } = probe();
+  const step = steps[state.step];
   const kind = view.signed
     ? [
         ["needed", "what it needed"],
@@ -443,7 +438,7 @@ function sayWhatIsSeen(view, by) {
     el("span", { className: "key", style: `--c: var(--${colour})` }, score);
   const stripe = period ? [" The scores read the framed cells: ", ...stripes(period).map(key)] : [];
   if (view.signed) {
-    const after = data.kind === "run" ? ` after ${count(view.step)} steps` : "";
+    const after = data.kind === "run" ? ` after ${formatCount(view.step)} steps` : "";
     $("map-title").textContent = `What each prediction needed${after}`;
     $("seen").replaceChildren(
       "Row: the token after which the next one is predicted; column: a token that is hidden " +
@@ -456,7 +451,7 @@ function sayWhatIsSeen(view, by) {
   }
   $("map-title").textContent =
     (average ? `Layer ${layer}, the average of its ${H} heads,` : headName(layer, head)) +
-    (data.kind === "run" ? ` after ${count(step)} steps` : "");
+    (data.kind === "run" ? ` after ${formatCount(step)} steps` : "");
   const on = isOwn()
     ? "your text"
     : data.kind === "prompt"
@@ -468,14 +463,17 @@ function sayWhatIsSeen(view, by) {
     ? `weight × ‖v W_O‖, the length of the vector that it adds${average ? ", averaged" : ""}`
     : "an attention weight; a row sums to 1";
   const hint = kept.length && !average ? " A click on one tells why the head looked there." : "";
-  const k = scoredSteps.indexOf(step),
-    scores =
-      average || k < 0
-        ? []
-        : scoreNames
-            .map(score => [score, scoreAt(score, layer, head, k)])
-            .filter(([, { value }]) => value !== null)
-            .map(([score, { value, error }]) => `${plain(score)} ${known(value, error)}`);
+  const k = scoredSteps.indexOf(step);
+  const scores =
+    average || k < 0
+      ? []
+      : scoreNames
+          .map(score => [score, scoreAt(score, layer, head, k)])
+          .filter(([, { value }]) => value !== null)
+          .map(
+            ([score, { value, error }]) =>
+              `${readableName(score)} ${formatWithError(value, error)}`,
+          );
   const without = state.rest
     ? " Without the first token; the rows are made to sum to 1 again."
     : "";
@@ -491,7 +489,7 @@ function sayWhatIsSeen(view, by) {
       ? "The weights are computed in this page, of the model's numbers in float16." +
         (live.explained.step === step
           ? ""
-          : ` They are those of step ${count(live.explained.step)}.`)
+          : ` They are those of step ${formatCount(live.explained.step)}.`)
       : PRECISION) +
     (steps.length < data.of
       ? ` ${steps.length} of ${data.of} snapshots are in this page, so that it stays small.`
@@ -516,10 +514,10 @@ function pickCell(i, j) {
 }
 
 async function explainCell() {
-  const { cell, layer, head, average, needs } = state,
-    step = stepNow(),
-    p = state.probe,
-    mine = isOwn();
+  const { cell, layer, head, average, needs } = state;
+  const step = stepNow();
+  const p = state.probe;
+  const mine = isOwn();
   $("why").hidden = !cell || average || needs || !kept.length || !probe().ids.length;
   if ($("why").hidden) return;
   (innerWidth < 1000 ? $("zoom") : $("expected")).before($("why")); // where it is seen beside the cell
@@ -529,13 +527,13 @@ async function explainCell() {
         "p",
         { className: "quiet" },
         "Why the head looked there can be told where the model's " +
-          `weights are in this page: at ${kept.length > 1 ? "steps" : "step"} ${kept.map(count).join(", ")}.`,
+          `weights are in this page: at ${kept.length > 1 ? "steps" : "step"} ${kept.map(formatCount).join(", ")}.`,
       ),
     );
     return;
   }
-  const [i, j] = cell,
-    changes = mine ? {} : { off: [], hidden: [] };
+  const [i, j] = cell;
+  const changes = mine ? {} : { off: [], hidden: [] };
   const terms = await askOf("why", probe().ids, { layer, head, i, j, ...changes }).catch(cannotRun);
   if (
     cell !== state.cell ||
@@ -549,9 +547,9 @@ async function explainCell() {
     return $("why").replaceChildren(el("p", { className: "quiet" }, terms));
   drawWhy($("why"), terms, probe().tokens, [
     `Why ${headName(layer, head)} looked from `,
-    ...place(current, i),
+    ...labelToken(current, i),
     " at ",
-    ...place(current, j),
+    ...labelToken(current, j),
   ]);
 }
 
@@ -560,7 +558,7 @@ async function explainCell() {
 export function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
-  stepSlider(
+  setUpStepSlider(
     () => steps.length - 1,
     () => state.step,
     k => {
@@ -597,7 +595,9 @@ export function setUpControls() {
     state.rest = $("rest").checked;
     show();
   };
-  $("overview-score").append(...scoreNames.map(name => el("option", { value: name }, plain(name))));
+  $("overview-score").append(
+    ...scoreNames.map(name => el("option", { value: name }, readableName(name))),
+  );
   if (scoreNames.includes("induction")) $("overview-score").value = "induction";
   $("overview-score").onchange = draw;
   $("looks").onchange = $("needs").onchange = () => {
@@ -655,8 +655,8 @@ function keepAddress() {
 
 // Look at what the address asks for, as far as the page has it.
 export function takeAddress() {
-  const asked = readAddress(),
-    [layer, head] = asked.head ?? [L, H];
+  const asked = readAddress();
+  const [layer, head] = asked.head ?? [L, H];
   takeText(asked);
   const step = asked.step === null ? -1 : steps.findLastIndex(step => step <= asked.step);
   if (layer < L && head < H) Object.assign(state, { layer, head });
@@ -784,15 +784,15 @@ async function readAgain() {
   const began = performance.now();
   try {
     await begin();
-    const whole = await engine.ask("encode", { text: $("typed").value }),
-      ids = whole.slice(-data.shapes.block_size);
+    const whole = await engine.ask("encode", { text: $("typed").value });
+    const ids = whole.slice(-data.shapes.block_size);
     live.hidden = live.hidden.filter(j => j < ids.length - 1);
-    const step = stepOf(stepNow()),
-      found = ids.length ? await askOf("look", ids) : null;
+    const step = stepOf(stepNow());
+    const found = ids.length ? await askOf("look", ids) : null;
     const left = whole.length - ids.length;
     $("try-says").textContent = !found
       ? ""
-      : `${some(ids.length, "token")}${left ? `, the last of ${whole.length}` : ""}, ` +
+      : `${pluralize(ids.length, "token")}${left ? `, the last of ${whole.length}` : ""}, ` +
         `${Math.round(performance.now() - began)} ms`;
     const edited = ids.length !== live.ids.length || ids.some((id, t) => id !== live.ids[t]);
     if (found) take(ids, await engine.ask("words", { ids }), found, step);
@@ -816,8 +816,8 @@ function take(
   { maps, norms, largest, next, chances, losses, was, words: named },
   step,
 ) {
-  const T = ids.length,
-    N = (T * (T + 1)) / 2;
+  const T = ids.length;
+  const N = (T * (T + 1)) / 2;
   const view = {
     L,
     H,
@@ -862,8 +862,8 @@ function liveExplained(T, tokens, { next, chances, losses, was }, step) {
     card: null,
     was,
   };
-  const none = () => NaN,
-    card = read => (known.card ? read(known.card) : NaN);
+  const none = () => NaN;
+  const card = read => (known.card ? read(known.card) : NaN);
   return Object.assign(known, {
     at: (l, h, i, j) => (j < i ? (known.need[j]?.need[i - j - 1] ?? NaN) : 0),
     bound: none,
@@ -893,9 +893,9 @@ function showLive(edited) {
 
 // The card of the token that is held, when it is there.
 async function askCard(i, draw) {
-  const known = live.explained,
-    of = [state.layer, state.head],
-    key = JSON.stringify([i, of]);
+  const known = live.explained;
+  const of = [state.layer, state.head];
+  const key = JSON.stringify([i, of]);
   if (known.asked === key) return;
   const same = known.card?.i === i;
   known.asked = key;
@@ -941,26 +941,28 @@ const toggleHead = (layer, head) => toggle(live.off, headName(layer, head));
 const toggleToken = i => toggle(live.hidden, i);
 
 function drawSwitches() {
-  const mine = isOwn(),
-    { layer, head, held } = state,
-    name = headName(layer, head);
+  const mine = isOwn();
+  const { layer, head, held } = state;
+  const name = headName(layer, head);
   $("switches").hidden = !mine;
   $("head-off").textContent = `switch ${name} ${live.off.includes(name) ? "on" : "off"} (x)`;
   $("hide").hidden = held === null || held >= live.T - 1;
   $("hide").textContent = `${live.hidden.includes(held) ? "show" : "hide"} token ${held} (h)`;
   $("reset").disabled = !live.off.length && !live.hidden.length;
-  const off = [...live.off, ...live.hidden.map(j => `token ${j}`)],
-    mean = of => {
-      const found = of.filter(Number.isFinite);
-      return found.length ? found.reduce((a, b) => a + b) / found.length : NaN;
-    };
+  const off = [...live.off, ...live.hidden.map(j => `token ${j}`)];
+  const mean = of => {
+    const found = of.filter(Number.isFinite);
+    return found.length ? found.reduce((a, b) => a + b) / found.length : NaN;
+  };
   const { losses, was } = live.explained ?? { losses: [] };
   $("changed").replaceChildren(
     ...(losses.length > 1
       ? [
-          `Its tokens cost ${figure(mean(losses))} nats in the mean`,
+          `Its tokens cost ${formatNumber(mean(losses))} nats in the mean`,
           ...(was
-            ? [`; with nothing off it was ${figure(mean(was.losses))}. Off: ${off.join(", ")}.`]
+            ? [
+                `; with nothing off it was ${formatNumber(mean(was.losses))}. Off: ${off.join(", ")}.`,
+              ]
             : ["."]),
         ]
       : []),
@@ -1036,8 +1038,8 @@ export function setUpTrying(first) {
     "click",
     event => {
       // on the switch of a head
-      const button = event.target.closest("[role=radio]"),
-        box = button?.getBoundingClientRect();
+      const button = event.target.closest("[role=radio]");
+      const box = button?.getBoundingClientRect();
       if (
         !box ||
         !isOwn() ||

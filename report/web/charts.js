@@ -1,10 +1,12 @@
-import { count, el, known, roving, speak, tell, telling } from "./draw.js";
+import { el } from "./dom.js";
+import { formatCount, formatWithError } from "./format.js";
+import { addArrowKeys, addTooltip, announce, showTooltip } from "./tooltip.js";
 
 // ---- scales, frames, names
 
 export function ticks(low, high, most) {
-  const rough = (high - low) / most || 1,
-    unit = 10 ** Math.floor(Math.log10(rough));
+  const rough = (high - low) / most || 1;
+  const unit = 10 ** Math.floor(Math.log10(rough));
   const stride = [1, 2, 5, 10].find(s => s * unit >= rough) * unit;
   const found = [];
   for (let k = Math.ceil(low / stride - 1e-9); k * stride <= high + stride * 1e-9; k++) {
@@ -23,22 +25,22 @@ export function compact(x) {
 
 // From a value to its place between two pixels, by its logarithm where `log`.
 function scale(low, high, from, to, log = false) {
-  const f = log ? Math.log10 : Number,
-    start = f(low),
-    span = f(high) - start || 1;
+  const f = log ? Math.log10 : Number;
+  const start = f(low);
+  const span = f(high) - start || 1;
   return value => from + ((f(value) - start) / span) * (to - from);
 }
 
 // Where a chart lies in its picture; `plot` clips what is drawn into it.
-const TOP = 10,
-  UNDER = 24; // pixels above and below the frame
+const TOP = 10;
+const UNDER = 24; // pixels above and below the frame
 let frames = 0;
 function frame(host, height, room) {
-  const width = Math.max(120, host.clientWidth || 320),
-    left = 48,
-    right = width - room;
-  const bottom = height - UNDER,
-    id = `frame-${++frames}`;
+  const width = Math.max(120, host.clientWidth || 320);
+  const left = 48;
+  const right = width - room;
+  const bottom = height - UNDER;
+  const id = `frame-${++frames}`;
   const svg = el(
     "svg:svg",
     {},
@@ -96,7 +98,7 @@ function textWidth(text) {
 
 export function shorten(text, width) {
   for (let most = [...text].length; most > 1 && textWidth(text) > width; most--) {
-    text = [...text].slice(0, most - 2).join("") + "…";
+    text = `${[...text].slice(0, most - 2).join("")}…`;
   }
   return text;
 }
@@ -165,30 +167,30 @@ export function chart(
   const xs = [...new Set([...series.flatMap(s => s.xs), ...domain])].sort((a, b) => a - b);
   host.hidden = xs.length < 2; // a point is no curve
   if (host.hidden) return;
-  const values = series.flatMap(s => s.ys).filter(y => y !== null),
-    bottom = height - UNDER;
-  let low = values.reduce((a, b) => Math.min(a, b), Infinity),
-    high = Math.min(
-      cap,
-      values.reduce((a, b) => Math.max(a, b), -Infinity),
-    );
+  const values = series.flatMap(s => s.ys).filter(y => y !== null);
+  const bottom = height - UNDER;
+  let low = values.reduce((a, b) => Math.min(a, b), Infinity);
+  let high = Math.min(
+    cap,
+    values.reduce((a, b) => Math.max(a, b), -Infinity),
+  );
   if (zero) [low, high] = [Math.min(0, low), Math.max(zero, high)];
   if (!(high > low)) {
     [low, high] = Number.isFinite(low)
       ? [low - Math.abs(low || 1) / 10, low + Math.abs(low || 1) / 10]
       : [0, 1];
   }
-  const y = scale(low, high, bottom, TOP),
-    end = s => Math.max(TOP, y(s.ys.findLast(v => v !== null) ?? low));
+  const y = scale(low, high, bottom, TOP);
+  const end = s => Math.max(TOP, y(s.ys.findLast(v => v !== null) ?? low));
   const [room, drawNames] = endNames(
     host,
     series.filter(s => s.label).map(s => ({ ...s, text: s.label, y: end(s) })),
     bottom,
   );
-  const f = frame(host, height, room),
-    { svg, width, left, right, plot } = f;
-  const [first, last] = [xs[0], Math.max(xs.at(-1), xs[0] + 1)],
-    x = scale(first, last, left, right);
+  const f = frame(host, height, room);
+  const { svg, width, left, right, plot } = f;
+  const [first, last] = [xs[0], Math.max(xs.at(-1), xs[0] + 1)];
+  const x = scale(first, last, left, right);
   svg.setAttribute("tabindex", 0);
   svg.setAttribute("role", "application");
   svg.setAttribute("aria-label", `${title}; arrow keys read values`);
@@ -235,39 +237,39 @@ export function chart(
       : [];
   host.replaceChildren(el("h3", {}, title, ...legend), svg);
 
-  let k = xs.length - 1,
-    one = series.at(-1); // the step and, where there is `tip`, the line that are told of
+  let k = xs.length - 1;
+  let one = series.at(-1); // the step and, where there is `tip`, the line that are told of
   const away = step => Math.abs(step - xs[k]);
   const nearest = s =>
     s.xs.reduce((best, step, i) => (away(step) < away(s.xs[best]) ? i : best), 0);
   const value = s => s.ys[nearest(s)] ?? -Infinity;
   function point(spoken, level = height / 2) {
-    const p = svg.getBoundingClientRect(),
-      here = x(xs[k]);
+    const p = svg.getBoundingClientRect();
+    const here = x(xs[k]);
     cursor.setAttribute("x1", here);
     cursor.setAttribute("x2", here);
     cursor.setAttribute("class", "cursor on");
     // Another step where it is measured less often.
-    const when = (s, i) => (s.xs[i] === xs[k] ? "" : `, at step ${count(s.xs[i])}`);
-    const says = (s, i) => `${s.name} ${known(s.ys[i], s.errors?.[i])}${when(s, i)}`;
+    const when = (s, i) => (s.xs[i] === xs[k] ? "" : `, at step ${formatCount(s.xs[i])}`);
+    const says = (s, i) => `${s.name} ${formatWithError(s.ys[i], s.errors?.[i])}${when(s, i)}`;
     const nodes = tip
       ? tip(one, nearest(one))
       : [
-          el("b", {}, `step ${count(xs[k])}`),
+          el("b", {}, `step ${formatCount(xs[k])}`),
           ...series.map(s => el("div", {}, says(s, nearest(s)))),
         ];
     near?.(one);
-    tell(nodes, p.left + (here * p.width) / width, p.top + level);
-    if (spoken) speak(nodes);
+    showTooltip(nodes, p.left + (here * p.width) / width, p.top + level);
+    if (spoken) announce(nodes);
   }
   const leave = () => {
     cursor.setAttribute("class", "cursor");
-    tell(null);
+    showTooltip(null);
     near?.(null);
   };
   svg.onpointermove = svg.onpointerdown = event => {
-    const p = svg.getBoundingClientRect(),
-      level = ((event.clientY - p.top) * width) / p.width;
+    const p = svg.getBoundingClientRect();
+    const level = ((event.clientY - p.top) * width) / p.width;
     const along = (((event.clientX - p.left) * width) / p.width - left) / (right - left);
     const step = first + along * (last - first);
     if (level > height || event.target.closest("[data-birth]")) return;
@@ -316,16 +318,16 @@ export function dots(
   host.hidden = !points.length;
   if (!points.length) return;
   // What lies far above most would flatten the rest: it is marked at the upper edge.
-  const ys = points.map(p => p.y).sort((a, b) => a - b),
-    middle = ys[ys.length >> 1];
+  const ys = points.map(p => p.y).sort((a, b) => a - b);
+  const middle = ys[ys.length >> 1];
   const cap = middle > ys[0] && !whole ? middle + 6 * (middle - ys[0]) : Infinity;
   const least = Math.min(...points.map(p => p.y - (p.error ?? 0)));
   const most = Math.min(cap, Math.max(...points.map(p => p.y + (p.error ?? 0))));
   const margin = most > least ? (most - least) * 0.06 : Math.abs(least || 1) / 10;
-  const [low, high] = [least - margin, most + margin],
-    bottom = height - UNDER;
-  const y = scale(low, high, bottom, TOP),
-    inside = v => Math.max(TOP - 3, y(v));
+  const [low, high] = [least - margin, most + margin];
+  const bottom = height - UNDER;
+  const y = scale(low, high, bottom, TOP);
+  const inside = v => Math.max(TOP - 3, y(v));
   const groupsOf = line => [...new Set(line.map(p => p.group))].join(" ");
   const named = joined
     .filter(line => line.name)
@@ -335,12 +337,12 @@ export function dots(
       group: groupsOf(line),
       colour: "quiet",
     }));
-  const [room, drawNames] = endNames(host, named, bottom),
-    f = frame(host, height, room);
+  const [room, drawNames] = endNames(host, named, bottom);
+  const f = frame(host, height, room);
   const { svg, left, right, plot } = f;
 
-  const names = along.axis === "names",
-    pad = names ? 0 : 14;
+  const names = along.axis === "names";
+  const pad = names ? 0 : 14;
   const places = along.whole ? along.ticks.map(([at]) => at) : points.map(p => p.at);
   const [first, last] = names
     ? [-0.5, along.ticks.length - 0.5]
@@ -349,12 +351,12 @@ export function dots(
     last > first
       ? scale(first, last, left + pad, right - pad, along.axis === "log")
       : () => (left + right) / 2;
-  const slot = names ? Math.max(26, (right - left) / along.ticks.length - 6) : 90,
-    shown = [];
+  const slot = names ? Math.max(26, (right - left) / along.ticks.length - 6) : 90;
+  const shown = [];
   for (const [at, text] of along.ticks) {
     // those that do not touch
-    const name = shorten(text, slot),
-      half = textWidth(name) / 2;
+    const name = shorten(text, slot);
+    const half = textWidth(name) / 2;
     if (!shown.length || x(at) - half > shown.at(-1)[2] + 5)
       shown.push([x(at), name, x(at) + half]);
   }
@@ -375,13 +377,13 @@ export function dots(
   const onTop = [...points].sort((a, b) => (b.small ?? 0) - (a.small ?? 0) || b.group - a.group);
   const marks = onTop.map(p => {
     const mark = el("svg:g", {
-        class: "dot",
-        "data-group": p.group,
-        role: "button",
-        "aria-label": p.nodes.map(n => n.textContent).join(", "),
-        style: `color: var(--s${p.group})`,
-      }),
-      [cx, cy] = [x(p.at), y(p.y)];
+      class: "dot",
+      "data-group": p.group,
+      role: "button",
+      "aria-label": p.nodes.map(n => n.textContent).join(", "),
+      style: `color: var(--s${p.group})`,
+    });
+    const [cx, cy] = [x(p.at), y(p.y)];
     if (p.error) {
       const [y1, y2] = [inside(p.y + p.error), y(p.y - p.error)];
       mark.append(el("svg:line", { x1: cx, x2: cx, y1, y2, class: "error" }));
@@ -396,7 +398,7 @@ export function dots(
     );
     if (p.group === ringed && !p.small)
       mark.append(el("svg:circle", { cx, cy, r: 9, class: "ring" }));
-    telling(
+    addTooltip(
       mark,
       () => p.nodes.map(node => node.cloneNode(true)),
       () => pick(p),
@@ -404,6 +406,6 @@ export function dots(
     );
     return plot.appendChild(mark);
   });
-  roving(svg, marks, 1, () => {}, marks.length - 1);
+  addArrowKeys(svg, marks, 1, () => {}, marks.length - 1);
   host.replaceChildren(el("h3", {}, title), svg);
 }

@@ -1,8 +1,11 @@
 // Who feeds whom: layers × heads, three times, for keys, queries and values, with a line from each part of the model to
 // the heads above that it feeds, as thick as the share that they lose without it. Stands after charts.js and maps.js.
 
-import { DEEP, el, headName, plain, roving, telling } from "./draw.js";
+import { el } from "./dom.js";
+import { readableName } from "./format.js";
+import { headName, MIN_DEEP_LAYERS } from "./labels.js";
 import { term } from "./terms.js";
+import { addArrowKeys, addTooltip } from "./tooltip.js";
 
 const READ = { keys: "c1", queries: "c2", values: "c4" };
 const WRITTEN_FROM = 0.3; // the share from which it is written on its line
@@ -35,21 +38,21 @@ export function drawWiring(host, [L, H], wires, title, chosen, choose) {
 
 // One of the three: a row for each layer, the highest on top, its MLP at the right end; below all the embedding.
 function wiringGraph([L, H], wires, colour, title, chosen, choose) {
-  const width = Math.max(230, Math.min(460, 60 + 62 * (H + 1))),
-    radius = H > 9 ? 6 : 13;
+  const width = Math.max(230, Math.min(460, 60 + 62 * (H + 1)));
+  const radius = H > 9 ? 6 : 13;
   // Of a deep model the layers that are told of.
   const layers = Array.from({ length: L }, (_, l) => l).filter(
     l =>
-      L <= DEEP ||
+      L <= MIN_DEEP_LAYERS ||
       wires.some(({ to, from }) => to[0] === l || new RegExp(`^L${l}(H|M)`).test(from)),
   );
-  const high = layers.length < 8 ? 76 : 40,
-    top = 18;
+  const high = layers.length < 8 ? 76 : 40;
+  const top = 18;
   const x = h => 34 + ((h + 0.5) * (width - 44)) / (H + 1);
   const y = l => top + (layers.length - 1 - (l < 0 ? -1 : layers.indexOf(l))) * high;
   const place = name => {
-    const head = /^L(\d+)H(\d+)$/.exec(name),
-      mlp = /^L(\d+)MLP$/.exec(name);
+    const head = /^L(\d+)H(\d+)$/.exec(name);
+    const mlp = /^L(\d+)MLP$/.exec(name);
     return head
       ? [x(Number(head[2])), y(Number(head[1]))]
       : mlp
@@ -65,15 +68,15 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
   // What no share is written on: [x, y, how far from it], nodes and other shares.
   const taken = layers.flatMap(l => Array.from({ length: H }, (_, h) => [x(h), y(l), radius + 8]));
   taken.push(...layers.map(l => [x(H), y(l), 18]), [x((H - 1) / 2), y(-1), 18]);
-  const busy = new Set(wires.flatMap(({ to, from }) => [headName(...to), from])),
-    marks = [],
-    labels = [];
+  const busy = new Set(wires.flatMap(({ to, from }) => [headName(...to), from]));
+  const marks = [];
+  const labels = [];
   for (const wire of [...wires].sort((a, b) => a.share - b.share)) {
-    const { to, from, share } = wire,
-      [x1, y1] = place(from),
-      [x2, y2] = place(headName(...to));
-    const bend = x1 === x2 && y1 - y2 > 1.5 * high ? 26 : 0,
-      thick = (1 + 7 * Math.min(1, share)).toFixed(1);
+    const { to, from, share } = wire;
+    const [x1, y1] = place(from);
+    const [x2, y2] = place(headName(...to));
+    const bend = x1 === x2 && y1 - y2 > 1.5 * high ? 26 : 0;
+    const thick = (1 + 7 * Math.min(1, share)).toFixed(1);
     const mark = el("svg:path", {
       d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
       class: "wire",
@@ -87,7 +90,7 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
         .map(node => node.textContent)
         .join(", "),
     );
-    telling(mark, () => aboutWire(wire));
+    addTooltip(mark, () => aboutWire(wire));
     marks.push(svg.appendChild(mark));
     if (share < WRITTEN_FROM) continue;
     const at = t => [
@@ -132,7 +135,7 @@ function wiringGraph([L, H], wires, colour, title, chosen, choose) {
     wiringNode("embedding", x((H - 1) / 2), y(-1), radius, busy.has("embedding"), true),
     ...labels,
   );
-  roving(svg, marks, 1, () => {}, 0);
+  addArrowKeys(svg, marks, 1, () => {}, 0);
   return svg;
 }
 
@@ -158,7 +161,7 @@ function aboutWire({ score, to, read, from, share, error, direct, off }) {
       "div",
       { className: "value" },
       el("b", {}, percent(share, error)),
-      read === "values" ? " of what it writes" : ` of its ${plain(score)} score`,
+      read === "values" ? " of what it writes" : ` of its ${readableName(score)} score`,
       " is lost without it",
     ),
     ...(direct === null

@@ -3,8 +3,8 @@
 let table = null;
 export function halfTable() {
   return (table ??= Float64Array.from({ length: 65536 }, (_, bits) => {
-    const exponent = (bits >> 10) & 31,
-      fraction = bits & 1023;
+    const exponent = (bits >> 10) & 31;
+    const fraction = bits & 1023;
     const size =
       exponent === 31
         ? fraction
@@ -19,10 +19,10 @@ export function halfTable() {
 
 // The model's weights by name, as forward.js takes them; the keys of n-grams stand behind as float64.
 export function weightsOf(tensors, bytes) {
-  const half = halfTable(),
-    W = {},
-    KEYS = "ngrams.keys",
-    lengths = tensors.map(([, shape]) => shape.reduce((a, b) => a * b, 1));
+  const half = halfTable();
+  const W = {};
+  const KEYS = "ngrams.keys";
+  const lengths = tensors.map(([, shape]) => shape.reduce((a, b) => a * b, 1));
   const size = lengths.reduce((sum, length, k) => sum + (tensors[k][0] === KEYS ? 0 : length), 0);
   let start = 0;
   tensors.forEach(([name, shape], k) => {

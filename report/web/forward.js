@@ -1,16 +1,12 @@
-// A model that reads a text, as model.py has it: the same names, shapes in comments. Knows nothing of the page. A
-// matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels, H query heads, G key/value
-// heads, d_k and d_v the sizes of a query and a value, V the vocabulary.
-
 const SMALLEST = 2 ** -23; // float32's epsilon, as torch adds it where a norm names none
-const ROPE_LOW = 1,
-  ROPE_HIGH = 4;
+const ROPE_LOW = 1;
+const ROPE_HIGH = 4;
 
 // The sizes that a configuration (config.py) leaves to others.
 function sizesOf(c) {
-  const G = c.n_kv_head ?? c.n_head,
-    d_k = c.head_dim ?? Math.floor(c.n_embd / c.n_head),
-    d_v = c.value_head_dim ?? d_k;
+  const G = c.n_kv_head ?? c.n_head;
+  const d_k = c.head_dim ?? Math.floor(c.n_embd / c.n_head);
+  const d_v = c.value_head_dim ?? d_k;
   return { L: c.n_layer, H: c.n_head, G, C: c.n_embd, d_k, d_v };
 }
 
@@ -18,21 +14,21 @@ function sizesOf(c) {
 // time: a row of the weight is read once for them, and their sums do not wait for each other.
 export function linear(W, name, x, n) {
   const {
-      shape: [out, size],
-      data,
-    } = W[`${name}.weight`],
-    bias = W[`${name}.bias`]?.data;
+    shape: [out, size],
+    data,
+  } = W[`${name}.weight`];
+  const bias = W[`${name}.bias`]?.data;
   const y = new Float32Array(n * out);
   for (let i = 0; i < n; i += 4) {
-    const a = i * size,
-      b = Math.min(i + 1, n - 1) * size,
-      c = Math.min(i + 2, n - 1) * size;
+    const a = i * size;
+    const b = Math.min(i + 1, n - 1) * size;
+    const c = Math.min(i + 2, n - 1) * size;
     const d = Math.min(i + 3, n - 1) * size;
     for (let o = 0, w = 0; o < out; o++, w += size) {
-      let s = 0,
-        t = 0,
-        u = 0,
-        v = 0;
+      let s = 0;
+      let t = 0;
+      let u = 0;
+      let v = 0;
       for (let k = 0; k < size; k++) {
         const weight = data[w + k];
         s += x[a + k] * weight;
@@ -40,8 +36,8 @@ export function linear(W, name, x, n) {
         u += x[c + k] * weight;
         v += x[d + k] * weight;
       }
-      const more = bias ? bias[o] : 0,
-        at = i * out + o;
+      const more = bias ? bias[o] : 0;
+      const at = i * out + o;
       y[at] = s + more;
       if (i + 1 < n) y[at + out] = t + more;
       if (i + 2 < n) y[at + 2 * out] = u + more;
@@ -54,11 +50,11 @@ export function linear(W, name, x, n) {
 // What normalises each of the rows x (n, C): `scales` (n), which it multiplies by, and `centred`, whether it takes the
 // mean away first.
 function scalesOf(x, C, eps, centred) {
-  const n = x.length / C,
-    scales = new Float64Array(n);
+  const n = x.length / C;
+  const scales = new Float64Array(n);
   for (let i = 0; i < n; i++) {
-    let mean = 0,
-      squares = 0;
+    let mean = 0;
+    let squares = 0;
     if (centred) {
       for (let k = 0; k < C; k++) mean += x[i * C + k];
       mean /= C;
@@ -107,13 +103,13 @@ function rotate(x, n, start, heads, d_k, of) {
   const half = d_k / 2;
   for (let t = 0; t < n; t++)
     for (let k = 0; k < half; k++) {
-      const cos = Math.cos((start + t) * of[k]),
-        sin = Math.sin((start + t) * of[k]);
+      const cos = Math.cos((start + t) * of[k]);
+      const sin = Math.sin((start + t) * of[k]);
       for (let h = 0; h < heads; h++) {
-        const a = (t * heads + h) * d_k + k,
-          b = a + half,
-          u = x[a],
-          v = x[b];
+        const a = (t * heads + h) * d_k + k;
+        const b = a + half;
+        const u = x[a];
+        const v = x[b];
         x[a] = u * cos - v * sin;
         x[b] = v * cos + u * sin;
       }
@@ -125,8 +121,8 @@ const silu = x => x / (1 + Math.exp(-x));
 const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 
 function mlp(W, c, name, x, n) {
-  const h = linear(W, `${name}.W_in`, x, n),
-    gate = c.mlp === "swiglu" ? linear(W, `${name}.W_gate`, x, n) : null;
+  const h = linear(W, `${name}.W_in`, x, n);
+  const gate = c.mlp === "swiglu" ? linear(W, `${name}.W_gate`, x, n) : null;
   for (let k = 0; k < h.length; k++) {
     h[k] = gate ? silu(gate[k]) * h[k] : c.mlp === "relu2" ? Math.max(0, h[k]) ** 2 : gelu(h[k]);
   }
@@ -136,10 +132,10 @@ function mlp(W, c, name, x, n) {
 // The queries (n, H, d_k) or keys (n, G, d_k) of normalised inputs x (n, C), whole, at positions from `start` on;
 // `scales` of their norms, where the configuration has one, are for `why`.
 export function projected(W, c, name, which, x, n, start = 0) {
-  const { H, G, d_k } = sizesOf(c),
-    heads = which === "Q" ? H : G;
-  let y = linear(W, `${name}.W_${which}`, x, n),
-    scales = null;
+  const { H, G, d_k } = sizesOf(c);
+  const heads = which === "Q" ? H : G;
+  let y = linear(W, `${name}.W_${which}`, x, n);
+  let scales = null;
   if (c.qk_norm) {
     scales = scalesOf(y, d_k, c.qk_norm === "gains" ? c.norm_eps : SMALLEST, false);
     y = normalised(y, d_k, scales, W[`${name}.norm_${which.toLowerCase()}.weight`]?.data);
@@ -150,8 +146,8 @@ export function projected(W, c, name, which, x, n, start = 0) {
 
 // What one head writes, (n, C), of what all gathered, (n, H, d_v).
 function written(W, name, head, heads, n, { H, C, d_v }) {
-  const W_O = W[`${name}.W_O.weight`].data,
-    y = new Float32Array(n * C);
+  const W_O = W[`${name}.W_O.weight`].data;
+  const y = new Float32Array(n * C);
   for (let t = 0; t < n; t++)
     for (let c = 0; c < C; c++) {
       let sum = 0;
@@ -174,8 +170,8 @@ export const repeated = (row, n) =>
 
 // The place of a number in ascending ones, -1 where it is not there.
 function placeOf(number, keys) {
-  let from = 0,
-    to = keys.length;
+  let from = 0;
+  let to = keys.length;
   while (from < to) {
     const middle = (from + to) >> 1;
     if (keys[middle] < number) from = middle + 1;
@@ -188,17 +184,17 @@ function placeOf(number, keys) {
 // does not see j.
 function ngrams(W, c, ids, n, isHidden) {
   const {
-      shape: [, size],
-      data: table,
-    } = W["ngrams.table"],
-    keys = W["ngrams.keys"].data,
-    V = c.vocab_size;
-  const sum = new Float32Array((ids.length - n) * c.n_embd),
-    special = 2 * (c.ngrams - 1);
+    shape: [, size],
+    data: table,
+  } = W["ngrams.table"];
+  const keys = W["ngrams.keys"].data;
+  const V = c.vocab_size;
+  const sum = new Float32Array((ids.length - n) * c.n_embd);
+  const special = 2 * (c.ngrams - 1);
   for (let t = n; t < ids.length; t++)
     for (let length = 2; length <= c.ngrams; length++) {
-      let parent = ids[t + 1 - length],
-        absent = t + 1 < length;
+      let parent = ids[t + 1 - length];
+      let absent = t + 1 < length;
       for (let j = t + 1 - length; j < t && !absent; j++) absent = isHidden(j, t);
       for (let j = t + 2 - length; j <= t && parent >= 0 && !absent; j++) {
         const at = placeOf(parent * V + ids[j], keys);
@@ -279,18 +275,18 @@ export class Reading {
     this.known.length = Math.min(this.known.length, n);
     if (n === this.T) return;
     const {
-        W,
-        c,
-        sizes: { L, H, G, C, d_k, d_v },
-      } = this,
-      m = this.T - n;
+      W,
+      c,
+      sizes: { L, H, G, C, d_k, d_v },
+    } = this;
+    const m = this.T - n;
     let x = this.embed(n);
     for (let l = 0; l < L; l++) {
-      const layer = this.layers[l],
-        block = `blocks.${l}`,
-        name = `${block}.attention`;
-      const inside = norm(W, c, `${block}.norm_1`, x),
-        q = projected(W, c, name, "Q", inside, m, n).y;
+      const layer = this.layers[l];
+      const block = `blocks.${l}`;
+      const name = `${block}.attention`;
+      const inside = norm(W, c, `${block}.norm_1`, x);
+      const q = projected(W, c, name, "Q", inside, m, n).y;
       layer.x.put(n * C, x);
       layer.k.put(n * G * d_k, projected(W, c, name, "K", inside, m, n).y);
       layer.v.put(n * G * d_v, linear(W, `${name}.W_V`, inside, m));
@@ -305,9 +301,9 @@ export class Reading {
   }
 
   embed(n) {
-    const { W, c, ids, T, hidden } = this,
-      { C } = this.sizes,
-      E = W["token_embedding.weight"].data;
+    const { W, c, ids, T, hidden } = this;
+    const { C } = this.sizes;
+    const E = W["token_embedding.weight"].data;
     let x = new Float32Array((T - n) * C);
     for (let t = n; t < T; t++) x.set(E.subarray(ids[t] * C, (ids[t] + 1) * C), (t - n) * C);
     const places = W["position_embedding.weight"]?.data;
@@ -322,21 +318,21 @@ export class Reading {
 
   // What the heads of a layer gather from place n on, (m, H, d_v); their weights are kept.
   attend(l, q, n) {
-    const { H, G, d_k, d_v } = this.sizes,
-      { T } = this,
-      layer = this.layers[l],
-      { data: k } = layer.k;
-    const { data: v } = layer.v,
-      heads = new Float32Array((T - n) * H * d_v),
-      root = Math.sqrt(d_k);
+    const { H, G, d_k, d_v } = this.sizes;
+    const { T } = this;
+    const layer = this.layers[l];
+    const { data: k } = layer.k;
+    const { data: v } = layer.v;
+    const heads = new Float32Array((T - n) * H * d_v);
+    const root = Math.sqrt(d_k);
     for (let h = 0; h < H; h++) {
-      const g = Math.floor(h / (H / G)),
-        silent = this.off.has(`L${l}H${h}`);
+      const g = Math.floor(h / (H / G));
+      const silent = this.off.has(`L${l}H${h}`);
       for (let i = n; i < T; i++) {
-        const row = new Float32Array(i + 1),
-          z = ((i - n) * H + h) * d_v;
-        let most = -Infinity,
-          whole = 0;
+        const row = new Float32Array(i + 1);
+        const z = ((i - n) * H + h) * d_v;
+        let most = -Infinity;
+        let whole = 0;
         for (let j = 0; j <= i; j++) {
           let sum = 0;
           for (let k_ = 0, a = ((i - n) * H + h) * d_k, b = (j * G + g) * d_k; k_ < d_k; k_++)
@@ -358,13 +354,13 @@ export class Reading {
 
   // Bring the norms up to the last token.
   measure() {
-    const { W, T, measured: n, sizes } = this,
-      { H, G, C, d_v } = sizes,
-      m = T - n;
+    const { W, T, measured: n, sizes } = this;
+    const { H, G, C, d_v } = sizes;
+    const m = T - n;
     this.layers.forEach(({ v, norms }, l) =>
       norms.forEach((rows, h) => {
-        const g = Math.floor(h / (H / G)),
-          all = new Float32Array(m * H * d_v);
+        const g = Math.floor(h / (H / G));
+        const all = new Float32Array(m * H * d_v);
         for (let j = 0; j < m; j++) {
           const from = ((n + j) * G + g) * d_v;
           all.set(v.data.subarray(from, from + d_v), (j * H + h) * d_v);
@@ -388,12 +384,12 @@ export class Reading {
 
   // What wrote to the residual stream, in order: [{name, layer, wrote (T, C)}].
   parts() {
-    const { W, T, layers, sizes } = this,
-      { L, H, C, d_v } = sizes;
+    const { W, T, layers, sizes } = this;
+    const { L, H, C, d_v } = sizes;
     const found = [{ name: "embedding", layer: -1, wrote: this.of(layers[0].x, C) }];
     for (let l = 0; l < L; l++) {
-      const name = `blocks.${l}.attention`,
-        bias = repeated(W[`${name}.W_O.bias`]?.data, T);
+      const name = `blocks.${l}.attention`;
+      const bias = repeated(W[`${name}.W_O.bias`]?.data, T);
       for (let h = 0; h < H; h++) {
         const wrote = written(W, name, h, this.of(layers[l].heads, H * d_v), T, sizes);
         found.push({ name: `L${l}H${h}`, layer: l, wrote });

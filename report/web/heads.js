@@ -1,23 +1,15 @@
 // What the heads of a run do: every score, their story, their births, their composition. Stands after page.js.
 
+import { createCellGrid } from "./cell_grid.js";
 import { chart } from "./charts.js";
+import { colorIndex, isDark } from "./colors.js";
 import { drawWiring } from "./composition.js";
-import {
-  $,
-  cells,
-  count,
-  el,
-  headCells,
-  headName,
-  isDark,
-  known,
-  level,
-  plain,
-  roving,
-  telling,
-} from "./draw.js";
-import { H, L, choose, columns, data, scoredSteps, state, steps } from "./store.js";
+import { $, el } from "./dom.js";
+import { formatCount, formatWithError, readableName } from "./format.js";
+import { headGridLayout, headName } from "./labels.js";
+import { choose, columns, data, H, L, scoredSteps, state, steps } from "./store.js";
 import { term } from "./terms.js";
+import { addArrowKeys, addTooltip } from "./tooltip.js";
 import { curve } from "./training.js";
 
 const UNBOUNDED = ["distance", "importance"]; // the other scores are shares of 1
@@ -82,14 +74,14 @@ function bornHeads() {
   return keys
     .filter(key => valueAt(key, last) !== null)
     .map(key => {
-      const [, score, name] = key.split("/"),
-        step = columns[key][last];
+      const [, score, name] = key.split("/");
+      const step = columns[key][last];
       const [layer, head] = name.slice(1).split("H").map(Number);
       const before = data.looked.findLast(at => at < step) ?? step;
       const when =
         step - before > 1
-          ? `between steps ${count(before)} and ${count(step)}`
-          : `at step ${count(step)}`;
+          ? `between steps ${formatCount(before)} and ${formatCount(step)}`
+          : `at step ${formatCount(step)}`;
       const until = valueAt(`lost/${score}/${name}`, last);
       return { score, name, layer, head, step, when, until };
     })
@@ -129,7 +121,7 @@ export function drawHeads() {
   $("births").hidden = !born.length;
   $("composition").hidden = !wires.length;
   $("scored-at").textContent =
-    data.kind === "run" ? `at step ${count(steps[state.step] ?? 0)}` : "on random tokens";
+    data.kind === "run" ? `at step ${formatCount(steps[state.step] ?? 0)}` : "on random tokens";
   const drawn = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
   $("scores").style.setProperty("--heads", H);
   if (drawn !== scoresDrawn) scoreNames.forEach(drawScore);
@@ -137,7 +129,7 @@ export function drawHeads() {
   const series = shares.map(name => {
     const story = measured[name].map(k => scoreAt(name, state.layer, state.head, k));
     return {
-      name: plain(name),
+      name: readableName(name),
       colour: colourOf(name),
       xs: measured[name].map(k => scoredSteps[k]),
       ys: story.map(of => of.value),
@@ -159,7 +151,7 @@ export function drawHeads() {
       $("composition"),
       [L, H],
       wiresAt(k),
-      "Who feeds whom" + (data.kind === "run" ? ` at step ${count(steps[state.step])}` : ""),
+      `Who feeds whom${data.kind === "run" ? ` at step ${formatCount(steps[state.step])}` : ""}`,
       [state.layer, state.head],
       choose,
     );
@@ -170,25 +162,29 @@ function headingOf(name) {
   return el(
     "h3",
     {},
-    MEANING[name] ? Object.assign(term(plain(name), MEANING[name]), { tabIndex: -1 }) : plain(name),
+    MEANING[name]
+      ? Object.assign(term(readableName(name), MEANING[name]), { tabIndex: -1 })
+      : readableName(name),
   );
 }
 
 function drawScore(name) {
   if (!scoreMaps[name]) {
-    const host = el("div", { className: "cells" }),
-      caption = el("span", { className: "quiet" });
+    const host = el("div", { className: "cells" });
+    const caption = el("span", { className: "quiet" });
     $("scores").append(el("figure", {}, el("figcaption", {}, headingOf(name), caption), host));
-    scoreMaps[name] = Object.assign(cells(host, `${plain(name)} of every head`), { caption });
+    scoreMaps[name] = Object.assign(createCellGrid(host, `${readableName(name)} of every head`), {
+      caption,
+    });
   }
   const { place, most, both, spec } = scoreCells(name);
   const unit = name === "distance" ? " tokens" : "";
   const when =
     measured[name].length === 1 && data.kind === "run"
-      ? `, at step ${count(scoredSteps[place])}`
+      ? `, at step ${formatCount(scoredSteps[place])}`
       : "";
-  const values = headNames.map(head => valueAt(`heads/${name}/${head}`, place)),
-    none = values.filter(x => x === null);
+  const values = headNames.map(head => valueAt(`heads/${name}/${head}`, place));
+  const none = values.filter(x => x === null);
   const asked =
     name === "copying" && none.length % values.length ? ", of induction heads alone" : "";
   scoreMaps[name].caption.textContent =
@@ -199,7 +195,7 @@ function drawScore(name) {
 // A score beside the map of a deep model, small.
 let overview = null;
 export function drawOverview(host, name) {
-  overview ??= cells(host, "a score of every head");
+  overview ??= createCellGrid(host, "a score of every head");
   overview({
     ...scoreCells(name).spec,
     high: Math.max(5, Math.min(12, (0.34 * innerHeight) / L)),
@@ -209,9 +205,9 @@ export function drawOverview(host, name) {
 
 // What cells() draws of a score of every head, on one scale for all steps.
 function scoreCells(name) {
-  const place = placeOf(name),
-    of = (l, h) => scoreAt(name, l, h, place),
-    value = (l, h) => of(l, h).value;
+  const place = placeOf(name);
+  const of = (l, h) => scoreAt(name, l, h, place);
+  const value = (l, h) => of(l, h).value;
   const most = !UNBOUNDED.includes(name)
     ? 1
     : headNames.reduce(
@@ -224,9 +220,9 @@ function scoreCells(name) {
     most,
     both,
     spec: {
-      ...headCells(L, H, 360),
+      ...headGridLayout(L, H, 360),
       signed: both,
-      level: (l, h) => (value(l, h) === null ? -1 : level(value(l, h) / most, both)),
+      level: (l, h) => (value(l, h) === null ? -1 : colorIndex(value(l, h) / most, both)),
       write: (l, h) => brief(of(l, h), most),
       pick: choose,
       tell: (l, h) => aboutScore(name, l, h, of(l, h)),
@@ -237,8 +233,8 @@ function scoreCells(name) {
 // What is said of a head's score: its value as far as it is known, and without the first token.
 function aboutScore(name, l, h, { value, error, without }) {
   const of = [
-    el("div", {}, `${headName(l, h)} ${plain(name)}`),
-    el("div", { className: "value" }, el("b", {}, known(value, error))),
+    el("div", {}, `${headName(l, h)} ${readableName(name)}`),
+    el("div", { className: "value" }, el("b", {}, formatWithError(value, error))),
     ...(MEANING[name] ? [el("div", { className: "quiet" }, MEANING[name])] : []),
   ];
   const rest = "with attention to the first token left out";
@@ -254,8 +250,8 @@ function brief({ value, error }, most) {
 
 function drawBirths() {
   if (!born.length) return;
-  const marks = [],
-    lanes = kinds.filter(kind => born.some(b => b.score === kind));
+  const marks = [];
+  const lanes = kinds.filter(kind => born.some(b => b.score === kind));
   const under = (svg, x, top, width) => {
     let y = top + 12;
     for (const kind of lanes) {
@@ -263,24 +259,24 @@ function drawBirths() {
         el(
           "svg:text",
           { x: 4, y: y + 4, class: "lane", style: `fill: var(--${colourOf(kind)})` },
-          plain(kind),
+          readableName(kind),
         ),
       );
       y += 18;
       const ends = [];
       for (const birth of born.filter(b => b.score === kind)) {
-        const { name } = birth,
-          wide = 14 + 7 * name.length;
+        const { name } = birth;
+        const wide = 14 + 7 * name.length;
         const at = Math.min(x(birth.step), width - wide);
-        const free = ends.findIndex(end => end < at - 6),
-          row = free < 0 ? ends.length : free; // names do not overlap
-        const middle = y + row * 15,
-          colour = `var(--${colourOf(kind)})`;
+        const free = ends.findIndex(end => end < at - 6);
+        const row = free < 0 ? ends.length : free; // names do not overlap
+        const middle = y + row * 15;
+        const colour = `var(--${colourOf(kind)})`;
         ends[row] = at + wide;
         const says =
           birth.until === null
-            ? `${plain(kind)}, born ${birth.when}`
-            : `${plain(kind)} from step ${count(birth.step)} to ${count(birth.until)}, and no more`;
+            ? `${readableName(kind)}, born ${birth.when}`
+            : `${readableName(kind)} from step ${formatCount(birth.step)} to ${formatCount(birth.until)}, and no more`;
         const mark = el(
           "svg:g",
           { "data-birth": name, role: "button", "aria-label": `${name}: ${says}`, tabindex: -1 },
@@ -303,7 +299,7 @@ function drawBirths() {
           }),
           el("svg:text", { x: at + 7, y: middle + 4 }, name),
         );
-        telling(
+        addTooltip(
           mark,
           () => [el("b", {}, name), el("div", {}, says)],
           () => choose(birth.layer, birth.head),
@@ -326,9 +322,9 @@ function drawBirths() {
       curve("val/loss", "validation loss", "accent", true),
     ],
   });
-  const svg = $("births").querySelector("svg"),
-    read = svg.onkeydown;
-  roving(svg, marks, 1, () => {}, Math.max(0, focused));
+  const svg = $("births").querySelector("svg");
+  const read = svg.onkeydown;
+  addArrowKeys(svg, marks, 1, () => {}, Math.max(0, focused));
   const walk = svg.onkeydown;
   svg.onkeydown = event => (event.target === svg ? read(event) : walk(event));
   if (focused >= 0) marks[focused].focus();

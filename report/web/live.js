@@ -1,17 +1,13 @@
-// A page of a run that goes on takes over the newer one that was written in its place. A file has no server that
-// could tell of it, and the page may not read files: so it opens itself anew, while it is seen and nobody uses it.
-// The address keeps what is looked at, the history how far down.
-
-const SOON = 3000,
-  LATE = 120_000,
-  IDLE = 3000; // ms: between two looks, at least and most; without a key or pointer
+const SOON = 3000;
+const LATE = 120_000;
+const IDLE = 3000; // ms: between two looks, at least and most; without a key or pointer
 const USES = ["pointermove", "pointerdown", "keydown", "wheel", "touchmove", "input"];
 
 // Say in `dot` whether the run goes on, and follow it where it does. seconds: how long it took so far;
 // playing(): whether the page moves by itself.
 export function follow(dot, { step, maxSteps, seconds }, playing) {
-  const age = Date.now() - Date.parse(document.lastModified),
-    ended = !(maxSteps > step);
+  const age = Date.now() - Date.parse(document.lastModified);
+  const ended = !(maxSteps > step);
   // A page comes at each doubling of the steps at the latest: one that is far older was left by a run that stopped.
   const live = !ended && location.protocol === "file:" && age < 1000 * (600 + 3 * seconds);
   dot.hidden = !ended && !live && location.protocol !== "file:";

@@ -2,28 +2,21 @@
 // drawn as a grid of heads. Stands after draw.js. A view is one probe at one step; `seen` is what is
 // looked at of it: {layer, head, weighted}, head null the layer's average.
 
-import {
-  el,
-  figure,
-  headName,
-  isDark,
-  level,
-  palette,
-  place,
-  roundedUp,
-  roving,
-  short,
-} from "./draw.js";
+import { colorIndex, isDark, palette } from "./colors.js";
+import { el } from "./dom.js";
+import { formatNumber, roundUp, shortenToken } from "./format.js";
+import { headName, labelToken } from "./labels.js";
 import { unpacked } from "./packed.js";
 import { faded, needReading } from "./token_effect.js";
+import { addArrowKeys } from "./tooltip.js";
 
 // ---- decoding; the last few views are kept
 
 // maps: [the maps' place, their norms', the largest product of both]; of what, see `reading`
 async function decoded([maps, norms], [L, H], { T, tokens, maps: all }) {
-  const n = T,
-    N = (n * (n + 1)) / 2,
-    bytes = await unpacked(maps);
+  const n = T;
+  const N = (n * (n + 1)) / 2;
+  const bytes = await unpacked(maps);
   const view = {
     L,
     H,
@@ -35,9 +28,9 @@ async function decoded([maps, norms], [L, H], { T, tokens, maps: all }) {
   };
   view.norms = new Float32Array((await unpacked(norms)).buffer);
   const place = (l, h, i, j) => (l * H + h) * N + (i * (i + 1)) / 2 + j;
-  const rows = L * H * n,
-    scale = new Float32Array(bytes.buffer, 0, rows),
-    codes = bytes.subarray(4 * rows);
+  const rows = L * H * n;
+  const scale = new Float32Array(bytes.buffer, 0, rows);
+  const codes = bytes.subarray(4 * rows);
   view.at = (l, h, i, j) => (codes[place(l, h, i, j)] * scale[(l * H + h) * n + i]) / 255;
   view.bound = (l, h, i) => scale[(l * H + h) * n + i] / 255;
   view.size = bytes.length;
@@ -73,8 +66,8 @@ export function reader(view, seen) {
     const all = heads(view, seen).map(one => reader(view, one));
     return (i, j) => all.reduce((sum, read) => sum + read(i, j), 0) / view.H;
   }
-  const { layer, head, weighted } = seen,
-    from = (layer * view.H + head) * view.n;
+  const { layer, head, weighted } = seen;
+  const from = (layer * view.H + head) * view.n;
   if (!weighted) return (i, j) => view.at(layer, head, i, j);
   return (i, j) => view.at(layer, head, i, j) * view.norms[from + j];
 }
@@ -104,18 +97,18 @@ export const largest = (view, weighted) => (view.signed || weighted ? view.large
 // What is said of a cell: from where to where, the value, and how sure it is.
 function reading(view, seen, i, j) {
   if (view.signed) return needReading(view, i, j);
-  const by = seen.weighted,
-    average = seen.head === null,
-    value = reader(view, seen)(i, j);
-  const nodes = [el("b", {}, figure(value))];
-  if (!view.exact) nodes.push(` ± ${roundedUp(bound(view, seen, i, j))}`);
+  const by = seen.weighted;
+  const average = seen.head === null;
+  const value = reader(view, seen)(i, j);
+  const nodes = [el("b", {}, formatNumber(value))];
+  if (!view.exact) nodes.push(` ± ${roundUp(bound(view, seen, i, j))}`);
   if (average) nodes.push(`, the mean of ${view.H} heads`);
   else if (by) {
     const norm = view.norms[(seen.layer * view.H + seen.head) * view.n + j];
-    nodes.push(` = ${figure(view.at(seen.layer, seen.head, i, j))} × ${figure(norm)}`);
+    nodes.push(` = ${formatNumber(view.at(seen.layer, seen.head, i, j))} × ${formatNumber(norm)}`);
   }
   return [
-    el("div", {}, ...place(view, i), " → ", ...place(view, j)),
+    el("div", {}, ...labelToken(view, i), " → ", ...labelToken(view, j)),
     el("div", { className: "value" }, ...nodes),
   ];
 }
@@ -125,8 +118,8 @@ function reading(view, seen, i, j) {
 // Every head small, a row for each layer; heads that share keys and values are framed.
 // Returns what paints a view and marks the heads that are looked at.
 export function headGrid(host, [L, H], groups, choose, [layer, head]) {
-  const each = H / groups,
-    grid = [];
+  const each = H / groups;
+  const grid = [];
   const button = (l, h) =>
     el(
       "button",
@@ -141,8 +134,8 @@ export function headGrid(host, [L, H], groups, choose, [layer, head]) {
       el("div", { className: "layer" }, el("span", { className: "name" }, `L${l}`)),
     );
     for (let g = 0; g < groups; g++) {
-      const of = Array.from({ length: each }, (_, k) => button(l, g * each + k)),
-        name = `key/value head ${g}`;
+      const of = Array.from({ length: each }, (_, k) => button(l, g * each + k));
+      const name = `key/value head ${g}`;
       grid.push(...of);
       const frame = {
         className: "group",
@@ -162,17 +155,17 @@ export function headGrid(host, [L, H], groups, choose, [layer, head]) {
   grid.forEach((button, k) => {
     button.onclick = () => choose(Math.floor(k / H), k % H);
   });
-  roving(host, grid, H, k => choose(Math.floor(k / H), k % H), layer * H + head);
+  addArrowKeys(host, grid, H, k => choose(Math.floor(k / H), k % H), layer * H + head);
   let painted = {}; // another head that is looked at changes no small map
   return (view, seen) => {
-    const most = largest(view, seen.weighted),
-      now = { view, weighted: seen.weighted, dark: isDark() };
+    const most = largest(view, seen.weighted);
+    const now = { view, weighted: seen.weighted, dark: isDark() };
     const colours = Object.keys(now).some(key => now[key] !== painted[key]) && palette();
     painted = now;
     grid.forEach((button, k) => {
-      const l = Math.floor(k / H),
-        h = k % H,
-        read = reader(view, { layer: l, head: h, weighted: seen.weighted });
+      const l = Math.floor(k / H);
+      const h = k % H;
+      const read = reader(view, { layer: l, head: h, weighted: seen.weighted });
       if (colours) paint(button.firstChild, view, read, most, colours);
       button.classList.toggle("fine", view.n > 96);
       button.setAttribute(
@@ -185,19 +178,19 @@ export function headGrid(host, [L, H], groups, choose, [layer, head]) {
 
 function paint(canvas, { n, from = 0 }, read, most, colours) {
   canvas.width = canvas.height = n;
-  const image = new ImageData(n, n),
-    pixels = new Uint32Array(image.data.buffer);
+  const image = new ImageData(n, n);
+  const pixels = new Uint32Array(image.data.buffer);
   for (let i = from; i < n; i++)
-    for (let j = from; j <= i; j++) pixels[i * n + j] = colours[level(read(i, j) / most)];
+    for (let j = from; j <= i; j++) pixels[i * n + j] = colours[colorIndex(read(i, j) / most)];
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
 // What cells() draws of a view, and what `more` asks for.
 export function mapOf(view, seen, more = {}) {
-  const read = reader(view, seen),
-    most = largest(view, seen.weighted);
-  const names = view.tokens.map(t => short(t)),
-    shown = view.signed ? faded : Number;
+  const read = reader(view, seen);
+  const most = largest(view, seen.weighted);
+  const names = view.tokens.map(t => shortenToken(t));
+  const shown = view.signed ? faded : Number;
   return {
     rows: view.n,
     cols: view.n,
@@ -208,7 +201,7 @@ export function mapOf(view, seen, more = {}) {
     level: (i, j) =>
       j > i || Math.min(i, j) < (view.from ?? 0)
         ? -1
-        : level(shown(read(i, j)) / most, view.signed),
+        : colorIndex(shown(read(i, j)) / most, view.signed),
     tell: (i, j) => reading(view, seen, i, j),
     ...more,
   };

@@ -2,7 +2,7 @@
 // is {id, ask, …}; an answer {id, answer}, {id, part} before it, or {id, error}.
 
 import { weightsOf } from "./float16.js";
-import { Reading, headOf, linear, logitsOf, norm, normalised, scalesHere } from "./forward.js";
+import { headOf, linear, logitsOf, norm, normalised, Reading, scalesHere } from "./forward.js";
 import { why } from "./score_attribution.js";
 import { tokenizerOf } from "./tokenize.js";
 
@@ -30,8 +30,8 @@ export function read(asked) {
 // ln of the sum of e^z over each row of logits (n, V).
 function normalisers(logits, V) {
   return Float64Array.from({ length: logits.length / V }, (_, t) => {
-    const row = logits.subarray(t * V, (t + 1) * V),
-      most = row.reduce((a, b) => Math.max(a, b), -Infinity);
+    const row = logits.subarray(t * V, (t + 1) * V);
+    const most = row.reduce((a, b) => Math.max(a, b), -Infinity);
     return most + Math.log(row.reduce((sum, z) => sum + Math.exp(z - most), 0));
   });
 }
@@ -52,16 +52,16 @@ function largestOf(numbers, n) {
 // What is expected after each token, [{sum, next, chances, follows, loss}]: the likeliest ids and their chances, the
 // token that follows and its loss. What is known from before is not computed again, but where another token follows.
 function predictions(reading) {
-  const { T, ids, known } = reading,
-    V = session.config.vocab_size;
+  const { T, ids, known } = reading;
+  const V = session.config.vocab_size;
   if (known.length && known.at(-1).follows !== ids[known.length]) known.pop();
-  const n = known.length,
-    logits = reading.logits(n),
-    sums = normalisers(logits, V);
+  const n = known.length;
+  const logits = reading.logits(n);
+  const sums = normalisers(logits, V);
   for (let t = n; t < T; t++) {
-    const row = logits.subarray((t - n) * V, (t - n + 1) * V),
-      sum = sums[t - n],
-      next = largestOf(row, CHANCES);
+    const row = logits.subarray((t - n) * V, (t - n + 1) * V);
+    const sum = sums[t - n];
+    const next = largestOf(row, CHANCES);
     known.push({
       sum,
       next,
@@ -82,13 +82,13 @@ function lossAfter(reading, i) {
 // The chances that a reading gives to some ids after each token, [[]] of (T), in the order of `ids`.
 function chancesOf(reading, ids) {
   const {
-      W,
-      c,
-      last,
-      sizes: { C },
-    } = reading,
-    x = norm(W, c, "norm", reading.of(last, C)),
-    { data: E } = headOf(W);
+    W,
+    c,
+    last,
+    sizes: { C },
+  } = reading;
+  const x = norm(W, c, "norm", reading.of(last, C));
+  const { data: E } = headOf(W);
   return predictions(reading).map(({ sum }, t) =>
     ids[t].map(id => {
       let z = 0;
@@ -102,18 +102,18 @@ function chancesOf(reading, ids) {
 // largest product of both.
 function mapsOf(reading) {
   const {
-      T,
-      sizes: { L, H },
-    } = reading,
-    N = (T * (T + 1)) / 2;
-  const maps = new Float32Array(L * H * N),
-    norms = new Float32Array(L * H * T);
+    T,
+    sizes: { L, H },
+  } = reading;
+  const N = (T * (T + 1)) / 2;
+  const maps = new Float32Array(L * H * N);
+  const norms = new Float32Array(L * H * T);
   let largest = 0;
   reading.measure();
   for (let l = 0; l < L; l++)
     for (let h = 0; h < H; h++) {
-      const { data } = reading.layers[l].weights[h],
-        row = reading.layers[l].norms[h].data.subarray(0, T);
+      const { data } = reading.layers[l].weights[h];
+      const row = reading.layers[l].norms[h].data.subarray(0, T);
       maps.set(data.subarray(0, N), (l * H + h) * N);
       norms.set(row, (l * H + h) * T);
       for (let i = 0, at = 0; i < T; i++)
@@ -125,25 +125,25 @@ function mapsOf(reading) {
 // The card of token i (attention_maps/logit_attribution.py), and the words that it names.
 function cardOf(reading, i, [layer, head]) {
   const {
-      W,
-      c,
-      ids,
-      T,
-      layers,
-      last,
-      sizes: { L, H, C },
-    } = reading,
-    V = c.vocab_size;
+    W,
+    c,
+    ids,
+    T,
+    layers,
+    last,
+    sizes: { L, H, C },
+  } = reading;
+  const V = c.vocab_size;
   const row = rows => rows.data.subarray(i * C, (i + 1) * C);
-  const xs = [...layers.map(l => row(l.x)), row(last)],
-    logits = xs.map(x => logitsOf(W, c, x));
-  const next = largestOf(logits[L], CHANCES),
-    told = [ids[i + 1] ?? next[0], ...next];
+  const xs = [...layers.map(l => row(l.x)), row(last)];
+  const logits = xs.map(x => logitsOf(W, c, x));
+  const next = largestOf(logits[L], CHANCES);
+  const told = [ids[i + 1] ?? next[0], ...next];
   const lens = logits.map(z => (i + 1 < T ? normalisers(z, V)[0] - z[told[0]] : NaN));
   const { data: E } = headOf(W);
-  const mean = new Float64Array(C),
-    scales = scalesHere(c, row(last)),
-    gain = W["norm.weight"]?.data;
+  const mean = new Float64Array(C);
+  const scales = scalesHere(c, row(last));
+  const gain = W["norm.weight"]?.data;
   for (let v = 0; v < V; v++) for (let k = 0; k < C; k++) mean[k] += E[v * C + k] / V;
   const push = wrote => normalised(wrote, C, scales, gain);
   const parts = reading
@@ -180,8 +180,8 @@ const pause = () => new Promise(go => setTimeout(go)); // in which another quest
 export const ANSWERS = {
   // The model's weights at a step, packed as report/pack.py packs them.
   async weights({ step, tensors, packed }) {
-    const text = atob(packed),
-      bytes = Uint8Array.from(text, c => c.charCodeAt(0));
+    const text = atob(packed);
+    const bytes = Uint8Array.from(text, c => c.charCodeAt(0));
     const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     models.set(step, weightsOf(tensors, new Uint8Array(await new Response(plain).arrayBuffer())));
   },
@@ -202,12 +202,12 @@ export const ANSWERS = {
     return read(asked).logits();
   },
   maps(asked) {
-    const reading = read(asked),
-      {
-        T,
-        sizes: { L, H },
-      } = reading,
-      whole = new Float32Array(L * H * T * T);
+    const reading = read(asked);
+    const {
+      T,
+      sizes: { L, H },
+    } = reading;
+    const whole = new Float32Array(L * H * T * T);
     for (let k = 0; k < L * H; k++)
       for (let i = 0; i < T; i++) {
         const { data } = reading.layers[Math.floor(k / H)].weights[k % H];
@@ -217,9 +217,9 @@ export const ANSWERS = {
   },
   // All that follows a text: maps, norms, predictions, words; what was, where heads are off or tokens hidden.
   look(asked) {
-    const reading = read(asked),
-      known = predictions(reading),
-      next = known.map(one => one.next);
+    const reading = read(asked);
+    const known = predictions(reading);
+    const next = known.map(one => one.next);
     const found = {
       ...mapsOf(reading),
       next,
@@ -243,11 +243,11 @@ export const ANSWERS = {
   },
   // Nats that the token after i costs more without each head, (L, H), as parts.
   async head_effect({ i, ...asked }, tell, id) {
-    const ids = asked.ids.slice(0, i + 2),
-      before = lossAfter(read({ ...asked, ids, name: "k" }), i);
+    const ids = asked.ids.slice(0, i + 2);
+    const before = lossAfter(read({ ...asked, ids, name: "k" }), i);
     for (let k = 0; k < session.config.n_layer * session.config.n_head; k++) {
-      const name = `L${Math.floor(k / session.config.n_head)}H${k % session.config.n_head}`,
-        off = [...asked.off, name];
+      const name = `L${Math.floor(k / session.config.n_head)}H${k % session.config.n_head}`;
+      const off = [...asked.off, name];
       const reading = new Reading(models.get(asked.step), session.config, off);
       reading.read(ids, asked.hidden);
       tell({ k, nats: lossAfter(reading, i) - before });
@@ -257,25 +257,25 @@ export const ANSWERS = {
   },
   // What each prediction needed (attention_maps/ablation.py), a hidden token at a time, the last first.
   async token_effect(asked, tell, id) {
-    const V = session.config.vocab_size,
-      reading = readingOf({ ...asked, name: "token_effect" }),
-      { ids } = asked,
-      T = ids.length;
+    const V = session.config.vocab_size;
+    const reading = readingOf({ ...asked, name: "token_effect" });
+    const { ids } = asked;
+    const T = ids.length;
     reading.read(ids, asked.hidden);
-    const before = reading.logits(),
-      sums = normalisers(before, V);
+    const before = reading.logits();
+    const sums = normalisers(before, V);
     for (let j = T - 2; j >= 0; j--) {
       if (asked.hidden.includes(j)) continue;
       reading.read(ids, [...asked.hidden, j]);
-      const after = reading.logits(j + 1),
-        now = normalisers(after, V),
-        need = [],
-        kl = [];
+      const after = reading.logits(j + 1);
+      const now = normalisers(after, V);
+      const need = [];
+      const kl = [];
       for (let i = j + 1; i < T; i++) {
-        const a = i * V,
-          b = (i - j - 1) * V,
-          p = id => before[a + id] - sums[i],
-          q = id => after[b + id] - now[i - j - 1];
+        const a = i * V;
+        const b = (i - j - 1) * V;
+        const p = id => before[a + id] - sums[i];
+        const q = id => after[b + id] - now[i - j - 1];
         let apart = 0;
         for (let v = 0; v < V; v++) apart += Math.exp(p(v)) * (p(v) - q(v));
         need.push(i + 1 < T ? p(ids[i + 1]) - q(ids[i + 1]) : NaN);
@@ -292,14 +292,14 @@ export const ANSWERS = {
   },
   // Continue a text token by token, as decoding.py does: where it is longer than the block, in a window that moves.
   async goOn({ temperature, most, ...asked }, tell, id) {
-    const ids = [...asked.ids],
-      T = session.config.block_size,
-      stride = Math.max(1, Math.floor(T / 4));
+    const ids = [...asked.ids];
+    const T = session.config.block_size;
+    const stride = Math.max(1, Math.floor(T / 4));
     for (let made = 0; made < most && !(id <= stopped.goOn); made++) {
       const start = Math.max(0, Math.ceil((ids.length - T) / stride)) * stride;
       const hidden = asked.hidden.map(j => j - start).filter(j => j >= 0);
-      const reading = read({ ...asked, ids: ids.slice(start), hidden, name: "on" }),
-        z = reading.logits(reading.T - 1);
+      const reading = read({ ...asked, ids: ids.slice(start), hidden, name: "on" });
+      const z = reading.logits(reading.T - 1);
       ids.push(temperature > 0 ? drawn(z, temperature) : largestOf(z, 1)[0]);
       tell({ ids, text: session.tokenizer.decode(ids) });
       await pause();
@@ -309,8 +309,8 @@ export const ANSWERS = {
 
 // An id drawn by the chances of logits at a temperature.
 function drawn(logits, temperature) {
-  const z = logits.map(x => x / temperature),
-    [sum] = normalisers(z, z.length);
+  const z = logits.map(x => x / temperature);
+  const [sum] = normalisers(z, z.length);
   let left = Math.random();
   for (let id = 0; id < z.length; id++) if ((left -= Math.exp(z[id] - sum)) < 0) return id;
   return largestOf(logits, 1)[0];

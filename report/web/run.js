@@ -14,11 +14,15 @@ import {
   showHead,
   takeAddress,
 } from "./attention.js";
-import { $, DEEP, el, entitle, explainWords, figure, setUpTheme, some } from "./draw.js";
+import { $, el } from "./dom.js";
+import { formatNumber, pluralize } from "./format.js";
+import { setTitle, setUpTheme } from "./frame.js";
 import { headNames, measured, scoreNames, valueAt } from "./heads.js";
+import { MIN_DEEP_LAYERS } from "./labels.js";
 import { follow, scrollAsBefore } from "./live.js";
-import { H, L, choose, data, groups, on, state } from "./store.js";
+import { choose, data, groups, H, L, on, state } from "./store.js";
 import { drawFindings } from "./terms.js";
+import { explainTerms } from "./tooltip.js";
 import { drawTraining, secondsInAll, setUpTraining } from "./training.js";
 
 // [layer, head] that tells most: the one that the page's first sentence names; else of induction, where there is any,
@@ -29,21 +33,21 @@ function firstHead() {
   const score = (name, head) => valueAt(`heads/${name}/${head}`, measured[name]?.at(-1)) ?? 0;
   const best = name =>
     headNames.reduce((best, head) => (score(name, head) > score(name, best) ? head : best), "L0H0");
-  const inducing = best("induction"),
-    clear = score("induction", inducing) >= 0.15 || !measured.previous_token;
+  const inducing = best("induction");
+  const clear = score("induction", inducing) >= 0.15 || !measured.previous_token;
   return (clear ? inducing : best("previous_token")).slice(1).split("H").map(Number);
 }
 
 async function start() {
   on("head", showHead);
-  entitle(data.title, "GlassGPT");
-  const shared = groups < H ? ` over ${some(groups, "key/value head")}` : "";
+  setTitle(data.title, "GlassGPT");
+  const shared = groups < H ? ` over ${pluralize(groups, "key/value head")}` : "";
   const losses = data.kind === "run" ? data.curves["val/loss"].values : [];
-  const facts = losses.length ? [`validation loss ${figure(losses.at(-1))}`] : [];
-  facts.push(...(L ? [some(L, "layer"), some(H, "head") + shared] : []));
+  const facts = losses.length ? [`validation loss ${formatNumber(losses.at(-1))}`] : [];
+  facts.push(...(L ? [pluralize(L, "layer"), pluralize(H, "head") + shared] : []));
   const shown = data.kind === "run" ? " of text shown" : "";
-  if (data.probes.length) facts.push(`${some(data.probes[0].T, "token")}${shown}`);
-  if (data.steps.length > 1) facts.push(some(data.steps.length, "snapshot"));
+  if (data.probes.length) facts.push(`${pluralize(data.probes[0].T, "token")}${shown}`);
+  if (data.steps.length > 1) facts.push(pluralize(data.steps.length, "snapshot"));
   $("summary").textContent = facts.join(" · ");
   $("findings").hidden = data.kind !== "run" && !data.findings.length;
   drawFindings(data.findings ?? [], (layer, head) => {
@@ -67,7 +71,7 @@ async function start() {
     draw();
   });
   setUpControls();
-  explainWords();
+  explainTerms();
   if (data.kind === "run") {
     setUpTraining();
     drawTraining();
@@ -76,9 +80,9 @@ async function start() {
     setUpMaps();
     $("looking")
       .querySelector(".stage")
-      .classList.toggle("many", H > 14 && L <= DEEP);
-    document.body.classList.toggle("deep", L > DEEP);
-    if (L > DEEP) $("reading").append($("card-part")); // in the first window
+      .classList.toggle("many", H > 14 && L <= MIN_DEEP_LAYERS);
+    document.body.classList.toggle("deep", L > MIN_DEEP_LAYERS);
+    if (L > MIN_DEEP_LAYERS) $("reading").append($("card-part")); // in the first window
   }
   const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
   $("contents").append(
@@ -97,7 +101,7 @@ async function start() {
   const playing = () => $("play").textContent !== "▶" || live.going;
   if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, playing);
   await show();
-  if (L > DEEP) revealHead();
+  if (L > MIN_DEEP_LAYERS) revealHead();
   scrollAsBefore();
 }
 

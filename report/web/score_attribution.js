@@ -6,12 +6,12 @@ import { frequencies, norm, normalised, projected, repeated, scalesHere } from "
 // The terms of cell (i, j) of a head (layer, head) in a reading: [{query, key, value}], which sum to its score less the
 // mean of its row, over the tokens that i may look at. Norms have the scales that they have in the whole reading.
 export function why(reading, layer, head, i, j) {
-  const { H, G, d_k } = reading.sizes,
-    g = Math.floor(head / (H / G));
-  const queries = sides(reading, layer, "Q", head, [i]),
-    all = Array.from({ length: i + 1 }, (_, t) => t);
-  const keys = sides(reading, layer, "K", g, all),
-    terms = [];
+  const { H, G, d_k } = reading.sizes;
+  const g = Math.floor(head / (H / G));
+  const queries = sides(reading, layer, "Q", head, [i]);
+  const all = Array.from({ length: i + 1 }, (_, t) => t);
+  const keys = sides(reading, layer, "K", g, all);
+  const terms = [];
   for (const query of queries)
     for (const key of keys) {
       const score = t => {
@@ -28,22 +28,22 @@ export function why(reading, layer, head, i, j) {
 // What each part below a layer gives to one head's queries or keys at some tokens: [{name, vectors: [(d_k)]}].
 function sides(reading, layer, which, head, tokens) {
   const {
-      W,
-      c,
-      T,
-      sizes: { H, G, C, d_k },
-    } = reading,
-    heads = which === "Q" ? H : G;
-  const block = `blocks.${layer}`,
-    name = `${block}.attention`;
-  const x = reading.of(reading.layers[layer].x, C),
-    scales = scalesHere(c, x),
-    gain = W[`${block}.norm_1.weight`]?.data;
-  const shift = W[`${block}.norm_1.bias`]?.data,
-    own = norm(W, c, `${block}.norm_1`, x);
+    W,
+    c,
+    T,
+    sizes: { H, G, C, d_k },
+  } = reading;
+  const heads = which === "Q" ? H : G;
+  const block = `blocks.${layer}`;
+  const name = `${block}.attention`;
+  const x = reading.of(reading.layers[layer].x, C);
+  const scales = scalesHere(c, x);
+  const gain = W[`${block}.norm_1.weight`]?.data;
+  const shift = W[`${block}.norm_1.bias`]?.data;
+  const own = norm(W, c, `${block}.norm_1`, x);
   const { scales: sizes } = projected(W, c, name, which, own, T);
-  const { data: matrix } = W[`${name}.W_${which}.weight`],
-    bias = W[`${name}.W_${which}.bias`]?.data;
+  const { data: matrix } = W[`${name}.W_${which}.weight`];
+  const bias = W[`${name}.W_${which}.bias`]?.data;
   const gains = W[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
   const turns = c.position === "rope" ? frequencies(c, d_k) : null;
 
@@ -75,11 +75,11 @@ function sides(reading, layer, which, head, tokens) {
 
 // A vector (d_k) turned as `rotate` turns it at position t.
 function turned(y, t, of) {
-  const half = y.length / 2,
-    z = y.slice();
+  const half = y.length / 2;
+  const z = y.slice();
   for (let k = 0; k < half; k++) {
-    const cos = Math.cos(t * of[k]),
-      sin = Math.sin(t * of[k]);
+    const cos = Math.cos(t * of[k]);
+    const sin = Math.sin(t * of[k]);
     z[k] = y[k] * cos - y[k + half] * sin;
     z[k + half] = y[k + half] * cos + y[k] * sin;
   }

@@ -1,4 +1,4 @@
-import { $ } from "./draw.js";
+import { $ } from "./dom.js";
 
 export const data = JSON.parse($("data").textContent);
 export const scoredSteps = data.scored.steps;

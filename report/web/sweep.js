@@ -2,24 +2,21 @@
 // A setting is what runs that differ by their seed alone have in common; settings are numbered from the best, 0, on.
 
 import { chart, compact, dots, shorten, ticks } from "./charts.js";
+import { RAMP } from "./colors.js";
+import { $, bdi, el } from "./dom.js";
 import {
-  $,
-  RAMP,
-  asText,
-  bdi,
-  count,
-  duration,
-  el,
-  entitle,
-  figure,
-  known,
-  plain,
-  roving,
-  setUpTheme,
-  some,
-  words,
-} from "./draw.js";
+  formatCount,
+  formatDuration,
+  formatNumber,
+  formatWithError,
+  pluralize,
+  printable,
+  printableName,
+  readableName,
+} from "./format.js";
+import { setTitle, setUpTheme } from "./frame.js";
 import { fillTable } from "./table.js";
+import { addArrowKeys } from "./tooltip.js";
 
 const data = JSON.parse($("data").textContent);
 const { runs } = data;
@@ -31,8 +28,8 @@ const runsOf = Array.from({ length: Math.max(0, ...runs.map(run => run.setting +
 );
 const finished = g => runsOf[g].filter(run => run.status === "finished");
 const settings = runsOf.map((_, g) => resultOf(finished(g)));
-const best = data.command ? 0 : null,
-  crowned = data.oneSeed ? null : best; // of one seed each, none is the best
+const best = data.command ? 0 : null;
+const crowned = data.oneSeed ? null : best; // of one seed each, none is the best
 const seeds = runsOf.some(of => of.length > 1); // whether there are settings with more than one run
 // the key that gives the colours, the settings that are singled out, what the table is sorted by
 const state = { colour: 0, pinned: null, sort: { column: null, sign: 0 } };
@@ -44,8 +41,8 @@ function keyOf({ name, values }) {
   if (!values.every(value => Number.isFinite(number(value))))
     return { name, values, axis: "names", at: null };
   values.sort((a, b) => number(a) - number(b));
-  const at = values.map(number),
-    pairs = at.slice(1).map((to, k) => [at[k], to]);
+  const at = values.map(number);
+  const pairs = at.slice(1).map((to, k) => [at[k], to]);
   if (at[0] <= 0 || at.length < 2 || pairs.some(([a, b]) => a === b))
     return { name, values, axis: "linear", at };
   const uneven = gaps => deviation(gaps) / mean(gaps);
@@ -73,8 +70,8 @@ function errorOf(xs) {
 function resultOf(done) {
   const known = (table, name) => done.map(run => run[table][name] ?? null).filter(x => x !== null);
   const names = table => [...new Set(done.flatMap(run => Object.keys(run[table])))];
-  const losses = known("figures", data.metric),
-    ends = done.flatMap(run => Object.keys(run.heads));
+  const losses = known("figures", data.metric);
+  const ends = done.flatMap(run => Object.keys(run.heads));
   const last = score =>
     done.map(run => run.heads[score]?.values.at(-1)).filter(x => x !== undefined);
   return {
@@ -97,8 +94,8 @@ const panel = (host, id) => $(id) ?? host.appendChild(el("div", { id })); // of 
 
 const last = keys.map(key => key.name.slice(key.name.lastIndexOf(".") + 1));
 const keyName = k =>
-  words(last.filter(name => name === last[k]).length > 1 ? keys[k].name : last[k]);
-const valueOf = (run, k) => words(keys[k].values[run.values[k]]);
+  printableName(last.filter(name => name === last[k]).length > 1 ? keys[k].name : last[k]);
+const valueOf = (run, k) => printableName(keys[k].values[run.values[k]]);
 const same = (g, k) => new Set(runsOf[g].map(run => run.values[k])).size === 1;
 
 // A value, with its key's name where it does not speak for itself.
@@ -116,38 +113,44 @@ const settingName = g =>
     .filter(Boolean)
     .join(", ") || "all seeds";
 const seedOf = run =>
-  run.seed && seeds && keys[0].name !== "seed" ? [`seed ${words(run.seed)}`] : [];
+  run.seed && seeds && keys[0].name !== "seed" ? [`seed ${printableName(run.seed)}`] : [];
 const runName = run =>
-  [...keys.map((_, k) => named(run, k)), ...seedOf(run)].join(", ") || words(run.name);
+  [...keys.map((_, k) => named(run, k)), ...seedOf(run)].join(", ") || printableName(run.name);
 const digits = (x, n) => Number(x.toPrecision(n));
-const within = (mean, error) => (error ? `${figure(mean)} ± ${digits(error, 2)}` : figure(mean));
+const within = (mean, error) =>
+  error ? `${formatNumber(mean)} ± ${digits(error, 2)}` : formatNumber(mean);
 const reached = run =>
   run.figures.step === null
     ? "before its first step"
-    : `after ${count(run.figures.step)} ${run.maxSteps ? `of ${count(run.maxSteps)} ` : ""}steps`;
+    : `after ${formatCount(run.figures.step)} ${run.maxSteps ? `of ${formatCount(run.maxSteps)} ` : ""}steps`;
 const outcome = run => (run.status === "finished" ? run.status : `${run.status} ${reached(run)}`);
 
 function bytes(n) {
   const power = Math.min(3, Math.floor(Math.log10(Math.max(1, n)) / 3));
-  return `${count(digits(n / 1000 ** power, 3))} ${["bytes", "kB", "MB", "GB"][power]}`;
+  return `${formatCount(digits(n / 1000 ** power, 3))} ${["bytes", "kB", "MB", "GB"][power]}`;
 }
 
 // What a setting costs: how it is called, what more there is to say of it, how it is written, on an
 // axis too; whether it was measured.
 const COSTS = {
-  parameters: { name: "parameters", more: "", write: count, brief: x => compact(digits(x, 3)) },
+  parameters: {
+    name: "parameters",
+    more: "",
+    write: formatCount,
+    brief: x => compact(digits(x, 3)),
+  },
   kv_cache_bytes: { name: "KV cache", more: "of one full context", write: bytes, brief: bytes },
   tokens_per_second: {
     name: "tokens per second",
     more: "in training, on the run's machine",
-    write: x => count(digits(x, 3)),
+    write: x => formatCount(digits(x, 3)),
     brief: x => compact(digits(x, 3)),
     measured: true,
   },
   train_seconds: {
     name: "training time",
     more: "",
-    write: duration,
+    write: formatDuration,
     brief: x => `${compact(digits(x, 3))} s`,
     measured: true,
   },
@@ -158,12 +161,12 @@ const lossOf = run => run.figures[data.metric];
 
 // ---- colours: a path from pale to deep for values with an order, distinct hues for others, then dashes
 
-const HUES = ["c1", "c2", "c3", "c4", "c6", "c7"],
-  DASHES = [
-    ["none", "solid"],
-    ["7 4", "dashed"],
-    ["2 3", "dotted"],
-  ];
+const HUES = ["c1", "c2", "c3", "c4", "c6", "c7"];
+const DASHES = [
+  ["none", "solid"],
+  ["7 4", "dashed"],
+  ["2 3", "dotted"],
+];
 // place of the value
 const colouredBy = g =>
   keys.length && same(g, state.colour) ? runsOf[g][0].values[state.colour] : null;
@@ -173,8 +176,8 @@ const dash = v => DASHES[hued(v) ? Math.floor(v / HUES.length) % DASHES.length :
 function colour(v) {
   if (!keys.length || v === null) return "var(--c1)";
   if (hued(v)) return `var(--${HUES[v % HUES.length]})`;
-  const { values } = keys[state.colour],
-    share = values.length > 1 ? v / (values.length - 1) : 1;
+  const { values } = keys[state.colour];
+  const share = values.length > 1 ? v / (values.length - 1) : 1;
   const between = (from, to) => `rgb(${RAMP[Math.round(255 * (from + (to - from) * share))]})`;
   return `light-dark(${between(0.66, 0.1)}, ${between(0.42, 0.97)})`;
 }
@@ -228,8 +231,8 @@ function drawLegend() {
   $("legend").hidden = settings.length < 2 || !keys.length;
   if ($("legend").hidden) return;
   const chips = keys[state.colour].values.map((value, v) => {
-    const groups = new Set(settings.map((_, g) => g).filter(g => colouredBy(g) === v)),
-      ofBest = groups.has(crowned);
+    const groups = new Set(settings.map((_, g) => g).filter(g => colouredBy(g) === v));
+    const ofBest = groups.has(crowned);
     const chip = el(
       "button",
       {
@@ -240,7 +243,7 @@ function drawLegend() {
         style: `--c: ${colour(v)}; --dash: ${dash(v)[1]}`,
         title: ofBest ? "the best setting has this value" : "",
       },
-      bdi(shorten(words(value), 200)),
+      bdi(shorten(printableName(value), 200)),
       ofBest ? " ★" : "",
     );
     chip.onpointerenter = chip.onfocus = () => single(groups);
@@ -250,7 +253,7 @@ function drawLegend() {
   });
   $("colour-name").textContent = keyName(state.colour);
   $("chips").replaceChildren(...chips);
-  roving($("chips"), chips, 1, () => {});
+  addArrowKeys($("chips"), chips, 1, () => {});
 }
 
 // ---- the best setting, and what went wrong
@@ -262,8 +265,8 @@ function showBest() {
     ? "No finished run has a validation loss that is a number."
     : "No run has finished yet.";
   if (best === null) return;
-  const of = settings[best],
-    one = (value, name) => el("div", {}, el("b", {}, value), el("span", {}, name));
+  const of = settings[best];
+  const one = (value, name) => el("div", {}, el("b", {}, value), el("span", {}, name));
   const chosen = keys
     .map((_, k) => k)
     .filter(k => same(best, k))
@@ -312,7 +315,7 @@ function showTroubles() {
   const bad = runs.filter(run => ["failed", "unfinished"].includes(run.status) || run.reason);
   const says = ["failed", "unfinished"]
     .filter(number)
-    .map(status => `${some(number(status), "run")} ${status}`);
+    .map(status => `${pluralize(number(status), "run")} ${status}`);
   $("troubles").hidden = !bad.length;
   $("troubles").querySelector("h3").textContent =
     says.join(", ") || "Finished runs that could not go on";
@@ -325,7 +328,7 @@ function showTroubles() {
           {},
           el("b", {}, bdi(runName(run))),
           ` ${outcome(run)}`,
-          ...(run.reason ? [": ", bdi(asText(run.reason))] : []),
+          ...(run.reason ? [": ", bdi(printable(run.reason))] : []),
         ),
       ),
     );
@@ -343,8 +346,8 @@ const keyColumns = () =>
   }));
 
 function settingColumns() {
-  const bits = g => settings[g].figures["val/bits_per_byte"],
-    ran = g => `${settings[g].n} of ${runsOf[g].length}`;
+  const bits = g => settings[g].figures["val/bits_per_byte"];
+  const ran = g => `${settings[g].n} of ${runsOf[g].length}`;
   return [
     ...keyColumns(),
     {
@@ -384,19 +387,19 @@ function settingColumns() {
 function headColumns() {
   const kinds = [...new Set(settings.flatMap(s => Object.keys(s.scores)))];
   const birth = (g, kind) => {
-    const born = settings[g].emerged[kind],
-      n = finished(g).length;
-    const off = born && errorOf(born) ? ` ± ${count(Math.round(errorOf(born)))}` : "";
+    const born = settings[g].emerged[kind];
+    const n = finished(g).length;
+    const off = born && errorOf(born) ? ` ± ${formatCount(Math.round(errorOf(born)))}` : "";
     const some = born?.length < n ? ` in ${born.length} of ${n}` : "";
-    return born ? `, born ${count(Math.round(mean(born)))}${off}${some}` : "";
+    return born ? `, born ${formatCount(Math.round(mean(born)))}${off}${some}` : "";
   };
   return [
     ...keyColumns(),
     ...kinds.map(kind => ({
-      name: plain(kind),
+      name: readableName(kind),
       of: g => settings[g].scores[kind] ?? null,
       write: g =>
-        `${kind in settings[g].scores ? known(settings[g].scores[kind], settings[g].scoreErrors[kind]) : "–"}` +
+        `${kind in settings[g].scores ? formatWithError(settings[g].scores[kind], settings[g].scoreErrors[kind]) : "–"}` +
         birth(g, kind),
     })),
   ];
@@ -425,14 +428,16 @@ function setUpTables() {
       : " The vocabulary differs between the runs: " +
         "bits per byte compare across it, losses per token do not.");
   fillTable($("settings"), settingColumns(), [...settings.keys()], settingLine, state.sort);
-  const name = run => bdi(words(run.name));
+  const name = run => bdi(printableName(run.name));
   fillTable(
     $("runs"),
     [
       { name: "setting", text: true, write: run => bdi(settingName(run.setting)) },
-      ...(seeds ? [{ name: "seed", text: true, write: run => words(run.seed || "–") }] : []),
+      ...(seeds
+        ? [{ name: "seed", text: true, write: run => printableName(run.seed || "–") }]
+        : []),
       { name: "outcome", text: true, write: outcome },
-      { name: metric, write: run => figure(lossOf(run)) },
+      { name: metric, write: run => formatNumber(lossOf(run)) },
       {
         name: "folder",
         text: true,
@@ -468,11 +473,11 @@ function meanCurve(g, of) {
 
 // Lines of all settings: each run faint behind the mean. What has not finished has a dashed line of its own.
 function lines(of, { bold = true, emerged = () => [] } = {}) {
-  const faint = [],
-    strong = [];
+  const faint = [];
+  const strong = [];
   settings.forEach((_, g) => {
-    const label = `${settingName(g)}${g === crowned ? " ★" : ""}`,
-      mean = meanCurve(g, of);
+    const label = `${settingName(g)}${g === crowned ? " ★" : ""}`;
+    const mean = meanCurve(g, of);
     const look = { colour: `s${g}`, group: g, dash: dash(colouredBy(g))[0] };
     for (const run of runsOf[g].filter(run => of(run)?.steps.length)) {
       const line = {
@@ -495,13 +500,13 @@ function lines(of, { bold = true, emerged = () => [] } = {}) {
 
 const tipOf = unit => (s, k) => {
   const more = [
-    `step ${count(s.xs[k])}`,
+    `step ${formatCount(s.xs[k])}`,
     s.seeds && `mean of ${s.seeds} runs`,
     s.run && s.run.status !== "finished" && s.run.status,
   ].filter(Boolean);
   return [
     el("div", {}, el("b", {}, bdi(s.name)), s.group === crowned ? " ★" : ""),
-    el("div", { className: "value" }, el("b", {}, figure(s.ys[k])), ` ${unit}`),
+    el("div", { className: "value" }, el("b", {}, formatNumber(s.ys[k])), ` ${unit}`),
     el("div", {}, el("small", {}, more.join(", "))),
   ];
 };
@@ -559,7 +564,7 @@ function drawCurves() {
       ? ""
       : "Training losses are left out: they are per token, and the tokens differ.",
     measured > data.points
-      ? `Curves go through ${count(data.points)} of up to ${count(measured)} points, evenly chosen.`
+      ? `Curves go through ${formatCount(data.points)} of up to ${formatCount(measured)} points, evenly chosen.`
       : "",
   ]
     .filter(Boolean)
@@ -587,7 +592,7 @@ function meanPoint(g, at, ...more) {
 const alongOf = (key, k) => ({
   axis: key.axis,
   whole: true,
-  ticks: key.values.map((value, v) => [key.at?.[v] ?? v, words(value)]),
+  ticks: key.values.map((value, v) => [key.at?.[v] ?? v, printableName(value)]),
   name: `${keyName(k)}${key.axis === "log" ? ", logarithmic" : ""}`,
 });
 
@@ -609,7 +614,7 @@ function drawAgainst() {
         y: lossOf(run),
         group: run.setting,
         small: 1,
-        nodes: nodesOf(runName(run), null, figure(lossOf(run)), outcome(run)),
+        nodes: nodesOf(runName(run), null, formatNumber(lossOf(run)), outcome(run)),
       }));
     dots(panel($("against-charts"), `against-${k}`), {
       title: `Validation loss against ${keyName(k)}`,
@@ -669,11 +674,13 @@ function drawCosts() {
       (a, b) => a - b,
     );
     const [low, high] = [found[0], found.at(-1)];
-    const host = panel($("against-charts"), `cost-${name}`),
-      log = low > 0 && high > 8 * low;
+    const host = panel($("against-charts"), `cost-${name}`);
+    const log = low > 0 && high > 8 * low;
     host.hidden = !(high > low);
     if (found.length === 1 && !measured && settings.length > 1) {
-      said.push(name === "parameters" ? `${count(low)} parameters` : `a KV cache of ${write(low)}`);
+      said.push(
+        name === "parameters" ? `${formatCount(low)} parameters` : `a KV cache of ${write(low)}`,
+      );
     }
     if (host.hidden) continue;
     const stops =
@@ -731,12 +738,12 @@ const FORMED = {
 // A setting's mean of what formed, with its standard error; null where it formed in no run.
 function formedPoint(g, at, { write }, of) {
   const found = finished(g)
-      .map(of)
-      .filter(x => x !== undefined && x !== null),
-    n = finished(g).length;
+    .map(of)
+    .filter(x => x !== undefined && x !== null);
+  const n = finished(g).length;
   if (!found.length) return null;
-  const off = errorOf(found),
-    says = `${write(mean(found))}${off ? ` ± ${write(off)}` : ""}`;
+  const off = errorOf(found);
+  const says = `${write(mean(found))}${off ? ` ± ${write(off)}` : ""}`;
   const seeds = `in ${found.length} of ${n} runs`;
   return {
     at,
@@ -756,8 +763,8 @@ function drawFormed() {
     mean(finished(g).map(run => run.formed.pairs_again ?? NaN)),
   );
   const texts = shares.every(Number.isFinite) && Math.max(...shares) - Math.min(...shares) > 0.02;
-  const host = $("formed-charts"),
-    all = [...settings.keys()];
+  const host = $("formed-charts");
+  const all = [...settings.keys()];
   const sizes = [...new Set(all.map(g => cost(g, "kv_cache_bytes")))]
     .filter(x => x !== null)
     .sort((a, b) => a - b);
@@ -846,14 +853,14 @@ function drawHeads() {
     [c.steps.findLastIndex(step => step <= run.emerged[kind])].filter(k => k >= 0);
   $("heads").hidden = !kinds.length;
   for (const kind of kinds) {
-    const title = AVERAGED[kind] ?? plain(kind);
+    const title = AVERAGED[kind] ?? readableName(kind);
     chart(panel($("heads-charts"), `head-${kind}`), {
       title: title[0].toUpperCase() + title.slice(1),
       height: 220,
       zero: AVERAGED[kind] ? false : 0.3,
       series: lines(run => run.heads[kind], { emerged: emerged(kind) }),
       xName: "steps",
-      tip: tipOf(plain(kind)),
+      tip: tipOf(readableName(kind)),
       near,
     });
   }
@@ -882,11 +889,11 @@ function draw() {
 }
 
 function start() {
-  entitle(data.title, "GlassGPT sweep");
+  setTitle(data.title, "GlassGPT sweep");
   $("summary").textContent = [
     keys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × "),
-    some(settings.length, "setting"),
-    some(runs.length, "run"),
+    pluralize(settings.length, "setting"),
+    pluralize(runs.length, "run"),
   ]
     .filter(Boolean)
     .join(" · ");

@@ -1,6 +1,6 @@
 // A table whose columns sort: up, down, as it was. Stands after draw.js.
 
-import { bdi, el } from "./draw.js";
+import { bdi, el } from "./dom.js";
 
 // columns: [{name, text, of: row → what sorts, write: row → what is shown}], what is unknown comes last; line(row): a
 // row's element, to which its cells are added; sort: {column, sign}, what it is sorted by, or null where it never is.

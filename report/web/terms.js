@@ -1,6 +1,7 @@
 // Words of the field, explained where they stand; sentences in which heads are buttons. Stands after draw.js.
 
-import { $, el, telling } from "./draw.js";
+import { $, el } from "./dom.js";
+import { addTooltip } from "./tooltip.js";
 
 const TOLD_BY_NAME = "move what stands there. L2H3 is head 3 of layer 2, counted from 0.";
 const NAT = "A loss of one nat less: the right token is 2.7 times as likely.";
@@ -46,7 +47,7 @@ const NAMED = new RegExp(`(L\\d+H\\d+|\\b(?:${LONGEST_FIRST.join("|")})\\b)`);
 
 // A word with a dotted line under it, and its explanation.
 export const term = (word, says = TERMS[word]) =>
-  telling(el("span", { className: "term", tabIndex: 0 }, word), () => [el("div", {}, says)]);
+  addTooltip(el("span", { className: "term", tabIndex: 0 }, word), () => [el("div", {}, says)]);
 
 // A text as nodes: heads are buttons that `pick` (layer, head), words of the field are explained.
 function prose(text, pick) {
@@ -65,7 +66,7 @@ function prose(text, pick) {
 export function drawFindings(findings, pick) {
   const [first, ...more] = findings.map(([text, figures]) => {
     const line = el("div", {}, ...prose(text, pick));
-    return figures ? telling(line, () => [el("div", {}, figures)]) : line;
+    return figures ? addTooltip(line, () => [el("div", {}, figures)]) : line;
   });
   $("headline").replaceChildren(
     ...(first

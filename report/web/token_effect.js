@@ -1,29 +1,31 @@
 // What predictions needed: unpacked when it is looked at; the stripes that scores read. Stands after maps.js; knows
 // nothing of the run.
 
-import { el, place, signedText } from "./draw.js";
+import { el } from "./dom.js";
 import { halfTable } from "./float16.js";
+import { formatSigned } from "./format.js";
+import { labelToken } from "./labels.js";
 import { unpacked } from "./packed.js";
 
 // What is known of the predictions of one probe at one step.
 export async function explainedOf([floats, ids], [L, H], { T, tokens, needs }) {
-  const bytes = await unpacked(floats),
-    named = new Int32Array((await unpacked(ids)).buffer);
-  const half = halfTable(),
-    size = bytes.length / 2;
+  const bytes = await unpacked(floats);
+  const named = new Int32Array((await unpacked(ids)).buffer);
+  const half = halfTable();
+  const size = bytes.length / 2;
   let start = 0;
   const part = length => {
     const from = start;
     start += length;
     return k => half[(bytes[size + from + k] << 8) | bytes[from + k]];
   };
-  const need = part((T * (T + 1)) / 2),
-    kl = part((T * (T + 1)) / 2),
-    head_effect = part(L * H * T),
-    lens = part((L + 1) * T);
-  const parts = L * (H + 1) + 2,
-    direct = part(parts * T * 6),
-    chance = part(T * 5);
+  const need = part((T * (T + 1)) / 2);
+  const kl = part((T * (T + 1)) / 2);
+  const head_effect = part(L * H * T);
+  const lens = part((L + 1) * T);
+  const parts = L * (H + 1) + 2;
+  const direct = part(parts * T * 6);
+  const chance = part(T * 5);
   return {
     L,
     H,
@@ -52,11 +54,11 @@ export async function explainedOf([floats, ids], [L, H], { T, tokens, needs }) {
 export function needReading(view, i, j) {
   const value = view.at(0, 0, i, j);
   return [
-    el("div", {}, "after ", ...place(view, i), ", with ", ...place(view, j), " hidden"),
+    el("div", {}, "after ", ...labelToken(view, i), ", with ", ...labelToken(view, j), " hidden"),
     el(
       "div",
       { className: "value" },
-      el("b", {}, signedText(value)),
+      el("b", {}, formatSigned(value)),
       Number.isNaN(value)
         ? " the text ends here: what follows is not known"
         : " nats for the token that follows",

@@ -46,8 +46,8 @@ function joined(bytes, ids) {
   if (ids.has(bytes)) return [ids.get(bytes)];
   const parts = [...bytes];
   for (;;) {
-    let best = Infinity,
-      at = -1;
+    let best = Infinity;
+    let at = -1;
     for (let i = 0; i + 1 < parts.length; i++) {
       const id = ids.get(parts[i] + parts[i + 1]) ?? Infinity;
       if (id < best) [best, at] = [id, i];
@@ -60,8 +60,8 @@ function joined(bytes, ids) {
 // What encodes and decodes, by what tokenizer.json has: {encode(text), decode(ids), word(id)}.
 export function tokenizerOf(saved) {
   if (saved.kind === "char") {
-    const alphabet = [...saved.alphabet],
-      ids = new Map(alphabet.map((c, id) => [c, id]));
+    const alphabet = [...saved.alphabet];
+    const ids = new Map(alphabet.map((c, id) => [c, id]));
     return {
       encode: text =>
         Array.from(text, c => {
@@ -75,8 +75,8 @@ export function tokenizerOf(saved) {
       word: id => alphabet[id] ?? "",
     };
   }
-  const bytes = saved.tokens.map(token => (token === null ? "" : atob(token))),
-    splitter = splitterOf(saved.pattern);
+  const bytes = saved.tokens.map(token => (token === null ? "" : atob(token)));
+  const splitter = splitterOf(saved.pattern);
   const ids = new Map(bytes.map((token, id) => [token, id]).filter(([token]) => token));
   const named = id => (id === saved.end_of_text ? "<|endoftext|>" : (bytes[id] ?? ""));
   return {

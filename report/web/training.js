@@ -1,7 +1,8 @@
 // How the training of a run went: figures, curves, samples, where the time went. Stands after page.js.
 
 import { chart, compact } from "./charts.js";
-import { $, asText, bdi, count, duration, el, figure } from "./draw.js";
+import { $, bdi, el } from "./dom.js";
+import { formatCount, formatDuration, formatNumber, printable } from "./format.js";
 import { columns, data, scoredSteps } from "./store.js";
 
 export const curve = (key, name, colour, bold) => ({
@@ -24,8 +25,8 @@ export function drawTraining() {
       curve("val/loss", "validation", "accent", true),
     ],
   });
-  const gain = columns["probe/copying_gain"] ?? [],
-    measured = gain.map((_, k) => k).filter(k => gain[k] !== null);
+  const gain = columns["probe/copying_gain"] ?? [];
+  const measured = gain.map((_, k) => k).filter(k => gain[k] !== null);
   draw("chart-gain", {
     title: "Repeat gain, nats",
     zero: 0.1,
@@ -53,21 +54,21 @@ export const secondsInAll = () => Object.values(data.seconds).reduce((sum, s) =>
 
 export function setUpTraining() {
   $("training").hidden = false;
-  const losses = data.curves["val/loss"],
-    best = losses.values.reduce((b, v, k) => (v < losses.values[b] ? k : b), 0);
-  const spent = Object.entries(data.seconds).filter(([, s]) => s),
-    total = secondsInAll();
+  const losses = data.curves["val/loss"];
+  const best = losses.values.reduce((b, v, k) => (v < losses.values[b] ? k : b), 0);
+  const spent = Object.entries(data.seconds).filter(([, s]) => s);
+  const total = secondsInAll();
   const figures = [
     losses.values.length && [
-      figure(losses.values[best]),
-      `best validation loss, at step ${count(losses.steps[best])}`,
+      formatNumber(losses.values[best]),
+      `best validation loss, at step ${formatCount(losses.steps[best])}`,
     ],
     data.step !== null && [
-      count(data.step),
-      data.maxSteps > data.step ? `steps of ${count(data.maxSteps)} so far` : "steps",
+      formatCount(data.step),
+      data.maxSteps > data.step ? `steps of ${formatCount(data.maxSteps)} so far` : "steps",
     ],
     data.tokens && [compact(Number(data.tokens.toPrecision(3))), "tokens seen"],
-    total && [duration(total), "in all"],
+    total && [formatDuration(total), "in all"],
   ].filter(Boolean);
   $("figures").append(
     ...figures.map(([value, name]) => el("div", {}, el("b", {}, value), el("span", {}, name))),
@@ -77,9 +78,9 @@ export function setUpTraining() {
   const most = Math.max(...Object.values(data.curves).map(c => c.of));
   $("points").hidden = most <= data.points;
   $("points").textContent =
-    `Curves are drawn through ${count(data.points)} of up to ${count(most)} measured points, evenly chosen.`;
+    `Curves are drawn through ${formatCount(data.points)} of up to ${formatCount(most)} measured points, evenly chosen.`;
   const setting = ([key, value]) =>
-    el("tr", {}, el("th", { scope: "row" }, bdi(key)), el("td", {}, bdi(asText(value))));
+    el("tr", {}, el("th", { scope: "row" }, bdi(key)), el("td", {}, bdi(printable(value))));
   $("config").hidden = !data.config.length;
   $("config")
     .querySelector("tbody")
@@ -98,12 +99,12 @@ function showTime(spent, total) {
     save: "saving",
   };
   spent.forEach(([kind, s], k) => {
-    const colour = `var(--${["c4", "c1", "c2", "c5"][k]})`,
-      share = `${((100 * s) / total).toFixed(1)}%`;
+    const colour = `var(--${["c4", "c1", "c2", "c5"][k]})`;
+    const share = `${((100 * s) / total).toFixed(1)}%`;
     $("time-bar").append(
       el("span", {
         style: `flex: ${s / total} 0 0; background: ${colour}`,
-        title: `${names[kind]} ${duration(s)}`,
+        title: `${names[kind]} ${formatDuration(s)}`,
       }),
     );
     $("time-list").append(
@@ -111,7 +112,7 @@ function showTime(spent, total) {
         "li",
         { style: `--c: ${colour}` },
         names[kind],
-        el("b", {}, duration(s)),
+        el("b", {}, formatDuration(s)),
         el("i", {}, share),
       ),
     );
@@ -119,15 +120,15 @@ function showTime(spent, total) {
 }
 
 function setUpSamples(samples, longest = 4000) {
-  const select = $("sample-step"),
-    at = () => Number(select.value);
+  const select = $("sample-step");
+  const at = () => Number(select.value);
   const show = (k, whole) => {
-    const text = asText(samples[k].text),
-      cut = !whole && text.length > longest;
+    const text = printable(samples[k].text);
+    const cut = !whole && text.length > longest;
     select.value = k;
     $("sample").textContent = cut ? `${text.slice(0, longest)}…` : text;
     $("sample-all").hidden = !cut;
-    $("sample-all").textContent = `show all ${count(text.length)} characters`;
+    $("sample-all").textContent = `show all ${formatCount(text.length)} characters`;
     $("sample-before").disabled = k === 0;
     $("sample-after").disabled = k === samples.length - 1;
   };
@@ -136,7 +137,7 @@ function setUpSamples(samples, longest = 4000) {
     ? `${data.samplesLeftOut} more are in the run's samples.jsonl`
     : "";
   select.append(
-    ...samples.map((s, k) => el("option", { value: k }, `after step ${count(s.step)}`)),
+    ...samples.map((s, k) => el("option", { value: k }, `after step ${formatCount(s.step)}`)),
   );
   select.onchange = () => show(at());
   $("sample-before").onclick = () => show(at() - 1);
