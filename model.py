@@ -118,7 +118,7 @@ def rotary_table(length: int, config: GPTConfig) -> Tensor:
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return kernels.RMSNorm(config.n_embd, eps=config.norm_eps)
-    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.biased("norm"))
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.has_bias("norm"))
 
 
 class NGrams(nn.Module):
@@ -167,10 +167,10 @@ class SelfAttention(nn.Module):
         H, G, C = config.n_head, config.kv_heads, config.n_embd
         d_k, d_v = config.key_dim, config.value_dim
         self.config, self.layer = config, layer
-        self.W_Q = nn.Linear(C, H * d_k, bias=config.biased("qkv"))
-        self.W_K = nn.Linear(C, G * d_k, bias=config.biased("qkv"))
-        self.W_V = nn.Linear(C, G * d_v, bias=config.biased("qkv"))
-        self.W_O = nn.Linear(H * d_v, C, bias=config.biased("output"))
+        self.W_Q = nn.Linear(C, H * d_k, bias=config.has_bias("qkv"))
+        self.W_K = nn.Linear(C, G * d_k, bias=config.has_bias("qkv"))
+        self.W_V = nn.Linear(C, G * d_v, bias=config.has_bias("qkv"))
+        self.W_O = nn.Linear(H * d_v, C, bias=config.has_bias("output"))
         if config.qk_norm:
             gains = config.qk_norm == "gains"
             make = partial(kernels.RMSNorm, d_k, config.norm_eps if gains else None, gains)
@@ -254,10 +254,10 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.W_in = nn.Linear(config.n_embd, config.hidden_dim, bias=config.biased("mlp"))
+        self.W_in = nn.Linear(config.n_embd, config.hidden_dim, bias=config.has_bias("mlp"))
         if config.mlp == "swiglu":
-            self.W_gate = nn.Linear(config.n_embd, config.hidden_dim, bias=config.biased("mlp"))
-        self.W_out = nn.Linear(config.hidden_dim, config.n_embd, bias=config.biased("mlp"))
+            self.W_gate = nn.Linear(config.n_embd, config.hidden_dim, bias=config.has_bias("mlp"))
+        self.W_out = nn.Linear(config.hidden_dim, config.n_embd, bias=config.has_bias("mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.W_gate(x) if self.config.mlp == "swiglu" else None

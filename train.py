@@ -277,7 +277,7 @@ def micro_batches(
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     if config.device.startswith("cuda"):  # copied while the GPU does the step before
         inputs, targets = inputs.pin_memory(), targets.pin_memory()
-    rows = config.micro_batch(world.size)
+    rows = config.micro_batch_size(world.size)
     for batch in zip(inputs.split(rows), targets.split(rows)):
         yield tuple(part.to(config.device, non_blocking=True) for part in batch)
 

@@ -206,7 +206,7 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
     if optim.muon_lr and "optim.lr" in keys and "optim.muon_lr" not in keys:
         optim = replace(optim, muon_lr=None)
         log(
-            f"note: optim.muon_lr={optim.muon_rate:g} follows from your optim.lr, "
+            f"note: optim.muon_lr={optim.muon_peak_lr:g} follows from your optim.lr, "
             "instead of the preset"
         )
     return replace(config, model=model, optim=optim)

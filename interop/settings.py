@@ -135,9 +135,9 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
     else:
         settings |= {"hidden_act": "silu", "attention_dropout": c.dropout}
     if kind in ("llama", "qwen3"):
-        settings["attention_bias"] = c.biased("output")
+        settings["attention_bias"] = c.has_bias("output")
     if kind == "llama":
-        settings["mlp_bias"] = c.biased("mlp")
+        settings["mlp_bias"] = c.has_bias("mlp")
     if kind != "gpt2" and c.rope_factor != 1:
         settings["rope_scaling"] = {"rope_type": "linear", "factor": c.rope_factor}
         if c.rope_trained is not None:

@@ -21,7 +21,7 @@ from cli.config_file import read_config
 from common.files import ordinary_file
 from common.metrics import COMPANION_SUFFIXES, best_row
 from common.settings import iterate_settings
-from config import BF16_DECODES_FROM, Config
+from config import MIN_BF16_DECODING_WIDTH, Config
 
 HEAD_METRIC = re.compile(
     rf"(?P<group>heads|emerged)/(?P<score>\w+?)(?P<companion>{'|'.join(COMPANION_SUFFIXES)})?"
@@ -170,6 +170,6 @@ def kv_cache_bytes(config: Config) -> int:
     model = config.model
     elements = model.n_layer * model.kv_heads * model.block_size * (model.key_dim + model.value_dim)
     decodes_in_bf16 = config.precision == "bf16" and (
-        config.device != "cpu" or model.n_embd >= BF16_DECODES_FROM
+        config.device != "cpu" or model.n_embd >= MIN_BF16_DECODING_WIDTH
     )
     return elements * (2 if decodes_in_bf16 else 4)

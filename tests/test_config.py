@@ -1,4 +1,4 @@
-"""Every setting: its bounds, its help, and the files that change it."""
+"""Every setting: its bounds, its help, and the presets that change it."""
 
 import re
 from dataclasses import asdict, replace
@@ -35,44 +35,52 @@ def changed(config, values):
 # --- bounds and relations -------------------------------------------------------------------------
 
 
-WRONG = [
-    ({"max_steps": 0}, "max_steps=0 must be at least 1"),
-    ({"accumulate": 5}, "accumulate=5 does not divide batch_size=32"),
-    ({"seed": 2**63}, f"seed={2**63} must be at most {2**63 - 1}"),
-    ({"device": "cuda0"}, "device=cuda0 is not one of auto, cpu, cuda, cuda:N, mps"),
-    ({"precision": "fp16"}, "precision=fp16 is not one of auto, fp32, bf16; did you mean bf16"),
-    ({"resume": "True"}, "resume=True is not one of true, false, auto"),
-    ({"resume": True}, "resume=true needs run_dir=PATH"),
-    ({"shard": "few"}, "shard=few is neither auto nor a number"),
-    ({"run_dir": "odd\udcff"}, r"'odd\udcff' is not a name in UTF-8"),
-    ({"model.n_head": 3}, "model.n_embd=128 is not a multiple of model.n_head=3"),
-    ({"model.n_kv_head": 3}, "does not divide model.n_head=4: choose one of 1, 2, 4"),
-    ({"model.position": "rope", "model.head_dim": 5}, "needs an even head size, not 5"),
-    ({"model.mlp": "relu"}, "model.mlp=relu is not one of gelu, swiglu, relu2; did you mean relu2"),
-    ({"model.dropout": 1.0}, "model.dropout=1.0 must be below 1"),
-    ({"model.dropout": float("nan")}, "model.dropout=nan is not a finite number"),
-    ({"optim.lr": 0.0}, "optim.lr=0.0 must be above 0"),
-    ({"optim.muon_lr": 1e300}, "optim.muon_lr=1e+300 must be at most 1e+30"),
-    ({"batch_size": 10**22}, "batch_size=10000000000000000000000 must be at most 1000000"),
-    ({"log.every": 10**401}, f"must be at most {2**63 - 1}"),
-    ({"optim.warmup_steps": 1000}, "is not shorter than the run's 1000 steps"),
-    ({"data.source": "text"}, "data=text needs data.path=FILE_OR_FOLDER_OR_GLOB"),
-    ({"data.path": "notes/"}, "data.path=notes/ needs a source that takes a path: add data=text"),
-    ({"data.source": "hf"}, "data=hf needs data.name=DATASET"),
-    ({"data.name": "a/b"}, "data.name=a/b is for data=hf"),
-    ({"tokenizer.name": "gtp2"}, "did you mean gpt2"),
-    ({"tokenizer.name": "hf"}, "tokenizer=hf comes with a model: add init_from=FOLDER"),
-    ({"tokenizer.name": "char", "tokenizer.vocab_size": 300}, "is for tokenizer=bpe"),
-    ({"attention.picture_every": 150}, "is not a multiple of attention.every=100"),
+# Settings that cannot work → what the error names: the setting, its value, what is possible.
+INVALID = [
+    ({"max_steps": 0}, ["max_steps=0", "1"]),
+    ({"accumulate": 5}, ["accumulate=5", "batch_size=32"]),
+    ({"seed": 2**63}, [f"seed={2**63}", f"{2**63 - 1}"]),
+    ({"device": "cuda0"}, ["device=cuda0", "cuda:N"]),
+    ({"precision": "fp16"}, ["precision=fp16", "auto, fp32, bf16", "bf16?"]),
+    ({"resume": "True"}, ["resume=True", "true, false, auto"]),
+    ({"resume": True}, ["resume=true", "run_dir=PATH"]),
+    ({"shard": "few"}, ["shard=few", "auto"]),
+    ({"run_dir": "odd\udcff"}, [r"'odd\udcff'", "UTF-8"]),
+    ({"model.n_head": 3}, ["model.n_embd=128", "model.n_head=3", "model.head_dim"]),
+    ({"model.n_kv_head": 3}, ["model.n_kv_head=3", "model.n_head=4", "1, 2, 4"]),
+    ({"model.position": "rope", "model.head_dim": 5}, ["model.position=rope", "5"]),
+    ({"model.mlp": "relu"}, ["model.mlp=relu", "gelu, swiglu, relu2", "relu2?"]),
+    ({"model.dropout": 1.0}, ["model.dropout=1.0", "1"]),
+    ({"model.dropout": float("nan")}, ["model.dropout=nan"]),
+    ({"model.ngrams": 2, "model.ngram_size": 129}, ["model.ngram_size=129", "model.n_embd=128"]),
+    ({"optim.lr": 0.0}, ["optim.lr=0.0", "0"]),
+    ({"optim.muon_lr": 1e300}, ["optim.muon_lr=1e+300", "1e+30"]),
+    ({"batch_size": 10**22}, ["batch_size=10000000000000000000000", "1000000"]),
+    ({"log.every": 10**401}, ["log.every=", f"{2**63 - 1}"]),
+    ({"optim.warmup_steps": 1000}, ["optim.warmup_steps=1000", "max_steps=1000"]),
+    ({"data.source": "text"}, ["data=text", "data.path="]),
+    ({"data.path": "notes/"}, ["data.path=notes/", "data=text"]),
+    ({"data.source": "hf"}, ["data=hf", "data.name="]),
+    ({"data.name": "a/b"}, ["data.name=a/b", "data=hf"]),
+    ({"tokenizer.name": "gtp2"}, ["tokenizer.name=gtp2", "gpt2?"]),
+    ({"tokenizer.name": "hf"}, ["tokenizer=hf", "init_from="]),
+    (
+        {"tokenizer.name": "char", "tokenizer.vocab_size": 300},
+        ["tokenizer.vocab_size=300", "tokenizer=bpe"],
+    ),
+    (
+        {"attention.picture_every": 150},
+        ["attention.picture_every=150", "attention.every=100"],
+    ),
 ]
-SAMPLE_WRONG = [
-    ({"top_p": 1.1}, "top_p=1.1 must be at most 1"),
-    ({"max_new_tokens": 10**23}, "must be at most 1000000000"),
-    ({"checkpoint": "²"}, "checkpoint=² is not best, last or a step's number"),
-    ({"run_dir": "a", "init_from": "b"}, "run_dir= and init_from= are both given"),
-    ({"attention": "map.png"}, "attention=map.png does not end in .html"),
+INVALID_FOR_SAMPLE = [
+    ({"top_p": 1.1}, ["top_p=1.1", "1"]),
+    ({"max_new_tokens": 10**23}, ["max_new_tokens=", "1000000000"]),
+    ({"checkpoint": "²"}, ["checkpoint=²", "best", "last"]),
+    ({"run_dir": "a", "init_from": "b"}, ["run_dir=", "init_from="]),
+    ({"attention": "map.png"}, ["attention=map.png", ".html"]),
 ]
-RIGHT = [
+VALID = [
     {},
     {"optim.warmup_steps": 0},
     {"optim.warmup_steps": 999},
@@ -95,16 +103,19 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize("kind, cases", [(Config, WRONG), (SampleConfig, SAMPLE_WRONG)])
-def test_a_wrong_setting_is_named_with_its_value_and_what_to_do(kind, cases):
-    for values, sentence in cases:
+@pytest.mark.parametrize(
+    "settings_class, cases", [(Config, INVALID), (SampleConfig, INVALID_FOR_SAMPLE)]
+)
+def test_an_invalid_setting_is_refused_by_name_and_value(settings_class, cases):
+    for values, names in cases:
         with pytest.raises(UserError) as error:
-            changed(kind(), values).check()
-        assert sentence in str(error.value) and "\n" not in str(error.value)
+            changed(settings_class(), values).check()
+        sentence = str(error.value)
+        assert "\n" not in sentence and all(name in sentence for name in names), sentence
 
 
-def test_a_value_at_its_bound_is_taken():
-    for values in RIGHT:
+def test_values_at_their_bounds_are_accepted():
+    for values in VALID:
         changed(Config(), values).check()
     for values in (
         {"temperature": 0.0},
@@ -128,7 +139,7 @@ BOUNDED = [
     pick=st.sampled_from(BOUNDED),
     value=st.integers(-(10**6), 10**6) | st.floats(-10, 10) | st.text(max_size=5),
 )
-def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
+def test_a_value_out_of_bounds_is_always_refused(pick, value):
     name, f = pick
     number, choices = "int" in str(f.type) or "float" in str(f.type), f.metadata.get("choices")
     if number == isinstance(value, str):
@@ -147,11 +158,12 @@ def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
         )
     )
     if not inside:
-        with pytest.raises(UserError, match=rf"^{re.escape(name)}="):
+        with pytest.raises(UserError) as error:
             changed(Config(), {name: value}).check()
+        assert str(error.value).startswith(f"{name}=")
 
 
-# --- what follows from a shape --------------------------------------------------------------------
+# --- derived sizes --------------------------------------------------------------------------------
 
 
 @given(
@@ -160,7 +172,7 @@ def test_a_value_out_of_its_bounds_is_never_taken(pick, value):
     kv=st.none() | st.integers(1, 16),
     mlp=st.sampled_from(["gelu", "swiglu", "relu2"]),
 )
-def test_what_is_left_out_follows_from_the_rest(heads, size, kv, mlp):
+def test_sizes_that_are_left_out_follow_from_the_others(heads, size, kv, mlp):
     shape = GPTConfig(vocab_size=9, n_head=heads, n_embd=heads * size, n_kv_head=kv, mlp=mlp)
     assert (shape.key_dim, shape.value_dim, shape.kv_heads) == (size, size, kv or heads)
     if mlp == "swiglu":
@@ -169,10 +181,10 @@ def test_what_is_left_out_follows_from_the_rest(heads, size, kv, mlp):
         assert shape.hidden_dim == 4 * shape.n_embd
 
 
-# --- the page itself ------------------------------------------------------------------------------
+# --- help and bounds ------------------------------------------------------------------------------
 
 
-def test_every_setting_has_a_line_of_help_and_every_number_a_bound_below():
+def test_every_setting_has_help_and_every_number_a_lower_bound():
     for name, f, default in [*iterate_settings(Config()), *iterate_settings(SampleConfig())]:
         help, choices = f.metadata["help"], f.metadata.get("choices")
         assert len(help) > 10 and "\n" not in help, name
@@ -181,7 +193,7 @@ def test_every_setting_has_a_line_of_help_and_every_number_a_bound_below():
             assert f.metadata.get("ge") is not None or f.metadata.get("gt") is not None, name
 
 
-# --- kept and read back ---------------------------------------------------------------------------
+# --- config.yaml ----------------------------------------------------------------------------------
 
 
 def read_back(config, folder):
@@ -190,8 +202,8 @@ def read_back(config, folder):
 
 
 @pytest.mark.slow
-def test_a_kept_configuration_is_read_back_the_same(tmp_path):
-    for values in RIGHT:
+def test_a_saved_configuration_is_read_back_equal(tmp_path):
+    for values in VALID:
         config = changed(Config(), values)
         assert read_back(config, tmp_path) == absolute_paths(config)
         assert config_from_dict(asdict(config)) == config
@@ -208,8 +220,8 @@ def test_a_kept_configuration_is_read_back_the_same(tmp_path):
 @example(text="~/notes (1).txt", lr=1.0, seed=2)
 @example(text="a: b # c", lr=1.0, seed=2)
 @example(text=r"\\${seed} ${", lr=1.0, seed=2)
-def test_any_text_and_number_is_read_back_the_same(text, lr, seed, tmp_path_factory):
-    assume(text != "???")  # which the command line refuses
+def test_any_text_and_number_is_read_back_equal(text, lr, seed, tmp_path_factory):
+    assume(text != "???")  # the command line refuses it
     config = changed(
         Config(),
         {"data.path": text, "data.name": text, "run_dir": text, "optim.lr": lr, "seed": seed},
@@ -217,10 +229,11 @@ def test_any_text_and_number_is_read_back_the_same(text, lr, seed, tmp_path_fact
     assert read_back(config, tmp_path_factory.mktemp("run")) == absolute_paths(config)
 
 
-def test_a_configuration_that_does_not_fit_is_one_sentence(tmp_path):
+def test_an_invalid_configuration_file_is_refused_in_one_sentence(tmp_path):
     path = tmp_path / "config.yaml"
-    with pytest.raises(UserError, match=r"config\.yaml cannot be read: No such file"):
+    with pytest.raises(UserError) as error:
         read_config(path)
+    assert str(path) in str(error.value)
     for text in (
         "max_step: 3",
         "max_steps: many",
@@ -233,24 +246,21 @@ def test_a_configuration_that_does_not_fit_is_one_sentence(tmp_path):
         "wandb:\n  project: caf\xe9\n",
     ):
         path.write_bytes(text.encode("latin-1"))
-        with pytest.raises(
-            UserError,
-            match=r"config\.yaml does not fit this version of GlassGPT: "
-            r"\S",
-        ) as error:
+        with pytest.raises(UserError) as error:
             read_config(path)
-        assert "\n" not in str(error.value)
+        sentence = str(error.value)
+        assert sentence.startswith(f"{path} ") and "\n" not in sentence
 
 
-def test_paths_are_kept_as_they_hold_from_elsewhere(tmp_path, monkeypatch):
+def test_saved_paths_are_valid_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "a [1]").mkdir()
     monkeypatch.chdir(tmp_path / "a [1]")
     config = changed(Config(), {"data.path": "*.txt", "init_from": "base", "run_dir": "run"})
-    kept = absolute_paths(config)
-    assert kept.data.path == f"{tmp_path}/a [[]1]/*.txt"
-    assert (kept.init_from, kept.run_dir) == (f"{tmp_path}/a [1]/base", "run")
-    fetched = replace(config, init_from=f"someone/model@{'0' * 40}")
-    assert absolute_paths(fetched).init_from == fetched.init_from
+    saved = absolute_paths(config)
+    assert saved.data.path == f"{tmp_path}/a [[]1]/*.txt"
+    assert (saved.init_from, saved.run_dir) == (f"{tmp_path}/a [1]/base", "run")
+    from_hub = replace(config, init_from=f"someone/model@{'0' * 40}")
+    assert absolute_paths(from_hub).init_from == from_hub.init_from
 
 
 # --- the presets ----------------------------------------------------------------------------------
@@ -265,7 +275,7 @@ def settings_of(node, prefix=""):
 
 
 @named
-def test_a_preset_names_only_known_settings_and_is_headed_by_the_command_that_uses_it(path):
+def test_a_preset_has_only_known_settings_and_its_header_shows_a_command(path):
     group, known = path.parent.name, {name for name, _, _ in iterate_settings(Config())}
     values = OmegaConf.to_container(OmegaConf.load(path))
     values.pop("defaults", None)

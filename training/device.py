@@ -12,7 +12,7 @@ import torch
 
 from cli import first_line
 from common.errors import UserError
-from config import BF16_DECODES_FROM, Config
+from config import MIN_BF16_DECODING_WIDTH, Config
 from model import GPT
 
 # Read by cuBLAS before its first product; without it deterministic=true has none to offer.
@@ -96,7 +96,7 @@ def for_sampling(model: GPT, device: str, precision: str = "auto") -> GPT:
     Decoding is bound by reading the weights, and bf16 halves them; on a CPU each product in bf16
     costs some ten microseconds more, so that narrow models are faster in float32 (LOG.md)."""
     if precision == "auto":
-        wide = not device.startswith("cpu") or model.config.n_embd >= BF16_DECODES_FROM
+        wide = not device.startswith("cpu") or model.config.n_embd >= MIN_BF16_DECODING_WIDTH
         precision = "bf16" if wide and bf16_is_fast(device) else "fp32"
         if not wide:  # threads that wait for a core among others' take 40 times as long (LOG.md)
             torch.set_num_threads(1)

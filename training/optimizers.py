@@ -243,7 +243,7 @@ def build_optimizers(
     if matrices:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         optimizers.append(
-            Muon(matrices, optim.muon_rate, optim.momentum, optim.weight_decay, dtype, mesh)
+            Muon(matrices, optim.muon_peak_lr, optim.momentum, optim.weight_decay, dtype, mesh)
         )
     if tables:
         optimizers.append(RowAdagrad(tables, optim.lr))

@@ -139,7 +139,7 @@ def memory_needed(config: Config, processes: int) -> float:
     optimizer = (state * (parameters - outside) + 8 * (outside - tables)) / config.shard
     block, size = (parameters - outside) / c.n_layer, 2 if config.precision == "bf16" else 4
     gathered = 8 * outside + 3 * size * block if config.shard > 1 else 0
-    tokens = config.micro_batch(processes) * c.block_size
+    tokens = config.micro_batch_size(processes) * c.block_size
     of_layers, of_logits = KEPT[config.precision, config.compile is True]
     kept = tokens * (of_layers * c.n_layer * c.n_embd + of_logits * c.vocab_size)
     # Gradients come as activations go, but where there are some already, or sharded ones. To be
