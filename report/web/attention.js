@@ -12,13 +12,13 @@ import {
   formatWithError,
   makeVisible,
   pluralize,
-  readableName,
   shortenToken,
 } from "./format.js";
 import { setUpStepSlider, showStep } from "./frame.js";
-import { drawHeads, drawOverview, scoreAt, scoreNames } from "./heads.js";
+import { scoreAt, scoreNames } from "./head_metrics.js";
+import { drawHeads, drawOverview } from "./heads.js";
 import { headName, labelToken, MIN_DEEP_LAYERS } from "./labels.js";
-import { drawCard, drawWhy, expected } from "./logit_attribution.js";
+import { drawBreakdown, drawScoreAttribution, nextTokens } from "./logit_attribution.js";
 import { headGrid, largest, load, mapOf, PRECISION, reader, withoutFirst } from "./maps.js";
 import { blobs, unpacked } from "./packed.js";
 import {
@@ -34,6 +34,7 @@ import {
   stepNow,
   steps,
 } from "./store.js";
+import { scoreLabel } from "./terms.js";
 import { drawStripes, explainedOf, FAINT, resolved, stripes } from "./token_effect.js";
 import { addArrowKeys } from "./tooltip.js";
 
@@ -229,7 +230,7 @@ function drawPrediction() {
       state.target = k;
       light(state.token);
     };
-    const { rows: chances, says } = expected(explained, data.words, i, state.target, pick);
+    const { buttons, sentence } = nextTokens(explained, data.words, i, state.target, pick);
     const named = ([x, j], k) => [
       k ? ", " : " ",
       bdi(shortenToken(known[j]), "token"),
@@ -243,14 +244,19 @@ function drawPrediction() {
     const when = explained.step === stepNow() ? "" : ` (at step ${formatCount(explained.step)})`;
     $("expected").replaceChildren(
       el("h4", {}, "After ", ...labelToken(explained, i), " the model expects", when),
-      el("div", { className: "chances" }, ...chances),
-      el("p", {}, ...says, ...(needed.length ? [" Hidden, these raise it:", ...needed, "."] : [])),
+      el("div", { className: "chances" }, ...buttons),
+      el(
+        "p",
+        {},
+        ...sentence,
+        ...(needed.length ? [" Hidden, these raise it:", ...needed, "."] : []),
+      ),
     );
   }
   if ($("card-part").hidden || i !== state.held) return;
-  $("card-title").replaceChildren("The card of ", ...labelToken(explained, i));
+  $("card-title").replaceChildren("Prediction breakdown after ", ...labelToken(explained, i));
   const { layer, head, target } = state;
-  drawCard($("card"), explained, i, {
+  drawBreakdown($("card"), explained, i, {
     layer,
     head,
     target,
@@ -472,7 +478,7 @@ function sayWhatIsSeen(view, by) {
           .filter(([, { value }]) => value !== null)
           .map(
             ([score, { value, error }]) =>
-              `${readableName(score)} ${formatWithError(value, error)}`,
+              `${scoreLabel(score).toLowerCase()} ${formatWithError(value, error)}`,
           );
   const without = state.rest
     ? " Without the first token; the rows are made to sum to 1 again."
@@ -545,7 +551,7 @@ async function explainCell() {
     return;
   if (typeof terms === "string")
     return $("why").replaceChildren(el("p", { className: "quiet" }, terms));
-  drawWhy($("why"), terms, probe().tokens, [
+  drawScoreAttribution($("why"), terms, [
     `Why ${headName(layer, head)} looked from `,
     ...labelToken(current, i),
     " at ",
@@ -596,7 +602,7 @@ export function setUpControls() {
     show();
   };
   $("overview-score").append(
-    ...scoreNames.map(name => el("option", { value: name }, readableName(name))),
+    ...scoreNames.map(name => el("option", { value: name }, scoreLabel(name))),
   );
   if (scoreNames.includes("induction")) $("overview-score").value = "induction";
   $("overview-score").onchange = draw;

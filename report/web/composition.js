@@ -1,171 +1,341 @@
-// Who feeds whom: layers × heads, three times, for keys, queries and values, with a line from each part of the model to
-// the heads above that it feeds, as thick as the share that they lose without it. Stands after charts.js and maps.js.
+/**
+ * Head composition as graphs: layers × heads, one graph each for keys, queries and values. A line
+ * joins a component to a head above it, as thick as the share of the head's score that is lost
+ * without the component.
+ */
 
 import { el } from "./dom.js";
-import { readableName } from "./format.js";
 import { headName, MIN_DEEP_LAYERS } from "./labels.js";
-import { term } from "./terms.js";
+import { scoreLabel, term } from "./terms.js";
 import { addArrowKeys, addTooltip } from "./tooltip.js";
 
-const READ = { keys: "c1", queries: "c2", values: "c4" };
-const WRITTEN_FROM = 0.3; // the share from which it is written on its line
-const ALONG = [0.5, 0.44, 0.56, 0.38, 0.62, 0.3, 0.7, 0.22, 0.78, 0.14, 0.86]; // where, the best first
+/** The inputs of a head through which it composes with components below. */
+const INPUTS = [
+  { input: "keys", name: "K-composition", color: "c1" },
+  { input: "queries", name: "Q-composition", color: "c2" },
+  { input: "values", name: "V-composition", color: "c4" },
+];
+/** Smaller shares are not drawn. */
+const MIN_SHARE = 0.05;
+/** Shares of fewer standard errors are not drawn. */
+const MIN_STANDARD_ERRORS = 2;
+/** Smaller shares are not written beside their line. */
+const MIN_LABELED_SHARE = 0.3;
+/** Where a share may be written along its line, from 0 at the lower end to 1, the best first. */
+const LABEL_POSITIONS = [0.5, 0.44, 0.56, 0.38, 0.62, 0.3, 0.7, 0.22, 0.78, 0.14, 0.86];
+/** Least horizontal distance in pixels of a written share from anything else. */
+const LABEL_WIDTH = 31;
 
-// wires: [{score, to, read, from, share, error, direct, off}]: `to` and `chosen` as [layer, head], `from` a name.
-export function drawWiring(host, [L, H], wires, title, chosen, choose) {
-  const told = wires.filter(({ share, error }) => share >= 0.05 && share >= 2 * error);
-  const graphs = el("div", { className: "graphs" });
-  host.replaceChildren(
-    el("h3", {}, title),
-    el(
-      "p",
-      { className: "quiet" },
-      "A line: so much of the upper head's score (of what it writes, for values) is lost when it does not see what the " +
-        "lower part wrote, and all between is computed again. Shares do not add up: two parts may carry the same, or " +
-        "need each other.",
-    ),
-    ...(told.length
-      ? [graphs]
-      : [el("p", { className: "quiet" }, "Nothing feeds a head yet, as far as can be told.")]),
+const EXPLANATION =
+  "A line shows the share of the upper head's score that is lost if its keys or queries are computed without what the " +
+  "lower component wrote. For values, it is the share of what the head writes. Everything in between is computed " +
+  "again (path patching). Shares do not add up: two components may carry the same information, or need each other.";
+
+/** @typedef {import("./head_metrics.js").Composition} Composition */
+
+/**
+ * Draw the graphs into `host`.
+ * @param {HTMLElement} host
+ * @param {object} options
+ * @param {[number, number]} options.shape layers and heads
+ * @param {Composition[]} options.compositions
+ * @param {string} options.title
+ * @param {[number, number]} options.chosen layer and head
+ * @param {(layer: number, head: number) => void} options.choose called when a head is clicked
+ */
+export function drawComposition(host, { shape, compositions, title, chosen, choose }) {
+  const significant = compositions.filter(
+    ({ share, error }) => share >= MIN_SHARE && share >= MIN_STANDARD_ERRORS * error,
   );
-  for (const [read, colour] of Object.entries(READ)) {
-    const found = told.filter(wire => wire.read === read);
-    if (!told.length) continue;
-    const box = graphs.appendChild(el("div", {}, el("h4", {}, "through its ", term(read))));
-    box.append(wiringGraph([L, H], found, colour, `${title}, through its ${read}`, chosen, choose));
+  const explanation = el("p", { className: "quiet" }, EXPLANATION);
+  if (!significant.length) {
+    const nothing = el("p", { className: "quiet" }, "No significant composition found.");
+    host.replaceChildren(el("h3", {}, title), explanation, nothing);
+    return;
+  }
+  const graphs = el("div", { className: "graphs" });
+  host.replaceChildren(el("h3", {}, title), explanation, graphs);
+  for (const { input, name, color } of INPUTS) {
+    const graph = compositionGraph({
+      shape,
+      compositions: significant.filter(composition => composition.input === input),
+      color,
+      title: `${title}: ${name}`,
+      chosen,
+      choose,
+    });
+    graphs.append(
+      el("div", { "data-input": input }, el("h4", {}, term(name), ` (through ${input})`), graph),
+    );
   }
 }
 
-// One of the three: a row for each layer, the highest on top, its MLP at the right end; below all the embedding.
-function wiringGraph([L, H], wires, colour, title, chosen, choose) {
-  const width = Math.max(230, Math.min(460, 60 + 62 * (H + 1)));
-  const radius = H > 9 ? 6 : 13;
-  // Of a deep model the layers that are told of.
-  const layers = Array.from({ length: L }, (_, l) => l).filter(
-    l =>
-      L <= MIN_DEEP_LAYERS ||
-      wires.some(({ to, from }) => to[0] === l || new RegExp(`^L${l}(H|M)`).test(from)),
+/**
+ * Where the components are in a graph: one row for each layer with its MLP at the right end, the
+ * highest layer on top, the embedding below.
+ * @typedef {object} Layout
+ * @property {number[]} layers that are shown
+ * @property {number} headCount
+ * @property {number} width in pixels, like all that follow
+ * @property {number} height
+ * @property {number} rowHeight
+ * @property {number} radius of a head
+ * @property {(column: number) => number} x of a head, or of the MLP in column `headCount`
+ * @property {(layer: number) => number} y of a layer
+ * @property {[number, number]} embedding
+ */
+
+/**
+ * @param {[number, number]} shape
+ * @param {Composition[]} compositions
+ * @returns {Layout}
+ */
+function createLayout([layerCount, headCount], compositions) {
+  const isInvolved = layer =>
+    compositions.some(
+      ({ to, from }) => to[0] === layer || new RegExp(`^L${layer}(H|M)`).test(from),
+    );
+  const layers = [...Array(layerCount).keys()].filter(
+    layer => layerCount <= MIN_DEEP_LAYERS || isInvolved(layer),
   );
-  const high = layers.length < 8 ? 76 : 40;
+  const width = Math.max(230, Math.min(460, 60 + 62 * (headCount + 1)));
+  const rowHeight = layers.length < 8 ? 76 : 40;
   const top = 18;
-  const x = h => 34 + ((h + 0.5) * (width - 44)) / (H + 1);
-  const y = l => top + (layers.length - 1 - (l < 0 ? -1 : layers.indexOf(l))) * high;
-  const place = name => {
-    const head = /^L(\d+)H(\d+)$/.exec(name);
-    const mlp = /^L(\d+)MLP$/.exec(name);
-    return head
-      ? [x(Number(head[2])), y(Number(head[1]))]
-      : mlp
-        ? [x(H), y(Number(mlp[1]))]
-        : [x((H - 1) / 2), y(-1)];
+  const x = column => 34 + ((column + 0.5) * (width - 44)) / (headCount + 1);
+  const y = layer => top + (layers.length - 1 - layers.indexOf(layer)) * rowHeight;
+  return {
+    layers,
+    headCount,
+    width,
+    height: top + layers.length * rowHeight + 22,
+    rowHeight,
+    radius: headCount > 9 ? 6 : 13,
+    x,
+    y,
+    embedding: [x((headCount - 1) / 2), top + layers.length * rowHeight],
   };
-  const tall = top + layers.length * high + 22;
-  const svg = el("svg:svg", {
-    viewBox: `0 0 ${width} ${tall}`,
-    role: "group",
-    "aria-label": title,
-  });
-  // What no share is written on: [x, y, how far from it], nodes and other shares.
-  const taken = layers.flatMap(l => Array.from({ length: H }, (_, h) => [x(h), y(l), radius + 8]));
-  taken.push(...layers.map(l => [x(H), y(l), 18]), [x((H - 1) / 2), y(-1), 18]);
-  const busy = new Set(wires.flatMap(({ to, from }) => [headName(...to), from]));
+}
+
+/**
+ * @param {Layout} layout
+ * @param {string} name of a component
+ * @returns {[number, number]} its position
+ */
+function positionOf(layout, name) {
+  const [, layer, head] = /^L(\d+)(?:H(\d+)|MLP)$/.exec(name) ?? [];
+  if (layer === undefined) return layout.embedding;
+  const column = head === undefined ? layout.headCount : Number(head);
+  return [layout.x(column), layout.y(Number(layer))];
+}
+
+/**
+ * Draw one of the three graphs.
+ * @param {object} options
+ * @param {[number, number]} options.shape layers and heads
+ * @param {Composition[]} options.compositions
+ * @param {string} options.color name of a CSS custom property
+ * @param {string} options.title
+ * @param {[number, number]} options.chosen layer and head
+ * @param {(layer: number, head: number) => void} options.choose
+ * @returns {SVGElement}
+ */
+function compositionGraph({ shape, compositions, color, title, chosen, choose }) {
+  const layout = createLayout(shape, compositions);
+  const viewBox = `0 0 ${layout.width} ${layout.height}`;
+  const svg = el("svg:svg", { viewBox, role: "group", "aria-label": title });
+
+  // Lines, the thickest on top
+  const obstacles = nodeObstacles(layout);
   const marks = [];
   const labels = [];
-  for (const wire of [...wires].sort((a, b) => a.share - b.share)) {
-    const { to, from, share } = wire;
-    const [x1, y1] = place(from);
-    const [x2, y2] = place(headName(...to));
-    const bend = x1 === x2 && y1 - y2 > 1.5 * high ? 26 : 0;
-    const thick = (1 + 7 * Math.min(1, share)).toFixed(1);
-    const mark = el("svg:path", {
-      d: `M${x1} ${y1 - radius}Q${(x1 + x2) / 2 + bend} ${(y1 + y2) / 2} ${x2} ${y2 + radius}`,
-      class: "wire",
-      tabindex: -1,
-      role: "img",
-      style: `stroke: var(--${colour}); stroke-width: ${thick}`,
-    });
-    mark.setAttribute(
-      "aria-label",
-      aboutWire(wire)
-        .map(node => node.textContent)
-        .join(", "),
-    );
-    addTooltip(mark, () => aboutWire(wire));
-    marks.push(svg.appendChild(mark));
-    if (share < WRITTEN_FROM) continue;
-    const at = t => [
-      x1 + t * (x2 - x1) + 2 * t * (1 - t) * bend,
-      y1 - radius + t * (y2 - y1 + 2 * radius),
-    ];
-    const clear = t =>
-      Math.min(
-        ...taken.map(
-          (
-            [a, b, tall], // from 1 on it touches none
-          ) => Math.max(Math.abs(a - at(t)[0]) / 31, Math.abs(b - at(t)[1]) / tall),
-        ),
-      );
-    const found =
-      ALONG.find(t => clear(t) >= 1) ??
-      ALONG.reduce((best, t) => (clear(t) > clear(best) ? t : best));
-    const [left, down] = at(found);
-    taken.push([left, down, 14]);
-    labels.push(
-      el(
-        "svg:text",
-        { x: left, y: down + 4, class: "share", "text-anchor": "middle" },
-        `${(100 * share).toFixed(0)}%`,
-      ),
-    );
+  for (const composition of [...compositions].sort((a, b) => a.share - b.share)) {
+    const line = lineGeometry(layout, composition);
+    marks.push(svg.appendChild(compositionMark(composition, line, color)));
+    if (composition.share < MIN_LABELED_SHARE) continue;
+    const [x, y] = labelPosition(line, obstacles);
+    obstacles.push({ x, y, clearance: 14 });
+    const text = `${(100 * composition.share).toFixed(0)}%`;
+    labels.push(el("svg:text", { x, y: y + 4, class: "share", "text-anchor": "middle" }, text));
   }
-  for (const l of layers) {
-    svg.append(
-      el("svg:text", { x: 4, y: y(l) + 4 }, `L${l}`),
-      wiringNode("MLP", x(H), y(l), radius, busy.has(`L${l}MLP`), true),
-    );
-    for (let h = 0; h < H; h++) {
-      const node = wiringNode(`H${h}`, x(h), y(l), radius, busy.has(headName(l, h)));
-      if (l === chosen[0] && h === chosen[1]) node.classList.add("here");
-      node.onclick = () => choose(l, h);
-      node.classList.add("head-node");
-      svg.append(node);
-    }
-  }
-  svg.append(
-    wiringNode("embedding", x((H - 1) / 2), y(-1), radius, busy.has("embedding"), true),
-    ...labels,
-  );
+
+  // Components on top of the lines, and what is written on top of all
+  const connected = new Set(compositions.flatMap(({ to, from }) => [headName(...to), from]));
+  svg.append(...componentNodes(layout, connected, chosen, choose), ...labels);
   addArrowKeys(svg, marks, 1, () => {}, 0);
   return svg;
 }
 
-function wiringNode(name, x, y, radius, busy, square = false) {
-  const wide = square ? Math.max(2 * radius, 7.8 * name.length + 10) : 2 * radius;
-  return el(
-    "svg:g",
-    { class: `node${busy ? " busy" : ""}` },
-    square
-      ? el("svg:rect", { x: x - wide / 2, y: y - 9, width: wide, height: 18, rx: 3 })
-      : el("svg:circle", { cx: x, cy: y, r: radius }),
-    ...(radius > 8 || square
-      ? [el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, name)]
-      : []),
+/**
+ * What a written share must not touch: its center, and the vertical distance to keep.
+ * @typedef {{x: number, y: number, clearance: number}} Obstacle
+ */
+
+/**
+ * @param {Layout} layout
+ * @returns {Obstacle[]}
+ */
+function nodeObstacles({ layers, headCount, radius, x, y, embedding }) {
+  const heads = layers.flatMap(layer =>
+    Array.from({ length: headCount }, (_, head) => ({
+      x: x(head),
+      y: y(layer),
+      clearance: radius + 8,
+    })),
   );
+  const mlps = layers.map(layer => ({ x: x(headCount), y: y(layer), clearance: 18 }));
+  return [...heads, ...mlps, { x: embedding[0], y: embedding[1], clearance: 18 }];
 }
 
-function aboutWire({ score, to, read, from, share, error, direct, off }) {
-  const percent = (value, error) => `${(100 * value).toFixed(0)} ± ${(100 * error).toFixed(0)}%`;
-  return [
-    el("div", {}, `${from} → ${headName(...to)}, through its ${read}`),
+/**
+ * A line from a component up to a head. Lines that pass over the layers in between are bent.
+ * @typedef {object} Line
+ * @property {string} path
+ * @property {(t: number) => [number, number]} pointAt position along the line, from 0 to 1
+ */
+
+/**
+ * @param {Layout} layout
+ * @param {Composition} composition
+ * @returns {Line}
+ */
+function lineGeometry(layout, { from, to }) {
+  const [x1, yFrom] = positionOf(layout, from);
+  const [x2, yTo] = positionOf(layout, headName(...to));
+  const [y1, y2] = [yFrom - layout.radius, yTo + layout.radius];
+  const passesLayers = x1 === x2 && yFrom - yTo > 1.5 * layout.rowHeight;
+  const bend = passesLayers ? 26 : 0;
+  const path = `M${x1} ${y1}Q${(x1 + x2) / 2 + bend} ${(yFrom + yTo) / 2} ${x2} ${y2}`;
+  const pointAt = t => [x1 + t * (x2 - x1) + 2 * t * (1 - t) * bend, y1 + t * (y2 - y1)];
+  return { path, pointAt };
+}
+
+/**
+ * @param {Line} line
+ * @param {Obstacle[]} obstacles
+ * @returns {[number, number]} the first position that touches nothing, or the one that is farthest
+ *   from everything
+ */
+function labelPosition({ pointAt }, obstacles) {
+  // At 1 or more, the label touches nothing.
+  const clearance = t => {
+    const [x, y] = pointAt(t);
+    const distances = obstacles.map(obstacle =>
+      Math.max(
+        Math.abs(obstacle.x - x) / LABEL_WIDTH,
+        Math.abs(obstacle.y - y) / obstacle.clearance,
+      ),
+    );
+    return Math.min(...distances);
+  };
+  const free = LABEL_POSITIONS.find(t => clearance(t) >= 1);
+  if (free !== undefined) return pointAt(free);
+  return pointAt(LABEL_POSITIONS.reduce((best, t) => (clearance(t) > clearance(best) ? t : best)));
+}
+
+/**
+ * @param {Composition} composition
+ * @param {Line} line
+ * @param {string} color name of a CSS custom property
+ */
+function compositionMark(composition, { path }, color) {
+  const thickness = (1 + 7 * Math.min(1, composition.share)).toFixed(1);
+  const description = describeComposition(composition).map(node => node.textContent);
+  const mark = el("svg:path", {
+    d: path,
+    class: "composition-line",
+    tabindex: -1,
+    role: "img",
+    style: `stroke: var(--${color}); stroke-width: ${thickness}`,
+    "aria-label": description.join(", "),
+  });
+  return addTooltip(mark, () => describeComposition(composition));
+}
+
+/**
+ * What the tooltip says about a line.
+ * @param {Composition} composition
+ * @returns {Node[]}
+ */
+function describeComposition({ score, to, input, from, share, error, directShare, directError }) {
+  const percent = (value, standardError) =>
+    `${(100 * value).toFixed(0)} ± ${(100 * standardError).toFixed(0)}%`;
+  const lost =
+    input === "values" ? "what it writes" : `its ${scoreLabel(score).toLowerCase()} score`;
+  const lines = [
+    el("div", {}, `${from} → ${headName(...to)}, through its ${input}`),
     el(
       "div",
       { className: "value" },
       el("b", {}, percent(share, error)),
-      read === "values" ? " of what it writes" : ` of its ${readableName(score)} score`,
-      " is lost without it",
+      ` of ${lost} is lost without it`,
     ),
-    ...(direct === null
-      ? []
-      : [el("div", {}, `directly, with nothing between computed again: ${percent(direct, off)}`)]),
   ];
+  if (directShare !== null) {
+    lines.push(
+      el(
+        "div",
+        {},
+        `${percent(directShare, directError)} directly, with nothing in between computed again`,
+      ),
+    );
+  }
+  return lines;
+}
+
+/**
+ * The heads, MLPs and the embedding, with the names of the layers.
+ * @param {Layout} layout
+ * @param {Set<string>} connected names of the components at the ends of lines
+ * @param {[number, number]} chosen layer and head
+ * @param {(layer: number, head: number) => void} choose
+ * @returns {SVGElement[]}
+ */
+function componentNodes({ layers, headCount, radius, x, y, embedding }, connected, chosen, choose) {
+  const nodes = layers.flatMap(layer => {
+    const heads = Array.from({ length: headCount }, (_, head) => {
+      const node = headNode(
+        `H${head}`,
+        x(head),
+        y(layer),
+        radius,
+        connected.has(headName(layer, head)),
+      );
+      if (layer === chosen[0] && head === chosen[1]) node.classList.add("here");
+      node.onclick = () => choose(layer, head);
+      return node;
+    });
+    const label = el("svg:text", { x: 4, y: y(layer) + 4 }, `L${layer}`);
+    return [label, boxNode("MLP", x(headCount), y(layer), connected.has(`L${layer}MLP`)), ...heads];
+  });
+  return [...nodes, boxNode("embedding", ...embedding, connected.has("embedding"))];
+}
+
+/**
+ * @param {string} name
+ * @param {number} x
+ * @param {number} y
+ * @param {number} radius
+ * @param {boolean} isConnected
+ */
+function headNode(name, x, y, radius, isConnected) {
+  const className = `node head-node${isConnected ? " connected" : ""}`;
+  const node = el("svg:g", { class: className }, el("svg:circle", { cx: x, cy: y, r: radius }));
+  if (radius > 8) node.append(el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, name));
+  return node;
+}
+
+/**
+ * @param {string} name
+ * @param {number} x
+ * @param {number} y
+ * @param {boolean} isConnected
+ */
+function boxNode(name, x, y, isConnected) {
+  const width = 7.8 * name.length + 10;
+  return el(
+    "svg:g",
+    { class: `node${isConnected ? " connected" : ""}` },
+    el("svg:rect", { x: x - width / 2, y: y - 9, width, height: 18, rx: 3 }),
+    el("svg:text", { x, y: y + 3.5, "text-anchor": "middle" }, name),
+  );
 }

@@ -1,218 +1,310 @@
+/**
+ * The prediction after a token: the expected next tokens, and the breakdown by components of the
+ * model.
+ */
+
+import { barList, largestBars, sumOfValues } from "./bars.js";
 import { createCellGrid } from "./cell_grid.js";
 import { colorIndex } from "./colors.js";
 import { bdi, el } from "./dom.js";
 import { formatNumber, formatSigned, shortenToken } from "./format.js";
 import { headGridLayout, headName } from "./labels.js";
+import { term } from "./terms.js";
 
-// A part of the direct contributions: its name, and of a head its place.
-function partOf(p, L, H) {
-  if (p === 0) return { name: "embedding" };
-  if (p === L * (H + 1) + 1) return { name: "biases" };
-  const layer = Math.floor((p - 1) / (H + 1));
-  const head = (p - 1) % (H + 1);
-  return head === H ? { name: `L${layer} MLP` } : { name: headName(layer, head), layer, head };
+/** Contributions that have a bar of their own. */
+const MAX_BARS = 10;
+/** Nats below which the colors of head effects do not get stronger. */
+const MIN_EFFECT_SCALE = 0.1;
+
+/**
+ * What is known about the predictions of one probe at one step; see `explainedOf` in
+ * token_effect.js.
+ * @typedef {object} Explanation
+ * @property {number} L number of layers
+ * @property {number} H number of heads
+ * @property {string[]} tokens
+ * @property {number} parts number of components in the direct logit attribution
+ * @property {(i: number) => number} loss of the token after `i`, in nats
+ * @property {(k: number, i: number) => number} lens loss after `k` blocks, in nats
+ * @property {(layer: number, head: number, i: number) => number} head_effect in nats
+ * @property {(part: number, i: number, target: number) => number} direct contribution to a logit
+ * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted likeliest next
+ *   tokens
+ * @property {(layer: number, head: number, i: number) => number[]} writes ids of three promoted and
+ *   three suppressed tokens
+ */
+
+/**
+ * @param {number} part index of a component in the direct logit attribution
+ * @param {number} layerCount
+ * @param {number} headCount
+ * @returns {{name: string, layer?: number, head?: number}} `layer` and `head` only if it is a head
+ */
+function componentOf(part, layerCount, headCount) {
+  if (part === 0) return { name: "embedding" };
+  if (part === layerCount * (headCount + 1) + 1) return { name: "biases" };
+  const layer = Math.floor((part - 1) / (headCount + 1));
+  const head = (part - 1) % (headCount + 1);
+  if (head === headCount) return { name: `L${layer} MLP` };
+  return { name: headName(layer, head), layer, head };
 }
 
-// The next tokens that the model expects after token i; `pick(k)` takes one of them as the target.
-export function expected(known, words, i, target, pick) {
-  const next = known.tokens[i + 1] ?? null;
-  const loss = known.loss(i);
-  const percent = share => (share >= 0.001 ? share.toFixed(3) : share.toExponential(1));
-  const chip = (k, text, share, real, was = share) =>
-    el(
-      "button",
-      {
-        type: "button",
-        className: `chance${real ? " real" : ""}`,
-        "aria-pressed": target === k,
-        style: `--w: ${(100 * share).toFixed(1)}%`,
-        onclick: () => pick(k),
-      },
-      bdi(shortenToken(text), "token"),
-      el("b", {}, percent(share)),
-      ...(percent(was) === percent(share) ? [] : [el("small", {}, ` was ${percent(was)}`)]),
-    );
-  const likeliest = known
-    .predicted(i)
-    .map((one, k) => ({ ...one, k: k + 1, text: words[one.id] ?? "" }))
-    .filter(({ id }) => id >= 0);
-  const hit = next === null ? -1 : likeliest.findIndex(one => one.text === next.slice(0, 40));
-  const rows = likeliest.map(({ k, text, chance, was }) =>
-    chip(k, text, chance, k === hit + 1 && hit >= 0, was),
-  );
-  if (next !== null && hit < 0) rows.push(chip(0, next, Math.exp(-loss), true));
-  return {
-    rows,
-    says:
-      next === null
-        ? ["The text ends here."]
-        : [
-            "The next token, ",
-            bdi(shortenToken(next), "token"),
-            `, has a loss of ${formatNumber(loss)} nats.`,
-          ],
-  };
+/** @param {number} probability */
+function formatProbability(probability) {
+  return probability >= 0.001 ? probability.toFixed(3) : probability.toExponential(1);
 }
 
-// Lines with bars to either side of zero. lines: [{name, value, more, pick}]
-function bars(lines, write = formatSigned) {
-  const most = Math.max(1e-9, ...lines.map(line => Math.abs(line.value) || 0));
-  const kind = write === formatSigned ? "bars" : "bars plain";
+/**
+ * A button with a possible next token and its probability.
+ * @param {object} options
+ * @param {string} options.text
+ * @param {number} options.probability
+ * @param {number} [options.previous] probability before heads were switched off or tokens hidden
+ * @param {boolean} options.isActual whether it is the token that follows
+ * @param {boolean} options.isTarget whether the breakdown is about it
+ * @param {() => void} options.pick
+ */
+function predictionButton({ text, probability, previous = probability, isActual, isTarget, pick }) {
+  const [now, before] = [formatProbability(probability), formatProbability(previous)];
   return el(
-    "ol",
-    { className: kind },
-    ...lines.map(({ name, value, more = "", pick }) => {
-      const size = (50 * Math.abs(value || 0)) / most;
-      const side = value < 0 ? "under" : "over";
-      const label = pick
-        ? el("button", { type: "button", onclick: pick }, name)
-        : el("span", {}, name);
-      return el(
-        "li",
-        {},
-        label,
-        el("i", { className: side, style: `--w: ${size.toFixed(1)}%` }),
-        el("b", {}, write(value)),
-        el("span", { className: "quiet" }, more),
-      );
+    "button",
+    {
+      type: "button",
+      className: `chance${isActual ? " real" : ""}`,
+      "aria-pressed": isTarget,
+      style: `--w: ${(100 * probability).toFixed(1)}%`,
+      onclick: pick,
+    },
+    bdi(shortenToken(text), "token"),
+    el("b", {}, now),
+    ...(now === before ? [] : [el("small", {}, ` was ${before}`)]),
+  );
+}
+
+/**
+ * The likeliest next tokens after token `i` as buttons, and a sentence about the actual one.
+ * @param {Explanation} explanation
+ * @param {string[]} words tokens by id
+ * @param {number} i
+ * @param {number} target which next token the breakdown is about: 0 for the actual one, k for the
+ *   k-th likeliest
+ * @param {(target: number) => void} pick called with the target that is clicked
+ * @returns {{buttons: HTMLElement[], sentence: (Node | string)[]}}
+ */
+export function nextTokens(explanation, words, i, target, pick) {
+  const actual = explanation.tokens[i + 1] ?? null;
+  const likeliest = explanation
+    .predicted(i)
+    .map(({ id, chance, was }, k) => ({
+      id,
+      target: k + 1,
+      text: words[id] ?? "",
+      probability: chance,
+      previous: was,
+    }))
+    .filter(({ id }) => id >= 0);
+  // Tokens of the glossary of words are cut to 40 characters.
+  const hit =
+    actual === null ? undefined : likeliest.find(({ text }) => text === actual.slice(0, 40));
+  const buttons = likeliest.map(prediction =>
+    predictionButton({
+      ...prediction,
+      isActual: prediction === hit,
+      isTarget: target === prediction.target,
+      pick: () => pick(prediction.target),
     }),
   );
+  if (actual === null) return { buttons, sentence: ["The text ends here."] };
+  if (!hit) {
+    const probability = Math.exp(-explanation.loss(i));
+    const isTarget = target === 0;
+    buttons.push(
+      predictionButton({
+        text: actual,
+        probability,
+        isActual: true,
+        isTarget,
+        pick: () => pick(0),
+      }),
+    );
+  }
+  const loss = `, has a loss of ${formatNumber(explanation.loss(i))} nats.`;
+  return { buttons, sentence: ["The next token, ", bdi(shortenToken(actual), "token"), loss] };
 }
 
-// Draws the card of token i into `host`. how: {layer, head, target, tied, words, choose(layer, head)}
-export function drawCard(host, known, i, how) {
-  const { L, H } = known;
-  const { layer, head, target, words } = how;
-  const spelt = id => (/[^\ufffd]/.test(words[id] ?? "") ? shortenToken(words[id]) : `#${id}`); // a part of a character has none
-  const chips = ids =>
-    ids
-      .filter(id => id >= 0)
-      .flatMap(id => [el("bdi", { className: "token chip" }, spelt(id)), " "]);
-  const lens = Array.from({ length: L + 1 }, (_, k) => ({
-    name: k ? `block ${k - 1}` : "embedding",
-    value: known.lens(k, i),
-  }));
-  const parts = Array.from({ length: known.parts }, (_, p) => {
-    const part = partOf(p, L, H);
-    const inside = part.head !== undefined;
-    return {
-      ...part,
-      value: known.direct(p, i, target),
-      pick: inside ? () => how.choose(part.layer, part.head) : null,
-      more: inside ? formatSigned(known.head_effect(part.layer, part.head, i)) : "",
-    };
-  });
-  const whole = parts.reduce((sum, part) => sum + part.value, 0);
-  const order = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  const least = order.slice(10);
-  const rest = least.reduce((sum, part) => sum + part.value, 0);
-  const lines = [
-    ...order.slice(0, 10),
-    ...(least.length ? [{ name: `${least.length} more`, value: rest }] : []),
-  ];
-  const text = target
-    ? (words[known.predicted(i)[target - 1].id] ?? "")
-    : (known.tokens[i + 1] ?? "");
-  const ids = known.writes(layer, head, i);
-  const box = (title, ...rest) => el("div", {}, el("h4", {}, ...title), ...rest);
-  const grid = el("div", { className: "cells" });
+/**
+ * @typedef {object} BreakdownOptions
+ * @property {number} layer
+ * @property {number} head
+ * @property {number} target see `nextTokens`
+ * @property {boolean} tied whether input and output embeddings are one matrix
+ * @property {string[]} words tokens by id
+ * @property {(layer: number, head: number) => void} choose called when a head is clicked
+ */
+
+/**
+ * Draw the breakdown of the prediction after token `i` into `host`.
+ * @param {HTMLElement} host
+ * @param {Explanation} explanation
+ * @param {number} i
+ * @param {BreakdownOptions} options
+ */
+export function drawBreakdown(host, explanation, i, options) {
+  const effects = el("div", { className: "cells" });
   host.replaceChildren(
-    box(
-      ["Loss after each block"],
-      el(
-        "p",
-        { className: "quiet" },
-        "The loss of the next token, in nats, if the model ended there (the “logit lens”).",
+    lossByBlock(explanation, i, options.tied),
+    directContributions(explanation, i, options),
+    promotedTokens(explanation, i, options),
+    panel(
+      "effects",
+      ["Effect of ablating each head"],
+      note(
+        "Increase of this token's loss if a head's output is set to zero, in nats. Importance is its mean over the text.",
       ),
-      bars(lens, formatNumber),
-      ...(how.tied
-        ? [
-            el(
-              "p",
-              { className: "quiet" },
-              "Input and output share one matrix, so " +
-                "at the embedding the model predicts the token itself.",
-            ),
-          ]
-        : []),
-    ),
-    box(
-      ["Direct contributions to the logit of ", bdi(shortenToken(text), "token")],
-      el(
-        "p",
-        { className: "quiet" },
-        `They sum to the logit less the mean of all logits, ${formatSigned(whole)}. ` +
-          "Direct: not through later layers. The grey number: how much the loss rises without the head, all its effects " +
-          "counted.",
-      ),
-      bars(lines),
-    ),
-    box(
-      [`What ${headName(layer, head)} writes here`],
-      el("p", {}, "up ", ...chips(ids.slice(0, 3))),
-      el("p", {}, "down ", ...chips(ids.slice(3))),
-      el(
-        "p",
-        { className: "quiet" },
-        "The tokens whose logits it raises and lowers most, directly.",
-      ),
-    ),
-    box(
-      ["Nats lost here without each head"],
-      el(
-        "p",
-        { className: "quiet" },
-        "At this one token; “importance” is the mean over the validation text.",
-      ),
-      grid,
+      effects,
     ),
   );
-  const most = Math.max(
-    0.1,
-    ...Array.from(
-      { length: L * H },
-      (_, k) => Math.abs(known.head_effect(Math.floor(k / H), k % H, i)) || 0,
-    ),
+  drawHeadEffects(effects, explanation, i, options.choose); // needs its width, so it is in the page already
+}
+
+/**
+ * @param {string} id
+ * @param {(Node | string)[]} title
+ * @param {...Node} content
+ */
+function panel(id, title, ...content) {
+  return el("div", { "data-part": id }, el("h4", {}, ...title), ...content);
+}
+
+/** @param {...(Node | string)} content */
+function note(...content) {
+  return el("p", { className: "quiet" }, ...content);
+}
+
+/**
+ * @param {Explanation} explanation
+ * @param {number} i
+ * @param {boolean} tied
+ */
+function lossByBlock(explanation, i, tied) {
+  const bars = Array.from({ length: explanation.L + 1 }, (_, k) => ({
+    name: k ? `block ${k - 1}` : "embedding",
+    value: explanation.lens(k, i),
+  }));
+  const intro = note(
+    "Loss of the next token in nats if the model ended after that block (",
+    term("logit lens"),
+    ").",
   );
-  const lost = (l, h) => known.head_effect(l, h, i);
+  const tiedNote = note(
+    "Input and output embeddings are tied, so the embedding alone predicts the token itself.",
+  );
+  return panel(
+    "lens",
+    ["Loss after each block"],
+    intro,
+    barList(bars, formatNumber),
+    ...(tied ? [tiedNote] : []),
+  );
+}
+
+/**
+ * @param {Explanation} explanation
+ * @param {number} i
+ * @param {BreakdownOptions} options
+ */
+function directContributions(explanation, i, { target, words, choose }) {
+  const bars = Array.from({ length: explanation.parts }, (_, part) => {
+    const { name, layer, head } = componentOf(part, explanation.L, explanation.H);
+    const bar = { name, value: explanation.direct(part, i, target) };
+    if (head === undefined) return bar;
+    const effect = explanation.head_effect(layer, head, i);
+    return { ...bar, detail: formatSigned(effect), pick: () => choose(layer, head) };
+  });
+  const text = target ? words[explanation.predicted(i)[target - 1].id] : explanation.tokens[i + 1];
+  return panel(
+    "direct",
+    ["Direct contributions to the logit of ", bdi(shortenToken(text ?? ""), "token")],
+    note(
+      `Their sum, ${formatSigned(sumOfValues(bars))}, is the logit minus the mean of all logits (`,
+      term("direct logit attribution"),
+      "). Gray: increase of the loss if the head is ablated, which includes its effect on later layers.",
+    ),
+    barList(largestBars(bars, MAX_BARS)),
+  );
+}
+
+/**
+ * @param {Explanation} explanation
+ * @param {number} i
+ * @param {BreakdownOptions} options
+ */
+function promotedTokens(explanation, i, { layer, head, words }) {
+  const ids = explanation.writes(layer, head, i);
+  // A token that is part of a character has no text.
+  const tokenText = id => (/[^\ufffd]/.test(words[id] ?? "") ? shortenToken(words[id]) : `#${id}`);
+  const chips = tokenIds =>
+    tokenIds
+      .filter(id => id >= 0)
+      .flatMap(id => [el("bdi", { className: "token chip" }, tokenText(id)), " "]);
+  return panel(
+    "promoted",
+    ["Top promoted and suppressed tokens"],
+    note(`Tokens whose logits ${headName(layer, head)} raises and lowers the most, directly.`),
+    el("p", { "data-direction": "promoted" }, "promoted ", ...chips(ids.slice(0, 3))),
+    el("p", { "data-direction": "suppressed" }, "suppressed ", ...chips(ids.slice(3))),
+  );
+}
+
+/**
+ * @param {HTMLElement} host
+ * @param {Explanation} explanation
+ * @param {number} i
+ * @param {(layer: number, head: number) => void} choose
+ */
+function drawHeadEffects(host, explanation, i, choose) {
+  const { L, H } = explanation;
+  const effectOf = (layer, head) => explanation.head_effect(layer, head, i);
+  const sizes = Array.from(
+    { length: L * H },
+    (_, k) => Math.abs(effectOf(Math.floor(k / H), k % H)) || 0,
+  );
+  const scale = Math.max(MIN_EFFECT_SCALE, ...sizes);
   createCellGrid(
-    grid,
-    `nats lost at token ${i} without each head`,
+    host,
+    `effect of ablating each head on the loss after token ${i}, in nats`,
   )({
     ...headGridLayout(L, H, 260),
     signed: true,
-    pick: how.choose,
-    level: (l, h) => colorIndex(lost(l, h) / most, true),
-    write: (l, h) => formatSigned(lost(l, h)),
-    tell: (l, h) => [
-      el("div", {}, `without ${headName(l, h)}`),
+    pick: choose,
+    level: (layer, head) => colorIndex(effectOf(layer, head) / scale, true),
+    write: (layer, head) => formatSigned(effectOf(layer, head)),
+    tell: (layer, head) => [
+      el("div", {}, `without ${headName(layer, head)}`),
       el(
         "div",
         { className: "value" },
-        el("b", {}, formatSigned(lost(l, h))),
-        " nats for the token that follows",
+        el("b", {}, formatSigned(effectOf(layer, head))),
+        " nats for the next token",
       ),
     ],
   });
 }
 
-// Draws the ten largest terms of a cell into `host`, and the sum of the others.
-export function drawWhy(host, terms, tokens, title) {
-  const order = [...terms].sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-  const rest = order.slice(10);
-  const sum = of => of.reduce((total, { value }) => total + value, 0);
-  const line = ({ query, key, value }) => ({ name: `${query} × ${key}`, value });
+/**
+ * Draw the attribution of a head's attention score: its largest terms and the sum of the others.
+ * @param {HTMLElement} host
+ * @param {{query: string, key: string, value: number}[]} terms
+ * @param {(Node | string)[]} title
+ */
+export function drawScoreAttribution(host, terms, title) {
+  const bars = terms.map(({ query, key, value }) => ({ name: `${query} × ${key}`, value }));
   host.replaceChildren(
     el("h3", {}, ...title),
-    el(
-      "p",
-      { className: "quiet" },
-      `Its score before softmax, less the mean of its row, is ${formatSigned(sum(terms))}: the sum of what wrote the query ` +
-        "× what wrote the key.",
+    note(
+      `The attention score before the softmax, minus the mean of its row, is ${formatSigned(sumOfValues(terms))}. ` +
+        "It is a sum over pairs: what wrote the query × what wrote the key.",
     ),
-    bars([
-      ...order.slice(0, 10).map(line),
-      ...(rest.length ? [{ name: `${rest.length} more`, value: sum(rest) }] : []),
-    ]),
+    barList(largestBars(bars, MAX_BARS)),
   );
 }

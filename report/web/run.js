@@ -15,26 +15,27 @@ import {
   takeAddress,
 } from "./attention.js";
 import { $, el } from "./dom.js";
+import { drawFindings } from "./findings.js";
 import { formatNumber, pluralize } from "./format.js";
 import { setTitle, setUpTheme } from "./frame.js";
-import { headNames, measured, scoreNames, valueAt } from "./heads.js";
+import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
 import { MIN_DEEP_LAYERS } from "./labels.js";
 import { follow, scrollAsBefore } from "./live.js";
 import { choose, data, groups, H, L, on, state } from "./store.js";
-import { drawFindings } from "./terms.js";
 import { explainTerms } from "./tooltip.js";
-import { drawTraining, secondsInAll, setUpTraining } from "./training.js";
+import { drawTraining, setUpTraining, totalSeconds } from "./training.js";
 
 // [layer, head] that tells most: the one that the page's first sentence names; else of induction, where there is any,
 // or of the token before.
 function firstHead() {
   const named = /L(\d+)H(\d+)/.exec(data.findings?.[0]?.[0]);
   if (named) return [Number(named[1]), Number(named[2])];
-  const score = (name, head) => valueAt(`heads/${name}/${head}`, measured[name]?.at(-1)) ?? 0;
+  const score = (name, head) =>
+    metricAt(`heads/${name}/${head}`, measuredIndices[name]?.at(-1)) ?? 0;
   const best = name =>
     headNames.reduce((best, head) => (score(name, head) > score(name, best) ? head : best), "L0H0");
   const inducing = best("induction");
-  const clear = score("induction", inducing) >= 0.15 || !measured.previous_token;
+  const clear = score("induction", inducing) >= 0.15 || !measuredIndices.previous_token;
   return (clear ? inducing : best("previous_token")).slice(1).split("H").map(Number);
 }
 
@@ -99,7 +100,7 @@ async function start() {
     show();
   };
   const playing = () => $("play").textContent !== "▶" || live.going;
-  if (data.kind === "run") follow($("alive"), { ...data, seconds: secondsInAll() }, playing);
+  if (data.kind === "run") follow($("alive"), { ...data, seconds: totalSeconds() }, playing);
   await show();
   if (L > MIN_DEEP_LAYERS) revealHead();
   scrollAsBefore();

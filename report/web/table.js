@@ -1,45 +1,91 @@
-// A table whose columns sort: up, down, as it was. Stands after draw.js.
+/** A table that sorts by a column at a click: ascending, descending, original order. */
 
 import { bdi, el } from "./dom.js";
 
-// columns: [{name, text, of: row → what sorts, write: row → what is shown}], what is unknown comes last; line(row): a
-// row's element, to which its cells are added; sort: {column, sign}, what it is sorted by, or null where it never is.
-export function fillTable(host, columns, rows, line, sort = null) {
-  const heads = columns.map(({ name, text }, c) => {
-    const sign = sort?.column === c ? sort.sign : 0;
-    const button = el("button", { type: "button" }, bdi(name), ["", " ▲", " ▼"].at(sign));
+/**
+ * @template Row
+ * @typedef {object} Column
+ * @property {string} id
+ * @property {string} name heading
+ * @property {string} [explanation] one sentence about the column
+ * @property {boolean} [isText] whether its cells are aligned to the left
+ * @property {(row: Row) => string | number | null | undefined} [sortValue] unknown values come last
+ * @property {(row: Row) => Node | string | number} cell content of a cell
+ */
+
+/**
+ * How a table is sorted; the table updates it.
+ * @typedef {object} Sorting
+ * @property {number | null} column
+ * @property {-1 | 0 | 1} sign -1: descending, 0: original order, 1: ascending
+ */
+
+// Each is indexed by the current sign: 0, 1, or -1, which is the last.
+const NEXT_SIGN = [1, -1, 0];
+const ARROWS = ["", " ▲", " ▼"];
+const ARIA_SORT = ["none", "ascending", "descending"];
+
+/**
+ * Fill a table's head and body.
+ * @template Row
+ * @param {HTMLElement} table with a `thead` and `tbody`
+ * @param {Column<Row>[]} columns
+ * @param {Row[]} rows
+ * @param {(row: Row) => HTMLTableRowElement} createRow creates a row with its first cell
+ * @param {Sorting | null} [sorting] null if the table cannot be sorted
+ */
+export function fillTable(table, columns, rows, createRow, sorting = null) {
+  const headings = columns.map((column, k) => {
+    const sign = sorting?.column === k ? sorting.sign : 0;
+    const button = el("button", { type: "button" }, bdi(column.name), ARROWS.at(sign));
     button.onclick = () => {
-      Object.assign(sort, { column: c, sign: [1, -1, 0].at(sign) });
-      fillTable(host, columns, rows, line, sort);
-      host.querySelectorAll("thead button")[c].focus();
+      Object.assign(sorting, { column: k, sign: NEXT_SIGN.at(sign) });
+      fillTable(table, columns, rows, createRow, sorting);
+      table.querySelectorAll("thead button")[k].focus();
     };
-    return el(
-      "th",
-      {
-        scope: "col",
-        className: text ? "text" : "",
-        "aria-sort": ["none", "ascending", "descending"].at(sign),
-      },
-      sort ? button : bdi(name),
-    );
+    const attributes = {
+      scope: "col",
+      className: column.isText ? "text" : "",
+      title: column.explanation ?? "",
+      "data-column": column.id,
+      "aria-sort": ARIA_SORT.at(sign),
+    };
+    return el("th", attributes, sorting ? button : bdi(column.name));
   });
-  const unknown = x => x === null || x === undefined || x === "";
-  const compare = (x, y) =>
-    unknown(x) || unknown(y)
-      ? unknown(x) - unknown(y)
-      : sort.sign * (typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y);
-  const of = sort?.sign ? columns[sort.column].of : null;
-  const order = of ? [...rows].sort((a, b) => compare(of(a), of(b))) : rows;
-  host.querySelector("thead").replaceChildren(el("tr", {}, el("th"), ...heads));
-  host.querySelector("tbody").replaceChildren(
-    ...order.map(row => {
-      const made = line(row);
-      made.append(
-        ...columns.map(({ text, write }) =>
-          el("td", { className: text ? "text" : "" }, write(row)),
-        ),
-      );
-      return made;
-    }),
-  );
+  table.querySelector("thead").replaceChildren(el("tr", {}, el("th"), ...headings));
+
+  const bodyRows = sortRows(rows, columns, sorting).map(row => {
+    const element = createRow(row);
+    for (const { isText, cell } of columns) {
+      element.append(el("td", { className: isText ? "text" : "" }, cell(row)));
+    }
+    return element;
+  });
+  table.querySelector("tbody").replaceChildren(...bodyRows);
+}
+
+/**
+ * @template Row
+ * @param {Row[]} rows
+ * @param {Column<Row>[]} columns
+ * @param {Sorting | null} sorting
+ * @returns {Row[]}
+ */
+function sortRows(rows, columns, sorting) {
+  if (!sorting?.sign) return rows;
+  const { sortValue } = columns[sorting.column];
+  return [...rows].sort((a, b) => compare(sortValue(a), sortValue(b), sorting.sign));
+}
+
+/**
+ * @param {string | number | null | undefined} a
+ * @param {string | number | null | undefined} b
+ * @param {number} sign
+ * @returns {number} negative if `a` comes first
+ */
+function compare(a, b, sign) {
+  const isUnknown = value => value === null || value === undefined || value === "";
+  if (isUnknown(a) || isUnknown(b)) return Number(isUnknown(a)) - Number(isUnknown(b));
+  if (typeof a === "string") return sign * a.localeCompare(String(b), "en", { numeric: true });
+  return sign * (a - Number(b));
 }

@@ -1,96 +1,194 @@
-// Words of the field, explained where they stand; sentences in which heads are buttons. Stands after draw.js.
+/** The glossary of the pages: one sentence for beginners about each term and each score. */
 
-import { $, el } from "./dom.js";
+import { el } from "./dom.js";
+import { readableName } from "./format.js";
 import { addTooltip } from "./tooltip.js";
 
-const TOLD_BY_NAME = "move what stands there. L2H3 is head 3 of layer 2, counted from 0.";
-const NAT = "A loss of one nat less: the right token is 2.7 times as likely.";
-const GAIN =
-  "How much lower the loss of random tokens is when they come again in the same order than in another.";
-const TERMS = {
-  nats: NAT,
-  nat: NAT,
-  head: `One of the parts of a layer that look back at earlier tokens, and ${TOLD_BY_NAME}`,
-  heads: `The parts of a layer that look back at earlier tokens, and ${TOLD_BY_NAME}`,
-  "layer 0":
-    "The layer that reads the tokens themselves: the layers above use what its heads gathered.",
-  score:
-    "A share: 0.6 is 60% of the head's attention, as a mean over 16 texts; ± its standard error.",
-  born: "The first snapshot from which the head's score stayed above its threshold.",
-  keys: "What a token offers to be found by; queries look for it.",
-  queries: "What a token looks for among the keys.",
-  values: "What a head moves from where it looks.",
-  "what followed last time":
-    "Where a token came before, the head looks at the token that came after it then: an " +
-    "induction head (Olsson et al. 2022). So the model can repeat what it has seen.",
-  copies: "It raises the chance of the token that it looks at.",
-  "pushes down": "It lowers the chance of the token that it looks at.",
-  copying:
-    "How often the head makes the token that it looks at likely, less how often unlikely: from −1 to 1.",
-  "fed by": "This head reads what that one wrote: without it, it no longer finds where to look.",
-  "the gain": `The repeat gain. ${GAIN}`,
-  "that gain": `The repeat gain. ${GAIN}`,
-  "repeat gain": GAIN,
-  "the token just before":
-    "Of its attention most goes to the previous token: what induction heads are made of.",
-  "the same token": "Where a token came before, the head looks at where that was.",
-  "the token itself":
-    "Most of its attention stays where it is: it adds to what is known of this token alone.",
-  "matters most":
-    "Its importance is the largest: how much the validation loss rises when it writes nothing.",
-  "matter most":
-    "Their importance is the largest: how much the validation loss rises when one writes nothing.",
-  "validation loss": "In nats per token, on text that was not trained on.",
+/**
+ * @typedef {object} Score
+ * @property {string} label
+ * @property {string} unit "" if it is a share or has none
+ * @property {string} explanation one sentence
+ */
+
+/**
+ * What the scores of heads mean, in the order of the page.
+ * @type {Record<string, Score>}
+ */
+export const SCORES = {
+  current_token: {
+    label: "Current token",
+    unit: "",
+    explanation: "Mean attention weight of a token on itself.",
+  },
+  previous_token: {
+    label: "Previous token",
+    unit: "",
+    explanation: "Mean attention weight on the token immediately before.",
+  },
+  sink: {
+    label: "Attention sink",
+    unit: "",
+    explanation:
+      "Mean attention weight on the first token, where many heads put attention that they do not need.",
+  },
+  duplicate_token: {
+    label: "Duplicate token",
+    unit: "",
+    explanation: "On repeated random tokens: mean attention weight of a token on its earlier copy.",
+  },
+  induction: {
+    label: "Induction",
+    unit: "",
+    explanation:
+      "Prefix-matching score: on repeated random tokens, mean attention weight on the token that followed the " +
+      "earlier copy of the current token.",
+  },
+  entropy: {
+    label: "Entropy",
+    unit: "",
+    explanation:
+      "How spread out attention is: 0 if all of it is on one token, 1 if all tokens so far get equal weight.",
+  },
+  distance: {
+    label: "Distance",
+    unit: "tokens",
+    explanation: "How many tokens back the head attends, on average.",
+  },
+  copying: {
+    label: "Copying",
+    unit: "",
+    explanation:
+      "How often attending to a token makes it one of the ten likeliest next tokens, minus how often one of the " +
+      "ten least likely ones; from −1 to 1.",
+  },
+  importance: {
+    label: "Importance",
+    unit: "nats/token",
+    explanation:
+      "Increase of the validation loss when the head's output is set to zero (zero ablation).",
+  },
 };
-const LONGEST_FIRST = Object.keys(TERMS).sort((a, b) => b.length - a.length);
-const NAMED = new RegExp(`(L\\d+H\\d+|\\b(?:${LONGEST_FIRST.join("|")})\\b)`);
 
-// A word with a dotted line under it, and its explanation.
-export const term = (word, says = TERMS[word]) =>
-  addTooltip(el("span", { className: "term", tabIndex: 0 }, word), () => [el("div", {}, says)]);
-
-// A text as nodes: heads are buttons that `pick` (layer, head), words of the field are explained.
-function prose(text, pick) {
-  return text
-    .split(NAMED)
-    .filter(Boolean)
-    .map(part => {
-      const head = /^L(\d+)H(\d+)$/.exec(part);
-      const show = () => pick(Number(head[1]), Number(head[2]));
-      if (head) return el("button", { type: "button", className: "to-head", onclick: show }, part);
-      return TERMS[part] ? term(part) : part;
-    });
+/**
+ * @param {string} score
+ * @returns {string}
+ */
+export function scoreLabel(score) {
+  return SCORES[score]?.label ?? readableName(score);
 }
 
-// What a run has found out: [[sentence, figures], …], the first one bold.
-export function drawFindings(findings, pick) {
-  const [first, ...more] = findings.map(([text, figures]) => {
-    const line = el("div", {}, ...prose(text, pick));
-    return figures ? addTooltip(line, () => [el("div", {}, figures)]) : line;
+/**
+ * The label of a score with its unit: "Distance (tokens)".
+ * @param {string} score
+ * @returns {string}
+ */
+export function scoreTitle(score) {
+  const unit = SCORES[score]?.unit;
+  return unit ? `${scoreLabel(score)} (${unit})` : scoreLabel(score);
+}
+
+const HEAD_NAME = "L2H3 is head 3 of layer 2; both are counted from 0.";
+const COPYING_GAIN =
+  "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat.";
+
+/** Explanations of terms. A plural with -s is explained like its singular. */
+const TERMS = {
+  nat: "A unit of loss: if the loss is one nat lower, the right token is 2.7 times as likely.",
+  head: `A part of a layer that reads from earlier tokens and writes what it read to the current one. ${HEAD_NAME}`,
+  "layer 0":
+    "The lowest layer, which reads the token embeddings; the layers above use what its heads wrote.",
+  "attends to": "A head reads from a token in proportion to its attention weight on it.",
+  score:
+    "Scores are between 0 and 1 unless stated; 0.6 means 60% of the head's attention, averaged over 16 texts.",
+  "standard error":
+    "The uncertainty of a mean: another sample would most likely differ by less than twice as much.",
+  emerged:
+    "The first snapshot at which the head's score passed its threshold, and still did at the next one.",
+  formed:
+    "The first snapshot at which the head's score passed its threshold, and still did at the next one.",
+  query: "The vector with which a token asks for what it wants to read (Q).",
+  queries: "The vectors with which tokens ask for what they want to read (Q).",
+  key: "The vector by which queries find a token (K).",
+  value: "The vector that a head reads from a token that it attends to (V).",
+  "induction head":
+    "A head that attends to whatever followed the current token last time, so that the model can continue a " +
+    "sequence that it has seen before (Olsson et al. 2022).",
+  "previous-token head":
+    "A head that attends to the token immediately before; induction heads build on it.",
+  "duplicate-token head":
+    "A head that attends to earlier copies of the current token (Wang et al. 2022).",
+  "current-token head": "A head that attends mostly to the current token itself.",
+  "attention sink":
+    "The first token, where many heads put attention that they do not need (Xiao et al. 2023; Gu et al. 2024).",
+  "prefix-matching score": SCORES.induction.explanation,
+  "copying score": SCORES.copying.explanation,
+  copying: SCORES.copying.explanation,
+  "copying gain": COPYING_GAIN,
+  "in-context copying gain": COPYING_GAIN,
+  faithfulness:
+    "The share of the copying gain that remains if all other heads are replaced by their means.",
+  "most important head":
+    "The head whose removal (zero ablation) raises the validation loss the most.",
+  importance: SCORES.importance.explanation,
+  ablation:
+    "Removing a component, by setting its output to zero or to its mean, and measuring the effect.",
+  "zero ablation": "Setting the output of a head to zero and measuring the effect.",
+  "validation loss": "Mean loss on text that the model was not trained on; lower is better.",
+  "Q-composition": "What an upstream component wrote changes what the head looks for: its queries.",
+  "K-composition": "What an upstream component wrote changes what the head finds: its keys.",
+  "V-composition": "What an upstream component wrote is what the head moves: its values.",
+  "logit lens":
+    "The prediction that the model would make if it ended after a given block (nostalgebraist 2020).",
+  "direct logit attribution":
+    "How much each component adds to a logit directly, without its effect on later layers (Elhage et al. 2021).",
+  logit:
+    "The model's raw output for a token, before the softmax turns all outputs into probabilities.",
+  "path patching":
+    "Replacing what one component passes to another, and computing everything in between again, to measure how " +
+    "much that path matters (Wang et al. 2022; Goldowsky-Dill et al. 2023).",
+};
+
+const longestFirst = Object.keys(TERMS).sort((a, b) => b.length - a.length);
+const TERM = new RegExp(`(L\\d+H\\d+|\\b(?:${longestFirst.join("|")})s?\\b)`, "i");
+const explanations = new Map(
+  Object.entries(TERMS).map(([name, text]) => [name.toLowerCase(), text]),
+);
+
+/**
+ * @param {string} word
+ * @returns {string | undefined} explanation of a term or of its plural
+ */
+function explanationOf(word) {
+  const lowerCase = word.toLowerCase();
+  return explanations.get(lowerCase) ?? explanations.get(lowerCase.replace(/s$/, ""));
+}
+
+/**
+ * A word with a dotted line under it, whose tooltip explains it.
+ * @param {string} word
+ * @param {string} [explanation] what the glossary says, if missing
+ * @returns {HTMLElement}
+ */
+export function term(word, explanation = explanationOf(word)) {
+  const element = el("span", { className: "term", tabIndex: 0 }, word);
+  return addTooltip(element, () => [el("div", {}, explanation)]);
+}
+
+/**
+ * Turn a text into nodes in which heads are buttons and terms have tooltips.
+ * @param {string} text
+ * @param {(layer: number, head: number) => void} chooseHead called when a head is clicked
+ * @returns {(Node | string)[]}
+ */
+export function annotate(text, chooseHead) {
+  const parts = text.split(TERM).filter(Boolean);
+  return parts.map(part => {
+    const head = /^L(\d+)H(\d+)$/.exec(part);
+    if (head) {
+      const onclick = () => chooseHead(Number(head[1]), Number(head[2]));
+      return el("button", { type: "button", className: "to-head", onclick }, part);
+    }
+    return explanationOf(part) ? term(part) : part;
   });
-  $("headline").replaceChildren(
-    ...(first
-      ? [first]
-      : [
-          el(
-            "p",
-            { className: "quiet" },
-            "Nothing of what its heads do is clear of its error yet.",
-          ),
-        ]),
-  );
-  $("more").replaceChildren(...more, ...(first ? [$("numbers")] : []));
-  $("numbers").hidden = !first;
-  $("numbers")
-    .querySelector("ul")
-    .replaceChildren(
-      ...findings.map(([text, figures]) =>
-        el(
-          "li",
-          {},
-          ...prose(text, pick),
-          el("div", { className: "quiet" }, ...prose(figures, pick)),
-        ),
-      ),
-    );
 }

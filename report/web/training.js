@@ -1,147 +1,202 @@
-// How the training of a run went: figures, curves, samples, where the time went. Stands after page.js.
+/** The section about a run's training: figures, curves, samples, time by activity. */
 
-import { chart, compact } from "./charts.js";
+import { formatCompact } from "./chart_axes.js";
 import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, printable } from "./format.js";
+import { drawLineChart } from "./line_chart.js";
 import { columns, data, scoredSteps } from "./store.js";
 
-export const curve = (key, name, colour, bold) => ({
-  name,
-  colour,
-  bold,
-  xs: data.curves[key].steps,
-  ys: data.curves[key].values,
-});
+/** Activities of a run, their labels and colors. */
+const ACTIVITIES = {
+  train: { label: "Training", color: "c4" },
+  evaluate: { label: "Evaluation", color: "c1" },
+  attention: { label: "Attention analysis", color: "c2" },
+  save: { label: "Saving checkpoints", color: "c5" },
+};
+/** Characters of a sample that are shown at first. */
+const MAX_SAMPLE_LENGTH = 4000;
 
-export function drawTraining() {
-  const draw = (id, how) => chart($(id) ?? $("charts").appendChild(el("div", { id })), how);
-  const small = (id, title, key, more = {}) =>
-    draw(id, { title, series: [curve(key, title.toLowerCase(), "accent")], ...more });
-  draw("chart-loss", {
-    title: "Loss, nats per token",
-    height: 170,
-    series: [
-      curve("train/loss", "training", "soft"),
-      curve("val/loss", "validation", "accent", true),
-    ],
-  });
-  const gain = columns["probe/copying_gain"] ?? [];
-  const measured = gain.map((_, k) => k).filter(k => gain[k] !== null);
-  draw("chart-gain", {
-    title: "Repeat gain, nats",
-    zero: 0.1,
-    series: [
-      {
-        name: "repeat gain",
-        colour: "accent",
-        bold: true,
-        xs: measured.map(k => scoredSteps[k]),
-        ys: measured.map(k => gain[k]),
-        errors: measured.map(k => columns["probe/copying_gain_se"]?.[k] ?? null),
-      },
-    ],
-  });
-  const muon = curve("train/muon_lr", "Muon", "accent", true);
-  if (muon.xs.length)
-    draw("chart-lr", { title: "Rate", series: [curve("train/lr", "AdamW", "soft"), muon] });
-  else small("chart-lr", "Learning rate", "train/lr");
-  small("chart-speed", "Tokens per second", "train/tokens_per_second", { zero: 1 });
-  small("chart-bits", "Bits per byte", "val/bits_per_byte");
-  small("chart-norm", "Gradient norm", "train/grad_norm");
+/**
+ * A metric as a line of a chart.
+ * @param {string} key of the metric
+ * @param {string} name
+ * @param {string} color name of a CSS custom property
+ * @param {boolean} [bold]
+ * @returns {import("./line_chart.js").Series}
+ */
+export function metricSeries(key, name, color, bold = false) {
+  const { steps, values } = data.curves[key];
+  return { name, color, bold, xs: steps, ys: values };
 }
 
-export const secondsInAll = () => Object.values(data.seconds).reduce((sum, s) => sum + s, 0);
+/** Draw the curves. */
+export function drawTraining() {
+  drawCurve("chart-loss", {
+    title: "Loss (nats/token)",
+    height: 170,
+    series: [
+      metricSeries("train/loss", "training", "soft"),
+      metricSeries("val/loss", "validation", "accent", true),
+    ],
+  });
+  drawCurve("chart-gain", {
+    title: "In-context copying gain (nats/token)",
+    includes: [0, 0.1],
+    series: [copyingGainSeries()],
+  });
+  drawCurve("chart-lr", { title: "Learning rate", series: learningRateSeries() });
+  drawCurve("chart-speed", {
+    title: "Throughput (tokens/s)",
+    includes: [0, 1],
+    series: [metricSeries("train/tokens_per_second", "tokens/s", "accent")],
+  });
+  drawCurve("chart-bits", {
+    title: "Validation loss (bits per byte)",
+    series: [metricSeries("val/bits_per_byte", "bits per byte", "accent")],
+  });
+  drawCurve("chart-norm", {
+    title: "Gradient norm",
+    series: [metricSeries("train/grad_norm", "gradient norm", "accent")],
+  });
+}
 
+/**
+ * @param {string} id
+ * @param {import("./line_chart.js").LineChartOptions} options
+ */
+function drawCurve(id, options) {
+  const host = $(id) ?? $("charts").appendChild(el("div", { id }));
+  drawLineChart(host, options);
+}
+
+/** @returns {import("./line_chart.js").Series} */
+function copyingGainSeries() {
+  const gains = columns["probe/copying_gain"] ?? [];
+  const errors = columns["probe/copying_gain_se"];
+  const measured = [...gains.keys()].filter(k => gains[k] !== null);
+  return {
+    name: "in-context copying gain",
+    color: "accent",
+    bold: true,
+    xs: measured.map(k => scoredSteps[k]),
+    ys: measured.map(k => gains[k]),
+    errors: measured.map(k => errors?.[k] ?? null),
+  };
+}
+
+/** One line, or one for each optimizer. */
+function learningRateSeries() {
+  const muon = metricSeries("train/muon_lr", "Muon", "accent", true);
+  if (!muon.xs.length) return [metricSeries("train/lr", "learning rate", "accent")];
+  return [metricSeries("train/lr", "AdamW", "soft"), muon];
+}
+
+/** @returns {number} seconds that the run has taken */
+export function totalSeconds() {
+  return Object.values(data.seconds).reduce((sum, seconds) => sum + seconds, 0);
+}
+
+/** Fill in all but the curves. */
 export function setUpTraining() {
   $("training").hidden = false;
-  const losses = data.curves["val/loss"];
-  const best = losses.values.reduce((b, v, k) => (v < losses.values[b] ? k : b), 0);
-  const spent = Object.entries(data.seconds).filter(([, s]) => s);
-  const total = secondsInAll();
-  const figures = [
-    losses.values.length && [
-      formatNumber(losses.values[best]),
-      `best validation loss, at step ${formatCount(losses.steps[best])}`,
-    ],
-    data.step !== null && [
-      formatCount(data.step),
-      data.maxSteps > data.step ? `steps of ${formatCount(data.maxSteps)} so far` : "steps",
-    ],
-    data.tokens && [compact(Number(data.tokens.toPrecision(3))), "tokens seen"],
-    total && [formatDuration(total), "in all"],
-  ].filter(Boolean);
-  $("figures").append(
-    ...figures.map(([value, name]) => el("div", {}, el("b", {}, value), el("span", {}, name))),
-  );
-  if (!figures.length)
-    $("figures").append(el("p", { className: "quiet" }, "Nothing has been measured yet."));
-  const most = Math.max(...Object.values(data.curves).map(c => c.of));
-  $("points").hidden = most <= data.points;
+  showFigures();
+  const pointCount = Math.max(...Object.values(data.curves).map(curve => curve.of));
+  $("points").hidden = pointCount <= data.points;
   $("points").textContent =
-    `Curves are drawn through ${formatCount(data.points)} of up to ${formatCount(most)} measured points, evenly chosen.`;
-  const setting = ([key, value]) =>
-    el("tr", {}, el("th", { scope: "row" }, bdi(key)), el("td", {}, bdi(printable(value))));
+    `Curves show ${formatCount(data.points)} of up to ${formatCount(pointCount)} measured points, evenly spaced.`;
+  const settingRow = ([name, value]) =>
+    el("tr", {}, el("th", { scope: "row" }, bdi(name)), el("td", {}, bdi(printable(value))));
   $("config").hidden = !data.config.length;
   $("config")
     .querySelector("tbody")
-    .append(...data.config.map(setting));
-  $("time").hidden = !total;
-  $("time").parentElement.hidden = !total && !data.samples.length;
-  showTime(spent, total);
+    .append(...data.config.map(settingRow));
+  $("time").hidden = !totalSeconds();
+  $("time").parentElement.hidden = !totalSeconds() && !data.samples.length;
+  showTime();
   if (data.samples.length) setUpSamples(data.samples);
 }
 
-function showTime(spent, total) {
-  const names = {
-    train: "training",
-    evaluate: "evaluating",
-    attention: "looking at attention",
-    save: "saving",
-  };
-  spent.forEach(([kind, s], k) => {
-    const colour = `var(--${["c4", "c1", "c2", "c5"][k]})`;
-    const share = `${((100 * s) / total).toFixed(1)}%`;
-    $("time-bar").append(
-      el("span", {
-        style: `flex: ${s / total} 0 0; background: ${colour}`,
-        title: `${names[kind]} ${formatDuration(s)}`,
-      }),
-    );
+/** Show the run's main figures. */
+function showFigures() {
+  const { steps, values } = data.curves["val/loss"];
+  const best = values.reduce((lowest, value, k) => (value < values[lowest] ? k : lowest), 0);
+  const figures = [];
+  if (values.length) {
+    figures.push([
+      formatNumber(values[best]),
+      `best validation loss (nats/token), at step ${formatCount(steps[best])}`,
+    ]);
+  }
+  if (data.step !== null) {
+    const isUnfinished = data.maxSteps > data.step;
+    figures.push([
+      formatCount(data.step),
+      isUnfinished ? `of ${formatCount(data.maxSteps)} steps so far` : "steps",
+    ]);
+  }
+  if (data.tokens)
+    figures.push([formatCompact(Number(data.tokens.toPrecision(3))), "training tokens"]);
+  if (totalSeconds()) figures.push([formatDuration(totalSeconds()), "total time"]);
+  const boxes = figures.map(([value, name]) =>
+    el("div", {}, el("b", {}, value), el("span", {}, name)),
+  );
+  $("figures").append(...boxes);
+  if (!boxes.length) {
+    $("figures").append(el("p", { className: "quiet" }, "No metrics have been recorded yet."));
+  }
+}
+
+/** Show how much time each activity took. */
+function showTime() {
+  const total = totalSeconds();
+  for (const [activity, seconds] of Object.entries(data.seconds)) {
+    if (!seconds) continue;
+    const { label, color } = ACTIVITIES[activity];
+    const share = seconds / total;
+    const style = `flex: ${share} 0 0; background: var(--${color})`;
+    const title = `${label}: ${formatDuration(seconds)}`;
+    $("time-bar").append(el("span", { style, title }));
     $("time-list").append(
       el(
         "li",
-        { style: `--c: ${colour}` },
-        names[kind],
-        el("b", {}, formatDuration(s)),
-        el("i", {}, share),
+        { style: `--c: var(--${color})` },
+        label,
+        el("b", {}, formatDuration(seconds)),
+        el("i", {}, `${(100 * share).toFixed(1)}%`),
       ),
     );
-  });
+  }
 }
 
-function setUpSamples(samples, longest = 4000) {
+/**
+ * Let the reader choose among the samples; the newest is shown first.
+ * @param {{step: number, text: string}[]} samples
+ */
+function setUpSamples(samples) {
   const select = $("sample-step");
-  const at = () => Number(select.value);
-  const show = (k, whole) => {
+  const selected = () => Number(select.value);
+
+  function show(k, isComplete = false) {
     const text = printable(samples[k].text);
-    const cut = !whole && text.length > longest;
+    const isCut = !isComplete && text.length > MAX_SAMPLE_LENGTH;
     select.value = k;
-    $("sample").textContent = cut ? `${text.slice(0, longest)}…` : text;
-    $("sample-all").hidden = !cut;
+    $("sample").textContent = isCut ? `${text.slice(0, MAX_SAMPLE_LENGTH)}…` : text;
+    $("sample-all").hidden = !isCut;
     $("sample-all").textContent = `show all ${formatCount(text.length)} characters`;
     $("sample-before").disabled = k === 0;
     $("sample-after").disabled = k === samples.length - 1;
-  };
+  }
+
   $("samples").hidden = false;
   $("samples-note").textContent = data.samplesLeftOut
     ? `${data.samplesLeftOut} more are in the run's samples.jsonl`
     : "";
   select.append(
-    ...samples.map((s, k) => el("option", { value: k }, `after step ${formatCount(s.step)}`)),
+    ...samples.map(({ step }, k) => el("option", { value: k }, `step ${formatCount(step)}`)),
   );
-  select.onchange = () => show(at());
-  $("sample-before").onclick = () => show(at() - 1);
-  $("sample-after").onclick = () => show(at() + 1);
-  $("sample-all").onclick = () => show(at(), true);
+  select.onchange = () => show(selected());
+  $("sample-before").onclick = () => show(selected() - 1);
+  $("sample-after").onclick = () => show(selected() + 1);
+  $("sample-all").onclick = () => show(selected(), true);
   show(samples.length - 1);
 }

@@ -84,29 +84,29 @@ def test_the_card_of_a_token_adds_up(open_page, tmp_path):
     aside(tab)
     tab.click("[role=radio][aria-label='layer 1, head 2']")
     tab.locator("#text .token").nth(5).click()
-    expect_text(tab, "#card-title", "The card of ·w5 5")
+    expect_text(tab, "#card-title", "·w5 5")
     card = tab.inner_text("#card")
     for k, name in enumerate(("embedding", "block 0", "block 1")):
         assert re.search(rf"{name}\s+{float(np.float16(held['logit_lens'][k, 5])):.4g}"[:20], card)
     direct = held["logit_attribution"][:, 5].astype(np.float16).astype(float)  # (12, 6)
-    assert f"the mean of all logits, {signed(direct[:, 0].sum())}" in card.replace("\n", " ")
+    assert signed(direct[:, 0].sum()) in tab.inner_text("#card [data-part=direct] p")
     best = int(np.abs(direct[:, 0]).argmax())
     name = (
         "embedding",
         *(f"L{at}{h}" for at in (0, 1) for h in ("H0", "H1", "H2", "H3", " MLP")),
         "biases",
     )[best]
-    line = tab.locator("#card .bars").nth(1).locator("li").first.inner_text()
+    line = tab.locator("#card [data-part=direct] li").first.inner_text()
     assert line.startswith(name) and signed(direct[best, 0]) in line
-    assert "What L1H2 writes here" in card
+    assert "L1H2" in tab.inner_text("#card [data-part=promoted]")
     for k, id in enumerate(held["promoted_and_suppressed_ids"][1, 2, 5]):
-        side = tab.locator("#card p", has_text="up " if k < 3 else "down ").first.inner_text()
+        direction = "promoted" if k < 3 else "suppressed"
+        side = tab.inner_text(f"#card [data-direction={direction}]")
         assert f"·n{id}" in side
     tab.locator("#expected .chance").nth(1).click()  # of the second likeliest
     id = held["predicted_ids"][5, 1]
-    expect_text(tab, "#card", f"Direct contributions to the logit of ·n{id}")
-    sums = signed(direct[:, 2].sum())
-    assert f"the mean of all logits, {sums}" in tab.inner_text("#card").replace("\n", " ")
+    expect_text(tab, "#card [data-part=direct] h4", f"·n{id}")
+    assert signed(direct[:, 2].sum()) in tab.inner_text("#card [data-part=direct] p")
     grid = tab.locator("#card canvas")
     aside(tab)
     grid.focus()
@@ -117,18 +117,19 @@ def test_the_card_of_a_token_adds_up(open_page, tmp_path):
 @pytest.mark.slow
 def test_the_wiring_follows_the_slider(open_page, tmp_path):
     tab = open_page(page.write_page(make_explained(tmp_path / "run")))
-    wires = tab.locator("#composition .wire")
-    assert wires.count() == 1  # what is not clear of its error is not drawn
-    wide = wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)")
-    assert "80 ± 2% of its induction score" in wires.get_attribute("aria-label")
-    assert "again: 50 ± 4%" in wires.get_attribute("aria-label")
+    lines = tab.locator("#composition .composition-line")
+    assert lines.count() == 1  # what is not clear of its error is not drawn
+    wide = lines.evaluate("line => parseFloat(getComputedStyle(line).strokeWidth)")
+    assert "80 ± 2%" in lines.get_attribute("aria-label")
+    assert "50 ± 4%" in lines.get_attribute("aria-label")
     assert tab.locator("#composition .share").all_text_contents() == ["80%"]
     tab.focus("#step")
     tab.keyboard.press("ArrowLeft")
     expect_text(tab, "#composition h3", "at step 10")
-    assert wires.evaluate("wire => parseFloat(getComputedStyle(wire).strokeWidth)") < wide
+    assert lines.evaluate("line => parseFloat(getComputedStyle(line).strokeWidth)") < wide
     tab.keyboard.press("ArrowLeft")
-    expect_text(tab, "#composition", "Nothing feeds a head yet")
+    expect_text(tab, "#composition h3", "at step 0")
+    assert lines.count() == 0
     assert "L0H0 looks at what followed last time" in tab.inner_text("#headline")
     tab.click("[role=radio][aria-label='layer 1, head 2']")
     tab.click("#headline button")

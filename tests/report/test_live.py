@@ -95,7 +95,8 @@ def test_a_prompts_page_has_its_border_and_scores(open_page, tmp_path):
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     assert "L1H2" in tab.inner_text("#map-title")  # the head that tells most
     assert "induction 0.70 ± 0.03" in tab.inner_text("#seen")
-    assert tab.locator("#scores h3").all_inner_texts() == ["previous token", "induction"]
+    shown = tab.locator("#scores figure").evaluate_all("all => all.map(f => f.dataset.score)")
+    assert shown == ["previous_token", "induction"]
     border = tab.locator("#text .border")
     assert "generated" in border.inner_text()
     assert border.evaluate("b => b.nextElementSibling.getAttribute('aria-label')") == "token 200"

@@ -200,18 +200,13 @@ def test_the_text_lights_what_a_token_attends_to_and_what_attends_to_it(open_pag
 @pytest.mark.slow
 def test_the_heads_their_story_and_the_training_are_shown(open_page, tmp_path):
     tab = open_page(page.write_page(make_run(tmp_path / "run")))
-    assert tab.locator("#scores h3").all_inner_texts() == [
-        "previous token",
-        "induction",
-        "entropy",
-        "distance",
-        "importance",
-    ]
+    shown = tab.locator("#scores figure").evaluate_all("all => all.map(f => f.dataset.score)")
+    assert shown == ["previous_token", "induction", "entropy", "distance", "importance"]
     aside(tab)
     canvas = tab.locator("#scores canvas").nth(1)
     canvas.focus()
     tab.keyboard.press("ArrowRight")
-    assert "L0H1 induction" in tab.inner_text("#tip")
+    assert "L0H1" in tab.inner_text("#tip")
     last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
     assert f"{last['heads/induction/L0H1']:.2f} ± 0.02" in tab.inner_text("#tip")
     tab.keyboard.press("Enter")
@@ -220,16 +215,16 @@ def test_the_heads_their_story_and_the_training_are_shown(open_page, tmp_path):
     assert tab.locator("#trajectory .band").count() == 1
     tab.focus("#trajectory svg")
     tab.keyboard.press("End")
-    assert f"induction {last['heads/induction/L0H1']:.2f} ± 0.02" in tab.inner_text("#tip")
+    assert f"{last['heads/induction/L0H1']:.2f} ± 0.02" in tab.inner_text("#tip")
     tab.locator("#scores canvas").nth(2).focus()
-    assert "0.76 with attention to the first token left out" in tab.inner_text("#tip")
-    marks = tab.locator("#births [data-birth]")
+    assert "0.76" in tab.inner_text("#tip")
+    marks = tab.locator("#emergence [data-emerged]")
     assert sorted(marks.evaluate_all("all => all.map(m => m.getAttribute('aria-label'))")) == [
-        "L0H0: induction, born between steps 0 and 10",
-        "L1H3: previous token, born between steps 0 and 4",
+        "L0H0: induction, emerged between steps 0 and 10",
+        "L1H3: previous token, emerged between steps 0 and 4",
     ]
     marks.first.locator("circle").click()
-    assert marks.first.get_attribute("data-birth") in tab.inner_text("#map-title")
+    assert marks.first.get_attribute("data-emerged") in tab.inner_text("#map-title")
 
     aside(tab)
     tab.focus("#chart-loss svg")

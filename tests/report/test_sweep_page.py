@@ -1,5 +1,4 @@
-"""The page of a sweep: its figures against the files', how much of the maps it holds, what a
-person sees of it in Chromium."""
+"""The page of a sweep: its figures against those of the runs, and its behavior in Chromium."""
 
 import json
 from pathlib import Path
@@ -9,7 +8,6 @@ from urllib.parse import unquote
 import pytest
 from conftest import soak
 from pages import (
-    HOSTILE,
     aside,
     expect_text,
     fail_job,
@@ -19,10 +17,6 @@ from pages import (
 
 from report import sweep_page
 from report.sweep import read_sweep
-
-STEPS = (0, 10, 20)
-TYPED = [text for text in HOSTILE if text != "\ud800"]  # what can be typed
-STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 
 
 def write(folder: Path) -> Path:
@@ -34,7 +28,7 @@ def content_of(folder: Path) -> dict:
 
 
 @pytest.fixture
-def grouped(tmp_path) -> Path:
+def three_settings(tmp_path) -> Path:
     """Three settings of three seeds each."""
     for heads, final in (("1", 2.6), ("2", 2.3), ("4", 2.2)):
         for seed in ("1", "2", "3"):
@@ -49,13 +43,16 @@ def grouped(tmp_path) -> Path:
     return tmp_path / "sweep"
 
 
-# What it holds
+# Content
 
 
-def test_its_figures_are_those_of_the_files(grouped):
-    path = write(grouped)
-    assert path == grouped / "sweep.html" and path.read_bytes() == write(grouped).read_bytes()
-    assert {p.name for p in grouped.iterdir()} == {
+def test_the_figures_on_the_page_equal_those_in_the_runs_files(three_settings):
+    path = write(three_settings)
+    assert (
+        path == three_settings / "sweep.html"
+        and path.read_bytes() == write(three_settings).read_bytes()
+    )
+    assert {p.name for p in three_settings.iterdir()} == {
         "sweep.html",
         *(f"model.n_kv_head={g},seed={s}" for g in (1, 2, 4) for s in (1, 2, 3)),
     }
@@ -72,7 +69,7 @@ def test_its_figures_are_those_of_the_files(grouped):
     for run in content["runs"]:
         rows = [
             json.loads(line)
-            for line in (grouped / run["name"] / "metrics.jsonl").read_text().splitlines()
+            for line in (three_settings / run["name"] / "metrics.jsonl").read_text().splitlines()
         ]
         losses = [row["val/loss"] for row in rows if "val/loss" in row]
         assert run["curves"]["val/loss"] == {
@@ -90,7 +87,7 @@ def test_its_figures_are_those_of_the_files(grouped):
             )
 
 
-def test_nothing_at_all_and_rows_of_nan_make_a_page(tmp_path):
+def test_a_sweep_without_runs_or_with_nan_losses_still_has_a_page(tmp_path):
     assert read_back(sweep_page.write_sweep_page(tmp_path, []))[0]["runs"] == []
     run = make_job(tmp_path, {"seed": "1"}, maps=False)
     with (run / "metrics.jsonl").open("a") as f:
@@ -104,92 +101,128 @@ def test_nothing_at_all_and_rows_of_nan_make_a_page(tmp_path):
 # In a browser
 
 
+def read_column(tab, column: str) -> list[str]:
+    """The cells of a column of the table of settings."""
+    ids = tab.locator("#settings th[data-column]").evaluate_all(
+        "headings => headings.map(heading => heading.dataset.column)"
+    )
+    place = ids.index(column) + 2  # after the column of colors; CSS counts from 1
+    return tab.locator(f"#settings tbody td:nth-child({place})").all_inner_texts()
+
+
+def read_value(tab) -> str:
+    """The number that the tooltip shows."""
+    return tab.inner_text("#tip .value b")
+
+
 @pytest.mark.slow
-def test_the_best_setting_and_every_other_are_shown(open_page, grouped):
-    tab, best = open_page(write(grouped)), "python train.py max_steps=20 model.n_kv_head=4 seed=1"
-    assert tab.inner_text("#summary") == "n_kv_head (3) · 3 settings · 9 runs"
-    figures = tab.inner_text("#figures")
-    assert "2.247 ± 0.023" in figures and "mean ± standard error of 3 seeds" in figures
-    assert "8.19 kB" in figures and "2,000" in figures
-    assert tab.inner_text("#best-command") == best
+def test_the_best_setting_is_shown_with_its_cost_and_its_command(open_page, three_settings):
+    tab = open_page(write(three_settings))
+    command = "python train.py max_steps=20 model.n_kv_head=4 seed=1"
+    assert "3 settings" in tab.inner_text("#summary") and "9 runs" in tab.inner_text("#summary")
+    figures = {
+        "model.n_kv_head": "4",
+        "loss": "2.247 ± 0.023",
+        "kv_cache_bytes": "8.19 kB",
+        "tokens_per_second": "2,000",
+    }
+    for name, value in figures.items():
+        assert tab.inner_text(f"[data-figure='{name}'] b") == value
+    assert tab.inner_text("#best-command") == command
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.click("#copy")
     expect_text(tab, "#copy", "copied")
-    assert tab.evaluate("navigator.clipboard.readText()") == best
-    assert tab.locator("#troubles").is_hidden() and tab.locator("#as-good").is_hidden()
-
-    def column(name: str) -> list[str]:
-        head = tab.locator("#settings th").all_inner_texts()
-        k = next(k for k, text in enumerate(head) if text.strip(" ▲▼") == name)
-        return tab.locator(f"#settings tbody td:nth-child({k + 1})").all_inner_texts()
-
-    assert column("nats per token") == ["2.247 ± 0.023", "2.347 ± 0.023", "2.647 ± 0.023"]
-    assert column("parameters") == ["400", "200", "100"]
-    assert column("KV cache") == ["8.19 kB", "4.1 kB", "2.05 kB"]
-    assert column("tokens per second") == ["2,000", "1,000", "500"]
-    assert column("runs") == ["3", "3", "3"]
-    for order in (["1", "2", "4"], ["4", "2", "1"], ["4", "2", "1"]):
-        tab.locator("#settings th button").first.focus()
-        tab.keyboard.press("Enter")
-        assert column("n_kv_head") == order
-    ends = tab.locator("#heads-ends")
-    assert "born 10" in ends.inner_text() and "induction" in ends.locator("th").all_inner_texts()
-    tab.click("details summary")
-    assert tab.locator("#runs tbody tr").count() == 9
-    link = tab.locator("#runs a").first.evaluate("a => a.href")
-    assert unquote(link) == f"file://{grouped}/model.n_kv_head=4,seed=1/report.html"
+    assert tab.evaluate("navigator.clipboard.readText()") == command
+    assert tab.locator("#failures").is_hidden() and tab.locator("#caveat").is_hidden()
 
 
 @pytest.mark.slow
-def test_curves_and_prices_are_read_and_singled_out(open_page, grouped):
-    tab = open_page(write(grouped))
+def test_with_one_seed_no_setting_is_declared_best(open_page, tmp_path):
+    for heads, final in (("1", 2.6), ("2", 2.3)):
+        make_job(tmp_path, {"model.n_kv_head": heads}, final, groups=int(heads))
+    tab = open_page(write(tmp_path))
+    assert tab.locator("#caveat").is_visible()
+    assert "★" not in tab.inner_text("main") and tab.locator(".ring").count() == 0
+
+
+@pytest.mark.slow
+def test_the_tables_list_and_sort_all_settings_and_link_to_all_runs(open_page, three_settings):
+    tab = open_page(write(three_settings))
+    assert read_column(tab, "loss") == ["2.247 ± 0.023", "2.347 ± 0.023", "2.647 ± 0.023"]
+    assert read_column(tab, "parameters") == ["400", "200", "100"]
+    assert read_column(tab, "kv_cache_bytes") == ["8.19 kB", "4.1 kB", "2.05 kB"]
+    assert read_column(tab, "tokens_per_second") == ["2,000", "1,000", "500"]
+    assert read_column(tab, "seeds") == ["3", "3", "3"]
+    ascending, descending, by_loss = ["1", "2", "4"], ["4", "2", "1"], ["4", "2", "1"]
+    for order in (ascending, descending, by_loss):
+        tab.locator("#settings th button").first.focus()
+        tab.keyboard.press("Enter")
+        assert read_column(tab, "model.n_kv_head") == order
+    assert tab.locator("#final-scores th[data-column=induction]").count() == 1
+    assert "step 10" in tab.inner_text("#final-scores tbody tr >> nth=0")  # first emergence
+    tab.click("#table summary")
+    assert tab.locator("#runs tbody tr").count() == 9
+    link = tab.locator("#runs a").first.evaluate("a => a.href")
+    assert unquote(link) == f"file://{three_settings}/model.n_kv_head=4,seed=1/report.html"
+
+
+@pytest.mark.slow
+def test_arrow_keys_read_the_curves_of_all_settings(open_page, three_settings):
+    tab = open_page(write(three_settings))
     assert tab.locator("#curve-0 .line.faint").count() == 9
     assert tab.locator("#curve-0 .line.bold").count() == 3
     names = tab.locator("#curve-0 text[data-group]").all_text_contents()
     assert sorted(names) == ["n_kv_head 1", "n_kv_head 2", "n_kv_head 4 ★"]
-    assert tab.locator("#head-induction circle").count() == 9  # emerged
+    assert tab.locator("#head-induction circle").count() == 9  # one emergence in each run
     aside(tab)
     tab.focus("#curve-0 svg")
     tab.keyboard.press("End")
-    assert tab.inner_text("#tip").split("\n") == [
-        "n_kv_head 4 ★",
-        "2.247 nats per token",
-        "step 20, mean of 3 runs",
-    ]
-    assert tab.locator("#curve-0 .line.bold.lit").count() == 1  # the others fade
+    assert "n_kv_head 4" in tab.inner_text("#tip") and "step 20" in tab.inner_text("#tip")
+    assert read_value(tab) == "2.247"
+    assert tab.locator("#curve-0 .line.bold.lit").count() == 1  # the other lines fade
     tab.keyboard.press("ArrowUp")
     assert "n_kv_head 2" in tab.inner_text("#tip") and "2.347" in tab.inner_text("#live")
     tab.keyboard.press("ArrowLeft")
-    assert "step 10" in tab.inner_text("#tip") and "3.173" in tab.inner_text("#tip")
+    assert "step 10" in tab.inner_text("#tip") and read_value(tab) == "3.173"
 
-    assert tab.locator("#against h3").all_inner_texts() == [
-        f"Validation loss against {name}"
-        for name in ("n_kv_head", "parameters", "KV cache", "tokens per second", "training time")
+
+@pytest.mark.slow
+def test_the_loss_is_drawn_against_each_swept_key_and_each_cost(open_page, three_settings):
+    tab = open_page(write(three_settings))
+    charts = tab.locator("#tradeoffs-charts > div:visible").evaluate_all(
+        "all => all.map(c => c.id)"
+    )
+    assert charts == [
+        "loss-by-key-0",
+        "loss-by-parameters",
+        "loss-by-kv_cache_bytes",
+        "loss-by-tokens_per_second",
+        "loss-by-train_seconds",
     ]
-    assert tab.locator("#against-0 .dot").count() == 9 + 3
-    assert tab.locator("#against-0 .ring").count() == 1
-    tab.focus("#against-0 .dot[tabindex='0']")
-    assert tab.inner_text("#tip").split("\n") == [
-        "n_kv_head 4 ★",
-        "2.247 ± 0.023 nats per token",
-        "mean of 3 runs",
-    ]
-    dot = "#against-0 .dot[data-group='{}'] circle:not(.small)"
+    chart = "#loss-by-key-0"
+    assert tab.locator(f"{chart} .dot").count() == 9 + 3
+    assert tab.locator(f"{chart} .ring").count() == 1
+    tab.focus(f"{chart} .dot[tabindex='0']")
+    assert "n_kv_head 4 ★" in tab.inner_text("#tip") and read_value(tab) == "2.247 ± 0.023"
+    dot = f"{chart} .dot[data-group='{{}}'] circle:not(.small)"
     places = [tab.locator(dot.format(g)).first.bounding_box()["x"] for g in (2, 1, 0)]
-    # 1, 2, 4: even on a logarithmic axis
+    # The values 1, 2 and 4 are evenly spaced on a logarithmic axis.
     assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=6)
-    assert "logarithmic" in tab.text_content("#against-0 svg")
+    assert tab.get_attribute(f"{chart} svg", "data-axis") == "log"
 
+
+@pytest.mark.slow
+def test_a_click_highlights_a_setting_until_the_next_click(open_page, three_settings):
+    tab = open_page(write(three_settings))
     chips, other = tab.locator(".chip"), tab.locator("#curve-0 .line.bold[data-group='2']")
     assert chips.all_inner_texts() == ["1", "2", "4 ★"]
-    tab.evaluate("document.activeElement.blur()")
-    for chosen, opacity in ((True, 0.1), (False, 1)):
+    for is_pinned, opacity in ((True, 0.1), (False, 1)):
         chips.nth(1).click()
         aside(tab)
         tab.evaluate("document.activeElement.blur()")
         assert float(other.evaluate("mark => getComputedStyle(mark).strokeOpacity")) == opacity
-        assert (chips.nth(1).get_attribute("aria-pressed") == "true") == chosen
-        assert tab.locator("#all").is_visible() == chosen
+        assert (chips.nth(1).get_attribute("aria-pressed") == "true") == is_pinned
+        assert tab.locator("#all").is_visible() == is_pinned
     tab.locator("#settings tbody tr").nth(2).click()
     assert chips.nth(0).get_attribute("aria-pressed") == "true"
     tab.keyboard.press("Escape")
@@ -197,36 +230,34 @@ def test_curves_and_prices_are_read_and_singled_out(open_page, grouped):
 
 
 @pytest.mark.slow
-def test_what_did_not_finish_is_shown_as_such(open_page, tmp_path):
-    reason = "model.n_embd=32 is not a multiple of model.n_head=3"
+def test_failed_and_unfinished_runs_are_listed_with_their_reasons(open_page, tmp_path):
+    reason = "model.n_embd=32 is not divisible by model.n_head=3"
     fail_job(make_job(tmp_path, {"model.n_head": "3"}, None), reason)
     fail_job(make_job(tmp_path, {"model.n_head": "2"}, 1.0, steps=(0, 10)), "NaN")
     make_job(tmp_path, {"model.n_head": "8"}, 3.0, steps=(0, 10))
     tab = open_page(write(tmp_path))
-    assert "No run has finished yet" in tab.inner_text("main")
-    assert tab.inner_text("#troubles h3") == "2 runs failed, 1 run unfinished"
-    assert sorted(tab.locator("#troubles li").all_inner_texts()) == [
-        "n_head 2 failed after 10 of 20 steps: NaN",
-        f"n_head 3 failed before its first step: {reason}",
-        "n_head 8 unfinished after 10 of 20 steps",
-    ]
+    assert tab.locator("#nothing").is_visible() and tab.locator("#best").is_hidden()
+    failed = tab.locator("#failures li[data-status=failed]").all_inner_texts()
+    two_heads, three_heads = sorted(failed)
+    assert "n_head 2" in two_heads and "10 of 20" in two_heads and "NaN" in two_heads
+    assert "n_head 3" in three_heads and reason in three_heads
+    (unfinished,) = tab.locator("#failures li[data-status=unfinished]").all_inner_texts()
+    assert "n_head 8" in unfinished and "10 of 20" in unfinished
     assert tab.locator("#curve-0 [style*='dasharray: 3 3']").count() == 2
-    assert "Dashed: a run that has not finished" in tab.inner_text("#curves-note")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("typed", "order", "is_log"),
+    ("typed", "order", "axis"),
     [
-        ("1e-3 1e-4 1e-2", "1e-4 1e-3 1e-2", True),
-        soak("0 0.2 0.1", "0 0.1 0.2", False),
-        soak("null 1 2", "1 2 null", False),
+        ("1e-3 1e-4 1e-2", "1e-4 1e-3 1e-2", "log"),
+        soak("0 0.2 0.1", "0 0.1 0.2", "linear"),
+        soak("null 1 2", "1 2 null", "names"),
     ],
 )
-def test_values_are_put_in_order_and_on_a_fitting_axis(open_page, tmp_path, typed, order, is_log):
+def test_swept_values_are_in_order_on_a_fitting_axis(open_page, tmp_path, typed, order, axis):
     for k, value in enumerate(typed.split()):
         make_job(tmp_path, {"optim.x": value}, 2 + k / 10, L=1, H=2, T=8)
     tab = open_page(write(tmp_path))
-    shown = [name.removesuffix(" ★") for name in tab.locator(".chip").all_inner_texts()]
-    assert shown == order.split()
-    assert ("logarithmic" in tab.text_content("#against-0 svg")) == is_log
+    assert tab.locator(".chip").all_inner_texts() == order.split()
+    assert tab.get_attribute("#loss-by-key-0 svg", "data-axis") == axis

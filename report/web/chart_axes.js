@@ -1,0 +1,249 @@
+/**
+ * Scales, axes and labels that all charts share. Knows nothing about the data that is shown.
+ *
+ * An element with a `data-group` attribute belongs to a group of marks that a page can highlight.
+ */
+
+import { $, el } from "./dom.js";
+
+/** Pixels between the top of a chart and its plotting area. */
+export const TOP_MARGIN = 10;
+/** Pixels below the plotting area, for the tick labels of the x axis. */
+export const BOTTOM_MARGIN = 24;
+/** Pixels below the tick labels, for the name of the x axis. */
+export const AXIS_NAME_HEIGHT = 14;
+/** Pixels left of the plotting area, for the tick labels of the y axis. */
+const LEFT_MARGIN = 48;
+
+/** Width in pixels below which lines have no labels at their ends, but a legend. */
+const MIN_LABELED_WIDTH = 300;
+/** Pixels that a label may be moved away from the end of its line. */
+const MAX_LABEL_SHIFT = 48;
+/** Pixels between the baselines of two labels. */
+const LABEL_SPACING = 13;
+
+/**
+ * @typedef {object} Frame
+ * @property {SVGElement} svg the chart
+ * @property {SVGElement} plot the group whose marks are clipped to the plotting area
+ * @property {number} width in pixels, like all that follow
+ * @property {number} height
+ * @property {number} left
+ * @property {number} right
+ * @property {number} bottom
+ */
+
+/**
+ * A label at the right end of a line.
+ * @typedef {object} EndLabel
+ * @property {string} text
+ * @property {number} y where the line ends, in pixels
+ * @property {string} color name of a CSS custom property, without its dashes
+ * @property {number | string} [group]
+ */
+
+/**
+ * Round numbers between two values, at most about `maxCount` of them.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} maxCount
+ * @returns {number[]}
+ */
+export function tickValues(low, high, maxCount) {
+  const minStride = (high - low) / maxCount || 1;
+  const unit = 10 ** Math.floor(Math.log10(minStride));
+  const stride = [1, 2, 5, 10].find(multiple => multiple * unit >= minStride) * unit;
+  const ticks = [];
+  for (let k = Math.ceil(low / stride - 1e-9); k * stride <= high + stride * 1e-9; k++) {
+    ticks.push(Number((k * stride).toPrecision(12)));
+  }
+  return ticks;
+}
+
+/**
+ * Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G.
+ * @param {number} value
+ * @returns {string}
+ */
+export function formatCompact(value) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 1e-3) return value.toExponential();
+  if (size > 0 && size < 1) return String(Number(value.toPrecision(3)));
+  if (size >= 1e9) return `${value / 1e9}G`;
+  if (size >= 1e6) return `${value / 1e6}M`;
+  if (size >= 1e4) return `${value / 1e3}k`;
+  return value.toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
+/**
+ * Create a scale that maps values from `low` to `high` to pixels.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} lowPixel
+ * @param {number} highPixel
+ * @param {boolean} [isLog] whether the scale is logarithmic
+ * @returns {(value: number) => number}
+ */
+export function createScale(low, high, lowPixel, highPixel, isLog = false) {
+  const transform = isLog ? Math.log10 : Number;
+  const start = transform(low);
+  const span = transform(high) - start || 1;
+  return value => lowPixel + ((transform(value) - start) / span) * (highPixel - lowPixel);
+}
+
+/**
+ * Return the element of a chart, which is appended to `host` at its first use.
+ * @param {HTMLElement} host
+ * @param {string} id
+ * @returns {HTMLElement}
+ */
+export function chartPanel(host, id) {
+  return $(id) ?? host.appendChild(el("div", { id }));
+}
+
+let frameCount = 0;
+
+/**
+ * Create an empty chart as wide as its host.
+ * @param {HTMLElement} host
+ * @param {number} height pixels down to the tick labels of the x axis
+ * @param {number} labelWidth pixels right of the plotting area
+ * @returns {Frame}
+ */
+export function createFrame(host, height, labelWidth) {
+  const width = Math.max(120, host.clientWidth || 320);
+  const left = LEFT_MARGIN;
+  const right = width - labelWidth;
+  const bottom = height - BOTTOM_MARGIN;
+  frameCount += 1;
+  const id = `frame-${frameCount}`;
+  // Lines and dots at the border of the plotting area are drawn in full.
+  const area = el("svg:rect", {
+    x: left - 10,
+    y: TOP_MARGIN - 8,
+    width: right - left + 20,
+    height: bottom - TOP_MARGIN + 16,
+  });
+  const svg = el("svg:svg", {}, el("svg:clipPath", { id }, area));
+  const plot = el("svg:g", { "clip-path": `url(#${id})` });
+  return { svg, plot, width, height, left, right, bottom };
+}
+
+/**
+ * Set the total height of a chart, in pixels.
+ * @param {Frame} frame
+ * @param {number} height
+ */
+export function setChartHeight({ svg, width }, height) {
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("height", height);
+}
+
+/**
+ * Draw the grid lines and tick labels of the y axis, and the tick labels and name of the x axis.
+ * @param {Frame} frame
+ * @param {object} axes
+ * @param {(value: number) => number} axes.y scale of the y axis
+ * @param {number[]} axes.yTicks values
+ * @param {[number, string][]} axes.xTicks positions in pixels, and their texts
+ * @param {string} [axes.xName]
+ */
+export function drawAxes({ svg, width, height, left, right }, { y, yTicks, xTicks, xName }) {
+  for (const tick of yTicks) {
+    const label = { x: left - 6, y: y(tick) + 4, "text-anchor": "end" };
+    svg.append(
+      el("svg:line", { x1: left, x2: right, y1: y(tick), y2: y(tick), class: "rule" }),
+      el("svg:text", label, formatCompact(tick)),
+    );
+  }
+  for (const [x, text] of xTicks) {
+    const anchor = x > width - 24 ? "end" : "middle";
+    svg.append(el("svg:text", { x, y: height - 7, "text-anchor": anchor }, text));
+  }
+  if (xName) {
+    svg.append(el("svg:text", { x: right, y: height + 9, "text-anchor": "end" }, xName));
+  }
+}
+
+const measuringContext = document.createElement("canvas").getContext("2d");
+
+/**
+ * Width of a chart label in pixels.
+ * @param {string} text
+ * @returns {number}
+ */
+export function textWidth(text) {
+  measuringContext.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
+  return measuringContext.measureText(text).width;
+}
+
+/**
+ * Shorten a label with an ellipsis until it fits.
+ * @param {string} text
+ * @param {number} maxWidth in pixels
+ * @returns {string}
+ */
+export function shortenToWidth(text, maxWidth) {
+  let shortened = text;
+  for (let length = [...text].length; length > 1; length--) {
+    if (textWidth(shortened) <= maxWidth) break;
+    shortened = `${[...shortened].slice(0, length - 2).join("")}…`;
+  }
+  return shortened;
+}
+
+/**
+ * Place labels at the right ends of lines, moved apart so that they do not overlap. If a label
+ * would be far from its line, none is placed, and the chart needs a legend.
+ * @param {HTMLElement} host
+ * @param {EndLabel[]} labels
+ * @param {number} bottom lower end of the plotting area, in pixels
+ * @returns {{width: number, draw: (frame: Frame) => void}} the width that the labels take in
+ *   pixels, and a function that draws them
+ */
+export function placeEndLabels(host, labels, bottom) {
+  const placed = [...labels]
+    .sort((a, b) => a.y - b.y)
+    .map(label => ({ ...label, labelY: label.y }));
+  let minY = TOP_MARGIN;
+  for (const label of placed) {
+    label.labelY = Math.max(label.y, minY);
+    minY = label.labelY + LABEL_SPACING;
+  }
+  let maxY = bottom + 4;
+  for (const label of placed.toReversed()) {
+    label.labelY = Math.min(label.labelY, maxY);
+    maxY = label.labelY - LABEL_SPACING;
+  }
+  const isNearLine = ({ y, labelY }) =>
+    labelY >= TOP_MARGIN - 1 && Math.abs(labelY - y) < MAX_LABEL_SHIFT;
+  const fits = host.clientWidth > MIN_LABELED_WIDTH && placed.every(isNearLine);
+  if (!placed.length || !fits) return { width: 14, draw: () => {} };
+  const longest = Math.max(...placed.map(({ text }) => textWidth(text)));
+  const width = Math.min(170, host.clientWidth / 3, 18 + longest);
+  return { width, draw: frame => drawEndLabels(frame, placed, width - 13) };
+}
+
+/**
+ * @param {Frame} frame
+ * @param {(EndLabel & {labelY: number})[]} labels
+ * @param {number} maxTextWidth
+ */
+function drawEndLabels({ svg, right }, labels, maxTextWidth) {
+  for (const { text, y, labelY, group, color } of labels) {
+    const connector = `M${right + 2} ${y}L${right + 8} ${labelY}`;
+    svg.append(
+      el("svg:path", {
+        d: connector,
+        class: "line",
+        "data-group": group,
+        style: `stroke: var(--${color})`,
+      }),
+      el(
+        "svg:text",
+        { x: right + 11, y: labelY + 4, "data-group": group, style: `fill: var(--${color})` },
+        shortenToWidth(text, maxTextWidth),
+      ),
+    );
+  }
+}

@@ -1,0 +1,338 @@
+/** Line charts over training steps, with a readout for pointer and keyboard. */
+
+import {
+  AXIS_NAME_HEIGHT,
+  BOTTOM_MARGIN,
+  createFrame,
+  createScale,
+  drawAxes,
+  formatCompact,
+  placeEndLabels,
+  setChartHeight,
+  TOP_MARGIN,
+  tickValues,
+} from "./chart_axes.js";
+import { el } from "./dom.js";
+import { formatCount, formatWithError } from "./format.js";
+import { announce, showTooltip } from "./tooltip.js";
+
+/**
+ * Pixels by which a faint line must be nearer to the pointer than another to be read out instead.
+ */
+const FAINT_LINE_PENALTY = 5;
+
+/**
+ * @typedef {object} Series
+ * @property {string} name
+ * @property {number[]} xs training steps, ascending
+ * @property {(number | null)[]} ys values; null if not measured at that step, which leaves a gap
+ * @property {(number | null)[]} [errors] standard errors, drawn as a band
+ * @property {string} color name of a CSS custom property, without its dashes
+ * @property {boolean} [bold]
+ * @property {boolean} [faint]
+ * @property {string} [dash] an SVG `stroke-dasharray`
+ * @property {string} [label] text at the line's right end
+ * @property {number} [group] group of marks that the page can highlight
+ * @property {number[]} [dots] indices of values that are marked by a dot
+ */
+
+/**
+ * @typedef {object} LineChartOptions
+ * @property {string} title with the unit of the y axis
+ * @property {Series[]} series
+ * @property {number} [height] pixels down to the tick labels of the x axis
+ * @property {number | null} [currentStep] step that is marked by a vertical line
+ * @property {number[]} [includes] values that the y axis includes in any case
+ * @property {number} [yMax] values above are cut off
+ * @property {number[]} [extraSteps] steps that the x axis includes in any case
+ * @property {string} [xName]
+ * @property {(svg: SVGElement, x: (step: number) => number, top: number, width: number) => number}
+ *   [drawBelow] draws below the x axis and returns the height that it used, in pixels
+ * @property {(series: Series, index: number) => Node[]} [describe] what the tooltip says about one
+ *   value; if missing, the tooltip lists the values of all series
+ * @property {(series: Series | null) => void} [onNear] called with the series that is read out
+ */
+
+/**
+ * Draw a line chart into `host`, or hide `host` if there are fewer than two steps.
+ * @param {HTMLElement} host
+ * @param {LineChartOptions} options
+ */
+export function drawLineChart(host, options) {
+  const { title, height = 150, currentStep = null, xName = "step", drawBelow, describe } = options;
+  const series = options.series.filter(({ xs }) => xs.length);
+  const steps = sortedSteps(series, options.extraSteps ?? []);
+  host.hidden = steps.length < 2;
+  if (host.hidden) return;
+
+  // Scales and frame
+  const bottom = height - BOTTOM_MARGIN;
+  const [low, high] = valueRange(series, options.includes ?? [], options.yMax ?? Infinity);
+  const y = createScale(low, high, bottom, TOP_MARGIN);
+  const endLabels = placeEndLabels(host, labelsOf(series, y, low), bottom);
+  const frame = createFrame(host, height, endLabels.width);
+  const { svg, plot, width, left, right } = frame;
+  const [firstStep, lastStep] = [steps[0], Math.max(steps.at(-1), steps[0] + 1)];
+  const x = createScale(firstStep, lastStep, left, right);
+  const stepTicks = tickValues(firstStep, lastStep, Math.max(1, (right - left) / 60));
+  drawAxes(frame, {
+    y,
+    yTicks: tickValues(low, high, height / 38),
+    xTicks: stepTicks.map(step => [x(step), formatCompact(step)]),
+    xName,
+  });
+
+  // Marks
+  if (currentStep !== null && currentStep >= firstStep && currentStep <= lastStep) {
+    svg.append(verticalLine(x(currentStep), bottom, "now"));
+  }
+  svg.append(plot);
+  for (const line of series) drawSeries(plot, line, x, y);
+  endLabels.draw(frame);
+  const cursor = svg.appendChild(verticalLine(0, bottom, "cursor"));
+  const axisHeight = height + (xName ? AXIS_NAME_HEIGHT : 0);
+  setChartHeight(frame, axisHeight + (drawBelow?.(svg, x, axisHeight, width) ?? 0));
+
+  // Title, legend, readout
+  const legend = series.length > 1 && !describe ? series.map(legendKey) : [];
+  host.replaceChildren(el("h3", {}, title, ...legend), svg);
+  svg.setAttribute("tabindex", 0);
+  svg.setAttribute("role", "application");
+  svg.setAttribute("aria-label", `${title}; arrow keys read values`);
+  addReadout({ frame, cursor, x, y, steps, series, describe, onNear: options.onNear });
+}
+
+/**
+ * @param {Series[]} series
+ * @param {number[]} extraSteps
+ * @returns {number[]}
+ */
+function sortedSteps(series, extraSteps) {
+  const steps = new Set([...series.flatMap(({ xs }) => xs), ...extraSteps]);
+  return [...steps].sort((a, b) => a - b);
+}
+
+/**
+ * Range of the y axis; never empty.
+ * @param {Series[]} series
+ * @param {number[]} includes
+ * @param {number} yMax
+ * @returns {[number, number]}
+ */
+function valueRange(series, includes, yMax) {
+  // Not Math.min(...values): a run has more values than a call can have arguments.
+  const values = series.flatMap(({ ys }) => ys).filter(value => value !== null);
+  const smallest = values.reduce((a, b) => Math.min(a, b), Infinity);
+  const largest = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  const low = Math.min(smallest, ...includes);
+  const high = Math.max(Math.min(yMax, largest), ...includes);
+  if (high > low) return [low, high];
+  if (!Number.isFinite(low)) return [0, 1];
+  const margin = Math.abs(low || 1) / 10;
+  return [low - margin, low + margin];
+}
+
+/**
+ * @param {Series[]} series
+ * @param {(value: number) => number} y
+ * @param {number} low value that stands for a line without values
+ * @returns {import("./chart_axes.js").EndLabel[]}
+ */
+function labelsOf(series, y, low) {
+  return series
+    .filter(({ label }) => label)
+    .map(({ label, ys, group, color }) => {
+      const lastValue = ys.findLast(value => value !== null) ?? low;
+      return { text: label, y: Math.max(TOP_MARGIN, y(lastValue)), group, color };
+    });
+}
+
+/** @param {Series} series */
+function legendKey({ name, color }) {
+  return el("span", { className: "key", style: `--c: var(--${color})` }, name);
+}
+
+/**
+ * @param {number} x
+ * @param {number} bottom
+ * @param {string} className
+ */
+function verticalLine(x, bottom, className) {
+  return el("svg:line", { x1: x, x2: x, y1: TOP_MARGIN, y2: bottom, class: className });
+}
+
+/**
+ * Draw one line with its error band and its dots.
+ * @param {SVGElement} plot
+ * @param {Series} series
+ * @param {(step: number) => number} x
+ * @param {(value: number) => number} y
+ */
+function drawSeries(plot, series, x, y) {
+  const { xs, ys, color, group } = series;
+  const groupAttribute = group === undefined ? {} : { "data-group": group };
+  const segments = xs.map((step, k) => {
+    if (ys[k] === null) return "";
+    const continues = k > 0 && ys[k - 1] !== null;
+    return `${continues ? "L" : "M"}${x(step).toFixed(1)} ${y(ys[k]).toFixed(1)}`;
+  });
+  const dot = (k, r) =>
+    el("svg:circle", {
+      cx: x(xs[k]),
+      cy: y(ys[k]),
+      r,
+      ...groupAttribute,
+      style: `fill: var(--${color})`,
+    });
+
+  if (series.errors?.some(Boolean)) plot.append(errorBand(series, x, y));
+  const classNames = ["line", series.bold ? "bold" : "", series.faint ? "faint" : ""];
+  plot.append(
+    el("svg:path", {
+      d: segments.join(""),
+      class: classNames.filter(Boolean).join(" "),
+      ...groupAttribute,
+      style: `stroke: var(--${color}); stroke-dasharray: ${series.dash ?? "none"}`,
+    }),
+  );
+  if (xs.length === 1) plot.append(dot(0, 3));
+  plot.append(...(series.dots ?? []).map(k => dot(k, 4.5)));
+}
+
+/**
+ * A band of one standard error on either side of a line.
+ * @param {Series} series
+ * @param {(step: number) => number} x
+ * @param {(value: number) => number} y
+ */
+function errorBand({ xs, ys, errors, color }, x, y) {
+  const measured = [...xs.keys()].filter(k => ys[k] !== null);
+  const upper = measured.map(k => `${x(xs[k])} ${y(ys[k] + (errors[k] ?? 0))}`);
+  const lower = measured.map(k => `${x(xs[k])} ${y(ys[k] - (errors[k] ?? 0))}`);
+  const outline = `M${[...upper, ...lower.toReversed()].join("L")}Z`;
+  return el("svg:path", { d: outline, class: "band", style: `fill: var(--${color})` });
+}
+
+/**
+ * Let pointer and arrow keys read values. Left and right move over the steps; if each line is
+ * described on its own, up and down move over the lines.
+ * @param {object} chart
+ * @param {import("./chart_axes.js").Frame} chart.frame
+ * @param {SVGElement} chart.cursor
+ * @param {(step: number) => number} chart.x
+ * @param {(value: number) => number} chart.y
+ * @param {number[]} chart.steps
+ * @param {Series[]} chart.series
+ * @param {LineChartOptions["describe"]} chart.describe
+ * @param {LineChartOptions["onNear"]} chart.onNear
+ */
+function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
+  const { svg, width, height, left, right } = frame;
+  let stepIndex = steps.length - 1;
+  let selected = series.at(-1);
+
+  const nearestIndex = line => indexOfNearest(line.xs, steps[stepIndex]);
+  const valueAtStep = line => line.ys[nearestIndex(line)] ?? -Infinity;
+
+  function showReadout(isSpoken, chartY = height / 2) {
+    const box = svg.getBoundingClientRect();
+    const cursorX = x(steps[stepIndex]);
+    cursor.setAttribute("x1", cursorX);
+    cursor.setAttribute("x2", cursorX);
+    cursor.setAttribute("class", "cursor on");
+    const nodes = describe
+      ? describe(selected, nearestIndex(selected))
+      : describeStep(steps[stepIndex], series, nearestIndex);
+    onNear?.(selected);
+    showTooltip(nodes, box.left + (cursorX * box.width) / width, box.top + chartY);
+    if (isSpoken) announce(nodes);
+  }
+
+  function hideReadout() {
+    cursor.setAttribute("class", "cursor");
+    showTooltip(null);
+    onNear?.(null);
+  }
+
+  function pointAt(event) {
+    const box = svg.getBoundingClientRect();
+    const chartX = ((event.clientX - box.left) * width) / box.width;
+    const chartY = ((event.clientY - box.top) * width) / box.width;
+    if (chartY > height || event.target.closest("[data-emerged]")) return;
+    const share = (chartX - left) / (right - left);
+    const step = steps[0] + share * (Math.max(steps.at(-1), steps[0] + 1) - steps[0]);
+    stepIndex = indexOfNearest(steps, step);
+    if (!describe) {
+      showReadout(false);
+      return;
+    }
+    const distance = line => {
+      const dx = Math.abs(x(line.xs[nearestIndex(line)]) - x(steps[stepIndex]));
+      const dy = Math.abs(y(valueAtStep(line)) - chartY);
+      return dx + dy + (line.faint ? FAINT_LINE_PENALTY : 0);
+    };
+    selected = series.reduce((best, line) => (distance(line) < distance(best) ? line : best));
+    showReadout(false, chartY);
+  }
+
+  function selectLine(offset) {
+    const lines = series.filter(line => !line.faint || line === selected);
+    lines.sort((a, b) => valueAtStep(a) - valueAtStep(b));
+    selected = lines[lines.indexOf(selected) + offset] ?? selected;
+  }
+
+  function onKeyDown(event) {
+    if (event.key === "Escape") hideReadout();
+    if (event.target !== svg) return;
+    const targets = {
+      ArrowLeft: stepIndex - 1,
+      ArrowRight: stepIndex + 1,
+      Home: 0,
+      End: steps.length - 1,
+    };
+    const target = targets[event.key];
+    const lineOffset = describe ? { ArrowUp: 1, ArrowDown: -1 }[event.key] : undefined;
+    if (target === undefined && lineOffset === undefined) return;
+    event.preventDefault();
+    if (lineOffset !== undefined) selectLine(lineOffset);
+    else stepIndex = Math.max(0, Math.min(steps.length - 1, target));
+    showReadout(true);
+  }
+
+  svg.onpointermove = pointAt;
+  svg.onpointerdown = pointAt;
+  svg.onpointerleave = hideReadout;
+  svg.onblur = hideReadout;
+  svg.onkeydown = onKeyDown;
+}
+
+/**
+ * @param {number[]} values
+ * @param {number} target
+ * @returns {number} index of the value that is nearest to `target`
+ */
+function indexOfNearest(values, target) {
+  const distance = k => Math.abs(values[k] - target);
+  return [...values.keys()].reduce((best, k) => (distance(k) < distance(best) ? k : best), 0);
+}
+
+/**
+ * The values of all series at a step. A series that was not measured there is read at its nearest
+ * step.
+ * @param {number} step
+ * @param {Series[]} series
+ * @param {(series: Series) => number} nearestIndex
+ * @returns {Node[]}
+ */
+function describeStep(step, series, nearestIndex) {
+  const rows = series.map(line => {
+    const k = nearestIndex(line);
+    const otherStep = line.xs[k] === step ? "" : `, at step ${formatCount(line.xs[k])}`;
+    return el(
+      "div",
+      {},
+      `${line.name} ${formatWithError(line.ys[k], line.errors?.[k])}${otherStep}`,
+    );
+  });
+  return [el("b", {}, `step ${formatCount(step)}`), ...rows];
+}

@@ -1,0 +1,211 @@
+/** How a sweep's page names settings, runs, values and costs. */
+
+import { formatCompact } from "./chart_axes.js";
+import { formatCount, formatDuration, formatNumber, printableName } from "./format.js";
+import {
+  allSettings,
+  bestSetting,
+  hasSeveralSeeds,
+  hasSingleValue,
+  results,
+  runsOf,
+  sweptKeys,
+} from "./sweep_data.js";
+
+/**
+ * @typedef {import("./sweep_data.js").Run} Run
+ */
+
+const lastParts = sweptKeys.map(({ name }) => name.slice(name.lastIndexOf(".") + 1));
+
+/**
+ * The last part of a key's name, or all of it if the last part is ambiguous: n_head for
+ * model.n_head.
+ * @param {number} k index of the swept key
+ * @returns {string}
+ */
+export function keyName(k) {
+  const isAmbiguous = lastParts.filter(name => name === lastParts[k]).length > 1;
+  return printableName(isAmbiguous ? sweptKeys[k].name : lastParts[k]);
+}
+
+/**
+ * @param {Run} run
+ * @param {number} k index of the swept key
+ * @returns {string}
+ */
+export function valueName(run, k) {
+  return printableName(sweptKeys[k].values[run.valueIndices[k]]);
+}
+
+/**
+ * A value with its key, or alone if it explains itself: "n_head 4", "muon".
+ * @param {Run} run
+ * @param {number} k index of the swept key
+ * @returns {string}
+ */
+export function keyAndValue(run, k) {
+  const { axis, values } = sweptKeys[k];
+  const isWord =
+    axis === "names" && !/^(true|false|null|none|)$/i.test(values[run.valueIndices[k]]);
+  if (sweptKeys.length > 1 && isWord) return valueName(run, k);
+  return `${keyName(k)} ${valueName(run, k)}`;
+}
+
+/**
+ * @param {number} setting
+ * @returns {string}
+ */
+export function settingName(setting) {
+  const parts = sweptKeys.map((_, k) =>
+    hasSingleValue(setting, k) ? keyAndValue(runsOf[setting][0], k) : "",
+  );
+  return parts.filter(Boolean).join(", ") || "all seeds";
+}
+
+/**
+ * A star after the name of the setting that is declared best.
+ * @param {number | null} setting
+ * @returns {string}
+ */
+export function bestMark(setting) {
+  return setting !== null && setting === bestSetting ? " ★" : "";
+}
+
+/**
+ * @param {Run} run
+ * @returns {string}
+ */
+export function runName(run) {
+  const parts = sweptKeys.map((_, k) => keyAndValue(run, k));
+  if (run.seed && hasSeveralSeeds && sweptKeys[0].name !== "seed")
+    parts.push(`seed ${printableName(run.seed)}`);
+  return parts.join(", ") || printableName(run.name);
+}
+
+/**
+ * How a run ended: "finished", "failed after 10 of 20 steps".
+ * @param {Run} run
+ * @returns {string}
+ */
+export function outcome({ status, figures, maxSteps }) {
+  if (status === "finished") return status;
+  if (figures.step === null) return `${status} before its first step`;
+  const total = maxSteps ? `of ${formatCount(maxSteps)} ` : "";
+  return `${status} after ${formatCount(figures.step)} ${total}steps`;
+}
+
+/**
+ * @param {number} value
+ * @param {number} digits
+ * @returns {number} the value rounded to so many significant digits
+ */
+export function roundToDigits(value, digits) {
+  return Number(value.toPrecision(digits));
+}
+
+/**
+ * A mean with its standard error, if that is known.
+ * @param {number | null | undefined} value
+ * @param {number | null | undefined} error
+ * @returns {string}
+ */
+export function withError(value, error) {
+  return error ? `${formatNumber(value)} ± ${roundToDigits(error, 2)}` : formatNumber(value);
+}
+
+/**
+ * @param {number} size in bytes
+ * @returns {string}
+ */
+export function formatBytes(size) {
+  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, size)) / 3));
+  const unit = ["bytes", "kB", "MB", "GB"][power];
+  return `${formatCount(roundToDigits(size / 1000 ** power, 3))} ${unit}`;
+}
+
+/**
+ * What a setting costs.
+ * @typedef {object} Cost
+ * @property {string} name
+ * @property {string} unit "" if its values are written with their unit, or have none
+ * @property {string} explanation one sentence
+ * @property {(value: number) => string} format
+ * @property {(value: number) => string} formatTick
+ * @property {boolean} isMeasured whether it differs between runs of the same setting
+ */
+
+/** @type {Record<string, Cost>} */
+export const COSTS = {
+  parameters: {
+    name: "Parameters",
+    unit: "",
+    explanation: "Number of trained weights.",
+    format: formatCount,
+    formatTick: value => formatCompact(roundToDigits(value, 3)),
+    isMeasured: false,
+  },
+  kv_cache_bytes: {
+    name: "KV cache",
+    unit: "",
+    explanation: "Memory for the keys and values of one full context during generation.",
+    format: formatBytes,
+    formatTick: formatBytes,
+    isMeasured: false,
+  },
+  tokens_per_second: {
+    name: "Throughput",
+    unit: "tokens/s",
+    explanation: "Tokens trained on per second, on the machine of the run.",
+    format: value => formatCount(roundToDigits(value, 3)),
+    formatTick: value => formatCompact(roundToDigits(value, 3)),
+    isMeasured: true,
+  },
+  train_seconds: {
+    name: "Training time",
+    unit: "",
+    explanation:
+      "Time for batches, forward and backward passes and updates, without evaluation and saving.",
+    format: formatDuration,
+    formatTick: value => `${formatCompact(roundToDigits(value, 3))} s`,
+    isMeasured: true,
+  },
+};
+
+/**
+ * @param {number} setting
+ * @param {string} name of the cost
+ * @returns {number | null}
+ */
+export function costOf(setting, name) {
+  return results[setting].figures[name] ?? null;
+}
+
+/**
+ * The distinct values of a cost, in ascending order.
+ * @param {string} name of the cost
+ * @returns {number[]}
+ */
+export function distinctCosts(name) {
+  const costs = allSettings.map(setting => costOf(setting, name)).filter(cost => cost !== null);
+  return [...new Set(costs)].sort((a, b) => a - b);
+}
+
+/**
+ * The name of a cost with its unit: "Throughput (tokens/s)".
+ * @param {string} name of the cost
+ * @returns {string}
+ */
+export function costTitle(name) {
+  const { name: title, unit } = COSTS[name];
+  return unit ? `${title} (${unit})` : title;
+}
+
+/**
+ * @param {string} name of the cost
+ * @param {number | null} value
+ * @returns {string}
+ */
+export function formatCost(name, value) {
+  return value === null ? "–" : COSTS[name].format(value);
+}
