@@ -93,6 +93,13 @@ class GPTConfig:
     )
 
     @property
+    def is_rotary(self) -> bool:
+        """Whether positions rotate queries and keys; if not, each position has an embedding."""
+        if self.position not in ("learned", "rope"):
+            raise UserError(not_one_of("model.position", self.position, ("learned", "rope")))
+        return self.position == "rope"
+
+    @property
     def kv_heads(self) -> int:
         """Number of key/value heads G."""
         return self.n_kv_head or self.n_head
@@ -150,7 +157,7 @@ class GPTConfig:
             raise UserError(
                 f"model.ngram_size={self.ngram_size} exceeds model.n_embd={self.n_embd}: lower it"
             )
-        if self.position == "rope" and self.key_dim % 2:
+        if self.is_rotary and self.key_dim % 2:
             raise UserError(
                 f"model.position=rope needs an even head size, but it is {self.key_dim}: "
                 "change model.n_embd, model.n_head or model.head_dim"

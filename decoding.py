@@ -72,15 +72,15 @@ def stream(
         ended = torch.zeros(rows, dtype=torch.bool, device=device)
     noise = Noise(rows, seeds, decoder.vocab_size, device)
     tokens, start, read = prompt, 0, 0  # the window begins at `start`; `read` tokens were fed
-    decoder.forget()
+    decoder.reset()
     for length in range(T, T + max_new_tokens):
         if ended.all():
             return
         if (moved := window_start(length, decoder.block_size)) != start:
             start = read = moved
-            decoder.forget()
+            decoder.reset()
         with torch.inference_mode():
-            logits = decoder.fill(tokens[:, read:]).float()  # (B, V)
+            logits = decoder.read(tokens[:, read:]).float()  # (B, V)
             token = sample_token(next_token_probabilities(logits, **choice), noise.at(length))
         token, read = token.clone(), length  # an ordinary tensor again
         new = token.masked_fill(ended, -1)
@@ -94,7 +94,9 @@ class Text:
     """A text that grows by tokens: `text` holds whole characters. `ended` says why there is no
     more: "end_of_text", "length"; None while there may be."""
 
-    def __init__(self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0, documents: int = 1):
+    def __init__(
+        self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0, documents: int = 1
+    ) -> None:
         """A text after a prompt of at least one token, which ends after so many documents: what a
         model begins by itself may end at once."""
         self.prompt_tokens, self.seed, self._documents = prompt_tokens, seed, documents
@@ -183,7 +185,7 @@ class Noise:
 
     def __init__(
         self, rows: int, seeds: Sequence[int] | None, vocab_size: int, device: torch.device
-    ):
+    ) -> None:
         """Without seeds they come from torch's own random state."""
         self.rows, self.seeds, self.vocab_size, self.device = rows, seeds, vocab_size, device
         self.together = max(1, (1 << 14) // vocab_size)  # positions that share a call

@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attention_maps import scores
@@ -31,7 +30,7 @@ def losses_without_heads(
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
             residuals = []
             keep = partial(store, residuals)
-            model.hidden(tokens, taps={"embedding": keep, "residual": keep})
+            model.run_blocks(tokens, taps={"embedding": keep, "residual": keep})
             whole.append(token_losses(model, residuals[-1], targets))
             without.append(without_heads(model, tokens, targets, residuals))
     return {
@@ -47,7 +46,7 @@ def without_heads(
     c, found = model.config, []
     for layer in range(c.n_layer):
         for heads in torch.arange(c.n_head).split(at_once(model, tokens.shape[1])):
-            x = model.hidden(
+            x = model.run_blocks(
                 tokens,
                 taps={"heads": partial(silence, layer, heads)},
                 entry=(layer, residuals[layer]),
@@ -95,17 +94,16 @@ def measure_token_effects(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
             start : min(T - 1, start + at_once(model, len(rest)), start + max(8, len(rest) // 4))
         ][:, None]  # (R, 1)
         later = rest > hidden  # (R, rest)
-        mask = (place <= rest[:, None]) & ~((place == hidden)[:, None] & later[..., None])
+        is_hidden = place == hidden  # (R, T)
+        mask = (place <= rest[:, None]) & ~(is_hidden[:, None] & later[..., None])
         cache = KVCache(model.config, len(hidden), T, tokens.device, whole.k.dtype)
         cache.keys.copy_(whole.k)
         cache.values.copy_(whole.v)
         cache.length = start + 1
-        without = tokens.repeat(len(hidden), 1).scatter(1, hidden, -1)
-        context = F.pad(without, (cache.before, 0), value=-1)[:, start + 1 :]
-        again = tokens[:, start + 1 :].expand(len(hidden), -1)  # (R, rest)
+        before, again = tokens.expand(len(hidden), -1).tensor_split([start + 1], dim=1)
         with model.evaluating():
-            x = model.embed(again, start + 1, context)
-            x = model.hidden(again, cache, mask[:, None], entry=(0, x))
+            x = model.embed(again, before, is_hidden)
+            x = model.run_blocks(again, cache, mask[:, None], entry=(0, x))
         log_q, p = log_probabilities(model, x), log_p[start + 1 :]  # (R, rest, V), (rest, V)
         ids = targets[0, start + 1 :].clamp(min=0)[:, None]  # (rest, 1)
         nats = p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(len(hidden), -1, 1))[..., 0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attention_maps.probes import Probes
 from common.files import atomic_write
-from model import GPT, SelfAttention, rotary_table, store
+from model import GPT, SelfAttention, store
 
 LOGITS = 1 << 25  # that are made at once, at most
 MAPS = ("text", "repeated", "control")
@@ -50,7 +50,7 @@ def capture(model: GPT, ids: np.ndarray) -> Forward:
     stored = {name: [] for name in ("residual", "k", "v", "heads", "weights")}
     taps = {name: partial(store, values) for name, values in stored.items()}
     with model.evaluating():
-        model.hidden(tokens, taps=taps | {"embedding": taps["residual"]})
+        model.run_blocks(tokens, taps=taps | {"embedding": taps["residual"]})
     return Forward(tokens, *(torch.stack(values) for values in stored.values()))
 
 
@@ -59,8 +59,7 @@ def in_float32(model: GPT) -> GPT:
     if torch.finfo(model.head.weight.dtype).bits >= 32:
         return model
     finer = copy.deepcopy(model).float()
-    if model.rotary is not None:  # as a model in float32 has it, not rounded
-        finer.rotary = rotary_table(model.config.block_size, model.config).to(model.rotary.device)
+    finer.compute_rotary(model.head.weight.device)  # not rounded, as a model in float32 has it
     return finer
 
 

@@ -124,7 +124,7 @@ def without(
     """Each layer above a part, up to `top`, and what it is given where the part wrote its mean:
     (B, T, C) with the blocks between computed again, and with nothing else changed."""
     E, first = whole.residuals, max(0, part.layer)
-    rotary = None if model.rotary is None else model.rotary[:, : E.shape[2]]
+    rotary = model.rotary_at(0, E.shape[2])
     x, taps = E[first], {part.kind: partial(averaged, part)}  # (B, T, C)
     wrote = written_by(model, whole, part)
     if part.kind == "embedding":
@@ -161,7 +161,7 @@ class Reader:
     ):
         """periods: of the texts that repeat, for induction; None for the token before."""
         c, self.block, self.periods = model.config, model.blocks[layer], periods
-        self.rotary = None if model.rotary is None else model.rotary[:, : whole.tokens.shape[1]]
+        self.rotary = model.rotary_at(0, whole.tokens.shape[1])
         self.heads, self.groups = heads, [head // (c.n_head // c.kv_heads) for head in heads]
         self.q, self.k, v = self.project(whole.residuals[layer])
         W_O = self.block.attention.W_O.weight

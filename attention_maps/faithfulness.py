@@ -39,7 +39,7 @@ class Alone:
         taps = {"heads": partial(only, work, means)}
         with self.model.evaluating():
             for tokens in whole.tokens.split(at_once(self.model, whole.tokens.shape[1])):
-                x = self.model.hidden(tokens, taps=taps)
+                x = self.model.run_blocks(tokens, taps=taps)
                 found.append(token_losses(self.model, x, next_tokens(tokens)))
         return torch.cat(found).cpu().numpy()
 

@@ -124,7 +124,7 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     """A sequence's next token after `context` others, with a cache of n_kv_head key/value heads."""
     import torch
 
-    from kernels import Decoder
+    from decoder import Decoder
     from model import GPT, GPTConfig
     from training.device import for_sampling, synchronize
 
@@ -139,7 +139,7 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     @torch.inference_mode()
     def step() -> None:
         cache.length = context - 1
-        decoder.fill(token[:, None])
+        decoder.read(token[:, None])
 
     return {
         "tokens_per_second": 1 / seconds_per(step, seconds, lambda: synchronize(device)),

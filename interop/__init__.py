@@ -25,7 +25,7 @@ from interop.nanogpt import NanoGPT
 from interop.settings import NAMES, counterpart, family_of, hf_settings
 from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
-from model import GPT, rotary_table
+from model import GPT
 from training import checkpoint as saved
 
 # Where queries and keys are normalised without gains, their size counts for nothing but the number
@@ -130,8 +130,7 @@ class Checkpoint:
         )
         if self.config.tie_embeddings:
             model.head.weight = model.token_embedding.weight
-        if model.rotary is not None:
-            model.rotary = rotary_table(self.config.block_size, self.config)
+        model.compute_rotary()
         return model.eval()
 
     @torch.no_grad()

@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Library
 from torch import Tensor
 
+from attention import ROPE_HIGH, ROPE_LOW
 from common.errors import UserError
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from interop.settings import NAMES, model_config
-from model import ROPE_HIGH, ROPE_LOW
 
 SCALARS = {
     0: "B",

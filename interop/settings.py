@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import cli
+from attention import ROPE_HIGH, ROPE_LOW
 from common.errors import UserError
 from common.settings import format_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
-from model import ROPE_HIGH, ROPE_LOW
 
 # The families by their model_type.
 ARCHITECTURES = {
@@ -167,7 +167,7 @@ def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
 
 def family_of(config: GPTConfig) -> str:
     """The nearest family, by its model_type in config.json."""
-    if config.position == "learned":
+    if not config.is_rotary:
         return "gpt2"
     return "qwen3" if config.qk_norm else "qwen2" if config.bias == "qkv" else "llama"
 

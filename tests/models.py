@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from config import GPTConfig
+from decoder import Decoder
 from decoding import stream
-from kernels import Decoder
 
 few = settings(max_examples=settings.default.max_examples // 3)  # a model is built for each
 
@@ -85,7 +85,7 @@ def of_ngrams(model, tokens, hidden=None):
                 else 2 * (length - 2)
             )
         sums.append(model.ngrams.table[rows].sum(dim=0))
-    return torch.nn.functional.pad(torch.stack(sums), (0, model.ngrams.rest))
+    return torch.nn.functional.pad(torch.stack(sums), (0, model.ngrams.untouched_channels))
 
 
 def random_tokens(*shape, seed=0):

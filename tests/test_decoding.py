@@ -9,8 +9,8 @@ from models import configs, few, lively, random_tokens, seeds, small, streamed
 from attention_maps.snapshot import sample_text
 from common.text import printable
 from data.tokenizer import CharTokenizer, train_bpe
+from decoder import Decoder
 from decoding import Noise, Text, next_token_probabilities, sample_token, stream, window_start
-from kernels import Decoder
 from model import GPT
 
 CPU = torch.device("cpu")
@@ -106,9 +106,9 @@ def test_a_step_of_the_decoder_is_that_of_the_model(config, norm_embedding, rows
     expected, _ = model(tokens)
     decoder = Decoder(model, model.make_cache(rows))
     with torch.no_grad():
-        assert torch.allclose(decoder.fill(tokens[:, :filled]), expected[:, filled - 1], atol=1e-9)
+        assert torch.allclose(decoder.read(tokens[:, :filled]), expected[:, filled - 1], atol=1e-9)
         for t in range(filled, 16):
-            assert torch.allclose(decoder.fill(tokens[:, t : t + 1]), expected[:, t], atol=1e-9)
+            assert torch.allclose(decoder.read(tokens[:, t : t + 1]), expected[:, t], atol=1e-9)
     assert decoder.cache.length == 16
 
 
@@ -126,8 +126,8 @@ def test_weights_in_bf16_with_a_cache_in_float32_give_the_probabilities_of_float
         model.to(torch.bfloat16)
         decoder = Decoder(model, model.make_cache(3))
         assert decoder.cache.keys.dtype == torch.float32
-        logits = [decoder.fill(tokens[:, :20])] + [
-            decoder.fill(tokens[:, t : t + 1]) for t in range(20, 30)
+        logits = [decoder.read(tokens[:, :20])] + [
+            decoder.read(tokens[:, t : t + 1]) for t in range(20, 30)
         ]
     assert torch.allclose(torch.stack(logits, dim=1).float().softmax(-1), exact[:, 19:], atol=2e-3)
 

@@ -23,6 +23,7 @@ from processes import run_to_end
 from tokenizers import Regex, Tokenizer, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
+from attention import rotary_frequencies
 from attention_maps.analysis import analyze
 from attention_maps.findings import summarize_run
 from common.errors import UserError
@@ -30,7 +31,7 @@ from config import GPTConfig
 from interop import Checkpoint, layout, load, load_hf
 from interop.gguf_file import stretched
 from interop.settings import NAMES, family_of, hf_settings
-from model import GPT, rotary_frequencies
+from model import GPT
 from training.checkpoint import parameter_shapes
 
 gguf = pytest.importorskip("gguf")

@@ -14,7 +14,7 @@ from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig
-from kernels import Decoder
+from decoder import Decoder
 from model import GPT, SelfAttention, attention, causal_mask, store
 from training.nonfinite import NonFiniteGuard
 
@@ -88,7 +88,7 @@ def test_captured_maps_are_the_weights_of_the_fused_kernel():
     model = lively(GPT(small(n_embd=64, n_kv_head=2))).to(DEVICE)
     tokens = random_tokens(3, 16).to(DEVICE)
     seen = {"v": [], "heads": []}
-    model.hidden(tokens, taps={name: partial(store, found) for name, found in seen.items()})
+    model.run_blocks(tokens, taps={name: partial(store, found) for name, found in seen.items()})
     for weights, v, gathered in zip(model.attention_maps(tokens), seen["v"], seen["heads"]):
         expected = weights @ v.repeat_interleave(2, dim=1)  # (B, H, T, d_v)
         assert torch.allclose(gathered, expected.transpose(1, 2), atol=1e-5)
@@ -101,7 +101,7 @@ def test_decoding_gives_the_logits_of_the_whole_text(rows):
     decoder = Decoder(model, model.make_cache(rows))
     with torch.inference_mode():
         expected = model(tokens)[0]
-        made = [decoder.fill(tokens[:, :3])] + [decoder.step(tokens[:, t]) for t in range(3, 128)]
+        made = [decoder.read(tokens[:, :3])] + [decoder.step(tokens[:, t]) for t in range(3, 128)]
     assert torch.allclose(torch.stack(made, dim=1), expected[:, 2:], atol=1e-4)
 
 

@@ -33,7 +33,7 @@ def slow(model, tokens, hidden=None, silent=None) -> torch.Tensor:
         x = F.rms_norm(x, (c.n_embd,))
     for layer, block in enumerate(model.blocks):
         a = block.attention
-        q, k, v = a.project(block.norm_1(x), None if model.rotary is None else model.rotary[:, :T])
+        q, k, v = a.project(block.norm_1(x), model.rotary_at(0, T))
         heads = []
         for h in range(c.n_head):
             g = h // (c.n_head // c.kv_heads)

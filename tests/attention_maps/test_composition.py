@@ -129,7 +129,7 @@ def test_the_blocks_between_are_computed_again(kind, texts):
             with torch.no_grad():
                 block.attention(
                     block.norm_1(x),
-                    None if model.rotary is None else model.rotary[:, :T],
+                    model.rotary_at(0, T),
                     taps={"heads": partial(store, heads)},
                 )
             y = heads[0].clone()
@@ -145,9 +145,7 @@ def test_the_blocks_between_are_computed_again(kind, texts):
             x = x + added
         x = x - wrote + wrote.mean(dim=(0, 1)) if direct else x
         block = model.blocks[2]
-        q, k, _ = block.attention.project(
-            block.norm_1(x), None if model.rotary is None else model.rotary[:, :T]
-        )
+        q, k, _ = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
         return q, k
 
     def score(q, k):
@@ -163,9 +161,7 @@ def test_the_blocks_between_are_computed_again(kind, texts):
                 q, k = keys_and_queries(part, direct)
                 x = capture(model, texts[0]).residuals[2]
                 block = model.blocks[2]
-                q0, k0, _ = block.attention.project(
-                    block.norm_1(x), None if model.rotary is None else model.rotary[:, :T]
-                )
+                q0, k0, _ = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
             whole = score(q0, k0)
             for read, lost in (
                 ("queries", 1 - score(q, k0) / whole),

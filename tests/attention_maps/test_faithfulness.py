@@ -50,7 +50,7 @@ def test_a_head_that_does_not_work_gives_its_mean(alone):
         return (y,)
 
     with model.blocks[1].attention.W_O.register_forward_pre_hook(change), torch.no_grad():
-        x = model.hidden(whole.tokens)
+        x = model.run_blocks(whole.tokens)
     loss = token_losses(model, x, next_tokens(whole.tokens)).numpy()
     assert alone.losses(keep) == pytest.approx(loss, abs=1e-9, nan_ok=True)
     gains = scores.copying_gains(*np.split(loss, 2), PERIODS)

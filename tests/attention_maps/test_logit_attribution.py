@@ -49,7 +49,7 @@ def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(kind):
     W_O = model.blocks[1].attention.W_O
     d_v, z = model.config.value_dim, []
     with W_O.register_forward_pre_hook(lambda module, inputs: z.append(inputs[0])):
-        x = model.hidden(tokens[None])[0]  # (T, C)
+        x = model.run_blocks(tokens[None])[0]  # (T, C)
     for head in range(4):
         own = slice(head * d_v, (head + 1) * d_v)
         wrote = (z[0][..., own] @ W_O.weight[:, own].T)[0]  # (T, C)

@@ -53,22 +53,18 @@ def changed(model, ids, off, hidden):
     """Logits (T, V) and maps (L, H, T, T) with heads off and tokens hidden from later ones."""
     T, mask, maps = len(ids), causal_mask(len(ids), len(ids)), []
     mask[:, hidden] &= torch.eye(T, dtype=torch.bool)[:, hidden]
-    before, x = max(model.config.ngrams - 1, 0), []
-    for t in range(T):
-        seen = ids.clone()
-        seen[[j for j in hidden if j < t]] = -1
-        context = torch.nn.functional.pad(seen, (before, 0), value=-1)
-        x.append(model.embed(ids[None], 0, context[None])[:, t])
+    is_hidden = torch.isin(torch.arange(T), torch.tensor(hidden))
+    x = model.embed(ids[None], hidden=is_hidden[None])
 
     def silent(layer, y):
         y = y.clone()
         y[:, :, [h for at, h in off if at == layer]] = 0
         return y
 
-    x = model.hidden(
+    x = model.run_blocks(
         ids[None],
         mask=mask,
-        entry=(0, torch.stack(x, dim=1)),
+        entry=(0, x),
         taps={"heads": silent, "weights": lambda layer, A: maps.append(A[0]) or A},
     )
     return model.head(model.norm(x))[0], torch.stack(maps)

@@ -1,0 +1,133 @@
+"""The arithmetic of a transformer block as plain functions, with the letters of attention.py.
+
+Training (model.py) and cached decoding (decoder.py) both call these functions. Layers such as W_Q
+or a norm are passed as functions: modules in training, and bare functions in decoding, where the
+calls and not the arithmetic take the time of a small model's step.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attention import rotate
+from common.errors import UserError, not_one_of
+from kernels import rms_norm
+
+Layer = Callable[[Tensor], Tensor]
+
+
+def transformer_block(
+    x: Tensor, norm_1: Layer, attention: Layer, norm_2: Layer, mlp: Layer
+) -> Tensor:
+    """Compute E' = E + ΔE twice: by attention, then by the MLP, each of a normalized E.
+
+    Args:
+        x: Residual stream E (…, C).
+        norm_1: Norm before attention.
+        attention: Update ΔE (…, C) by attention, including the output projection W_O.
+        norm_2: Norm before the MLP.
+        mlp: Update ΔE (…, C) by the MLP.
+
+    Returns:
+        Residual stream (…, C) after the block.
+    """
+    x = x + attention(norm_1(x))
+    return x + mlp(norm_2(x))
+
+
+class Projection(NamedTuple):
+    """W_Q, W_K and W_V of a layer, joined for one matrix product, and what follows it.
+
+    Attributes:
+        matrix: Joined matrices ((H + G) d_k + G d_v, C).
+        bias: Joined biases, or None.
+        n_head: H.
+        n_kv_head: G.
+        key_dim: d_k.
+        value_dim: d_v.
+        is_normalized: Whether queries and keys are normalized.
+        gains: Factors (H + G, d_k) of the normalized queries and keys, or None.
+        eps: ε of that norm; None: the machine epsilon.
+        is_rotary: Whether queries and keys are rotated.
+    """
+
+    matrix: Tensor
+    bias: Tensor | None
+    n_head: int
+    n_kv_head: int
+    key_dim: int
+    value_dim: int
+    is_normalized: bool
+    gains: Tensor | None
+    eps: float | None
+    is_rotary: bool
+
+
+def project(
+    x: Tensor, projection: Projection, rotary: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the queries, keys and values of tokens.
+
+    Args:
+        x: Normalized residual stream (…, C).
+        projection: Weights of the layer.
+        rotary: Part of `rotary_table` for these tokens, which broadcasts to (2, …, H + G, d_k).
+            It is not read unless positions are rotary.
+        dtype: Precision in which queries and keys are normalized and rotated.
+
+    Returns:
+        Queries (…, H, d_k), keys (…, G, d_k) and values (…, G, d_v). Queries and keys have `dtype`
+        if they were normalized or rotated.
+
+    Reference:
+        Henry et al. 2020, "Query-Key Normalization for Transformers"; Su et al. 2021, "RoFormer".
+    """
+    matrix, bias, H, G, d_k, d_v, is_normalized, gains, eps, is_rotary = projection
+    tokens = x.shape[:-1]
+    qkv = F.linear(x, matrix, bias)
+    qk, v = qkv.split_with_sizes(((H + G) * d_k, G * d_v), dim=-1)  # three times as fast as split
+    qk = qk.view(*tokens, H + G, d_k)
+    v = v.view(*tokens, G, d_v)
+    if is_normalized:
+        qk = rms_norm(qk.to(dtype), gains, eps)
+    if is_rotary:
+        if rotary is None:
+            raise ValueError("a model with rotary positions needs their angles")
+        qk = rotate(qk.to(dtype), rotary)
+    q, k = qk.split_with_sizes((H, G), dim=-2)  # (…, H, d_k), (…, G, d_k)
+    return q, k, v
+
+
+# --- MLP ------------------------------------------------------------------------------------------
+
+MLPS = ("gelu", "swiglu", "relu2")
+
+
+def feed_forward(
+    x: Tensor, activation: str, W_in: Layer, W_gate: Layer | None, W_out: Layer
+) -> Tensor:
+    """Compute the MLP's update of the residual stream.
+
+    Args:
+        x: Normalized residual stream (…, C).
+        activation: "gelu" (tanh approximation), "relu2" or "swiglu".
+        W_in: Layer from C to hidden channels.
+        W_gate: Gate of SwiGLU, from C to hidden channels; None for the others.
+        W_out: Layer from hidden channels to C.
+
+    Returns:
+        Update (…, C).
+
+    Reference:
+        Hendrycks & Gimpel 2016 (GELU); So et al. 2021 (ReLU²); Shazeer 2020 (SwiGLU).
+    """
+    if activation == "gelu":
+        return W_out(F.gelu(W_in(x), approximate="tanh"))
+    if activation == "relu2":
+        return W_out(F.relu(W_in(x)).square())
+    if activation == "swiglu" and W_gate is not None:
+        return W_out(F.silu(W_gate(x)) * W_in(x))
+    raise UserError(not_one_of("model.mlp", activation, MLPS))
