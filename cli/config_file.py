@@ -5,6 +5,7 @@ import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -14,21 +15,20 @@ from common.errors import UserError
 from common.settings import check_settings
 from config import HUB_MODEL, Config
 
-LARGEST = 1 << 20  # bytes of a config.yaml that is read
-GONE = ("eval_only", "dry_run")  # of older versions: what a command did, no settings of its run
+MAX_CONFIG_BYTES = 1 << 20
+# Settings of older versions that described a command, not a run: (section, name).
+OBSOLETE_SETTINGS = (("", "eval_only"), ("", "dry_run"), ("data", "encoding"))
 
 
 def read_config(path: Path) -> Config:
-    """The configuration in a run's config.yaml, within the bounds of this version's settings."""
+    """Read and check the configuration of a run.
+
+    Raises:
+        UserError: If the file cannot be read, or contains settings that this version does not know
+            or allow.
+    """
     try:
-        if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST):
-            raise ValueError(f"it is not an ordinary file of at most {LARGEST:,} bytes")
-        text = path.read_text(encoding="utf-8")
-        if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
-            raise ValueError("it has YAML anchors, which no run's has")  # they can fill the memory
-        saved = {**yaml.safe_load(text)}
-        saved.get("data", {}).pop("encoding", None)  # as GONE
-        config = config_from_dict({key: saved[key] for key in saved if key not in GONE})
+        config = config_from_dict(_without_obsolete_settings(_read_yaml(path)))
         check_settings(config)
         config.model.check()
         return config
@@ -37,22 +37,41 @@ def read_config(path: Path) -> Config:
     except (
         yaml.YAMLError,
         OmegaConfBaseException,
+        AttributeError,
         TypeError,
         ValueError,
         RecursionError,
         UserError,
     ) as e:
-        reason = f"{e}".partition("\n")[0] or type(e).__name__
+        reason = str(e).partition("\n")[0] or type(e).__name__
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
 
+def _read_yaml(path: Path) -> dict:
+    """Read a YAML file of a trusted size and without anchors, which can expand without bound."""
+    if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES):
+        raise ValueError(f"it is not a regular file of at most {MAX_CONFIG_BYTES:,} bytes")
+    text = path.read_text(encoding="utf-8")
+    if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
+        raise ValueError("it contains YAML anchors, which runs do not write")
+    return {**yaml.safe_load(text)}
+
+
+def _without_obsolete_settings(saved: dict) -> dict:
+    for section, name in OBSOLETE_SETTINGS:
+        settings = saved.get(section, {}) if section else saved
+        settings.pop(name, None)
+    return saved
+
+
 def config_from_dict(saved: dict) -> Config:
-    """The configuration whose `asdict` was saved."""
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), _escaped_tree(saved)))
+    """Build a configuration from the result of `dataclasses.asdict`."""
+    schema = OmegaConf.structured(Config)
+    return OmegaConf.to_object(OmegaConf.merge(schema, _escape_texts(saved)))
 
 
 def absolute_paths(config: Config) -> Config:
-    """The configuration with paths that still hold when the run is resumed from elsewhere."""
+    """Make paths absolute, so that the run can be resumed from another folder."""
     data, init_from = config.data, config.init_from
     if data.path is not None:
         path, here = os.path.expanduser(data.path), os.getcwd()
@@ -67,17 +86,17 @@ def absolute_paths(config: Config) -> Config:
 
 
 def config_yaml(config: Config) -> str:
-    """The configuration as `read_config` reads it, from any folder."""
+    """Return the text of config.yaml, which `read_config` reads from any folder."""
     return yaml.safe_dump(asdict(absolute_paths(config)), sort_keys=False)
 
 
-def _escaped_tree(node):
-    """The same tree with its texts such that OmegaConf sees no interpolation in them."""
+def _escape_texts(node: Any) -> Any:
+    """Escape the texts in nested dicts, so that OmegaConf sees no interpolation in them."""
     if isinstance(node, dict):
-        return {key: _escaped_tree(value) for key, value in node.items()}
+        return {key: _escape_texts(value) for key, value in node.items()}
     return escape_interpolation(node) if isinstance(node, str) else node
 
 
 def escape_interpolation(text: str) -> str:
-    """A text that OmegaConf, to which `${…}` means something, gives back as it is here."""
-    return re.sub(r"(\\*)(\$\{)", lambda m: m[1] * 2 + r"\${", text)
+    """Escape `${…}` so that OmegaConf returns the text unchanged."""
+    return re.sub(r"(\\*)(\$\{)", lambda match: match[1] * 2 + r"\${", text)

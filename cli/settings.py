@@ -17,7 +17,7 @@ from config import Config, SampleConfig
 Settings = TypeVar("Settings")
 
 MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
-SETTING_COLUMN = 33  # where the description of a setting begins
+DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
 
 
 def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
@@ -54,16 +54,15 @@ def train_help(config: Config) -> str:
     Args:
         config: The configuration of the plain command, whose values are shown as the defaults.
     """
-    presets = [
-        f"  {f'{group}={name}':<32} {preset_headline(path)}"
-        for group, paths in find_presets().items()
-        for name, path in paths.items()
-    ]
-    return settings_help("\n".join([_introduction("train.txt"), "", *presets]), lambda: config)
+    lines = [_introduction("train.txt")]
+    for group, paths in find_presets().items():
+        lines.append("")
+        lines += [_help_entry(f"{group}={name}", headline(path)) for name, path in paths.items()]
+    return settings_help("\n".join(lines), lambda: config)
 
 
-def preset_headline(path: Path) -> str:
-    """Return the first comment line of a preset that is not a command or a directive of Hydra's."""
+def headline(path: Path) -> str:
+    """Return the first comment of a preset that is not a command or a directive of Hydra's."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((line[2:] for line in lines if re.match("# (?!@|python |torchrun )", line)), "")
 
@@ -84,8 +83,6 @@ def settings_help(introduction: str, make_settings: Callable[[], object]) -> str
         introduction: What the command is for, with examples.
         make_settings: Makes the dataclass of the settings with their default values.
     """
-    columns = shutil.get_terminal_size((100, 24)).columns
-    width = max(MIN_HELP_WIDTH, min(MAX_HELP_WIDTH, columns))
     lines = [introduction, "\nSettings (KEY=VALUE):"]
     section = None
     for name, field, default in iterate_settings(make_settings()):
@@ -95,14 +92,17 @@ def settings_help(introduction: str, make_settings: Callable[[], object]) -> str
         description = field.metadata["help"]
         if choices := field.metadata.get("choices"):
             description += f" ({' | '.join(map(format_value, choices))})"
-        assignment = f"{name}={format_value(default)}"
-        lines.append(
-            textwrap.fill(
-                description,
-                width,
-                break_on_hyphens=False,
-                initial_indent=f"  {assignment:<{SETTING_COLUMN - 3}} ",
-                subsequent_indent=" " * SETTING_COLUMN,
-            )
-        )
+        lines.append(_help_entry(f"{name}={format_value(default)}", description))
     return "\n".join(lines)
+
+
+def _help_entry(assignment: str, description: str) -> str:
+    """Format KEY=VALUE and its description in two columns, wrapped to the terminal's width."""
+    columns = shutil.get_terminal_size((100, 24)).columns
+    return textwrap.fill(
+        description,
+        max(MIN_HELP_WIDTH, min(MAX_HELP_WIDTH, columns)),
+        break_on_hyphens=False,
+        initial_indent=f"  {assignment:<{DESCRIPTION_COLUMN - 3}} ",
+        subsequent_indent=" " * DESCRIPTION_COLUMN,
+    )

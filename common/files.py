@@ -1,4 +1,4 @@
-"""Write files atomically, read only ordinary files, and compute their hashes."""
+"""Write files atomically, refuse special and oversized files, and compute hashes."""
 
 import errno
 import hashlib
@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LARGEST_JSON = 100_000_000  # bytes of a JSON file that is read
+MAX_JSON_BYTES = 100_000_000
+HASH_CHUNK_BYTES = 1 << 20
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a path beside `path` to write to, which gets its name at the end, when it is on the
-    disk: the file is there whole or not at all. A link at `path` is replaced, not followed."""
+    """Yield a temporary path to write to, and rename it to `path` when it is on the disk.
+
+    A reader sees either the old file or the complete new one. A link at `path` is replaced, not
+    followed.
+    """
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)
@@ -23,51 +27,61 @@ def atomic_write(path: Path) -> Iterator[Path]:
         sync(part)
         part.replace(path)
     except OSError as e:
-        e.filename = e.filename or str(path)  # which writing and syncing leave out
+        e.filename = e.filename or str(path)  # errors of writing and syncing have none
         raise
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-def ordinary_file(path: Path, most: int | None = None) -> Path:
-    """The path, if it is an ordinary file of at most so many bytes, else an OSError: a pipe can
-    keep its reader waiting for ever."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
-    if most is not None and found.st_size > most:
-        raise OSError(
-            errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path)
-        )
+def ordinary_file(path: Path, max_bytes: int | None = None) -> Path:
+    """Return the path if it is a regular file, because reading a pipe can block forever.
+
+    Args:
+        path: The file to check.
+        max_bytes: Its maximum size; None for any size.
+
+    Raises:
+        OSError: If the file is missing, not regular, or larger.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    if max_bytes is not None and status.st_size > max_bytes:
+        message = f"its {status.st_size:,} bytes exceed the limit of {max_bytes:,}"
+        raise OSError(errno.EFBIG, message, str(path))
     return path
 
 
 def read_json_object(path: Path) -> dict:
-    """The object in a JSON file; a ValueError where there is none."""
+    """Read a file that contains one JSON object.
+
+    Raises:
+        ValueError: If the file is missing, unreadable, too large or contains something else.
+    """
     try:
         if not path.is_file():
-            raise ValueError("there is no such file")
-        value = json.loads(ordinary_file(path, LARGEST_JSON).read_text(encoding="utf-8"))
+            raise ValueError("the file does not exist")
+        value = json.loads(ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8"))
     except (OSError, RecursionError) as e:
         raise ValueError(getattr(e, "strerror", None) or e) from None
     if not isinstance(value, dict):
-        raise ValueError("it holds no object")
+        raise ValueError("it does not contain a JSON object")
     return value
 
 
 def sha256_of_file(path: Path) -> str:
-    """Hex digest of a file of any size."""
+    """Return the hex SHA-256 digest of a file of any size."""
     digest = hashlib.sha256()
-    with ordinary_file(path).open("rb") as f:
-        while chunk := f.read(1 << 20):
+    with ordinary_file(path).open("rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of entries, is on the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows cannot, and need not
+    if path.is_dir() and os.name == "nt":  # Windows cannot sync folders, and need not
         return
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -1,29 +1,41 @@
 """Read and interpret the rows of a run's metrics.jsonl and samples.jsonl."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, isfinite
 from pathlib import Path
+from typing import Any
 
 from common.files import ordinary_file
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"  # in a run's folder
-TOO_LARGE = 1e300  # of a number in a row: what is reckoned from larger ones is no float any more
-# What ends the names of metrics that stand beside a score of heads.
+METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
+SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
+# Larger numbers in a damaged file would overflow in what is computed from them.
+MAX_METRIC = 1e300
+# Suffixes of the metrics that accompany a head's score.
 COMPANION_SUFFIXES = ("_se", "_without_first")
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
-    """The rows of a metrics or samples file, in order; `log` is told of lines that are none."""
+    """Read the valid rows of a metrics or samples file, in order.
+
+    Args:
+        path: The file; if it does not exist there are no rows.
+        log: Receives a note if lines are skipped because they are not valid rows.
+    """
     lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
-    rows = [row for line in lines if (row := parse_row(line)) is not None]
+    rows = [row for row in map(parse_row, lines) if row is not None]
     if log and len(rows) < len(lines):
-        log(f"note: {path} has {len(lines) - len(rows)} lines that are no rows, and are left out")
+        log(f"note: {len(lines) - len(rows)} invalid lines of {path} are skipped")
     return rows
 
 
 def parse_row(line: bytes) -> dict | None:
-    """The row in a line: an object with a step, whose values are numbers, or a text."""
+    """Parse a line: a JSON object with a step, whose values are numbers, or a text.
+
+    Returns:
+        The row, or None if the line is something else.
+    """
     try:
         row = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -31,27 +43,28 @@ def parse_row(line: bytes) -> dict | None:
     if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return None
     numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
-    fine = all(
-        type(value) in (int, float) and not TOO_LARGE <= abs(value) < inf for value in numbers
-    )
-    return row if fine else None
+    return row if all(map(_is_valid_number, numbers)) else None
 
 
-def best_row(rows: list[dict]) -> dict | None:
-    """The row with the lowest validation loss of a trained model, the first of equals."""
-    measured = [
+def _is_valid_number(value: Any) -> bool:
+    return type(value) in (int, float) and not MAX_METRIC <= abs(value) < inf
+
+
+def best_row(rows: Sequence[dict]) -> dict | None:
+    """Return the first row with the lowest validation loss after step 0, or None without one."""
+    evaluated = [
         row
         for row in rows
         if row["step"] and isfinite(row.get("val/loss", inf)) and "val/bits_per_byte" in row
     ]
-    return min(measured, key=lambda row: row["val/loss"], default=None)
+    return min(evaluated, key=lambda row: row["val/loss"], default=None)
 
 
 def is_scored(row: dict) -> bool:
-    """Whether a row is of a snapshot, with scores of heads."""
+    """Return whether a row is of a snapshot, with scores of heads."""
     return any(key.startswith("heads/") for key in row)
 
 
-def snapshot_steps(rows: list[dict]) -> list[int]:
-    """The steps of the snapshots."""
+def snapshot_steps(rows: Sequence[dict]) -> list[int]:
+    """Return the steps of the snapshots."""
     return [row["step"] for row in rows if is_scored(row)]

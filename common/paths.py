@@ -8,21 +8,28 @@ from common.errors import UserError
 
 
 def expand_home(key: str, path: str) -> Path:
-    """The path that was typed for `key`, from the home that a ~ at its beginning names: shells
-    leave it as it is behind an equals sign."""
-    whole = os.path.expanduser(path)
-    if whole.startswith("~") and not os.path.exists(whole):
+    """Expand a leading ~, which shells do not expand after an equals sign.
+
+    Args:
+        key: The setting with the path, for the message.
+        path: The path as typed.
+
+    Raises:
+        UserError: If the ~ names an unknown user.
+    """
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~") and not os.path.exists(expanded):
         raise UserError(
-            f"{key}={path} does not exist: {path.partition('/')[0]} is nobody's home; "
-            f"for a name that begins so write ./{path}"
+            f"{key}={path} does not exist: {path.partition('/')[0]} is an unknown user "
+            f"(for a file whose name begins with ~, write ./{path})"
         )
-    return Path(whole)
+    return Path(expanded)
 
 
 def require_path(path: str) -> None:
-    """Raise `UserError` where a path is of nothing, as is known before any text is read."""
-    whole = str(expand_home("data.path", path))
-    if not os.path.exists(whole) and not glob.has_magic(whole):
+    """Raise `UserError` if data.path names no file or folder and is not a glob."""
+    expanded = str(expand_home("data.path", path))
+    if not os.path.exists(expanded) and not glob.has_magic(expanded):
         raise UserError(
-            f"data.path={path} does not exist: give the path of a text file, of a folder, or a glob"
+            f"data.path={path} does not exist: give the path of a text file or folder, or a glob"
         )

@@ -2,55 +2,79 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from operator import ge, gt, le, lt
+from typing import Any
 
 from common.errors import UserError, not_one_of
 
 LARGEST_SEED = 2**63 - 1  # of torch's generators
-LARGEST_NUMBER = {bool: 1, int: LARGEST_SEED, float: 1e30}  # of a setting; float32 has to hold it
-# Of a number: what breaks its bound, and the words for it.
+# The largest value of a number by its type; a float has to fit into float32.
+LARGEST_NUMBERS = {bool: 1, int: LARGEST_SEED, float: 1e30}
+# Bounds of a number: the comparison that violates the bound, and its words.
 BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "lt": (ge, "below")}
 
 
-def setting(default, help, **limits):
-    """A setting: its default (or what makes it), one line of help, and the values that it takes.
-    `choices` are all of them; `ge`, `gt`, `le`, `lt` bound a number (at least, above, at most,
-    below). None is always allowed where the type is optional."""
-    kind = "default_factory" if callable(default) else "default"
-    return dataclasses.field(**{kind: default}, metadata={"help": help, **limits})
+def setting(default: Any, help: str, **limits: Any) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: Its default value, or a function that makes it.
+        help: One line for --help.
+        **limits: `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number
+            (at least, above, at most, below). None is always allowed if the type is optional.
+
+    Returns:
+        A dataclass field.
+    """
+    metadata = {"help": help, **limits}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def check_settings(node, prefix: str = "") -> None:
-    """Refuse a setting of the dataclass `node`, or of its sections, that is out of bounds."""
-    for name, f, value in iterate_settings(node, prefix):
-        choices = f.metadata.get("choices")
-        if value is None:
-            continue
-        if choices and value not in choices:
-            raise UserError(not_one_of(name, value, map(format_value, choices)))
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{name}={value} is not a finite number")
-        for key, (breaks, words) in BOUNDS.items():
-            limit = f.metadata.get(key)
-            if limit is not None and not isinstance(value, str) and breaks(value, limit):
-                raise UserError(f"{name}={value} must be {words} {limit}")
-        if isinstance(value, (int, float)) and value > LARGEST_NUMBER[type(value)]:
-            raise UserError(f"{name}={value} must be at most {LARGEST_NUMBER[type(value)]}")
+def check_settings(node: Any, prefix: str = "") -> None:
+    """Check every setting of a dataclass and its sections against its choices and bounds.
+
+    Args:
+        node: The dataclass instance.
+        prefix: What precedes the settings' names in messages, such as `model.`.
+
+    Raises:
+        UserError: If a value is not allowed.
+    """
+    for name, field, value in iterate_settings(node, prefix):
+        if value is not None:
+            _check_value(name, value, field.metadata)
 
 
-def format_value(value) -> str:
-    """A value as it is typed."""
+def _check_value(name: str, value: Any, limits: Any) -> None:
+    choices = limits.get("choices")
+    if choices and value not in choices:
+        raise UserError(not_one_of(name, value, map(format_value, choices)))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{name}={value} is not a finite number")
+    for key, (is_violated_by, words) in BOUNDS.items():
+        limit = limits.get(key)
+        if limit is not None and not isinstance(value, str) and is_violated_by(value, limit):
+            raise UserError(f"{name}={value} must be {words} {limit}")
+    if isinstance(value, (int, float)) and value > LARGEST_NUMBERS[type(value)]:
+        raise UserError(f"{name}={value} must be at most {LARGEST_NUMBERS[type(value)]}")
+
+
+def format_value(value: Any) -> str:
+    """Format a value as a user types it: null, true, 0.1."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def iterate_settings(node, prefix: str = ""):
-    """Yield (dotted name, field, value) of every setting of the dataclass instance `node`."""
-    for f in fields(node):
-        value = getattr(node, f.name)
+def iterate_settings(node: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
+    """Yield (dotted name, field, value) of every setting of a dataclass and its sections."""
+    for field in fields(node):
+        value = getattr(node, field.name)
         if is_dataclass(value):
-            yield from iterate_settings(value, f"{prefix}{f.name}.")
+            yield from iterate_settings(value, f"{prefix}{field.name}.")
         else:
-            yield prefix + f.name, f, value
+            yield prefix + field.name, field, value

@@ -1,28 +1,54 @@
 """Format numbers and text for the terminal."""
 
+from collections.abc import Iterable
 from math import floor, log10
 
-# Control characters → signs that show them.
-SIGNS = {c: 0x2400 + c for c in range(32)} | {0x7F: 0x2421}
-SIGNS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+# Control characters → visible signs in their place.
+CONTROL_SIGNS = {
+    **{code: 0x2400 + code for code in range(32)},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+REPLACEMENT = "\ufffd"
+DEFAULT_DECIMALS = 2  # of a value without an error
 
 
-def format_emergence(step: int, snapshots: list[int]) -> str:
-    """When a head was born of which the snapshot of `step` is the first to tell, in words."""
-    before = max((s for s in snapshots if s < step), default=step)
-    return f"between steps {before:,} and {step:,}" if step - before > 1 else f"at step {step:,}"
+def format_emergence(step: int, snapshots: Iterable[int]) -> str:
+    """Return when a head emerged: between the previous snapshot and the one at `step`.
+
+    Args:
+        step: Step of the first snapshot at which the head passes its threshold.
+        snapshots: Steps of all snapshots.
+    """
+    previous = max((other for other in snapshots if other < step), default=step)
+    if step - previous > 1:
+        return f"between steps {previous:,} and {step:,}"
+    return f"at step {step:,}"
 
 
 def format_with_error(value: float, error: float | None) -> str:
-    """A value and its standard error, to the digit that the error leaves: 1.39 ± 0.06."""
-    digits = max(0, -floor(log10(float(f"{error:.0e}")))) if error else 2
-    shown = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
-    return f"{shown} ± {error:.{digits}f}" if error else shown
+    """Format a value with the decimals that its standard error leaves: 1.39 ± 0.06."""
+    if not error:
+        return f"{_without_negative_zero(value, DEFAULT_DECIMALS):.{DEFAULT_DECIMALS}f}"
+    rounded_error = float(f"{error:.0e}")
+    decimals = max(0, -floor(log10(rounded_error)))
+    return f"{_without_negative_zero(value, decimals):.{decimals}f} ± {error:.{decimals}f}"
+
+
+def _without_negative_zero(value: float, decimals: int) -> float:
+    return round(value, decimals) + 0.0
 
 
 def printable(text: str, one_line: bool = False) -> str:
-    """The text with signs for control characters, which a terminal would obey; tabs and line ends
-    stay, except in one line, where all that has no shape is replaced."""
-    if not one_line:
-        return text.translate({c: sign for c, sign in SIGNS.items() if chr(c) not in "\t\n"})
-    return "".join(c if c.isprintable() else "\ufffd" for c in text.translate(SIGNS))
+    """Replace control characters, which a terminal would obey, by visible signs.
+
+    Args:
+        text: Any text.
+        one_line: Whether tabs and line ends, and all other characters that Python considers
+            unprintable, are replaced too.
+    """
+    if one_line:
+        text = text.translate(CONTROL_SIGNS)
+        return "".join(char if char.isprintable() else REPLACEMENT for char in text)
+    keep = (ord("\t"), ord("\n"))
+    return text.translate({code: sign for code, sign in CONTROL_SIGNS.items() if code not in keep})

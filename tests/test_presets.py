@@ -1,4 +1,4 @@
-"""Every preset runs: the experiments train for a few steps, the groups' presets where they fit."""
+"""Every preset trains for a few steps, large models at a reduced size."""
 
 import pytest
 from conftest import ROOT, TINY
@@ -21,7 +21,7 @@ def presets(group: str) -> list[str]:
 
 @pytest.fixture
 def trains(command):
-    """trains(*argv): train as it is typed, in a new folder."""
+    """trains(*argv): run train.py in a new folder, and check that it succeeds."""
 
     def run(*argv: str) -> None:
         done = command("train.py", *argv, "run_dir=run")
@@ -71,7 +71,7 @@ def test_every_experiment_trains(trains, test_data, tiktoken, name):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", presets("model"))
-def test_every_model_trains_at_a_size_that_fits(trains, text_file, name):
+def test_every_model_trains_at_a_reduced_size(trains, text_file, name):
     cut = ["model.n_layer=2", "model.block_size=32", "batch_size=2", "tokenizer=char"]
     if name == "llama3_8b" or name.startswith("gpt2"):
         cut += [
