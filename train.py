@@ -60,7 +60,7 @@ def run(job: cli.Job) -> float:
         return nan
     if waits_for_rank_0:
         return start(None)  # rank 0 broadcasts the configuration
-    config = cli.configure(job, interop.starting_config, cli.printer(cli.Terminal()))
+    config = cli.configure(job, interop.read_starting_model, cli.printer(cli.Terminal()))
     if config.prepare_only:
         read_text(config, World(), Path(), {}, cli.Terminal())
         return nan
@@ -225,7 +225,7 @@ def read_text(
         folder = checkpoint.step_folder(run_dir, manifest["step"])
         tokenizer = load_tokenizer(folder / checkpoint.TOKENIZER)
     elif config.init_from:
-        tokenizer, load_initial_weights = interop.starting_point(Path(config.init_from), log)
+        tokenizer, load_initial_weights = interop.open_starting_weights(Path(config.init_from), log)
     text = check_text(config, manifest, tokenizer, console) if world.rank == 0 else None
     known = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
     # On another machine the cache may be another one.

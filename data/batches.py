@@ -14,7 +14,7 @@ class Batches:
     windows. A batch may span several epochs.
     """
 
-    def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int):
+    def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
         """Batches of a token array.
 
         Args:

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Library
 from common.errors import UserError
 from common.files import read_json_object
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+HF_TOKENIZER_FILE = "tokenizer.json"
+HF_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
@@ -34,7 +34,7 @@ class HFTokenizer:
         begin_of_text: Id of the token that the tokenizer puts before a text, or None.
     """
 
-    def __init__(self, description: str, end_of_text: int | None = None):
+    def __init__(self, description: str, end_of_text: int | None = None) -> None:
         """Build a tokenizer.
 
         Args:
@@ -132,14 +132,14 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
         UserError: There is no tokenizer.json, or a file is not JSON.
         Exception: The library cannot read the tokenizer.json.
     """
-    if not (folder / TOKENIZER_FILE).is_file():
+    if not (folder / HF_TOKENIZER_FILE).is_file():
         raise UserError(
-            f"{folder} has no {TOKENIZER_FILE}; to make it from other tokenizer files, run "
+            f"{folder} has no {HF_TOKENIZER_FILE}; to make it from other tokenizer files, run "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') with "
             "transformers installed"
         )
     roles = _special_token_names(folder)
-    library = Library.from_str(json.dumps(read_json(folder / TOKENIZER_FILE)))
+    library = Library.from_str(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]
@@ -155,7 +155,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
 
 def _special_token_names(folder: Path) -> dict[str, str]:
     """Name of the special token in each role, as far as a tokenizer_config.json names them."""
-    path = folder / TOKENIZER_CONFIG_FILE
+    path = folder / HF_TOKENIZER_CONFIG_FILE
     settings = read_json(path) if path.is_file() else {}
     names = {}
     for role in SPECIAL_TOKEN_ROLES:

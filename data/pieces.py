@@ -35,7 +35,7 @@ class LineArranger:
     `shuffled` permutes the lines of each piece, and `doubled` repeats each line right after itself.
     """
 
-    def __init__(self, mode: str):
+    def __init__(self, mode: str) -> None:
         self._mode = mode
         self._hashes_of_lines: set[bytes] = set()
         self._random = np.random.default_rng(0)

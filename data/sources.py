@@ -31,7 +31,7 @@ MAX_SHAKESPEARE_BYTES = 4_000_000  # another page in its place may be endless
 DOWNLOAD_TIMEOUT_SECONDS = 20
 TEXT_CHECK_BYTES = 1 << 20  # read from the start of a file to decide whether it is text
 MAX_NAMED_FILES = 3  # in the message about skipped files
-MAX_REASON_CHARS = 300  # of a library's error message
+MAX_DATASET_ERROR_CHARS = 300  # of a library's error message
 NOT_LIBRARY_FOLDERS = {
     "test",
     "tests",
@@ -151,7 +151,7 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
                 cache_dir=str(build_folder),
             )
         except Exception as e:  # the library and those below it raise errors of many classes
-            reason = " ".join(str(e).split())[:MAX_REASON_CHARS] or type(e).__name__
+            reason = " ".join(str(e).split())[:MAX_DATASET_ERROR_CHARS] or type(e).__name__
             raise UserError(
                 f"data.name={name} cannot be read ({reason}); without a network, "
                 "download its files elsewhere and set data.name=FOLDER"

@@ -47,7 +47,7 @@ class CharTokenizer:
     end_of_text = None
     begin_of_text = None
 
-    def __init__(self, alphabet: str):
+    def __init__(self, alphabet: str) -> None:
         self.alphabet = "".join(sorted(set(alphabet)))
         self.vocab_size = len(self.alphabet)
         self.special: dict[int, str] = {}
@@ -113,7 +113,9 @@ class BPETokenizer:
 
     begin_of_text = None
 
-    def __init__(self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None):
+    def __init__(
+        self, pattern: str, tokens: list[bytes | None], end_of_text: int | None = None
+    ) -> None:
         """Build a tokenizer from its vocabulary.
 
         Args:

@@ -1,4 +1,4 @@
-"""`python -m interop run_dir=RUN to=FOLDER`: a run for Hugging Face's tools."""
+"""Export a run for Hugging Face's tools: `python -m interop run_dir=RUN to=FOLDER`."""
 
 import sys
 from dataclasses import dataclass
@@ -10,40 +10,43 @@ from common.settings import check_settings, setting
 from interop import save_hf
 from training.checkpoint import load_run
 
+HELP = """Export a run's model for transformers, and for tools that load its format
+(such as vLLM).
+
+  python -m interop run_dir=runs/X to=exported"""
+
 
 @dataclass
 class ExportConfig:
-    """What `python -m interop` takes."""
+    """Settings of `python -m interop`."""
 
     run_dir: str | None = setting(None, "folder of the run")
     to: str | None = setting(None, "folder to write, new or empty")
-    checkpoint: str = setting("best", "best, last, or a step's number")
+    checkpoint: str = setting("best", "best, last, or the number of a step")
 
     def check(self) -> None:
+        """Raise `UserError` if a setting is missing or invalid."""
         check_settings(self)
         for key in ("run_dir", "to"):
             if getattr(self, key) is None:
-                raise UserError(f"{key}= is missing: python -m interop run_dir=RUN to=FOLDER")
+                raise UserError(f"{key} is missing; use python -m interop run_dir=RUN to=FOLDER")
 
 
 def main() -> None:
     """Write a run's model and tokenizer as a folder of Hugging Face's format."""
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
-    run_dir, to = expand_home("run_dir", config.run_dir), expand_home("to", config.to)
+    assert config.run_dir is not None and config.to is not None  # check requires them
+    run_dir = expand_home("run_dir", config.run_dir)
+    to = expand_home("to", config.to)
     model, tokenizer, _ = load_run(run_dir, config.checkpoint, cli.print_stderr)
     save_hf(model, to, tokenizer)
     cli.print_stderr(f"wrote {to}: {model.num_parameters():,} parameters")
 
 
-def help() -> str:
-    return cli.settings_help(
-        """Write a run's model for transformers, and what loads its format
-(vLLM).
-
-  python -m interop run_dir=runs/X to=exported""",
-        ExportConfig,
-    )
+def export_help() -> str:
+    """Return the text of `python -m interop --help`."""
+    return cli.settings_help(HELP, ExportConfig)
 
 
 if __name__ == "__main__":
-    cli.start(main, help)
+    cli.start(main, export_help)

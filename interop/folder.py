@@ -1,83 +1,100 @@
-"""A folder of Hugging Face's format: its settings, weights and tokenizer. No pickle is opened."""
+"""Read models from folders of Hugging Face's format. No pickle is opened."""
 
 import re
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
 from common.errors import UserError
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
-from interop.hub import SHARDS, WEIGHTS
-from interop.settings import model_config
+from interop.hub import SHARDS_GLOB, WEIGHTS_FILE
+from interop.settings import read_model_config
+from interop.source import CheckpointSource
 from training.tensors import open_safetensors
 
-CONFIG = "config.json"
-DTYPES = ("F64", "F32", "F16", "BF16")
-# What older versions kept beside the weights.
-DERIVED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+HF_CONFIG_FILE = "config.json"
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
+# Buffers that older versions of transformers saved with the weights.
+BUFFER = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 
 
-class Folder:
-    """A folder's config.json and what is beside it. `names`: how its tensors are called."""
+class StoredTensor(NamedTuple):
+    """Where a tensor is stored."""
 
-    tokenized = "hf"
+    shape: list[int]
+    path: Path
+    stored_name: str
 
-    def __init__(self, path: Path):
-        self.path, self._settings = path, read_json(path / CONFIG)
-        self.names = "gpt2" if self._settings.get("model_type") == "gpt2" else "llama"
 
-    def config(self) -> GPTConfig:
-        return model_config(self.path / CONFIG, lambda: self._settings)
+class HFFolder(CheckpointSource):
+    """A folder with a config.json, safetensors and tokenizer files."""
 
-    def tokenizer(self) -> HFTokenizer:
+    tokenizer_name = "hf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._settings = read_json(path / HF_CONFIG_FILE)
+        self.naming = "gpt2" if self._settings.get("model_type") == "gpt2" else "llama"
+
+    def read_config(self) -> GPTConfig:
+        """Return our settings for the model."""
+        return read_model_config(self.path / HF_CONFIG_FILE, lambda: self._settings)
+
+    def read_tokenizer(self) -> HFTokenizer:
+        """Return the tokenizer in the folder."""
         return read_tokenizer(self.path, self._settings)
 
-    @property
-    def shapes(self) -> dict[str, list[int]]:
-        """Of each tensor, by transformers' name, its shape."""
-        return {name: shape for name, (shape, *_) in self._tensors.items()}
+    def tensor_shapes(self) -> dict[str, list[int]]:
+        """Return the shape of every tensor, by the name that transformers gives it."""
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def tensor(self, name: str) -> Tensor:
-        """A tensor, mapped from its file."""
-        _, path, stored = self._tensors[name]
-        with open_safetensors(path) as file:
-            return file.get_tensor(stored)
+    def read_tensor(self, name: str) -> Tensor:
+        """Return a tensor that is memory-mapped from its file."""
+        stored = self._tensors[name]
+        with open_safetensors(stored.path) as file:
+            return file.get_tensor(stored.stored_name)
 
     @cached_property
-    def _tensors(self) -> dict[str, tuple[list[int], Path, str]]:
-        """Of each tensor, by transformers' name: its shape, its file and its name there."""
-        found = {}
-        prefix = {"gpt2": "transformer.", "llama": "model."}[self.names]
-        for path in self._files():
+    def _tensors(self) -> dict[str, StoredTensor]:
+        """Every tensor by the name that transformers gives it."""
+        tensors = {}
+        prefix = TENSOR_PREFIXES[self.naming]
+        for path in self._weight_files():
             with open_safetensors(path) as file:
-                for stored in file.keys():  # noqa: SIM118  it is no dict
-                    # GPT-2's own files lack the prefix.
-                    named = stored.startswith((prefix, "lm_head."))
-                    kept = file.get_slice(stored)
-                    if DERIVED.search(stored):
+                for stored_name in file.keys():  # noqa: SIM118  the file is not a dict
+                    if BUFFER.search(stored_name):
                         continue
-                    if kept.get_dtype() not in DTYPES:
+                    tensor = file.get_slice(stored_name)
+                    if tensor.get_dtype() not in FLOAT_DTYPES:
                         raise UserError(
-                            f"{path} holds {stored} in {kept.get_dtype()}, and what is read is "
-                            f"{', '.join(DTYPES)}: convert quantised weights first"
+                            f"{path} has {stored_name} in {tensor.get_dtype()}, and only "
+                            f"{', '.join(FLOAT_DTYPES)} can be read; convert quantized weights "
+                            "to one of these"
                         )
-                    tensor = stored if named else prefix + stored
-                    found[tensor] = list(kept.get_shape()), path, stored
-        return found
+                    # The files of the original GPT-2 lack the prefix
+                    has_prefix = stored_name.startswith((prefix, "lm_head."))
+                    name = stored_name if has_prefix else prefix + stored_name
+                    tensors[name] = StoredTensor(list(tensor.get_shape()), path, stored_name)
+        return tensors
 
-    def _files(self) -> list[Path]:
+    def _weight_files(self) -> list[Path]:
         folder = self.path
-        if (folder / WEIGHTS).is_file():
-            return [folder / WEIGHTS]
-        if files := sorted(folder.glob(SHARDS)):
-            return files
-        pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
+        if (folder / WEIGHTS_FILE).is_file():
+            return [folder / WEIGHTS_FILE]
+        shards = sorted(folder.glob(SHARDS_GLOB))
+        if shards:
+            return shards
+        pickles = [path.name for glob in ("*.bin", "*.pt", "*.pth") for path in folder.glob(glob)]
         if pickles:
             raise UserError(
-                f"{folder} holds {pickles[0]!r}, a pickle, which may run code and is not read: "
-                "convert it with transformers, AutoModelForCausalLM.from_pretrained('"
-                f"{folder}').save_pretrained('{folder}')"
+                f"{folder} has its weights in {min(pickles)!r}, a pickle, which is not opened "
+                "because it may run code; convert it with transformers: "
+                f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
-        raise UserError(f"{folder} holds no {WEIGHTS}, nor {SHARDS}")
+        raise UserError(
+            f"{folder} has neither {WEIGHTS_FILE} nor {SHARDS_GLOB}; download the model's weights"
+        )

@@ -1,10 +1,10 @@
-"""config.json of Hugging Face's format: read as our configuration, and written from one."""
+"""Translate a config.json of Hugging Face's format to our settings, and ours to one."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -14,27 +14,33 @@ from common.errors import UserError
 from common.settings import format_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
+from interop.names import HF_SETTINGS
 
-# The families by their model_type.
+HFSettings = dict[str, Any]  # the content of a config.json
+
+# The supported families by the model_type of their config.json.
 ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
-GPT2, LLAMA = NAMES["settings"]["gpt2"], NAMES["settings"]["llama"]
-# What transformers takes for a setting that is missing or null; of the others there is no default.
-GPT2_DEFAULTS = {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-LLAMA_DEFAULTS = {
+# What transformers assumes for a setting that is missing or null; the others are required.
+GPT2_DEFAULTS: HFSettings = {
+    "n_inner": None,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+LLAMA_DEFAULTS: HFSettings = {
     "num_key_value_heads": None,
     "head_dim": None,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-# Settings that our model has none of, with the values under which it computes the same.
-FIXED = {
+QWEN3_HEAD_DIM = 128  # transformers' default for Qwen 3
+# Settings that our model lacks, with the values for which it computes the same.
+SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -49,150 +55,225 @@ FIXED = {
 }
 
 
-def model_config(path: Path, settings: Callable[[], dict]) -> GPTConfig:
-    """Our configuration for the settings of a config.json, or of what else is at a path."""
+def read_model_config(path: Path, read_settings: Callable[[], HFSettings]) -> GPTConfig:
+    """Translate the settings of a model, and check them.
+
+    Args:
+        path: Where the settings are, for error messages.
+        read_settings: Returns the settings as a config.json has them.
+
+    Raises:
+        UserError: Our model has no counterpart of a setting, or a value is invalid.
+    """
     try:
-        config = from_hf(settings())
+        config = config_from_hf(read_settings())
         config.check()
         return config
     except (UserError, OmegaConfBaseException, ArithmeticError, TypeError) as e:
         raise UserError(f"{path} cannot be used: {cli.error_sentence(e)}") from None
 
 
-def from_hf(settings: dict) -> GPTConfig:
-    """Our configuration for the settings in a config.json."""
-    kind = settings.get("model_type")
-    if kind == "mistral":  # a Llama, unless its window slides
-        if settings.get("sliding_window") is not None:
-            raise UserError(f"sliding_window is {settings['sliding_window']}; our model has none")
-        kind = "llama"
-    if kind not in ARCHITECTURES:
-        raise UserError(
-            f"its model_type is {kind}; what can be read is {', '.join(ARCHITECTURES)}, mistral"
-        )
+def config_from_hf(settings: HFSettings) -> GPTConfig:
+    """Translate the settings of a config.json to ours.
+
+    Raises:
+        UserError: Our model has no counterpart of a setting, or a setting is missing.
+        OmegaConfBaseException: A value has the wrong type.
+    """
+    family = _read_family(settings)
     settings = settings | (settings.get("rope_parameters") or settings.get("rope_scaling") or {})
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
-    for name, taken in FIXED.items():
-        value = rope_type if name == "rope_type" else settings.get(name)
-        if value is not None and value not in taken:
-            ours = " or ".join(map(format_value, taken))
-            raise UserError(f"{name} is {format_value(value)}; what our model has is {ours}")
-    layers = set(settings.get("layer_types") or ()) - {"full_attention"}
-    if layers:
-        raise UserError(f"layer_types has {layers.pop()}; what our model has is full_attention")
+    _require_supported({**settings, "rope_type": rope_type})
 
-    names, values = (GPT2, GPT2_DEFAULTS) if kind == "gpt2" else (LLAMA, LLAMA_DEFAULTS)
-    if kind == "qwen3":
-        values = values | {"head_dim": 128}
-    values = values | {name: settings[name] for name in names if settings.get(name) is not None}
+    # Translate the settings that have another name
+    values = _defaults_of(family)
+    names = HF_SETTINGS[_dialect_of(family)]
+    values |= {name: settings[name] for name in names if settings.get(name) is not None}
     missing = names.keys() - values.keys()
     if missing:
-        raise UserError(f"{min(missing)} is missing")
+        raise UserError(f"the setting {min(missing)} is missing; add it")
     ours = {names[name]: value for name, value in values.items()}
-    if kind == "gpt2":
+
+    # Add those that the family implies
+    if family == "gpt2":
         ours["bias"] = True
     else:
-        everywhere, attention = settings.get("mlp_bias"), settings.get("attention_bias")
-        ours |= {
-            "norm": "rmsnorm",
-            "position": "rope",
-            "mlp": "swiglu",
-            "qk_norm": "gains" if kind == "qwen3" else False,
-            "bias": "qkv"
-            if kind == "qwen2"
-            else bool(everywhere) or ("attention" if attention else False),
-        }
-        if rope_type not in ("default", "none"):
-            ours["rope_factor"] = settings.get("factor")
-        if rope_type == "llama3":
-            trained = settings.get("original_max_position_embeddings")
-            ours["rope_trained"] = trained or ours["block_size"]
-    return OmegaConf.to_object(
-        OmegaConf.merge(OmegaConf.structured(GPTConfig(vocab_size=None)), ours)
-    )
+        ours |= _llama_settings(settings, family)
+        ours |= _rope_settings(settings, rope_type, ours["block_size"])
+    schema = OmegaConf.structured(GPTConfig(vocab_size=None))
+    return OmegaConf.to_object(OmegaConf.merge(schema, ours))
 
 
-def hf_settings(config: GPTConfig, tokenizer: Tokenizer | None = None) -> dict:
-    """The config.json by which transformers builds a model."""
-    c = spelled_out(counterpart(config))
-    kind = family_of(c)
-    settings = {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
+def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSettings:
+    """Return the config.json from which transformers builds an equal model.
+
+    Args:
+        config: Settings of our model.
+        tokenizer: Its tokenizer, whose begin-of-text and end-of-text are named.
+
+    Raises:
+        UserError: transformers has no such model.
+    """
+    exported = resolve_defaults(find_counterpart(config))
+    family = find_family(exported)
+    settings: HFSettings = {
+        "architectures": [ARCHITECTURES[family]],
+        "model_type": family,
         "bos_token_id": None,
         "eos_token_id": None,
     }
     if tokenizer is not None:
         begin, end = tokenizer.begin_of_text, tokenizer.end_of_text
         settings |= {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
-    names = GPT2 if kind == "gpt2" else LLAMA
-    settings |= {theirs: getattr(c, ours) for theirs, ours in names.items()}
-    if kind == "gpt2":
-        settings |= {
-            "activation_function": "gelu_new",
-            **{f"{where}_pdrop": c.dropout for where in ("resid", "embd", "attn")},
-        }
-    else:
-        settings |= {"hidden_act": "silu", "attention_dropout": c.dropout}
-    if kind in ("llama", "qwen3"):
-        settings["attention_bias"] = c.has_bias("output")
-    if kind == "llama":
-        settings["mlp_bias"] = c.has_bias("mlp")
-    if kind != "gpt2" and c.rope_factor != 1:
-        settings["rope_scaling"] = {"rope_type": "linear", "factor": c.rope_factor}
-        if c.rope_trained is not None:
-            settings["rope_scaling"] |= {
-                "rope_type": "llama3",
-                "low_freq_factor": ROPE_LOW,
-                "high_freq_factor": ROPE_HIGH,
-                "original_max_position_embeddings": c.rope_trained,
-            }
-
-    # What does not come back as it was has no counterpart.
-    back = replace(spelled_out(from_hf(settings)), dropout=c.dropout)
-    odd = [
-        f"model.{name}={format_value(value)}"
-        for name, value in asdict(c).items()
-        if value != getattr(back, name) and not name.startswith("ngram_")
-    ]
-    if kind != "gpt2" and c.n_embd % c.n_head:
-        odd.append(f"model.n_embd={c.n_embd}, no multiple of model.n_head={c.n_head}")
-    if odd:
-        raise UserError(
-            f"transformers has no counterpart of this model: its {ARCHITECTURES[kind]} "
-            f"has no {', '.join(odd)}; train one without that, or use sample.py"
-        )
+    names = HF_SETTINGS[_dialect_of(family)]
+    settings |= {theirs: getattr(exported, ours) for theirs, ours in names.items()}
+    settings |= _hf_settings_of_family(exported, family)
+    _require_round_trip(exported, settings, family)
     return settings
 
 
-def family_of(config: GPTConfig) -> str:
-    """The nearest family, by its model_type in config.json."""
+def find_family(config: GPTConfig) -> str:
+    """Return the model_type of the family that is most like our model."""
     if not config.is_rotary:
         return "gpt2"
-    return "qwen3" if config.qk_norm else "qwen2" if config.bias == "qkv" else "llama"
+    if config.qk_norm:
+        return "qwen3"
+    return "qwen2" if config.bias == "qkv" else "llama"
 
 
-def counterpart(config: GPTConfig) -> GPTConfig:
-    """The model of transformers' that computes the same: its GPT-2 always has biases, its Qwen 3
-    gains, and a table of normalised embeddings is not the head's."""
-    kind, changes = family_of(config), {}
-    if kind == "gpt2" and not config.bias:
-        changes["bias"] = True
-    if kind == "qwen3":
-        changes["qk_norm"] = "gains"
-    if kind != "gpt2" and config.norm_embedding:
-        changes |= {"norm_embedding": False, "tie_embeddings": False}
-    return replace(config, **changes)
+def find_counterpart(config: GPTConfig) -> GPTConfig:
+    """Return the settings of the model of transformers that computes the same as ours.
+
+    GPT-2 always has biases, Qwen 3 always has gains of queries and keys, and a table of normalized
+    embeddings cannot be the head's.
+    """
+    if not config.is_rotary:
+        return config if config.bias else replace(config, bias=True)
+    if config.qk_norm:
+        config = replace(config, qk_norm="gains")
+    if config.norm_embedding:
+        config = replace(config, norm_embedding=False, tie_embeddings=False)
+    return config
 
 
-def spelled_out(config: GPTConfig) -> GPTConfig:
-    """The configuration with what follows from other settings, and without what is not in use."""
-    c = config
+def resolve_defaults(config: GPTConfig) -> GPTConfig:
+    """Return the settings with the values that follow from others, and without unused ones."""
     return replace(
-        c,
-        n_kv_head=c.kv_heads,
-        head_dim=c.key_dim,
-        value_head_dim=c.value_dim,
-        mlp_hidden=c.hidden_dim,
-        rope_trained=None if c.rope_factor == 1 else c.rope_trained,
+        config,
+        n_kv_head=config.kv_heads,
+        head_dim=config.key_dim,
+        value_head_dim=config.value_dim,
+        mlp_hidden=config.hidden_dim,
+        rope_trained=None if config.rope_factor == 1 else config.rope_trained,
     )
+
+
+def _read_family(settings: HFSettings) -> str:
+    """The family that a config.json names; Mistral without a sliding window is a Llama."""
+    family = settings.get("model_type")
+    if family == "mistral":
+        window = settings.get("sliding_window")
+        if window is not None:
+            raise UserError(f"sliding_window={window} is not supported; only null is")
+        return "llama"
+    if family not in ARCHITECTURES:
+        raise UserError(
+            f"model_type={family} is not supported; only {', '.join(ARCHITECTURES)} and mistral are"
+        )
+    return family
+
+
+def _dialect_of(family: str) -> str:
+    """The key of `HF_SETTINGS` for a family."""
+    return "gpt2" if family == "gpt2" else "llama"
+
+
+def _defaults_of(family: str) -> HFSettings:
+    if family == "gpt2":
+        return dict(GPT2_DEFAULTS)
+    if family == "qwen3":
+        return LLAMA_DEFAULTS | {"head_dim": QWEN3_HEAD_DIM}
+    return dict(LLAMA_DEFAULTS)
+
+
+def _require_supported(settings: HFSettings) -> None:
+    """Refuse settings under which our model computes something else."""
+    for name, supported in SUPPORTED_VALUES.items():
+        value = settings.get(name)
+        if value is not None and value not in supported:
+            choices = " or ".join(format_value(choice) for choice in supported)
+            raise UserError(f"{name}={format_value(value)} is not supported; only {choices} is")
+    layer_types = set(settings.get("layer_types") or ()) - {"full_attention"}
+    if layer_types:
+        raise UserError(
+            f"layer_types has {layer_types.pop()}, which is not supported; only full_attention is"
+        )
+
+
+def _llama_settings(settings: HFSettings, family: str) -> dict[str, Any]:
+    """Our settings that every model of the Llama-like families shares, and its biases."""
+    bias: bool | str
+    if family == "qwen2":
+        bias = "qkv"
+    elif settings.get("mlp_bias"):
+        bias = True
+    else:
+        bias = "attention" if settings.get("attention_bias") else False
+    return {
+        "norm": "rmsnorm",
+        "position": "rope",
+        "mlp": "swiglu",
+        "qk_norm": "gains" if family == "qwen3" else False,
+        "bias": bias,
+    }
+
+
+def _rope_settings(settings: HFSettings, rope_type: str, block_size: int) -> dict[str, Any]:
+    """Our settings for stretched rotary wavelengths."""
+    ours = {}
+    if rope_type not in ("default", "none"):
+        ours["rope_factor"] = settings.get("factor")
+    if rope_type == "llama3":
+        ours["rope_trained"] = settings.get("original_max_position_embeddings") or block_size
+    return ours
+
+
+def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
+    """Settings of a config.json that have no single counterpart of ours."""
+    if family == "gpt2":
+        dropouts = {f"{place}_pdrop": config.dropout for place in ("resid", "embd", "attn")}
+        return {"activation_function": "gelu_new", **dropouts}
+    settings: HFSettings = {"hidden_act": "silu", "attention_dropout": config.dropout}
+    if family in ("llama", "qwen3"):
+        settings["attention_bias"] = config.has_bias("output")
+    if family == "llama":
+        settings["mlp_bias"] = config.has_bias("mlp")
+    if config.rope_factor != 1:
+        settings["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
+    if config.rope_factor != 1 and config.rope_trained is not None:
+        settings["rope_scaling"] |= {
+            "rope_type": "llama3",
+            "low_freq_factor": ROPE_LOW,
+            "high_freq_factor": ROPE_HIGH,
+            "original_max_position_embeddings": config.rope_trained,
+        }
+    return settings
+
+
+def _require_round_trip(config: GPTConfig, settings: HFSettings, family: str) -> None:
+    """Refuse a model whose settings would come back different from a config.json."""
+    restored = replace(resolve_defaults(config_from_hf(settings)), dropout=config.dropout)
+    unsupported = [
+        f"model.{name}={format_value(value)}"
+        for name, value in asdict(config).items()
+        if value != getattr(restored, name) and not name.startswith("ngram_")
+    ]
+    if family != "gpt2" and config.n_embd % config.n_head:
+        unsupported.append(
+            f"model.n_embd={config.n_embd} that is not a multiple of model.n_head={config.n_head}"
+        )
+    if unsupported:
+        raise UserError(
+            f"transformers' {ARCHITECTURES[family]} has no {', '.join(unsupported)}, so this model "
+            "cannot be exported; train one without that, or use sample.py"
+        )

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from data.hf_tokenizer import (
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
+    HF_TOKENIZER_CONFIG_FILE,
+    HF_TOKENIZER_FILE,
     HFTokenizer,
     byte_level_alphabet,
 )
@@ -39,8 +39,8 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         **{role: name for role, name in names.items() if name is not None},
     }
     return {
-        TOKENIZER_FILE: _to_library(tokenizer).to_str(),
-        TOKENIZER_CONFIG_FILE: json.dumps(settings, indent=1),
+        HF_TOKENIZER_FILE: _to_library(tokenizer).to_str(),
+        HF_TOKENIZER_CONFIG_FILE: json.dumps(settings, indent=1),
     }
 
 

@@ -26,7 +26,7 @@ from cli.config_file import config_yaml
 from common.errors import UserError
 from common.settings import iterate_settings
 from config import Config, GPTConfig, SampleConfig, TokenizerConfig
-from interop import starting_config
+from interop import read_starting_model
 
 ROOT = Path(__file__).parents[1]
 # An argument is any text without NUL.
@@ -107,7 +107,7 @@ def composed(*argv: str) -> Config:
 
 
 def configured(*argv: str) -> Config:
-    return cli.configure(job_of(*argv), starting_config)
+    return cli.configure(job_of(*argv), read_starting_model)
 
 
 def refused(*argv) -> str:

@@ -1,0 +1,100 @@
+"""Write a model as a folder of Hugging Face's format."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common.errors import UserError
+from data.tokenizer import Tokenizer
+from interop.folder import HF_CONFIG_FILE
+from interop.hub import WEIGHTS_FILE
+from interop.layout import map_tensors
+from interop.settings import config_to_hf, find_counterpart, find_family
+from interop.tokenizer_export import export_tokenizer
+from kernels import rms_norm
+from model import GPT
+from training.checkpoint import parameter_shapes
+
+# Our normalization of queries and keys without gains adds nothing to the variance, transformers'
+# adds rms_norm_eps. Larger queries and keys make that insignificant, and a power of two is exact.
+QK_EXPORT_SCALE = 64
+
+
+def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
+    """Write a folder for transformers' AutoModelForCausalLM, completely or not at all.
+
+    Args:
+        model: The model.
+        path: A new or empty folder.
+        tokenizer: The tokenizer to write beside it.
+
+    Raises:
+        UserError: transformers has no such model or tokenizer, or the folder cannot be written.
+    """
+    folder = Path(path)
+    settings = config_to_hf(model.config, tokenizer)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"to={folder} exists and is not an empty folder; name a new one")
+    dtype = str(model.head.weight.dtype).removeprefix("torch.")
+    settings |= {"dtype": dtype, "torch_dtype": dtype}  # the newer and the older name
+    texts = {} if tokenizer is None else export_tokenizer(tokenizer, model.config.block_size)
+    texts[HF_CONFIG_FILE] = json.dumps(settings, indent=1)
+    _write_folder(folder, texts, export_tensors(model))
+
+
+def export_tensors(model: GPT) -> dict[str, Tensor]:
+    """Return the tensors of a model as its counterpart in transformers has them, by name."""
+    config = model.config
+    parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    table = parameters["token_embedding.weight"]
+    if config.norm_embedding:  # transformers cannot normalize embeddings, so the table is normal
+        parameters.setdefault("head.weight", table)
+        parameters["token_embedding.weight"] = rms_norm(table)
+
+    # Scale queries and keys, and add biases and gains that our model lacks
+    shapes = parameter_shapes(find_counterpart(config))
+    for name, shape in shapes.items():
+        if config.qk_norm is True and re.search("W_[QK]", name):
+            parameters[name] = parameters[name] * QK_EXPORT_SCALE
+        elif name not in parameters:
+            neutral = 0.0 if name.endswith("bias") else 1.0
+            parameters[name] = torch.full(shape, neutral, dtype=table.dtype)
+
+    # Join and transpose them
+    tensors = {}
+    naming = "gpt2" if find_family(config) == "gpt2" else "llama"
+    for mapping in map_tensors(shapes, naming):
+        tensor = torch.cat([parameters[name] for name in mapping.parameters])
+        if mapping.is_transposed:
+            tensor = tensor.T
+        tensors[mapping.name] = tensor.contiguous()
+    return tensors
+
+
+def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor]) -> None:
+    """Write files to a temporary folder, which gets its name when all of them are complete."""
+    part = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        for name, text in texts.items():
+            (part / name).write_text(text, encoding="utf-8")
+        save_file(tensors, part / WEIGHTS_FILE, metadata={"format": "pt"})
+        # safetensors makes its files readable only by their owner
+        shutil.copymode(part / HF_CONFIG_FILE, part / WEIGHTS_FILE)
+        if folder.exists():
+            folder.rmdir()
+        part.rename(folder)
+    except SafetensorError as e:
+        raise UserError(
+            f"to={folder} could not be written ({e}); free some space there, or name another folder"
+        ) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

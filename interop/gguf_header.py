@@ -1,0 +1,162 @@
+"""Parse the header of a .gguf file: its metadata, and where its tensors are.
+
+Every size in the header is validated against the file's size before memory is allocated.
+"""
+
+import math
+import mmap
+import struct
+from typing import Any, NamedTuple
+
+MAGIC = b"GGUF"
+SUPPORTED_VERSIONS = (2, 3)
+# Types of metadata values, as `struct` names them.
+SCALAR_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+STRING_TYPE = 8
+ARRAY_TYPE = 9
+MAX_LIST_ITEMS = 1 << 22  # a tokenizer's lists have up to a few hundred thousand
+MAX_ENTRIES = 1 << 16  # of the metadata, and tensors
+MAX_DIMENSIONS = 4
+MIN_ENTRY_BYTES = 12  # a name's length and a value's type
+MIN_TENSOR_BYTES = 24  # a name's length, dimensions, type and offset
+MIN_STRING_BYTES = 8  # its length
+DEFAULT_ALIGNMENT = 32
+
+
+class StoredGGUFTensor(NamedTuple):
+    """Where a tensor is in the file.
+
+    Attributes:
+        type: How its numbers are stored, a `gguf.GGMLQuantizationType`.
+        shape: Its shape as in PyTorch: rows first.
+        offset: Its first byte in the file.
+        length: Its length in bytes.
+    """
+
+    type: Any
+    shape: list[int]
+    offset: int
+    length: int
+
+
+class GGUFHeader(NamedTuple):
+    """What the header of a .gguf file says.
+
+    Attributes:
+        metadata: Values by their keys.
+        tensors: Tensors by their names.
+    """
+
+    metadata: dict[str, Any]
+    tensors: dict[str, StoredGGUFTensor]
+
+
+class _TensorEntry(NamedTuple):
+    name: str
+    shape: list[int]  # columns first
+    type_number: int
+    offset: int  # from the start of the tensors
+
+
+def parse_header(file: mmap.mmap) -> GGUFHeader:
+    """Parse the header of a memory-mapped .gguf file.
+
+    Raises:
+        ValueError, KeyError or struct.error: The file is not a .gguf file, or it is damaged.
+    """
+    reader = _Reader(file)
+    if file.read(len(MAGIC)) != MAGIC or reader.read_number("I") not in SUPPORTED_VERSIONS:
+        raise ValueError("it does not begin like a file of version 2 or 3")
+    tensor_count = reader.read_count(MIN_TENSOR_BYTES, MAX_ENTRIES)
+    entry_count = reader.read_count(MIN_ENTRY_BYTES, MAX_ENTRIES)
+    metadata = {}
+    for _ in range(entry_count):
+        key = reader.read_text()
+        metadata[key] = reader.read_value(reader.read_number("I"))
+    entries = [reader.read_tensor_entry() for _ in range(tensor_count)]
+
+    # The tensors begin at the next multiple of the alignment
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"general.alignment is {alignment}")
+    start = -(-file.tell() // alignment) * alignment
+    tensors = {entry.name: _locate_tensor(entry, start, len(file)) for entry in entries}
+    return GGUFHeader(metadata, tensors)
+
+
+def _locate_tensor(entry: _TensorEntry, start: int, file_size: int) -> StoredGGUFTensor:
+    """Where a tensor is, if all of it is inside the file."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    quantization = GGMLQuantizationType(entry.type_number)
+    block_size, block_bytes = GGML_QUANT_SIZES[quantization]
+    length = math.prod(entry.shape) // block_size * block_bytes
+    offset = start + entry.offset
+    is_empty = not entry.shape or not length
+    if is_empty or entry.shape[0] % block_size or offset + length > file_size:
+        raise ValueError(f"the tensor {entry.name!a} of shape {entry.shape} is not in the file")
+    return StoredGGUFTensor(quantization, entry.shape[::-1], offset, length)
+
+
+class _Reader:
+    """Reads the parts of a header one after the other."""
+
+    def __init__(self, file: mmap.mmap) -> None:
+        self._file = file
+
+    def read_number(self, format: str) -> Any:
+        """Read a number of a type of `struct`."""
+        content = self._file.read(struct.calcsize("<" + format))
+        return struct.unpack("<" + format, content)[0]
+
+    def read_count(self, min_bytes: int, max_count: int | None = None) -> int:
+        """Read a number of items that take at least `min_bytes` bytes each."""
+        count = self.read_number("Q")
+        remaining = len(self._file) - self._file.tell()
+        is_too_many = max_count is not None and count > max_count
+        if count * min_bytes > remaining or is_too_many:
+            raise ValueError(f"it claims to have {count:,} items of at least {min_bytes} bytes")
+        return count
+
+    def read_text(self) -> str:
+        return self._file.read(self.read_count(1)).decode()
+
+    def read_value(self, type_number: int) -> Any:
+        """Read a number, a text, or a list of them."""
+        if type_number == STRING_TYPE:
+            return self.read_text()
+        if type_number != ARRAY_TYPE:
+            return self.read_number(_scalar_format(type_number))
+        item_type = self.read_number("I")
+        if item_type == STRING_TYPE:
+            min_bytes = MIN_STRING_BYTES
+        else:
+            min_bytes = struct.calcsize("<" + _scalar_format(item_type))
+        count = self.read_count(min_bytes, MAX_LIST_ITEMS)
+        return [self.read_value(item_type) for _ in range(count)]
+
+    def read_tensor_entry(self) -> _TensorEntry:
+        name = self.read_text()
+        dimensions = self.read_number("I")
+        if dimensions > MAX_DIMENSIONS:
+            raise ValueError(f"a tensor has {dimensions:,} dimensions")
+        shape = [self.read_number("Q") for _ in range(dimensions)]
+        return _TensorEntry(name, shape, self.read_number("I"), self.read_number("Q"))
+
+
+def _scalar_format(type_number: int) -> str:
+    if type_number not in SCALAR_FORMATS:
+        raise ValueError(f"it has a value of the unknown type {type_number}")
+    return SCALAR_FORMATS[type_number]

@@ -1,0 +1,114 @@
+"""Load any model: a run, or a checkpoint of another library by its path or its name on the hub."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from cli import StartingModel
+from cli.config_file import read_config
+from common.errors import UserError
+from config import TokenizerConfig
+from data.tokenizer import Tokenizer, load_tokenizer
+from interop.external import ExternalCheckpoint, is_external
+from interop.hub import find_model_folder, pin_model
+from model import GPT
+from training.checkpoint import MODEL, TOKENIZER, find_checkpoint, load_run, load_weights
+
+
+class StartingWeights(NamedTuple):
+    """The weights that training starts from, and their tokenizer.
+
+    Attributes:
+        tokenizer: The tokenizer. None: the one that is built from the training text.
+        copy_to: Copies the weights into a model.
+    """
+
+    tokenizer: Tokenizer | None
+    copy_to: Callable[[GPT], None]
+
+
+def load_hf(path: str | os.PathLike) -> GPT:
+    """Load a model of another library on the CPU, in float32.
+
+    Args:
+        path: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
+
+    Raises:
+        UserError: It cannot be read, or our model has no counterpart.
+    """
+    return ExternalCheckpoint(path).load(torch.float32)
+
+
+def load(
+    name: str | os.PathLike, which: str | int = "best", log: Callable[[str], None] = print
+) -> tuple[GPT, Tokenizer]:
+    """Load a model and its tokenizer on the CPU, for evaluation.
+
+    Args:
+        name: A run, a folder of Hugging Face's format, a .gguf file, nanoGPT's ckpt.pt, or a name
+            on the Hugging Face hub.
+        which: Checkpoint of a run: "best", "last" or a step.
+        log: Called with a line if a checkpoint is damaged and another one is loaded.
+
+    Returns:
+        The model and the tokenizer. Weights from safetensors are memory-mapped and keep their
+        data type.
+
+    Raises:
+        UserError: It cannot be read, or our model has no counterpart.
+    """
+    path = find_model_folder(pin_model(str(name)))
+    if not is_external(path):
+        model, tokenizer, _ = load_run(path, which, log)
+        return model, tokenizer
+    checkpoint = ExternalCheckpoint(path)
+    external_tokenizer = checkpoint.read_tokenizer()
+    if external_tokenizer is None:
+        raise UserError(
+            f"{path} has the characters of its vocabulary in another file, a pickle, which is not "
+            f"opened because it may run code; train on its text with init_from={path}, and load "
+            "that run"
+        )
+    return checkpoint.load(), external_tokenizer
+
+
+def read_starting_model(init_from: str) -> StartingModel:
+    """Return the settings of the model that training starts from, downloaded if necessary.
+
+    Args:
+        init_from: The setting of that name.
+
+    Raises:
+        UserError: It cannot be read, or our model has no counterpart.
+    """
+    init_from = pin_model(init_from)
+    path = find_model_folder(init_from)
+    if is_external(path):
+        checkpoint = ExternalCheckpoint(path)
+        tokenizer = TokenizerConfig(name=checkpoint.tokenizer_name)
+        return StartingModel(init_from, checkpoint.config, tokenizer)
+    config = read_config(path / "config.yaml")
+    return StartingModel(init_from, config.model, config.tokenizer)
+
+
+def open_starting_weights(path: Path, log: Callable[[str], None] = print) -> StartingWeights:
+    """Open the weights that training starts from.
+
+    Args:
+        path: Path of their model, or its name on the hub with its commit.
+        log: Called with a line if a checkpoint is damaged and another one is loaded.
+
+    Raises:
+        UserError: They cannot be read, or our model has no counterpart.
+    """
+    path = find_model_folder(path)
+    if is_external(path):
+        checkpoint = ExternalCheckpoint(path)
+        return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
+    folder, _ = find_checkpoint(path, "best", log)
+    copy_to = partial(load_weights, path=folder / MODEL)
+    return StartingWeights(load_tokenizer(folder / TOKENIZER), copy_to)

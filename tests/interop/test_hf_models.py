@@ -1,0 +1,148 @@
+"""Models of Hugging Face's format compute the same here and in transformers, in both directions."""
+
+import pytest
+import torch
+from hf_models import (
+    EMBEDDING,
+    FAMILIES,
+    LLAMA_SHAPE,
+    WEIGHTS,
+    make_hf_model,
+    max_difference,
+    transformers,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from models import few, lively, random_tokens, seeds
+from safetensors.torch import load_file, save_file
+
+from common.errors import UserError
+from config import GPTConfig
+from interop import ExternalCheckpoint, load_hf, save_hf
+from interop.settings import config_to_hf
+from model import GPT
+
+TOLERANCE = 1e-5
+
+
+def make_our_model(**changes) -> GPT:
+    shape = {"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 32}
+    return lively(GPT(GPTConfig(**shape | changes)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_imported_model_gives_the_same_logits_and_exports_to_the_same_weights(
+    family, tmp_path_factory
+):
+    @few
+    @given(FAMILIES[family], seeds, st.sampled_from(["1GB", "4KB"]))
+    def check(config, seed, max_shard_size):
+        model = make_hf_model(config, seed)
+        folder = tmp_path_factory.mktemp("hf")
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        ours = load_hf(folder)
+        assert not ours.training
+        tokens = random_tokens(2, 12, seed=seed) % config.vocab_size
+        assert max_difference(model, ours, tokens) < TOLERANCE
+
+        save_hf(ours, folder / "exported")
+        exported = transformers.AutoModelForCausalLM.from_pretrained(folder / "exported")
+        assert type(exported) is type(model) or family == "mistral"  # which is exported as a Llama
+        state, exported_state = model.state_dict(), exported.state_dict()
+        assert exported_state.keys() == state.keys()
+        assert all(torch.equal(exported_state[name], state[name]) for name in state)
+
+    check()
+
+
+def test_weights_keep_their_data_type_and_changing_them_does_not_change_the_file(tmp_path):
+    shape = {"vocab_size": 400, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 16}
+    save_hf(GPT(GPTConfig(**shape, **LLAMA_SHAPE)).bfloat16(), tmp_path / "hf")
+    file = tmp_path / "hf" / WEIGHTS
+    content = file.read_bytes()
+    weight = ExternalCheckpoint(tmp_path / "hf").load().head.weight
+    with torch.no_grad():
+        weight.zero_()
+    assert weight.dtype == torch.bfloat16 and file.read_bytes() == content
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["equal to the embedding", "different"])
+def test_a_head_in_the_file_is_used_and_the_names_of_the_original_gpt2_are_read(offset, tmp_path):
+    config = transformers.GPT2Config(
+        vocab_size=30,
+        n_positions=16,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    make_hf_model(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors["lm_head.weight"] = tensors[EMBEDDING] + offset
+    save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    original = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    original |= {
+        "h.0.attn.bias": torch.ones(1, 1, 16, 16),
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+    }
+    save_file(original, tmp_path / WEIGHTS)
+    assert max_difference(model, load_hf(tmp_path), random_tokens(1, 16)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bias": True, "mlp_hidden": 20, "tie_embeddings": False},
+        LLAMA_SHAPE | {"head_dim": 6},
+        LLAMA_SHAPE | {"bias": True, "n_kv_head": 1, "rope_theta": 500.0, "rope_factor": 4.0},
+        LLAMA_SHAPE
+        | {"bias": "attention", "rope_factor": 4.0, "rope_trained": 10, "norm_eps": 1e-3},
+        LLAMA_SHAPE | {"bias": "qkv", "n_kv_head": 2, "tie_embeddings": False},
+        LLAMA_SHAPE | {"qk_norm": "gains", "bias": "attention", "head_dim": 6},
+        LLAMA_SHAPE | {"qk_norm": True, "n_kv_head": 2},
+        LLAMA_SHAPE | {"qk_norm": True, "norm_embedding": True},
+        LLAMA_SHAPE | {"norm_embedding": True, "tie_embeddings": False},
+    ],
+    ids=str,
+)
+def test_an_exported_model_gives_the_same_logits_and_can_be_imported_again(changes, tmp_path):
+    ours = make_our_model(**changes)
+    save_hf(ours, tmp_path / "hf")
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    imported, tokens = load_hf(tmp_path / "hf"), random_tokens(2, 16)
+    assert max_difference(exported, ours, tokens) < TOLERANCE
+    assert max_difference(exported, imported, tokens) < TOLERANCE
+    assert config_to_hf(imported.config) == config_to_hf(ours.config)
+    if "norm_embedding" not in changes and changes.get("qk_norm") is not True:
+        parameters = dict(imported.named_parameters())
+        assert all(torch.equal(p, parameters[name]) for name, p in ours.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (
+            {"norm": "rmsnorm", "n_kv_head": 1},
+            ["model.n_kv_head=1", "model.norm=rmsnorm"],
+        ),
+        ({"head_dim": 6}, ["model.head_dim=6"]),
+        ({"bias": "qkv"}, ["model.bias=qkv"]),
+        (
+            LLAMA_SHAPE | {"mlp": "relu2", "qk_norm": True, "norm_embedding": True},
+            ["model.mlp=relu2"],
+        ),
+        (LLAMA_SHAPE | {"qk_norm": "gains", "bias": True}, ["model.bias=true"]),
+        (LLAMA_SHAPE | {"value_head_dim": 3}, ["model.value_head_dim=3"]),
+        (LLAMA_SHAPE | {"n_embd": 18, "head_dim": 4}, ["model.n_embd=18", "model.n_head=4"]),
+    ],
+)
+def test_a_model_that_transformers_lacks_is_refused_with_its_settings(changes, named, tmp_path):
+    model = make_our_model(**{"n_layer": 1, "n_embd": 16, **changes})
+    with pytest.raises(UserError) as error:
+        save_hf(model, tmp_path / "hf")
+    assert all(setting in str(error.value) for setting in named)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,126 @@
+"""Tokenizers of Hugging Face's format give the same ids here and in transformers."""
+
+import json
+
+import pytest
+from hf_models import SENTENCE, TEXT, transformers, write_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from models import few, lively
+
+from config import GPTConfig
+from data.hf_tokenizer import read_tokenizer
+from data.tokenizer import (
+    CharTokenizer,
+    encode_prompt,
+    load_tiktoken,
+    load_tokenizer,
+    save_tokenizer,
+    start_token,
+    train_bpe,
+)
+from interop import ExternalCheckpoint, save_hf
+from model import GPT
+
+letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
+texts = st.text(st.characters(exclude_categories=["Cs"]) | letters, max_size=40) | st.sampled_from(
+    [
+        SENTENCE,
+        "",
+        " ",
+        "\n\n x",
+        "<s> </s> <|endoftext|> <|begin_of_text|>",
+        "1234567",
+        "👩‍👩‍👧 日本",
+        "it's  the\r\nglass",
+    ]
+)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "llama3"])
+def test_an_imported_tokenizer_gives_the_ids_and_texts_of_transformers(family, tmp_path):
+    folder = tmp_path / "hf"
+    write_tokenizer(family, folder)
+    ours = read_tokenizer(folder, {"model_type": "gpt2"})
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    save_tokenizer(ours, tmp_path / "saved.json")
+    restored = load_tokenizer(tmp_path / "saved.json")
+    assert ours.end_of_text == oracle.eos_token_id
+    assert ours.begin_of_text == (None if family == "gpt2" else oracle.bos_token_id)
+    assert encode_prompt(ours, SENTENCE) == oracle(SENTENCE).input_ids
+    assert encode_prompt(ours, "") == [start_token(ours)]
+
+    @few
+    @given(texts)
+    def check(text):
+        ids = ours.encode(text)
+        assert ids == oracle(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ids == restored.encode(text) == ours.encode_array(text).tolist()
+        assert not set(ids) & ours.special.keys()
+        decoded = ours.decode(ids)
+        assert decoded == oracle.decode(ids, skip_special_tokens=True)
+        joined = b"".join(map(ours.token_bytes, ids)).decode()
+        assert joined == decoded or (family == "llama" and joined == " " + decoded)
+
+    check()
+    assert restored.to_json() == ours.to_json()
+
+
+@pytest.fixture(scope="module")
+def small_model():
+    return lively(GPT(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16)))
+
+
+def export(tokenizer, folder, model):
+    """Export a tokenizer and load it with transformers."""
+    save_hf(model, folder, tokenizer)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_an_exported_bpe_tokenizer_gives_the_same_ids(small_model, tmp_path):
+    ours = train_bpe([TEXT], 400)
+    oracle = export(ours, tmp_path / "hf", small_model)
+    imported = ExternalCheckpoint(tmp_path / "hf").read_tokenizer()
+    assert oracle.eos_token_id == ours.end_of_text == imported.end_of_text
+    assert len(oracle) == ours.vocab_size == imported.vocab_size
+
+    @given(texts)
+    def check(text):
+        ids = ours.encode(text)
+        assert oracle(text, split_special_tokens=True).input_ids == ids == imported.encode(text)
+        assert oracle.decode(ids) == text == imported.decode(ids)
+
+    check()
+
+
+def test_an_exported_character_tokenizer_gives_the_same_ids(tmp_path_factory, small_model):
+    @few
+    @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30), st.data())
+    def check(alphabet, data):
+        ours = CharTokenizer(alphabet)
+        folder = tmp_path_factory.mktemp("char") / "hf"
+        oracle = export(ours, folder, small_model)
+        text = data.draw(st.text(st.sampled_from(ours.alphabet), max_size=20))
+        imported = ExternalCheckpoint(folder).read_tokenizer()
+        ids = ours.encode(text)
+        assert oracle(text).input_ids == ids == imported.encode(text)
+        assert oracle.decode(ids) == text == imported.decode(ids)
+        assert b"".join(map(imported.token_bytes, ids)).decode() == text
+        assert start_token(imported) == start_token(ours) and imported.end_of_text is None
+        assert len(oracle) == ours.vocab_size
+        assert len(oracle("\ue000" + text).input_ids) == len(ids) + 1  # an unknown character
+
+    check()
+
+
+@pytest.mark.soak
+def test_the_gpt2_vocabulary_is_exported_with_its_own_merges(test_data, monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
+    ours = load_tiktoken("gpt2")
+    config = GPTConfig(vocab_size=50304, block_size=16, n_layer=1, n_head=1, n_embd=8)
+    oracle = export(ours, tmp_path / "hf", GPT(config))
+    merges = json.loads((tmp_path / "hf" / "tokenizer.json").read_text())["model"]["merges"]
+    assert len(merges) == 50_000 and merges[0] == ["Ġ", "t"]
+    text = (test_data / "data" / "tinyshakespeare.txt").read_text()[:100_000] + SENTENCE
+    imported = ExternalCheckpoint(tmp_path / "hf").read_tokenizer()
+    assert oracle(text).input_ids == ours.encode(text) == imported.encode(text)

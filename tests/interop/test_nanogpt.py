@@ -1,0 +1,84 @@
+"""nanoGPT's checkpoints are read without running anything in them."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from models import lively
+from processes import run_to_end
+
+from cli.config_file import read_config
+from common.errors import UserError
+from common.metrics import read_rows
+from config import DataConfig, GPTConfig, TokenizerConfig
+from data.tokens import prepare
+from interop import load, open_starting_weights
+from interop.layout import map_tensors
+from model import GPT
+from training.checkpoint import load_run, parameter_shapes
+from training.evaluate import Windows
+
+
+class CreatesAFolder:
+    """An object whose pickle creates the folder `ran` when it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
+    text_file, tmp_path, monkeypatch
+):
+    # Write a checkpoint as nanoGPT does, and train from it
+    monkeypatch.chdir(tmp_path)
+    shape = {
+        "vocab_size": len(set(text_file.read_text("utf-8"))),
+        "block_size": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 16,
+        "bias": True,
+        "dropout": 0.0,
+    }
+    model = lively(GPT(GPTConfig(**shape)))
+    parameters = dict(model.named_parameters())
+    state = {
+        f"_orig_mod.{mapping.name}": torch.cat([parameters[name] for name in mapping.parameters])
+        for mapping in map_tensors(parameter_shapes(model.config), "gpt2")
+    }
+    torch.save({"model": state, "model_args": shape, "iter_num": 9}, "ckpt.pt")
+    run_to_end(
+        tmp_path,
+        "init_from=ckpt.pt",
+        "data=text",
+        f"data.path={text_file}",
+        "max_steps=1",
+        "run_dir=run",
+        "eval.every=1",
+        "optim.warmup_steps=0",
+        "precision=fp32",
+        "attention.every=0",
+        "compile=false",
+        "batch_size=2",
+    )
+
+    # The run begins with the loss of that model
+    trained, tokenizer, _ = load_run("run")
+    assert tokenizer.vocab_size == shape["vocab_size"] and trained.config.mlp == "gelu"
+    text = prepare(DataConfig("text", str(text_file)), TokenizerConfig("char"))
+    loss = Windows(text.val, text.tokenizer, read_config(Path("run/config.yaml"))).loss(model)
+    assert read_rows(Path("run/metrics.jsonl"))[0]["val/loss"] == pytest.approx(loss, rel=1e-6)
+
+    # Without its text, or with other contents, it is refused
+    with pytest.raises(UserError) as error:
+        load(Path("ckpt.pt"))
+    assert "init_from=ckpt.pt" in str(error.value)
+    other_shape = {"model": state, "model_args": {**shape, "n_embd": 18}}
+    for content in (other_shape, {"model": CreatesAFolder()}, []):
+        torch.save(content, "ckpt.pt")
+        with pytest.raises(UserError) as error:
+            open_starting_weights(Path("ckpt.pt")).copy_to(GPT(GPTConfig(**shape)))
+        assert "ckpt.pt" in str(error.value)
+    assert not os.path.exists("ran")

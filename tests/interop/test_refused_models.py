@@ -1,0 +1,167 @@
+"""Damaged and unsupported models give one sentence, and exports are complete or absent."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hf_models import (
+    EMBEDDING,
+    WEIGHTS,
+    llama3_rope,
+    write_model,
+    write_model_and_tokenizer,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from common.errors import UserError
+from config import GPTConfig
+from interop import ExternalCheckpoint, load_hf, save_hf
+from model import GPT
+
+MAX_SENTENCE = 600
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory) -> dict[str, Path]:
+    """Folders of intact models: gpt2, llama, and shards: a llama with several weight files."""
+    root = tmp_path_factory.mktemp("intact")
+    write_model_and_tokenizer("gpt2", root / "gpt2")
+    write_model_and_tokenizer("llama", root / "llama")
+    write_model("llama", root / "shards", max_shard_size="10KB")
+    return {path.name: path for path in root.iterdir()}
+
+
+def change_settings(**changes):
+    def change(folder):
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(settings | changes))
+
+    return change
+
+
+def change_tensors(change_dict):
+    def change(folder):
+        tensors = load_file(folder / WEIGHTS)
+        change_dict(tensors)
+        save_file(tensors, folder / WEIGHTS)
+
+    return change
+
+
+def truncate(glob):
+    return lambda folder: os.truncate(next(folder.glob(glob)), 4000)
+
+
+@pytest.mark.parametrize(
+    "family, damage, named",
+    [
+        ("gpt2", change_settings(n_layer=9), ["h.2.attn.c_attn.bias"]),
+        ("gpt2", change_settings(vocab_size=10**12), ["[1000000000000, 32]"]),
+        ("gpt2", change_settings(n_embd=None), ["n_embd"]),
+        ("gpt2", change_settings(model_type="bert"), ["bert", "gpt2"]),
+        ("llama", change_settings(model_type="mistral", sliding_window=9), ["sliding_window=9"]),
+        ("gpt2", change_settings(activation_function="gelu"), ["activation_function=gelu"]),
+        ("llama", change_settings(rope_parameters={"rope_type": "yarn"}), ["rope_type=yarn"]),
+        (
+            "llama",
+            change_settings(rope_parameters=llama3_rope(500000.0, 8.0, 2.0, 4.0, 12)),
+            ["low_freq_factor=2.0", "1.0"],
+        ),
+        ("llama", change_settings(layer_types=["sliding_attention"]), ["sliding_attention"]),
+        ("llama", change_settings(mlp_bias=True), ["bias"]),
+        ("gpt2", change_tensors(lambda tensors: tensors.pop(EMBEDDING)), ["wte.weight"]),
+        ("gpt2", change_tensors(lambda tensors: tensors.update(extra=torch.zeros(2))), ["extra"]),
+        (
+            "gpt2",
+            change_tensors(lambda t: t.update({EMBEDDING: t[EMBEDDING].to(torch.int8)})),
+            [EMBEDDING, "I8"],
+        ),
+        ("gpt2", truncate(WEIGHTS), [WEIGHTS]),
+        ("shards", truncate("*1-of-*"), ["1-of-"]),
+    ],
+)
+def test_a_damaged_or_unsupported_model_is_refused_by_name(family, damage, named, intact, tmp_path):
+    folder = shutil.copytree(intact[family], tmp_path / "hf")
+    damage(folder)
+    with pytest.raises(UserError) as error:
+        load_hf(folder)
+    message = str(error.value)
+    assert str(folder) in message and all(part in message for part in named)
+    assert "\n" not in message and len(message) < MAX_SENTENCE
+
+
+def test_a_pickle_is_not_opened_and_a_pipe_is_not_waited_for(intact, tmp_path):
+    folder = shutil.copytree(intact["gpt2"], tmp_path / "hf")
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError) as error:
+        load_hf(folder)
+    assert "pytorch_model.bin" in str(error.value) and "save_pretrained" in str(error.value)
+    (folder / "pytorch_model.bin").unlink()
+    os.mkfifo(folder / WEIGHTS)
+    with pytest.raises(UserError) as error:
+        load_hf(folder)
+    assert WEIGHTS in str(error.value)
+
+
+junk = st.sampled_from([None, True, 0, -1, 1.5, 10**9, float("inf"), "x", "${n_head}", [], {}, [1]])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_any_config_json_gives_a_model_or_one_sentence(family, intact, tmp_path):
+    folder = shutil.copytree(intact[family], tmp_path / "hf")
+    settings = json.loads((folder / "config.json").read_text())
+
+    @given(st.dictionaries(st.sampled_from([*sorted(settings), "rope_scaling"]), junk, max_size=3))
+    def check(changes):
+        (folder / "config.json").write_text(json.dumps(settings | changes))
+        try:
+            ExternalCheckpoint(folder)
+        except UserError as e:
+            assert "\n" not in str(e) and len(str(e)) < MAX_SENTENCE
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "old, new, named",
+    [
+        ("", "", ["tokenizer.json", "save_pretrained"]),
+        ('"vocab": {', '"vocab": [', ["tokenizer.json"]),
+        ('"vocab"', '"words"', []),
+        ('"vocab": {', '"vocab": {"zz": 99999,', ["100,000", "420"]),
+    ],
+    ids=["missing", "not JSON", "no vocabulary", "too large"],
+)
+def test_a_folder_without_a_usable_tokenizer_is_refused_by_name(old, new, named, intact, tmp_path):
+    folder = shutil.copytree(intact["gpt2"], tmp_path / "hf")
+    file = folder / "tokenizer.json"
+    text = file.read_text()
+    file.unlink()
+    if old:
+        file.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        ExternalCheckpoint(folder).read_tokenizer()
+    assert all(part in str(error.value) for part in [str(folder), *named])
+
+
+def test_only_a_new_or_empty_folder_is_written_and_completely_or_not_at_all(disk, tmp_path):
+    model = GPT(GPTConfig(vocab_size=400, block_size=16, n_layer=1, n_head=2, n_embd=16))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    for folder in (tmp_path / "full", tmp_path / "full" / "mine.txt"):
+        with pytest.raises(UserError) as error:
+            save_hf(model, folder)
+        assert f"to={folder} " in str(error.value)
+    with pytest.raises(UserError) as error:
+        save_hf(model, disk / "hf")  # a disk without enough space
+    assert f"to={disk / 'hf'} " in str(error.value) and "No space left" in str(error.value)
+    assert not list(disk.iterdir())
+    (tmp_path / "empty").mkdir()
+    save_hf(model, tmp_path / "empty")
+    names = sorted(path.name for path in (tmp_path / "empty").iterdir())
+    assert names == ["config.json", "model.safetensors"]
