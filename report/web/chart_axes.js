@@ -136,7 +136,7 @@ export function createFrame(host, height, labelWidth) {
  */
 export function setChartHeight({ svg, width }, height) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("height", height);
+  svg.setAttribute("height", String(height));
 }
 
 /**

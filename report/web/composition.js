@@ -11,8 +11,8 @@ import { addArrowKeys, addTooltip } from "./tooltip.js";
 
 /** The inputs of a head through which it composes with components below. */
 const INPUTS = [
-  { input: "keys", name: "K-composition", color: "c1" },
   { input: "queries", name: "Q-composition", color: "c2" },
+  { input: "keys", name: "K-composition", color: "c1" },
   { input: "values", name: "V-composition", color: "c4" },
 ];
 /** Smaller shares are not drawn. */
@@ -205,6 +205,7 @@ function lineGeometry(layout, { from, to }) {
   const passesLayers = x1 === x2 && yFrom - yTo > 1.5 * layout.rowHeight;
   const bend = passesLayers ? 26 : 0;
   const path = `M${x1} ${y1}Q${(x1 + x2) / 2 + bend} ${(yFrom + yTo) / 2} ${x2} ${y2}`;
+  /** @type {Line["pointAt"]} */
   const pointAt = t => [x1 + t * (x2 - x1) + 2 * t * (1 - t) * bend, y1 + t * (y2 - y1)];
   return { path, pointAt };
 }

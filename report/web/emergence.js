@@ -9,6 +9,10 @@ import { scoreLabel } from "./terms.js";
 import { addArrowKeys, addTooltip } from "./tooltip.js";
 import { metricSeries } from "./training.js";
 
+const EXPLANATION =
+  "A dot marks the first snapshot at which a head passed the threshold of a score. A hollow dot marks a " +
+  "head that no longer passes it.";
+
 /** Pixels between the rows of names within the lane of a score. */
 const ROW_HEIGHT = 15;
 
@@ -54,6 +58,7 @@ export function drawEmergence(host, scores, scoreColor) {
   );
   drawLineChart(host, {
     title: "Emergence of heads, and the loss (nats/token)",
+    explanation: EXPLANATION,
     height: 200,
     currentStep: steps[state.step],
     drawBelow: drawLanes,
@@ -128,6 +133,7 @@ function addKeyboard(svg, marks, focusedIndex) {
   const readValues = svg.onkeydown;
   addArrowKeys(svg, marks, 1, () => {}, Math.max(0, focusedIndex));
   const walkMarks = svg.onkeydown;
-  svg.onkeydown = event => (event.target === svg ? readValues(event) : walkMarks(event));
+  svg.onkeydown = event =>
+    event.target === svg ? readValues.call(svg, event) : walkMarks.call(svg, event);
   if (focusedIndex >= 0) marks[focusedIndex].focus();
 }

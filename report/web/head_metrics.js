@@ -133,7 +133,7 @@ function emergenceInterval(step) {
  * @typedef {object} Composition
  * @property {string} score
  * @property {[number, number]} to the head, as layer and head
- * @property {"queries" | "keys" | "values"} input of the head in which the component is removed
+ * @property {string} input of the head (queries, keys or values) in which the component is removed
  * @property {string} from the upstream component: L0H1, L0MLP or embedding
  * @property {number} share
  * @property {number} error standard error
@@ -159,7 +159,7 @@ export function compositionAt(k) {
     const metric = suffix => metricAt(key.replace(score, score + suffix), k);
     return {
       score,
-      to: [Number(layer), Number(head)],
+      to: /** @type {[number, number]} */ ([Number(layer), Number(head)]),
       input,
       from,
       share: metric(""),

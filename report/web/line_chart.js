@@ -14,7 +14,7 @@ import {
 } from "./chart_axes.js";
 import { el } from "./dom.js";
 import { formatCount, formatWithError } from "./format.js";
-import { announce, showTooltip } from "./tooltip.js";
+import { addTooltip, announce, showTooltip } from "./tooltip.js";
 
 /**
  * Pixels by which a faint line must be nearer to the pointer than another to be read out instead.
@@ -39,6 +39,7 @@ const FAINT_LINE_PENALTY = 5;
 /**
  * @typedef {object} LineChartOptions
  * @property {string} title with the unit of the y axis
+ * @property {string} [explanation] one sentence about what is shown
  * @property {Series[]} series
  * @property {number} [height] pixels down to the tick labels of the x axis
  * @property {number | null} [currentStep] step that is marked by a vertical line
@@ -95,8 +96,8 @@ export function drawLineChart(host, options) {
 
   // Title, legend, readout
   const legend = series.length > 1 && !describe ? series.map(legendKey) : [];
-  host.replaceChildren(el("h3", {}, title, ...legend), svg);
-  svg.setAttribute("tabindex", 0);
+  host.replaceChildren(el("h3", {}, heading(title, options.explanation), ...legend), svg);
+  svg.setAttribute("tabindex", "0");
   svg.setAttribute("role", "application");
   svg.setAttribute("aria-label", `${title}; arrow keys read values`);
   addReadout({ frame, cursor, x, y, steps, series, describe, onNear: options.onNear });
@@ -145,6 +146,18 @@ function labelsOf(series, y, low) {
       const lastValue = ys.findLast(value => value !== null) ?? low;
       return { text: label, y: Math.max(TOP_MARGIN, y(lastValue)), group, color };
     });
+}
+
+/**
+ * @param {string} title
+ * @param {string} [explanation]
+ * @returns {Node | string}
+ */
+function heading(title, explanation) {
+  if (!explanation) return title;
+  // Not in the tab order: the chart itself is.
+  const element = el("span", { className: "term", tabIndex: -1 }, title);
+  return addTooltip(element, () => [el("div", {}, explanation)]);
 }
 
 /** @param {Series} series */
@@ -237,8 +250,8 @@ function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
   function showReadout(isSpoken, chartY = height / 2) {
     const box = svg.getBoundingClientRect();
     const cursorX = x(steps[stepIndex]);
-    cursor.setAttribute("x1", cursorX);
-    cursor.setAttribute("x2", cursorX);
+    cursor.setAttribute("x1", String(cursorX));
+    cursor.setAttribute("x2", String(cursorX));
     cursor.setAttribute("class", "cursor on");
     const nodes = describe
       ? describe(selected, nearestIndex(selected))

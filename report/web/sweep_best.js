@@ -23,6 +23,7 @@ import {
   valueName,
   withError,
 } from "./sweep_names.js";
+import { explanationOf, term } from "./terms.js";
 
 /** Show the setting with the lowest loss, its cost, and the command that trains it again. */
 export function showBestSetting() {
@@ -45,16 +46,10 @@ export function showBestSetting() {
 /**
  * @param {string} id
  * @param {string | Node} value
- * @param {string} name
- * @param {string} [explanation]
+ * @param {...(string | Node)} label
  */
-function figureBox(id, value, name, explanation = "") {
-  return el(
-    "div",
-    { title: explanation, "data-figure": id },
-    el("b", {}, value),
-    el("span", {}, name),
-  );
+function figureBox(id, value, ...label) {
+  return el("div", { "data-figure": id }, el("b", {}, value), el("span", {}, ...label));
 }
 
 function valueFigures() {
@@ -69,15 +64,16 @@ function valueFigures() {
 function lossFigure() {
   const { loss, lossError, runCount } = results[lowestLossSetting];
   const seeds = runCount > 1 ? `; mean ± standard error of ${runCount} seeds` : "";
-  return figureBox("loss", withError(loss, lossError), `Validation loss (${lossUnit})${seeds}`);
+  const label = [term("Validation loss"), ` (${lossUnit})${seeds}`];
+  return figureBox("loss", withError(loss, lossError), ...label);
 }
 
 function costFigures() {
   return Object.keys(COSTS).flatMap(name => {
     const cost = costOf(lowestLossSetting, name);
-    return cost === null
-      ? []
-      : [figureBox(name, formatCost(name, cost), costTitle(name), COSTS[name].explanation)];
+    if (cost === null) return [];
+    const label = term(costTitle(name), explanationOf(COSTS[name].name));
+    return [figureBox(name, formatCost(name, cost), label)];
   });
 }
 

@@ -16,7 +16,7 @@ import {
 } from "./sweep_data.js";
 import { highlightNear, settingDash } from "./sweep_highlight.js";
 import { bestMark, runName, settingName } from "./sweep_names.js";
-import { SCORES, scoreLabel, scoreTitle } from "./terms.js";
+import { explanationOf, SCORES, scoreLabel, scoreTitle } from "./terms.js";
 
 /**
  * @typedef {import("./sweep_data.js").Curve} Curve
@@ -153,6 +153,7 @@ export function drawLossCurves() {
   charts.forEach(({ curveOf, name, bold }, k) => {
     drawLineChart($(`curve-${k}`), {
       title: `${name} (${lossUnit})`,
+      explanation: explanationOf(name),
       series: settingLines(curveOf, { bold }),
       height,
       yMax: upperLimit(curveOf),
@@ -203,6 +204,7 @@ export function drawScoreCurves() {
       [steps.findLastIndex(step => step <= run.emerged[score])].filter(k => k >= 0);
     drawLineChart(chartPanel($("heads-charts"), `head-${score}`), {
       title: scoreTitle(score),
+      explanation: SCORES[score]?.explanation,
       height: 220,
       includes: AVERAGED_SCORES.includes(score) ? [] : [0, 0.3],
       series: settingLines(run => run.heads[score], { dots: emergenceDot }),

@@ -23,7 +23,9 @@ const DASHES = [
  * Parts of the color ramp, from the lowest value to the highest, that stand out from the
  * background.
  */
+/** @type {[number, number]} */
 const LIGHT_THEME_RANGE = [0.66, 0.1];
+/** @type {[number, number]} */
 const DARK_THEME_RANGE = [0.42, 0.97];
 
 /**
@@ -108,7 +110,7 @@ export function highlight(settings) {
   const highlighted = settings ?? state.pinned;
   document.body.classList.toggle("single", Boolean(highlighted));
   for (const mark of document.querySelectorAll("[data-group]")) {
-    const groups = mark.dataset.group.split(" ").map(Number);
+    const groups = mark.getAttribute("data-group").split(" ").map(Number);
     mark.classList.toggle(
       "lit",
       Boolean(highlighted) && groups.some(group => highlighted.has(group)),
@@ -118,7 +120,7 @@ export function highlight(settings) {
 
 /**
  * Highlight the setting of a mark that is pointed at.
- * @param {{group: number} | null} mark null when the pointer has left
+ * @param {{group?: number} | null} mark null when the pointer has left
  */
 export function highlightNear(mark) {
   const setting = mark?.group ?? null;
@@ -153,8 +155,9 @@ export function togglePinOfMark(mark) {
 export function showPinned() {
   $("all").hidden = !state.pinned;
   for (const chip of $("chips").children) {
-    const isPinned = Boolean(state.pinned) && chip.dataset.group === joinSettings(state.pinned);
-    chip.setAttribute("aria-pressed", isPinned);
+    const isPinned =
+      Boolean(state.pinned) && chip.getAttribute("data-group") === joinSettings(state.pinned);
+    chip.setAttribute("aria-pressed", String(isPinned));
   }
   highlight(null);
 }

@@ -129,7 +129,6 @@ export function formatBytes(size) {
  * @typedef {object} Cost
  * @property {string} name
  * @property {string} unit "" if its values are written with their unit, or have none
- * @property {string} explanation one sentence
  * @property {(value: number) => string} format
  * @property {(value: number) => string} formatTick
  * @property {boolean} isMeasured whether it differs between runs of the same setting
@@ -140,7 +139,6 @@ export const COSTS = {
   parameters: {
     name: "Parameters",
     unit: "",
-    explanation: "Number of trained weights.",
     format: formatCount,
     formatTick: value => formatCompact(roundToDigits(value, 3)),
     isMeasured: false,
@@ -148,7 +146,6 @@ export const COSTS = {
   kv_cache_bytes: {
     name: "KV cache",
     unit: "",
-    explanation: "Memory for the keys and values of one full context during generation.",
     format: formatBytes,
     formatTick: formatBytes,
     isMeasured: false,
@@ -156,7 +153,6 @@ export const COSTS = {
   tokens_per_second: {
     name: "Throughput",
     unit: "tokens/s",
-    explanation: "Tokens trained on per second, on the machine of the run.",
     format: value => formatCount(roundToDigits(value, 3)),
     formatTick: value => formatCompact(roundToDigits(value, 3)),
     isMeasured: true,
@@ -164,8 +160,6 @@ export const COSTS = {
   train_seconds: {
     name: "Training time",
     unit: "",
-    explanation:
-      "Time for batches, forward and backward passes and updates, without evaluation and saving.",
     format: formatDuration,
     formatTick: value => `${formatCompact(roundToDigits(value, 3))} s`,
     isMeasured: true,

@@ -46,27 +46,27 @@ const MIN_TEXT_DIFFERENCE = 0.02;
 /** @type {Record<string, Outcome>} */
 const OUTCOMES = {
   copying_gain: {
-    title: "In-context copying gain (nats/token)",
+    title: "Copying gain (nats)",
     format: value => value.toFixed(2),
   },
   "tokens_at_emergence/induction": {
-    title: "First induction head: tokens until emergence",
+    title: "Tokens until an induction head emerged",
     format: value => formatCompact(roundToDigits(value, 2)),
   },
   "loss_at_emergence/induction": {
-    title: "First induction head: validation loss at emergence (nats/token)",
+    title: "Loss when an induction head emerged (nats/token)",
     format: value => value.toFixed(2),
   },
   "heads/induction": {
-    title: "Strongest induction head: score",
+    title: "Strongest induction score",
     format: value => value.toFixed(2),
   },
   "tokens_at_emergence/previous_token": {
-    title: "First previous-token head: tokens until emergence",
+    title: "Tokens until a previous-token head emerged",
     format: value => formatCompact(roundToDigits(value, 2)),
   },
   "heads/previous_token": {
-    title: "Strongest previous-token head: score",
+    title: "Strongest previous-token score",
     format: value => value.toFixed(2),
   },
 };
@@ -125,6 +125,7 @@ function textAbscissa() {
   const differ = Math.max(...shares) - Math.min(...shares) > MIN_TEXT_DIFFERENCE;
   if (!shares.every(Number.isFinite) || !differ) return [];
   const distinctShares = [...new Set(shares)].sort((a, b) => a - b);
+  /** @type {DotAxis} */
   const axis = {
     type: "linear",
     showsAllTicks: true,
@@ -150,6 +151,7 @@ function cacheAbscissa() {
   const sizes = distinctCosts("kv_cache_bytes");
   const sweepsKvHeads = sweptKeys.some(({ name }) => name.endsWith("n_kv_head"));
   if (sizes.length < 2 || !sweepsKvHeads) return [];
+  /** @type {DotAxis} */
   const axis = {
     type: "log",
     showsAllTicks: true,

@@ -31,7 +31,7 @@ import {
   withError,
 } from "./sweep_names.js";
 import { fillTable } from "./table.js";
-import { SCORES, scoreLabel } from "./terms.js";
+import { explanationOf, SCORES, scoreLabel } from "./terms.js";
 
 /** @type {import("./table.js").Sorting} */
 const settingSorting = { column: null, sign: 0 };
@@ -75,6 +75,7 @@ function keyColumns() {
 function settingColumns() {
   const lossColumn = {
     id: "loss",
+    explanation: explanationOf("validation loss"),
     name: data.metric === "val/loss" ? `Validation loss (${lossUnit})` : "Bits per byte",
     sortValue: setting => results[setting].loss,
     cell: setting => withError(results[setting].loss, results[setting].lossError),
@@ -90,7 +91,7 @@ function settingColumns() {
   const bitsColumn = {
     id: "bits_per_byte",
     name: "Bits per byte",
-    explanation: "Validation loss per byte of text; comparable between tokenizers.",
+    explanation: explanationOf("bits per byte"),
     sortValue: bitsOf,
     cell: setting => withError(bitsOf(setting), results[setting].figureErrors["val/bits_per_byte"]),
   };
@@ -118,7 +119,7 @@ function costColumn(name) {
   return {
     id: name,
     name: costTitle(name),
-    explanation: COSTS[name].explanation,
+    explanation: explanationOf(COSTS[name].name),
     sortValue: setting => costOf(setting, name),
     cell: setting => {
       const error = results[setting].figureErrors[name];

@@ -77,7 +77,7 @@ function drawLossByKey(k) {
     .filter(run => lossOf(run) !== null && !isShownAsMean(run))
     .map(run => runLossDot(run, axisValue(run, k)));
   drawDotChart(chartPanel($("tradeoffs-charts"), `loss-by-key-${k}`), {
-    title: `Loss vs. ${keyName(k)}`,
+    title: `Loss (${lossUnit}) vs. ${keyName(k)}`,
     dots: [...singleRuns, ...means],
     lines: joinDots(means, k),
     axis: keyAxis(k),
@@ -101,7 +101,7 @@ function drawLossByCost(name) {
     return meanLossDot(setting, cost, `${title}: ${formatCost(name, cost)} ${unit}`.trim());
   });
   drawDotChart(host, {
-    title: `Loss vs. ${title.toLowerCase().replace("kv", "KV")}`,
+    title: `Loss (${lossUnit}) vs. ${title.toLowerCase().replace("kv", "KV")}`,
     dots,
     lines: [],
     axis: {
@@ -125,7 +125,7 @@ function costTicks(name, costs, isLog) {
   if (!COSTS[name].isMeasured && costs.length < MAX_VALUE_TICKS) return costs;
   const [low, high] = [costs[0], costs.at(-1)];
   if (isLog) return tickValues(Math.log2(low), Math.log2(high), 4).map(power => 2 ** power);
-  return tickValues(low, high, 3);
+  return tickValues(low, high, 5);
 }
 
 /**

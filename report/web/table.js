@@ -1,6 +1,7 @@
 /** A table that sorts by a column at a click: ascending, descending, original order. */
 
 import { bdi, el } from "./dom.js";
+import { addTooltip } from "./tooltip.js";
 
 /**
  * @template Row
@@ -37,20 +38,25 @@ const ARIA_SORT = ["none", "ascending", "descending"];
 export function fillTable(table, columns, rows, createRow, sorting = null) {
   const headings = columns.map((column, k) => {
     const sign = sorting?.column === k ? sorting.sign : 0;
-    const button = el("button", { type: "button" }, bdi(column.name), ARROWS.at(sign));
-    button.onclick = () => {
+    const sortByColumn = () => {
       Object.assign(sorting, { column: k, sign: NEXT_SIGN.at(sign) });
       fillTable(table, columns, rows, createRow, sorting);
       table.querySelectorAll("thead button")[k].focus();
     };
+    const heading = sorting
+      ? el("button", { type: "button", onclick: sortByColumn }, bdi(column.name), ARROWS.at(sign))
+      : bdi(column.name);
+    if (column.explanation) {
+      const nodes = () => [el("div", {}, column.explanation)];
+      addTooltip(heading, nodes, sorting ? sortByColumn : null);
+    }
     const attributes = {
       scope: "col",
       className: column.isText ? "text" : "",
-      title: column.explanation ?? "",
       "data-column": column.id,
       "aria-sort": ARIA_SORT.at(sign),
     };
-    return el("th", attributes, sorting ? button : bdi(column.name));
+    return el("th", attributes, heading);
   });
   table.querySelector("thead").replaceChildren(el("tr", {}, el("th"), ...headings));
 

@@ -134,7 +134,19 @@ const TERMS = {
   ablation:
     "Removing a component, by setting its output to zero or to its mean, and measuring the effect.",
   "zero ablation": "Setting the output of a head to zero and measuring the effect.",
+  loss: "How badly the model predicts the next token: minus the log of the probability that it gave to it.",
+  "training loss": "Mean loss on the batches that the model is trained on.",
   "validation loss": "Mean loss on text that the model was not trained on; lower is better.",
+  "bits per byte":
+    "Validation loss per byte of text, which is comparable between tokenizers; lower is better.",
+  "learning rate": "How far one optimizer step moves the weights.",
+  "gradient norm":
+    "Length of the gradient before clipping; a sudden peak is a sign of unstable training.",
+  throughput: "Tokens that the run trains on per second, on its own machine.",
+  "training time":
+    "Time for forward passes, backward passes and updates, without evaluation and saving.",
+  parameter: "A trained weight of the model.",
+  "KV cache": "Memory for the keys and values of one full context while generating text.",
   "Q-composition": "What an upstream component wrote changes what the head looks for: its queries.",
   "K-composition": "What an upstream component wrote changes what the head finds: its keys.",
   "V-composition": "What an upstream component wrote is what the head moves: its values.",
@@ -159,7 +171,7 @@ const explanations = new Map(
  * @param {string} word
  * @returns {string | undefined} explanation of a term or of its plural
  */
-function explanationOf(word) {
+export function explanationOf(word) {
   const lowerCase = word.toLowerCase();
   return explanations.get(lowerCase) ?? explanations.get(lowerCase.replace(/s$/, ""));
 }

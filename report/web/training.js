@@ -5,6 +5,7 @@ import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, printable } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
 import { columns, data, scoredSteps } from "./store.js";
+import { explanationOf } from "./terms.js";
 
 /** Activities of a run, their labels and colors. */
 const ACTIVITIES = {
@@ -33,6 +34,7 @@ export function metricSeries(key, name, color, bold = false) {
 export function drawTraining() {
   drawCurve("chart-loss", {
     title: "Loss (nats/token)",
+    explanation: explanationOf("loss"),
     height: 170,
     series: [
       metricSeries("train/loss", "training", "soft"),
@@ -40,22 +42,30 @@ export function drawTraining() {
     ],
   });
   drawCurve("chart-gain", {
-    title: "In-context copying gain (nats/token)",
+    title: "Copying gain (nats)",
+    explanation: explanationOf("copying gain"),
     includes: [0, 0.1],
     series: [copyingGainSeries()],
   });
-  drawCurve("chart-lr", { title: "Learning rate", series: learningRateSeries() });
+  drawCurve("chart-lr", {
+    title: "Learning rate",
+    explanation: explanationOf("learning rate"),
+    series: learningRateSeries(),
+  });
   drawCurve("chart-speed", {
     title: "Throughput (tokens/s)",
+    explanation: explanationOf("throughput"),
     includes: [0, 1],
     series: [metricSeries("train/tokens_per_second", "tokens/s", "accent")],
   });
   drawCurve("chart-bits", {
-    title: "Validation loss (bits per byte)",
+    title: "Bits per byte",
+    explanation: explanationOf("bits per byte"),
     series: [metricSeries("val/bits_per_byte", "bits per byte", "accent")],
   });
   drawCurve("chart-norm", {
     title: "Gradient norm",
+    explanation: explanationOf("gradient norm"),
     series: [metricSeries("train/grad_norm", "gradient norm", "accent")],
   });
 }
@@ -75,7 +85,7 @@ function copyingGainSeries() {
   const errors = columns["probe/copying_gain_se"];
   const measured = [...gains.keys()].filter(k => gains[k] !== null);
   return {
-    name: "in-context copying gain",
+    name: "copying gain",
     color: "accent",
     bold: true,
     xs: measured.map(k => scoredSteps[k]),
