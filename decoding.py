@@ -1,18 +1,68 @@
-"""Tokens out of a model: logits → tokens → text. A decoder is `kernels.Decoder`, or what else gives
-logits after tokens. Shapes are written with the letters of model.py."""
+"""Turn a model's logits into tokens and tokens into text, with the letters of attention.py."""
 
 import codecs
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from data.tokenizer import Tokenizer
+    from model import GPT
+
+ENDED = -1  # in place of a token of a sequence that has ended
+TINY = torch.finfo(torch.float32).tiny  # smallest positive float32 that is not denormal
+
+# Random numbers that one call of torch's generator draws, if the vocabulary is smaller than that:
+# a call per position would take longer than a small model's step.
+NOISE_PER_CALL = 1 << 14
+
+
+class LogitsProvider(Protocol):
+    """A provider of next-token logits, such as `decoder.Decoder`.
+
+    Attributes:
+        device: Device of tokens and logits.
+        block_size: Largest number of tokens it can read after a reset.
+        vocab_size: V.
+    """
+
+    device: torch.device
+    block_size: int
+    vocab_size: int
+
+    def reset(self) -> None:
+        """Forget all tokens that were read."""
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read tokens (B, T) after those before and return the logits (B, V) of the next one."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from logits, in the order in which the steps are applied.
+
+    Attributes:
+        temperature: Divisor of the logits; 0: always take the most likely token.
+        top_k: Keep the k most likely tokens (Fan et al. 2018).
+        top_p: Keep the fewest tokens whose probabilities sum to p (Holtzman et al. 2020).
+        min_p: Keep tokens at least min_p times as likely as the most likely one (Nguyen et al.
+            2024).
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
 
 def generate(
-    model,
+    model: "GPT",
     tokens: Tensor,
     max_new_tokens: int,
     temperature: float = 1.0,
@@ -21,199 +71,270 @@ def generate(
     min_p: float | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Continue tokens (B, T) by up to max_new_tokens each: (B, T + new).
+    """Continue sequences of tokens.
 
     Args:
-        temperature, top_k, top_p, min_p: see `next_token_probabilities`.
-        seed: same seed, same tokens (row r draws from seed + r); None: torch's own state."""
-    rows, length = tokens.shape
-    seeds = None if seed is None else [seed + row for row in range(rows)]
-    decoder = model.make_decoder(rows, length + max_new_tokens)
-    new = list(
-        stream(
-            decoder,
-            tokens,
-            max_new_tokens,
-            seeds,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-        )
-    )
-    return torch.cat((tokens, torch.stack(new, dim=1)), dim=1) if new else tokens
+        model: Model that predicts the tokens.
+        tokens: Prompts (B, T), T at least 1.
+        max_new_tokens: Number of tokens to add to each.
+        temperature: See `Sampling`.
+        top_k: See `Sampling`.
+        top_p: See `Sampling`.
+        min_p: See `Sampling`.
+        seed: Equal seeds give equal tokens; sequence b draws from seed + b. None: torch's global
+            random state.
+
+    Returns:
+        Prompts and new tokens (B, T + max_new_tokens).
+    """
+    batch_size, length = tokens.shape
+    seeds = None if seed is None else [seed + row for row in range(batch_size)]
+    decoder = model.make_decoder(batch_size, length + max_new_tokens)
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    new_tokens = list(stream(decoder, tokens, max_new_tokens, sampling, seeds))  # (B,) each
+    if not new_tokens:
+        return tokens
+    return torch.cat((tokens, torch.stack(new_tokens, dim=1)), dim=1)
 
 
 def stream(
-    decoder,
+    decoder: LogitsProvider,
     prompt: Tensor,
     max_new_tokens: int,
+    sampling: Sampling | None = None,
     seeds: Sequence[int] | None = None,
-    stop_token: int | None = None,
-    ended: Tensor | None = None,
-    **choice,
+    has_ended: Tensor | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the next token (B,) of each sequence, step by step, -1 for one that has ended.
+    """Yield the next token of each sequence, step by step.
 
-    A token is predicted from those since `window_start`. When that start moves, positions count
-    from there and the decoder reads the window again, so that a cached and a full computation see
-    the same tokens at the same positions.
+    A prediction reads the tokens since `window_start`. When that start moves, positions count from
+    there and the decoder reads the window again, so that decoding with and without a cache see the
+    same tokens at the same positions.
 
     Args:
-        prompt: tokens (B, T), at least one.
-        seeds: of each sequence; None draws from torch's own state.
-        stop_token: ends a sequence that produces it.
-        ended: (B,) booleans; a sequence that the caller marks there gets no more tokens.
-        choice: see `next_token_probabilities`."""
-    (rows, T), device = prompt.shape, prompt.device
+        decoder: Provider of the logits.
+        prompt: Tokens (B, T), T at least 1.
+        max_new_tokens: Number of steps.
+        sampling: How tokens are drawn; None: from the model's probabilities.
+        seeds: Seed of each sequence; None: torch's global random state.
+        has_ended: Booleans (B,). The caller sets one to True to end that sequence.
+
+    Yields:
+        Tokens (B,); `ENDED` for a sequence that has ended. Stops early when all have.
+    """
+    (batch_size, T), device = prompt.shape, prompt.device
     if T == 0:
-        raise ValueError("generation starts from at least one token")
-    if ended is None:
-        ended = torch.zeros(rows, dtype=torch.bool, device=device)
-    noise = Noise(rows, seeds, decoder.vocab_size, device)
-    tokens, start, read = prompt, 0, 0  # the window begins at `start`; `read` tokens were fed
+        raise ValueError("generation needs at least one token to start from")
+    if sampling is None:
+        sampling = Sampling()
+    if has_ended is None:
+        has_ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
+    noise = Noise(batch_size, seeds, decoder.vocab_size, device)
+    tokens = prompt
+    start = 0  # of the window
+    n_read = 0  # tokens that the decoder has read
     decoder.reset()
     for length in range(T, T + max_new_tokens):
-        if ended.all():
+        if has_ended.all():
             return
-        if (moved := window_start(length, decoder.block_size)) != start:
-            start = read = moved
+        if window_start(length, decoder.block_size) != start:
+            start = n_read = window_start(length, decoder.block_size)
             decoder.reset()
         with torch.inference_mode():
-            logits = decoder.read(tokens[:, read:]).float()  # (B, V)
-            token = sample_token(next_token_probabilities(logits, **choice), noise.at(length))
-        token, read = token.clone(), length  # an ordinary tensor again
-        new = token.masked_fill(ended, -1)
-        if stop_token is not None:
-            ended |= new == stop_token
-        yield new
+            logits = decoder.read(tokens[:, n_read:]).float()  # (B, V)
+            token = sample_token(next_token_probabilities(logits, sampling), noise.at(length))
+        token = token.clone()  # outside inference mode: a tensor that autograd can use
+        n_read = length
+        yield token.masked_fill(has_ended, ENDED)
         tokens = torch.cat((tokens, token[:, None]), dim=1)
 
 
-class Text:
-    """A text that grows by tokens: `text` holds whole characters. `ended` says why there is no
-    more: "end_of_text", "length"; None while there may be."""
+class GeneratedText:
+    """A text that grows token by token.
+
+    Attributes:
+        prompt_tokens: Ids of the prompt, at least one.
+        seed: Seed of the random numbers that draw its tokens.
+        tokens: Ids generated so far.
+        text: Text generated so far, in complete characters.
+        end_reason: "end_of_text" or "length"; None while the text grows.
+    """
 
     def __init__(
-        self, tokenizer, prompt_tokens: Sequence[int], seed: int = 0, documents: int = 1
+        self,
+        tokenizer: "Tokenizer",
+        prompt_tokens: Sequence[int],
+        seed: int = 0,
+        max_documents: int = 1,
     ) -> None:
-        """A text after a prompt of at least one token, which ends after so many documents: what a
-        model begins by itself may end at once."""
-        self.prompt_tokens, self.seed, self._documents = prompt_tokens, seed, documents
-        self.tokens: list[int] = []
-        self.text, self.ended = "", None
-        self._tokenizer = tokenizer
-        # A token may end within a character.
-        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        """Begin a text.
 
-    def add(self, token: int) -> None:
-        """Take the next token."""
+        Args:
+            tokenizer: Tokenizer of the model.
+            prompt_tokens: Ids of the prompt, at least one.
+            seed: See the class.
+            max_documents: Number of end-of-text tokens that end the text. Without a prompt the
+                model may begin with one, so that the text needs two.
+        """
+        self.prompt_tokens = prompt_tokens
+        self.seed = seed
+        self.tokens: list[int] = []
+        self.text = ""
+        self.end_reason: str | None = None
+        self._documents_left = max_documents
+        self._tokenizer = tokenizer
+        # Holds back the bytes of a character until its last token has come.
+        self._utf8_decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def append(self, token: int) -> None:
+        """Add the next token."""
         self.tokens.append(token)
         if token == self._tokenizer.end_of_text:
-            self._documents -= 1
-            if self._documents == 0:
-                self.end("end_of_text")
+            self._documents_left -= 1
+            if self._documents_left == 0:
+                self.finish("end_of_text")
                 return
             self.text += "\n"
-        self.text += self._characters.decode(self._tokenizer.token_bytes(token))
+        self.text += self._utf8_decoder.decode(self._tokenizer.token_bytes(token))
 
-    def end(self, why: str) -> None:
-        """There is no more: what was held back belongs to the text."""
-        self.text += self._characters.decode(b"", final=True)
-        self.ended = why
+    def finish(self, reason: str) -> None:
+        """Mark the text as finished and flush the decoder."""
+        self.text += self._utf8_decoder.decode(b"", final=True)
+        self.end_reason = reason
 
 
-def generate_texts(decoder, texts: Sequence[Text], max_new_tokens: int, **choice) -> Iterator[None]:
-    """Continue texts of one prompt by `stream`, a token each between two yields, until all end."""
-    ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
-    prompt = torch.tensor([text.prompt_tokens for text in texts], device=decoder.device)
+def generate_texts(
+    decoder: LogitsProvider,
+    texts: Sequence[GeneratedText],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+) -> Iterator[None]:
+    """Continue texts in one batch until all have ended; each step adds a token to each.
+
+    Args:
+        decoder: Provider of the logits, for as many sequences as there are texts.
+        texts: Texts whose prompts have the same length.
+        max_new_tokens: Maximum number of tokens of each text.
+        sampling: How tokens are drawn.
+
+    Yields:
+        None, after each step.
+    """
+    prompt = torch.tensor([text.prompt_tokens for text in texts], device=decoder.device)  # (B, T)
+    has_ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
     seeds = [text.seed for text in texts]
-    for tokens in stream(decoder, prompt, max_new_tokens, seeds, ended=ended, **choice):
+    for tokens in stream(decoder, prompt, max_new_tokens, sampling, seeds, has_ended):
         for row, (text, token) in enumerate(zip(texts, tokens.tolist())):
-            if token >= 0:
-                text.add(token)
-                if text.ended is None and len(text.tokens) == max_new_tokens:
-                    text.end("length")
-                if text.ended is not None:
-                    ended[row] = True
+            if token == ENDED:
+                continue
+            text.append(token)
+            if text.end_reason is None and len(text.tokens) == max_new_tokens:
+                text.finish("length")
+            if text.end_reason is not None:
+                has_ended[row] = True
         yield
 
 
 def window_start(length: int, block_size: int) -> int:
-    """The first token that a prediction after `length` tokens sees; it sees all up to the last.
+    """Return the first token that the prediction after `length` tokens reads.
 
-    0 while they fit the block. Beyond, the window moves a quarter block at a time rather than by
-    one: every move changes all positions and so empties the KV cache."""
+    It is 0 while the tokens fit the block. After that the window moves by a quarter of a block at a
+    time, because each move changes all positions and empties the KV cache.
+    """
     stride = max(1, block_size // 4)
     return max(0, math.ceil((length - block_size) / stride)) * stride
 
 
-def next_token_probabilities(
-    logits: Tensor,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-) -> Tensor:
-    """Probabilities (B, V) to draw the next token from, given logits (B, V). In this order: divide
-    by the temperature (0: all on the likeliest); keep the top_k likeliest (Fan et al. 2018); the
-    fewest whose probabilities sum to top_p (Holtzman et al. 2020); those with at least min_p times
-    the highest probability (Nguyen et al. 2024). The likeliest stays."""
-    if temperature < torch.finfo(torch.float32).tiny:
+def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Return the probabilities (B, V) to draw the next token from.
+
+    Args:
+        logits: (B, V).
+        sampling: Temperature and the tokens to keep. The most likely token always stays.
+    """
+    if sampling.temperature < TINY:
         return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
-    # Less the maximum, a tiny temperature cannot overflow upwards.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        kept = logits.topk(top_k, dim=-1)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, kept.indices, kept.values)
-    if top_p is not None and top_p < 1:
-        ordered, index = logits.softmax(dim=-1).sort(dim=-1, descending=True)
-        # Tokens before which the sum already reaches top_p.
-        enough = ordered.cumsum(dim=-1) - ordered >= max(top_p, torch.finfo(torch.float32).tiny)
-        logits = logits.masked_fill(torch.zeros_like(enough).scatter(-1, index, enough), -math.inf)
+    # Without the maximum, division by a tiny temperature cannot overflow to infinity.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        top = logits.topk(sampling.top_k, dim=-1)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, top.indices, top.values)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        p, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+        sum_before = p.cumsum(dim=-1) - p  # of all more likely tokens
+        is_dropped = sum_before >= max(sampling.top_p, TINY)
+        is_dropped = torch.zeros_like(is_dropped).scatter(-1, order, is_dropped)
+        logits = logits.masked_fill(is_dropped, -math.inf)
     probabilities = logits.softmax(dim=-1)
-    if min_p is not None:
-        low = probabilities < min_p * probabilities.max(dim=-1, keepdim=True).values
-        probabilities = probabilities.masked_fill(low, 0.0)
+    if sampling.min_p is not None:
+        threshold = sampling.min_p * probabilities.max(dim=-1, keepdim=True).values  # (B, 1)
+        probabilities = probabilities.masked_fill(probabilities < threshold, 0.0)
         probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
     return probabilities
 
 
 class Noise:
-    """Exponential random numbers for every token of the vocabulary, a function of the sequence's
-    seed and the position, whatever the batch, the cache, or how much of the text was a prompt."""
+    """Exponential random numbers for every token of the vocabulary.
+
+    They depend on the sequence's seed and the position alone: not on the batch, the cache or the
+    length of the prompt.
+    """
 
     def __init__(
-        self, rows: int, seeds: Sequence[int] | None, vocab_size: int, device: torch.device
+        self,
+        batch_size: int,
+        seeds: Sequence[int] | None,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
-        """Without seeds they come from torch's own random state."""
-        self.rows, self.seeds, self.vocab_size, self.device = rows, seeds, vocab_size, device
-        self.together = max(1, (1 << 14) // vocab_size)  # positions that share a call
-        self._generator, self._block, self._made = torch.Generator(device), -1, None
+        """Prepare the random numbers.
+
+        Args:
+            batch_size: Number of sequences B.
+            seeds: Seed of each sequence; None: torch's global random state.
+            vocab_size: V.
+            device: Device on which they are drawn.
+        """
+        self.batch_size = batch_size
+        self.seeds = seeds
+        self.vocab_size = vocab_size
+        self.device = device
+        self.positions_per_call = max(1, NOISE_PER_CALL // vocab_size)
+        self._generator = torch.Generator(device)
+        self._block_index = -1
+        self._block = torch.empty(0)  # (positions_per_call, B, V)
 
     def at(self, position: int) -> Tensor:
-        """(B, V), each from the exponential distribution of mean 1, and above 0."""
+        """Return positive numbers (B, V) from the exponential distribution of mean 1."""
         if self.seeds is None:
-            return self._exponential(torch.rand(self.rows, self.vocab_size, device=self.device))
-        block, place = divmod(position, self.together)
-        if block != self._block:
-            uniform = torch.stack([self._uniform(seed, block) for seed in self.seeds], dim=1)
-            self._block, self._made = block, self._exponential(uniform)
-        return self._made[place]
+            uniform = torch.rand(self.batch_size, self.vocab_size, device=self.device)
+            return self._exponential(uniform)
+        block_index, place = divmod(position, self.positions_per_call)
+        if block_index != self._block_index:
+            uniform = torch.stack([self._uniform(seed, block_index) for seed in self.seeds], dim=1)
+            self._block_index, self._block = block_index, self._exponential(uniform)
+        return self._block[place]
 
-    def _uniform(self, seed: int, block: int) -> Tensor:
-        state = np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]
+    def _uniform(self, seed: int, block_index: int) -> Tensor:
+        """Draw uniform numbers (positions_per_call, V) of one sequence."""
+        state = np.random.SeedSequence((seed, block_index)).generate_state(1, np.uint64)[0]
         self._generator.manual_seed(int(state >> 1))
-        return torch.rand(
-            self.together, self.vocab_size, generator=self._generator, device=self.device
-        )
+        shape = (self.positions_per_call, self.vocab_size)
+        return torch.rand(shape, generator=self._generator, device=self.device)
 
     def _exponential(self, uniform: Tensor) -> Tensor:
-        return 2**-25 - torch.log1p(-uniform)  # uniform: multiples of 2⁻²⁴, 0 included
+        """Turn uniform numbers, multiples of 2⁻²⁴ from 0, into positive exponential ones."""
+        return 2**-25 - torch.log1p(-uniform)
 
 
 def sample_token(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """A token (B,) for each row of probabilities (B, V), given exponential noise (B, V). Of clocks
-    that ring after noise / probability, each rings first as often as its probability. Rounding
-    changes the choice only where the first two are as close as that."""
+    """Draw a token (B,) from each row of probabilities (B, V).
+
+    If clocks ring after noise / probability, each rings first as often as its probability says.
+    Rounding errors change the token only if the first two clocks ring within them.
+
+    Args:
+        probabilities: (B, V).
+        noise: Exponential random numbers (B, V).
+    """
     return (probabilities / noise).argmax(dim=-1)

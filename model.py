@@ -259,7 +259,7 @@ class GPT(nn.Module):
         config.check()
         if config.vocab_size is None:
             raise UserError(
-                "model.vocab_size is not set; set it to the tokenizer's vocabulary size."
+                "model.vocab_size is not set: set it to the vocabulary size of the tokenizer"
             )
         self.config = config
         T, C, V = config.block_size, config.n_embd, config.vocab_size

@@ -28,7 +28,7 @@ class NGramEmbedding(nn.Module):
         super().__init__()
         if config.vocab_size is None or config.ngram_rows is None:
             raise UserError(
-                "model.ngram_rows is not set; set it to the number of n-grams in the table."
+                "model.ngram_rows is not set: set it to the number of n-grams in the table"
             )
         self.n = config.ngrams
         self.vocab_size = config.vocab_size

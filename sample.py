@@ -1,14 +1,17 @@
-"""Text out of a run, streamed as it is made; or how surprised a run is by a text.
+"""Generate text from a model and stream it to stdout, or score a text.
 
 python sample.py                                         from the newest run in runs/
 python sample.py run_dir=PATH prompt="def main():"       see python sample.py --help
 """
+
+from __future__ import annotations
 
 import math
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 import cli
 from cli import print_stderr
@@ -17,137 +20,186 @@ from common.paths import expand_home
 from common.text import printable
 from config import SampleConfig
 
-# So many texts are made at once, or as many as fit their KV caches in 1 GB.
-ROWS, CACHE_BYTES = 64, 1 << 30
+if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
+    from data.tokenizer import Tokenizer
+    from decoding import GeneratedText
+    from model import GPT
+
+MAX_BATCH_SIZE = 64  # texts that are generated at once
+MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
 
 
 def main() -> None:
+    """Run the command line."""
     sample(cli.read_settings(sys.argv[1:], SampleConfig, "python sample.py"))
 
 
-def sample(config: SampleConfig) -> None:
-    """Write config.num_samples texts, or the score of one, to stdout; notes go to stderr."""
-    given = read_text(config)
-    key = "run_dir" if config.run_dir else "init_from"
-    folder = expand_home(key, getattr(config, key) or str(newest_run()))
-    if config.run_dir and not folder.exists():
-        raise UserError(
-            f"run_dir={config.run_dir} does not exist: give the folder of a run, as in runs/"
-        )
+def sample(
+    config: SampleConfig,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    max_cache_bytes: int = MAX_CACHE_BYTES,
+) -> None:
+    """Write generated texts, or the score of a text, to stdout, and notes to stderr.
 
+    Args:
+        config: Settings of the command.
+        max_batch_size: Number of texts that are generated at once, at most. The texts do not
+            depend on it.
+        max_cache_bytes: Bytes that the KV caches of these texts may take.
+    """
+    text = read_text(config)
+    path = find_model(config)
     if sys.stderr.isatty():
         print_stderr("loading …")
-    # Here and below: what imports torch waits until all that is quickly checked is right.
     from interop import load
     from training.device import for_sampling, pick_device
 
-    model, tokenizer = load(folder, config.checkpoint, print_stderr)
-    # What is looked at is the model as it is, not rounded.
+    model, tokenizer = load(path, config.checkpoint, print_stderr)
+    # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
     for_sampling(model, pick_device(config.device), precision)
     if config.score is not None:
-        show_score(model, tokenizer, given)
+        print_score(model, tokenizer, text)
     else:
-        print_stderr(f"{folder}: {write_texts(config, model, tokenizer, given)}")
+        summary = write_texts(config, model, tokenizer, text, max_batch_size, max_cache_bytes)
+        print_stderr(f"{path}: {summary}")
 
 
 def read_text(config: SampleConfig) -> str:
-    """The text to continue, or the one to score; "" where none is given."""
-    if config.score is None and config.prompt != "-":
-        return config.prompt or ""
-    path = "-" if config.score is None else config.score
+    """Return the text to score, or the prompt; "" without a prompt."""
+    if config.score is not None:
+        text = read_utf8(config.score)
+        if not text:
+            raise UserError(f"score={config.score} is empty: name a file with text")
+        return text
+    if config.prompt == "-":
+        return read_utf8("-").removesuffix("\n")
+    return config.prompt or ""
+
+
+def read_utf8(path: str) -> str:
+    """Read a file, or stdin for "-"."""
     try:
-        written = (
-            sys.stdin.buffer.read() if path == "-" else expand_home("score", path).read_bytes()
-        )
-        text = written.decode("utf-8")
+        if path == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        return expand_home("score", path).read_bytes().decode("utf-8")
     except UnicodeDecodeError as e:
-        raise UserError(
-            f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {e.start}"
-        ) from None
-    if config.score is None:
-        return text.removesuffix("\n")
-    if not text:
-        raise UserError(f"score={path} is empty: there is nothing to score")
-    return text
+        byte = f"byte {e.object[e.start]:#04x} at offset {e.start}"
+        name = "stdin" if path == "-" else path
+        raise UserError(f"{name} is not UTF-8 text ({byte}): convert it to UTF-8") from None
 
 
-def newest_run() -> Path:
-    """The run in runs/, or in a sweep there, whose newest checkpoint is the newest."""
-    found = [
-        path
-        for pattern in ("*/checkpoints/last", "*/*/checkpoints/last")
-        for path in Path("runs").glob(pattern)
-    ]
-    if not found:
+def find_model(config: SampleConfig) -> Path:
+    """Return the path of the model: `run_dir`, `init_from`, or the newest run in runs/."""
+    if config.init_from:
+        return expand_home("init_from", config.init_from)
+    if not config.run_dir:
+        return find_newest_run(Path("runs"))
+    path = expand_home("run_dir", config.run_dir)
+    if not path.exists():
+        raise UserError(f"run_dir={config.run_dir} does not exist: name the folder of a run")
+    return path
+
+
+def find_newest_run(folder: Path) -> Path:
+    """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
+    pointers = [*folder.glob("*/checkpoints/last"), *folder.glob("*/*/checkpoints/last")]
+    if not pointers:
         raise UserError(
-            "there is no run in runs/ yet: train one with python train.py, "
-            "or name one with run_dir=PATH"
+            f"{folder}/ has no run yet: train one with python train.py, or name one with "
+            "run_dir=PATH"
         )
-    return max(found, key=lambda path: path.stat().st_mtime).parent.parent
+    newest = max(pointers, key=lambda path: path.stat().st_mtime)
+    return newest.parent.parent
 
 
-def write_texts(config: SampleConfig, model, tokenizer, prompt: str) -> str:
-    """Write config.num_samples texts to stdout: made together, shown in turn. Returns how fast they
-    were made, and with how large a cache, in two lines."""
+def write_texts(
+    config: SampleConfig,
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_batch_size: int,
+    max_cache_bytes: int,
+) -> str:
+    """Write `num_samples` texts to stdout: generated in batches, shown one after the other.
+
+    Returns:
+        A summary for the user: the speed and the size of the KV cache.
+    """
     from data.tokenizer import encode_prompt
-    from decoding import Text, generate_texts
+    from decoding import GeneratedText, Sampling, generate_texts
 
-    ids = encode_prompt(tokenizer, prompt)
-    if len(ids) > (seen := model.config.block_size):
+    # The texts, not yet generated
+    prompt_ids = encode_prompt(tokenizer, prompt)
+    block_size = model.config.block_size
+    if len(prompt_ids) > block_size:
         print_stderr(
-            f"note: the prompt has {len(ids):,} tokens; the model sees the last {seen:,} of them"
+            f"note: the prompt has {len(prompt_ids):,} tokens; the model reads the last "
+            f"{block_size:,} of them"
         )
+    max_documents = 1 if prompt else 2
     texts = [
-        Text(tokenizer, ids, config.seed + n, documents=1 if prompt else 2)
-        for n in range(config.num_samples)
+        GeneratedText(tokenizer, prompt_ids, config.seed + number, max_documents)
+        for number in range(config.num_samples)
     ]
-    choice = {name: getattr(config, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    length = len(ids) + config.max_new_tokens
+    sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p)
+    length = len(prompt_ids) + config.max_new_tokens
     cache = model.make_cache(1, length)
-    rows = min(len(texts), ROWS, max(1, CACHE_BYTES // cache.nbytes))
-    began = time.perf_counter()
+    fitting_texts = max(1, max_cache_bytes // cache.nbytes)
+    batch_size = min(len(texts), max_batch_size, fitting_texts)
+
+    # Generate a batch while its first text is shown
+    start = time.perf_counter()
     for number, text in enumerate(texts):
-        if number % rows == 0:
-            batch = texts[number : number + rows]
+        if number % batch_size == 0:
+            batch = texts[number : number + batch_size]
             decoder = model.make_decoder(len(batch), length)
-            steps = generate_texts(decoder, batch, config.max_new_tokens, **choice)
+            steps = generate_texts(decoder, batch, config.max_new_tokens, sampling)
         if len(texts) > 1:
             print_stderr(f"--- text {number + 1} of {len(texts)}")
-        show(prompt, text, steps)
-    seconds, made = time.perf_counter() - began, sum(len(text.tokens) for text in texts)
+        write_text(prompt, text, steps)
+    seconds = time.perf_counter() - start
+
     if config.attention is not None:
-        write_attention(
-            model, tokenizer, prompt, texts[0], expand_home("attention", config.attention)
-        )
+        path = expand_home("attention", config.attention)
+        write_attention(model, tokenizer, prompt, texts[0], path)
+    n_tokens = sum(len(text.tokens) for text in texts)
     return (
-        f"{made} tokens in {seconds:.2f} s, {made / seconds:,.0f} tokens per second\n"
-        f"KV cache {rows * cache.nbytes:,} bytes: {rows} text{'s' * (rows > 1)} of "
-        f"{cache.capacity} tokens, {model.config.kv_heads} key/value and "
-        f"{model.config.n_head} query heads"
+        f"{n_tokens:,} tokens in {seconds:.2f} s, {n_tokens / seconds:,.0f} tokens per second\n"
+        f"KV cache: {batch_size * cache.nbytes:,} bytes for {batch_size} × {cache.capacity:,} "
+        f"tokens, {model.config.kv_heads} key/value and {model.config.n_head} query heads"
     )
 
 
-def show(prompt: str, text, steps: Iterator) -> None:
-    """Write a text to stdout as it is made, after its prompt where a person reads both streams."""
+def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
+    """Write a text to stdout while it is generated.
+
+    If both streams are a terminal, the prompt is shown before it.
+
+    Args:
+        prompt: Prompt of the text.
+        text: Text, which may have grown or even ended while others were written.
+        steps: Iterator whose steps add a token to the text.
+    """
     if sys.stdout.isatty() and sys.stderr.isatty():
-        put(prompt, sys.stderr)
-    put(text.text)  # what the steps for the texts before it have made of it
-    while text.ended is None:
+        write_now(prompt, sys.stderr)
+    write_now(text.text, sys.stdout)
+    while text.end_reason is None:
         shown = len(text.text)
         next(steps)
-        put(text.text[shown:])
-    put("\n")
+        write_now(text.text[shown:], sys.stdout)
+    write_now("\n", sys.stdout)
 
 
-def put(new: str, stream=None) -> None:
-    """Write to stdout or another stream at once; in a terminal without what would drive it."""
-    stream = stream or sys.stdout
-    print(printable(new) if stream.isatty() else new, end="", file=stream, flush=True)
+def write_now(text: str, stream: TextIO) -> None:
+    """Write to a stream and flush it; control characters do not reach a terminal."""
+    print(printable(text) if stream.isatty() else text, end="", file=stream, flush=True)
 
 
-def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
-    """Write the page of every head's attention over a text, and say what was found out."""
+def write_attention(
+    model: GPT, tokenizer: Tokenizer, prompt: str, text: GeneratedText, path: Path
+) -> None:
+    """Write an HTML page of every head's attention over a text, and print the findings."""
     from attention_maps.analysis import analyze
     from attention_maps.capture import float16_weights
     from attention_maps.findings import summarize_run
@@ -178,24 +230,30 @@ def write_attention(model, tokenizer, prompt: str, text, path: Path) -> None:
     print_stderr(f"attention {path}")
 
 
-def show_score(model, tokenizer, text: str) -> None:
-    """Write how unexpected a text is to the model: its loss, measured as validation loss is. The
-    text is scored as one that the model begins, so that its first token is predicted too."""
+def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
+    """Print the loss of a text, measured as the validation loss is.
+
+    The text follows the token that begins a text, so that its first token is predicted too.
+    """
     import numpy as np
 
     from config import Config
     from data.tokenizer import start_token
     from training.evaluate import Windows
 
-    if not (ids := tokenizer.encode(text)):
-        raise UserError("to this model's tokenizer the text is empty: there is nothing to score")
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise UserError(
+            "the tokenizer of this model finds no token in the text: name a file with other text"
+        )
     config = Config(model=model.config, device=str(model.head.weight.device), precision="fp32")
     tokens = np.array([start_token(tokenizer), *ids])
     loss = Windows(tokens, tokenizer, config, most=len(tokens)).loss(model)
-    size = len(text.encode())
+    n_bytes = len(text.encode())
+    bits_per_byte = loss * len(ids) / math.log(2) / n_bytes
     print(
-        f"{len(ids):,} tokens, {size:,} bytes: loss {loss:.4f} nats per token, "
-        f"{loss * len(ids) / math.log(2) / size:.4f} bits per byte",
+        f"{len(ids):,} tokens, {n_bytes:,} bytes: loss {loss:.4f} nats per token, "
+        f"{bits_per_byte:.4f} bits per byte",
         flush=True,
     )
 

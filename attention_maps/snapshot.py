@@ -15,7 +15,7 @@ from common.metrics import is_scored
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
-from decoding import Text, generate_texts
+from decoding import GeneratedText, Sampling, generate_texts
 from model import GPT
 
 ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
@@ -107,8 +107,8 @@ class Snapshots:
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int) -> str:
     """A text as the model begins one, always the same for the same weights and seed."""
-    text = Text(tokenizer, encode_prompt(tokenizer, ""), seed, documents=2)
+    text = GeneratedText(tokenizer, encode_prompt(tokenizer, ""), seed, max_documents=2)
     decoder = model.make_decoder(1, 1 + max_new_tokens)
-    for _ in generate_texts(decoder, [text], max_new_tokens, temperature=0.8):
+    for _ in generate_texts(decoder, [text], max_new_tokens, Sampling(temperature=0.8)):
         pass
     return text.text

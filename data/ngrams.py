@@ -1,36 +1,55 @@
-"""The n-grams of a text that come often: what `model.ngrams` has a row for."""
+"""Count the n-grams of a text, for the embeddings of ngrams.py."""
 
 import numpy as np
 
 from common.errors import UserError
 from config import GPTConfig
+from ngrams import NO_NGRAM
 
-MOST = 1 << 25  # tokens of the training split that are counted, the first
+MAX_COUNTED_TOKENS = 1 << 25  # the training split's first tokens; counting takes 8 bytes for each
 
 
-def count_ngrams(tokens: np.ndarray, vocab_size: int, model: GPTConfig) -> np.ndarray:
-    """The n-grams of 2 … `ngrams` tokens that tokens (N,) have at least `ngram_count` times, as a
-    trie: keys (rows,) int64, ascending. The key of an n-gram is parent · V + its last token; the
-    parent is what comes before it: a token's id, or V + the place in keys of a shorter n-gram.
+def count_ngrams(tokens: np.ndarray, vocab_size: int, config: GPTConfig) -> np.ndarray:
+    """Return the keys of the n-grams that a text has at least `ngram_count` times.
 
-    Every part of a common n-gram is common, and parents come before their children, so that one
-    sorted list holds all lengths. Raises `UserError` where there is none."""
-    tokens = np.asarray(tokens[:MOST], np.int64)
-    parents, keys = tokens, []  # of what ends at each place; -1: of nothing common
-    for _ in range(model.ngrams - 1):
-        tokens, before = tokens[1:], parents[:-1]
-        common = before >= 0
-        found, which, counts = np.unique(
-            before[common] * vocab_size + tokens[common], return_inverse=True, return_counts=True
+    The key of an n-gram is parent · V + its last token. The parent stands for the tokens before the
+    last: a token id, or V + the place in the keys of a shorter n-gram. Every part of a frequent
+    n-gram is frequent, and parents come before their children, so that one ascending list holds
+    the n-grams of all lengths.
+
+    Args:
+        tokens: Ids (N,) of the training split.
+        vocab_size: V.
+        config: Configuration of the model, with `ngrams` (the longest) and `ngram_count`.
+
+    Returns:
+        Keys (number of frequent n-grams,) int64, ascending.
+
+    Raises:
+        UserError: If no n-gram is frequent.
+    """
+    tokens = np.asarray(tokens[:MAX_COUNTED_TOKENS], np.int64)
+    keys: list[np.ndarray] = []  # of each length
+    n_keys = 0
+    prefixes = tokens  # number of the n-gram that ends at each token, at first the token's id
+    for _ in range(config.ngrams - 1):
+        tokens, prefixes = tokens[1:], prefixes[:-1]
+        continues = prefixes != NO_NGRAM  # whether the n-gram before is frequent
+        candidates, which, counts = np.unique(
+            prefixes[continues] * vocab_size + tokens[continues],
+            return_inverse=True,
+            return_counts=True,
         )
-        often = counts >= model.ngram_count
-        numbers = np.where(often, vocab_size + sum(map(len, keys)) + np.cumsum(often) - 1, -1)
-        parents = np.full(len(tokens), -1)
-        parents[common] = numbers[which]
-        keys.append(found[often])
-    if not any(map(len, keys)):
+        is_frequent = counts >= config.ngram_count
+        place = n_keys + np.cumsum(is_frequent) - 1
+        numbers = np.where(is_frequent, vocab_size + place, NO_NGRAM)
+        prefixes = np.full(len(tokens), NO_NGRAM)
+        prefixes[continues] = numbers[which]
+        keys.append(candidates[is_frequent])
+        n_keys += int(is_frequent.sum())
+    if n_keys == 0:
         raise UserError(
-            f"model.ngram_count={model.ngram_count} is more often than any two tokens "
-            "of the text follow each other: lower it, or leave model.ngrams out"
+            f"no n-gram occurs model.ngram_count={config.ngram_count} times in the training text: "
+            "lower it, or set model.ngrams=0"
         )
     return np.concatenate(keys)

@@ -1,8 +1,9 @@
-"""Small models of every kind, for the tests of several modules."""
+"""Small models of all kinds, for the tests of several modules."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -10,12 +11,15 @@ from config import GPTConfig
 from decoder import Decoder
 from decoding import stream
 
-few = settings(max_examples=settings.default.max_examples // 3)  # a model is built for each
+# Fewer examples than usual, for tests that build a model for each.
+few = settings(max_examples=settings.default.max_examples // 3)
 
-# Small models of every kind. All head sizes are even, which rotary positions need.
+VOCAB_SIZE = 23
+
+# Rotary positions need even head sizes.
 configs = st.builds(
     GPTConfig,
-    vocab_size=st.just(23),
+    vocab_size=st.just(VOCAB_SIZE),
     block_size=st.just(16),
     n_layer=st.just(2),
     n_head=st.just(4),
@@ -40,14 +44,20 @@ seeds = st.integers(0, 2**31)
 
 
 def small(**changes):
-    return GPTConfig(
-        **{"vocab_size": 23, "block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16, **changes}
-    )
+    """A configuration of a small model."""
+    defaults = {
+        "vocab_size": VOCAB_SIZE,
+        "block_size": 16,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_embd": 16,
+    }
+    return GPTConfig(**(defaults | changes))
 
 
 def lively(module, seed=0):
-    """The module with weights as large as trained ones: attention far from uniform, gains and
-    biases far from 1 and 0."""
+    """The module with weights as large as trained ones: attention far from uniform, gains far from
+    1, biases far from 0, and 600 frequent n-grams."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for p in module.parameters():
@@ -55,44 +65,52 @@ def lively(module, seed=0):
                 p.normal_(std=1 / math.sqrt(p.shape[1]))
             else:
                 p.add_(0.3 * torch.randn_like(p))
-        if getattr(module, "ngrams", None):  # 200 of all pairs, and 400 of those with a token more
+        if getattr(module, "ngrams", None):
             V = module.config.vocab_size
-            some = torch.randperm(V * V)[:200], V * V + torch.randperm(200 * V)[:400]
-            module.ngrams.keys.copy_(torch.cat([keys.sort().values for keys in some]))
+            pairs = torch.randperm(V * V)[:200].sort().values
+            triples = V * V + torch.randperm(200 * V)[:400].sort().values
+            module.ngrams.keys.copy_(torch.cat((pairs, triples)))
     return module.eval()
 
 
-def of_ngrams(model, tokens, hidden=None):
-    """What n-grams of tokens (T,) add to embeddings, (T, C), looked up one by one; `hidden` is a
-    token that is not there for later ones."""
-    n, V, found = model.config.ngrams, model.config.vocab_size, {}
-    for row, key in enumerate(model.ngrams.keys.tolist()):
-        parent, last = divmod(key, V)
-        found[(*((parent,) if parent < V else list(found)[parent - V]), last)] = row
+def decoded_ngrams(keys, vocab_size):
+    """The n-grams that keys stand for, as tuples of token ids."""
+    ngrams = []
+    for key in keys:
+        parent, last = divmod(key, vocab_size)
+        prefix = (parent,) if parent < vocab_size else ngrams[parent - vocab_size]
+        ngrams.append((*prefix, last))
+    return ngrams
+
+
+def ngram_vectors(model, tokens, hidden=None):
+    """What the n-grams of tokens (T,) add to their embeddings, (T, C), looked up one by one.
+
+    n-grams of later tokens cannot read the token at position `hidden`."""
+    n, V = model.config.ngrams, model.config.vocab_size
+    shared_rows = 2 * (n - 1)
+    ngrams = decoded_ngrams(model.ngrams.keys.tolist(), V)
+    own_rows = {ngram: shared_rows + place for place, ngram in enumerate(ngrams)}
     sums = []
     for t in range(len(tokens)):
         rows = []
         for length in range(2, n + 1):
-            gram = tuple(tokens[max(0, t + 1 - length) : t + 1].tolist())
-            begins_later = len(gram) < length or (
-                hidden is not None and t + 1 - length <= hidden < t
-            )
-            rows.append(
-                2 * (length - 2) + 1
-                if begins_later
-                else 2 * (n - 1) + found[gram]
-                if gram in found
-                else 2 * (length - 2)
-            )
+            start = t + 1 - length
+            rare_row, incomplete_row = 2 * (length - 2), 2 * (length - 2) + 1
+            if start < 0 or (hidden is not None and start <= hidden < t):
+                rows.append(incomplete_row)
+            else:
+                rows.append(own_rows.get(tuple(tokens[start : t + 1].tolist()), rare_row))
         sums.append(model.ngrams.table[rows].sum(dim=0))
-    return torch.nn.functional.pad(torch.stack(sums), (0, model.ngrams.untouched_channels))
+    return F.pad(torch.stack(sums), (0, model.ngrams.untouched_channels))
 
 
 def random_tokens(*shape, seed=0):
-    return torch.randint(23, shape, generator=torch.Generator().manual_seed(seed))
+    """Token ids of a shape."""
+    return torch.randint(VOCAB_SIZE, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def streamed(model, prompts, new, seeds=None, cache=None, **more):
-    """`decoding.stream` with the model's decoder, over a cache of its own where none is given."""
-    decoder = Decoder(model, model.make_cache(len(prompts)) if cache is None else cache)
-    return stream(decoder, prompts, new, seeds, **more)
+def streamed(model, prompts, max_new_tokens, sampling=None, seeds=None, has_ended=None):
+    """`decoding.stream` with a decoder of the model."""
+    decoder = Decoder(model, model.make_cache(len(prompts)))
+    return stream(decoder, prompts, max_new_tokens, sampling, seeds, has_ended)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from models import configs, few, lively, of_ngrams, random_tokens, seeds, small
+from models import configs, few, lively, ngram_vectors, random_tokens, seeds, small
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -515,7 +515,7 @@ def test_the_logits_are_those_of_the_formulas_written_by_hand(config, T, seed):
     if config.position == "learned":
         x = x + model.position_embedding.weight[:T]
     if config.ngrams:
-        x = x + torch.stack([of_ngrams(model, text) for text in tokens])
+        x = x + torch.stack([ngram_vectors(model, text) for text in tokens])
     for block in model.blocks:
         x = x + attention_by_hand(block.attention, norm_by_hand(block.norm_1, x, config))
         x = x + mlp_by_hand(block.mlp, norm_by_hand(block.norm_2, x, config))

@@ -19,15 +19,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def run(text_file, shared):
-    """A folder with a short run by characters, `char`, and one by byte pairs, `bpe`."""
+    """A folder with two short runs: `char` with a token per character, `bpe` with byte pairs."""
 
     def make(folder: Path) -> None:
-        for name, more in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
+        for name, tokenizer in (("char", []), ("bpe", ["tokenizer.vocab_size=300"])):
             run_to_end(
                 folder,
                 *TINY,
                 f"tokenizer={name}",
-                *more,
+                *tokenizer,
                 "data=text",
                 f"data.path={text_file}",
                 "max_steps=3",
@@ -42,32 +42,34 @@ def run(text_file, shared):
 def test_only_the_generated_text_is_on_stdout(command, run):
     done = command("sample.py", f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=40")
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout) == 41 and "the glass" not in done.stdout
-    assert "tokens per second" in done.stderr and "KV cache" in done.stderr
+    assert len(done.stdout) == 41  # with the line end
+    assert "the glass" not in done.stdout
+    assert str(run / "char") in done.stderr
 
 
-def test_the_prompt_is_read_from_the_command_line_or_stdin(command, run):
+def test_the_prompt_is_read_from_the_command_line_or_from_stdin(command, run):
     argv = [f"run_dir={run / 'char'}", "temperature=0"]
-    typed = command("sample.py", *argv, "prompt=the glass é").stdout
-    assert typed == command("sample.py", *argv, "prompt=-", input="the glass é\n").stdout != ""
+    from_argument = command("sample.py", *argv, "prompt=the glass é").stdout
+    from_stdin = command("sample.py", *argv, "prompt=-", input="the glass é\n").stdout
+    assert from_argument == from_stdin
+    assert from_argument != ""
 
 
-def test_a_prompt_longer_than_the_context_is_cut_and_that_is_said(command, run):
-    for n, told in ((32, False), (33, True)):
+def test_a_note_says_how_many_tokens_of_a_long_prompt_the_model_reads(command, run):
+    def notes(length):
         done = command(
-            "sample.py",
-            f"run_dir={run / 'char'}",
-            f"prompt={'t' * n}",
-            "num_samples=2",
-            "max_new_tokens=5",
+            "sample.py", f"run_dir={run / 'char'}", f"prompt={'t' * length}", "max_new_tokens=5"
         )
-        note = f"note: the prompt has {n} tokens; the model sees the last 32 of them\n"
-        assert done.returncode == 0 and (note in done.stderr) == told
-        assert "text 2 of 2" in done.stderr
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stderr.splitlines() if line.startswith("note:")]
+
+    assert notes(32) == []
+    (note,) = notes(33)
+    assert "33" in note and "32" in note
 
 
 @pytest.mark.parametrize("prompt", ["", "it's [a] {b} (1) ~/x = é, ${HOME}", "<|endoftext|>日本"])
-def test_a_bpe_model_takes_any_prompt_and_writes_whole_characters(command, run, prompt):
+def test_a_model_with_byte_pairs_takes_any_prompt_and_writes_valid_utf8(command, run, prompt):
     done = command(
         "sample.py",
         f"run_dir={run / 'bpe'}",
@@ -76,37 +78,36 @@ def test_a_bpe_model_takes_any_prompt_and_writes_whole_characters(command, run, 
         "temperature=5",
         text=False,
     )
-    assert done.returncode == 0 and done.stdout.decode("utf-8"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("args", "sentence"),
+    ("args", "named"),
     [
-        (["prompt=the Glass"], "the character 'G'"),
-        (["prompt=-"], "not UTF-8"),
-        (["temperature=-1"], "temperature=-1.0 must be at least 0"),
-        (["top_p=0"], "must be above 0"),
-        (["checkpoint=7"], "no checkpoint of step 7: there are 3"),
-        (["promt=x"], "did you mean prompt"),
-        (["run_dir=nowhere"], "run_dir=nowhere does not exist: give the folder of a run"),
-        (["score=none.txt"], "none.txt cannot be read"),
-        (["score=/dev/null"], "score=/dev/null is empty"),
-        (["attention=page.png"], "end in .html"),
+        (["prompt=the Glass"], "'G'"),
+        (["prompt=-"], "UTF-8"),  # stdin is not
+        (["temperature=-1"], "temperature=-1"),
+        (["top_p=0"], "top_p=0"),
+        (["checkpoint=7"], "7"),
+        (["promt=x"], "prompt"),
+        (["run_dir=nowhere"], "run_dir=nowhere"),
+        (["score=none.txt"], "none.txt"),
+        (["score=/dev/null"], "score=/dev/null"),
+        (["attention=page.png"], "attention=page.png"),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_status_1(command, run, args, sentence):
-    done = command(
-        "sample.py",
-        *([f"run_dir={run / 'char'}"] if "run_dir=nowhere" not in args else []),
-        *args,
-        input=b"\xff\xfe",
-        text=False,
-    )
-    assert done.returncode == 1 and not done.stdout
-    assert sentence in done.stderr.decode() and done.stderr.count(b"\n") == 1
+def test_a_mistake_gives_one_line_that_names_it_and_status_1(command, run, args, named):
+    if not args[0].startswith("run_dir="):
+        args = [f"run_dir={run / 'char'}", *args]
+    done = command("sample.py", *args, input=b"\xff\xfe", text=False)
+    assert done.returncode == 1
+    assert not done.stdout
+    assert named in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
 
 
-def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(command, run, tmp_path):
+def test_the_page_of_attention_covers_the_last_tokens_that_fit_the_block(command, run, tmp_path):
     done = command(
         "sample.py",
         f"run_dir={run / 'char'}",
@@ -115,13 +116,14 @@ def test_the_attention_over_prompt_and_text_is_a_page_that_holds_its_tokens(comm
         "attention=page.html",
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout) == 41 and "page.html" in done.stderr
+    assert len(done.stdout) == 41
+    assert "page.html" in done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    # the block's 32 tokens of the 49
-    assert page.startswith("<!doctype html>") and '"T":32' in page
+    assert page.startswith("<!doctype html>")
+    assert '"T":32' in page  # block_size; prompt and text have 49 tokens
 
 
-def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path):
+def test_a_full_disk_under_stdout_gives_one_line_and_status_1(run, tmp_path):
     process = Process(
         tmp_path,
         f"run_dir={run / 'char'}",
@@ -130,48 +132,47 @@ def test_a_full_disk_under_stdout_is_a_sentence(run, tmp_path):
         stdout=os.open("/dev/full", os.O_WRONLY),
     )
     assert process.wait() == 1
-    assert process.output() == (
-        "error: the output cannot be read or written: No space left on device\n"
-    )
+    assert process.output().count("\n") == 1
 
 
-# --- several texts --------------------------------------------------------------------------------
+# --- Several texts --------------------------------------------------------------------------------
 
 
-def said(capsys, run, *, kind="bpe", **settings):
-    """What sample() writes to stdout, in this process."""
+def generated(capsys, run, max_batch_size=64, max_cache_bytes=1 << 30, **settings):
+    """What `sample` writes to stdout, in this process."""
     capsys.readouterr()
-    sample(SampleConfig(run_dir=str(run / kind), max_new_tokens=40, precision="fp32", **settings))
+    config = SampleConfig(run_dir=str(run / "bpe"), max_new_tokens=40, precision="fp32", **settings)
+    sample(config, max_batch_size, max_cache_bytes)
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("prompt", ["", "every token before it and " * 4])
-def test_texts_made_together_are_those_made_alone(capsys, run, monkeypatch, prompt):
-    alone = "".join(said(capsys, run, prompt=prompt, seed=1337 + n) for n in range(4))
-    assert said(capsys, run, prompt=prompt, num_samples=4) == alone
-    for name, value in (("ROWS", 3), ("CACHE_BYTES", 1)):
-        monkeypatch.setattr(f"sample.{name}", value)
-        assert said(capsys, run, prompt=prompt, num_samples=4) == alone
+def test_texts_do_not_depend_on_how_many_are_generated_at_once(capsys, run, prompt):
+    singles = [generated(capsys, run, prompt=prompt, seed=1337 + n) for n in range(4)]
+    expected = "".join(singles)
+    assert generated(capsys, run, prompt=prompt, num_samples=4) == expected
+    assert generated(capsys, run, max_batch_size=3, prompt=prompt, num_samples=4) == expected
+    assert generated(capsys, run, max_cache_bytes=1, prompt=prompt, num_samples=4) == expected
 
 
-def test_a_score_of_a_file_or_of_stdin_is_a_line_in_a_pipe(command, run, tmp_path):
+def test_the_score_of_a_file_and_of_stdin_are_equal(command, run, tmp_path):
     text = "the glass model é—λ\n" * 5
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     from_file = command("sample.py", f"run_dir={run / 'bpe'}", "score=text.txt").stdout
     from_stdin = command("sample.py", f"run_dir={run / 'bpe'}", "score=-", input=text).stdout
-    assert from_file == from_stdin and re.fullmatch(
-        r"\d+ tokens, 120 bytes: loss [\d.]+ nats per token, [\d.]+ bits per byte\n", from_file
-    )
+    assert from_file == from_stdin
+    assert from_file.count("\n") == 1
+    assert str(len(text.encode())) in from_file
 
 
-# --- in a terminal -------------------------------------------------------------------------------
+# --- In a terminal --------------------------------------------------------------------------------
 
 
 class Terminal:
-    """sample.py with a real terminal of 80 columns around it."""
+    """sample.py in a real terminal of 80 columns."""
 
     def __init__(self, *argv: str):
-        self.out, (self.pid, self.fd) = "", pty.fork()
+        self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ.update(TERM="xterm-256color", COLUMNS="80")
             exec_script("sample.py", argv)
@@ -179,46 +180,42 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
-    def until(self, pattern: str = "", timeout: float = 60, keys: str = "") -> str:
-        """What it has shown since the last call, once the pattern is found there, or the program
-        has ended.
+    def read_until(self, pattern: str, timeout: float = 60) -> str:
+        """Return the output up to a pattern."""
+        return self._read(lambda shown: re.search(pattern, shown) is not None, timeout)
 
-        `keys` are typed at once, and again every five seconds: a signal that comes just before
-        readline waits for a key is seen at the next key only.
-        """
-        shown, start, typed = b"", time.monotonic(), 0.0
-        while not (pattern and re.search(pattern, shown.decode(errors="replace"), re.DOTALL)):
-            now = time.monotonic()
-            assert now < start + timeout, shown
-            if keys and now > typed + 5:
-                self.type(keys)
-                typed = now
-            if select.select([self.fd], [], [], 0.1)[0]:
-                try:
-                    read = os.read(self.fd, 65536)
-                except OSError:  # so says Linux where the other end is closed
-                    read = b""
-                if not read:
-                    break
-                shown += read
-        return shown.decode().replace("\r\n", "\n")
+    def read_to_end(self, timeout: float = 60) -> str:
+        """Return the output up to the end of the program."""
+        return self._read(lambda shown: False, timeout)
 
-    def status(self) -> int:
+    def _read(self, is_complete, timeout):
+        output, deadline = b"", time.monotonic() + timeout
+        while not is_complete(output.decode(errors="replace")):
+            assert time.monotonic() < deadline, output
+            if not select.select([self.fd], [], [], 0.1)[0]:
+                continue
+            try:
+                new = os.read(self.fd, 65536)
+            except OSError:  # Linux reports the closed other end as an error
+                new = b""
+            if not new:
+                break
+            output += new
+        return output.decode().replace("\r\n", "\n")
+
+    def exit_status(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_ctrl_c_ends_the_program(run):
+def test_ctrl_c_ends_the_program_with_status_130(run):
     terminal = Terminal(f"run_dir={run / 'char'}", "prompt=the glass", "max_new_tokens=1000000000")
-    assert terminal.until("the glass")
+    assert terminal.read_until("the glass")
     terminal.type("\x03")
-    assert "Traceback" not in terminal.until()
-    assert terminal.status() == 130
+    assert "Traceback" not in terminal.read_to_end()
+    assert terminal.exit_status() == 130
 
 
-def test_in_a_terminal_prompt_and_text_read_as_one(run):
-    terminal = Terminal(
-        f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0", "max_new_tokens=20"
-    )
-    shown = terminal.until()
-    assert terminal.status() == 0 and "KV cache" in shown
-    assert shown.startswith("loading …\nthe glass")
+def test_a_terminal_shows_the_prompt_before_the_text(run):
+    argv = (f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0", "max_new_tokens=20")
+    shown = Terminal(*argv).read_to_end()
+    assert re.search(r"^the glass.", shown, re.MULTILINE)

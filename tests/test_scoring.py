@@ -1,27 +1,25 @@
-"""What a text's score is, and how it looks."""
+"""The score of a text: its loss as a model reads it from the beginning."""
 
 import re
 
+import pytest
 import torch
 from models import lively, small
 
-from data.tokenizer import CharTokenizer, train_bpe
+from data.tokenizer import CharTokenizer
 from model import GPT
-from sample import show_score
-
-BYTES = train_bpe([""], 257)  # a token for each byte
-TEXT = "a line\nsigns: é日😀\n"
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
+from sample import print_score
 
 
-def shown(capsys, text, tokenizer):
-    show_score(lively(GPT(small(vocab_size=tokenizer.vocab_size))), tokenizer, text)
-    return capsys.readouterr().out
-
-
-def test_a_text_by_characters_is_scored_from_the_line_end_that_it_would_begin_with(capsys):
-    out = shown(capsys, "ab", CharTokenizer("ab\n"))
+def test_a_text_of_characters_is_scored_after_a_line_end(capsys):
+    model = lively(GPT(small(vocab_size=3)))
+    print_score(model, CharTokenizer("ab\n"), "ab")
+    n_tokens, n_bytes, loss, bits_per_byte = map(
+        float, re.findall(r"\d+(?:\.\d+)?", capsys.readouterr().out)
+    )
     with torch.no_grad():
-        logits = lively(GPT(small(vocab_size=3)))(torch.tensor([[0, 1]]))[0][0]
-    expected = -logits.log_softmax(-1)[[0, 1], [1, 2]].mean()
-    assert out.startswith(f"2 tokens, 2 bytes: loss {expected:.4f} nats per token")
+        logits = model(torch.tensor([[0, 1]]))[0][0]  # of the line end and "a"
+    expected = -logits.log_softmax(-1)[[0, 1], [1, 2]].mean().item()
+    assert (n_tokens, n_bytes) == (2, 2)
+    assert loss == pytest.approx(expected, abs=1e-4)
+    assert bits_per_byte == pytest.approx(expected / 0.6931, abs=1e-3)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from models import configs, few, lively, of_ngrams, random_tokens, small
+from models import configs, few, lively, ngram_vectors, random_tokens, small
 
 from attention_maps import ablation
 from attention_maps.capture import capture
@@ -28,7 +28,7 @@ def slow(model, tokens, hidden=None, silent=None) -> torch.Tensor:
     if model.position_embedding is not None:
         x = x + model.position_embedding.weight[:T]
     if model.ngrams is not None:
-        x = x + of_ngrams(model, tokens, hidden)
+        x = x + ngram_vectors(model, tokens, hidden)
     if c.norm_embedding:
         x = F.rms_norm(x, (c.n_embd,))
     for layer, block in enumerate(model.blocks):
