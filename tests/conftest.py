@@ -1,4 +1,4 @@
-"""A small real text and model, trained in this process or as a user would; pages in Chromium."""
+"""Fixtures: a small text and model, trained in this process or by a command; pages in Chromium."""
 
 import functools
 import os
@@ -29,11 +29,11 @@ from config import (
     WandbConfig,
 )
 
-# Before torch is imported, here and in what the tests start: what is this small runs faster on one
-# thread, beside whatever else the machine does.
+# Set before torch is imported, here and in the processes that tests start: models this small run
+# faster on one thread.
 os.environ["OMP_NUM_THREADS"] = "1"
-# The examples of a test differ from run to run: few in each run, many with
-# --hypothesis-profile=soak. On a busy machine drawing them is slow too, which is no fault.
+# Random tests draw few examples per run, and many with --hypothesis-profile=soak. Drawing them may
+# be slow on a busy machine; that is no failure.
 for profile, examples in (("few", 25), ("soak", 300)):
     settings.register_profile(
         profile, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
@@ -56,15 +56,17 @@ TINY = [
 
 
 def soak(*values):
-    """A case of a parametrized test that soaks."""
+    """Return a case of a parametrized test that runs only with the soak tests."""
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """What soaks is slow too: `-m "not slow"` stands in place of the default choice, which leaves
-    soaks out. So is what starts a command or a browser. The slow come first, so that no worker is
-    left alone with them at the end."""
+    """Mark tests that soak, start a command or open a browser as slow, and run slow tests first.
+
+    Soak tests are slow too because `-m "not slow"` replaces the default selection, which excludes
+    them. Slow tests come first so that no worker is left alone with them at the end.
+    """
     for item in items:
         starts = {"command", "new_command", "finished_run", "swept", "chromium"} & set(
             item.fixturenames
@@ -76,20 +78,22 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
-    """shared(name, make) → a folder that make(folder) has filled, once for all workers of
-    pytest-xdist: to be read, and copied where a test changes something."""
+    """Return shared(name, make): a folder that make(folder) fills once for all workers.
+
+    Tests only read it; a test that changes something copies it first.
+    """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
 
     def once(name: str, make: Callable[[Path], None]) -> Path:
-        folder, made = root / name, root / f"{name}.made"
+        folder, marker = root / name, root / f"{name}.complete"
         with FileLock(root / f"{name}.lock"):
-            if not made.exists():
-                shutil.rmtree(folder, ignore_errors=True)  # what another worker began and failed at
+            if not marker.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # left by a worker that failed
                 folder.mkdir()
                 make(folder)
-                made.touch()
+                marker.touch()
         return folder
 
     return once
@@ -97,11 +101,11 @@ def shared(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_environment(shared):
-    """A cache of prepared tokens for this session, and W&B only where a test asks for it."""
+    """Use a token cache of this session, and W&B only if a test enables it."""
     os.environ["GLASSGPT_CACHE"] = str(shared("cache", lambda folder: None))
     os.environ["WANDB_MODE"] = "disabled"
     os.environ.pop("WANDB_API_KEY", None)
-    # Workers of pytest-xdist ignore Ctrl-C, and what they start would too.
+    # Workers of pytest-xdist ignore Ctrl-C, and so would the processes that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -129,13 +133,13 @@ def write_text(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def text_file(shared) -> Path:
-    """Some 12,000 characters with words that come again."""
+    """A text of about 12,000 characters made of a few repeated words."""
     return shared("text", write_text) / "words.txt"
 
 
 @pytest.fixture
 def tiny(text_file, tmp_path) -> Config:
-    """A run of a second: 2 layers, 2 heads sharing 1 key/value head, 12 steps on `text_file`."""
+    """A run of one second: 2 layers, 2 heads that share 1 key/value head, 12 steps."""
     return Config(
         run_dir=str(tmp_path / "run"),
         device="cpu",
@@ -158,7 +162,7 @@ def tiny(text_file, tmp_path) -> Config:
 
 @pytest.fixture
 def train_in_process():
-    """Train in this process: train_here(config, resume=True, …) → best validation loss."""
+    """Return train_in_process(config, resume=True, …), which returns the best validation loss."""
     from train import start
 
     def run(config: Config, **changes) -> float:
@@ -169,19 +173,20 @@ def train_in_process():
 
 @pytest.fixture(scope="session")
 def finished_run(text_file, shared) -> Path:
-    """`processes.tiny`, run to its end without a fault, with a checkpoint of each step: once for
-    all tests, which look at it, or change a copy."""
-    from processes import run_to_end
-    from processes import tiny_arguments as settings
+    """A finished run of `processes.tiny_arguments` with a checkpoint of each step.
 
-    argv = settings(text_file, "checkpoint.every=1", "checkpoint.keep=99")
-    return shared("whole", lambda folder: run_to_end(folder, *argv)) / "run"
+    All tests share it; a test that changes something copies it first.
+    """
+    from processes import run_to_end
+    from processes import tiny_arguments
+
+    argv = tiny_arguments(text_file, "checkpoint.every=1", "checkpoint.keep=99")
+    return shared("finished_run", lambda folder: run_to_end(folder, *argv)) / "run"
 
 
 @pytest.fixture
 def command(tmp_path):
-    """Run `python SCRIPT ARGS` in a folder of its own, as a fork of this process, which has all
-    imported: command("train.py", "max_steps=3", env=…, input=…), see `processes.run`."""
+    """Return command("train.py", "max_steps=3", env=…, input=…): `processes.run` in a new folder."""
     from processes import run
 
     return functools.partial(run, tmp_path)
@@ -189,16 +194,15 @@ def command(tmp_path):
 
 @pytest.fixture
 def new_command(tmp_path):
-    """`command` with an interpreter of its own, where it matters how the program starts."""
+    """Return `command` with a new interpreter, for tests of how a program starts."""
 
     def run(script: str, *args: str, env: dict | None = None, **more):
-        # None takes a variable out of the environment.
-        changed = {**os.environ, **(env or {})}
+        environment = {**os.environ, **(env or {})}  # None removes a variable
         return subprocess.run(
             [sys.executable, str(ROOT / script), *args],
             cwd=tmp_path,
             capture_output=True,
-            env={key: value for key, value in changed.items() if value is not None},
+            env={key: value for key, value in environment.items() if value is not None},
             stdin=subprocess.DEVNULL,
             timeout=600,
             text=True,
@@ -211,7 +215,7 @@ def new_command(tmp_path):
 
 @contextmanager
 def mounted(path: Path, size: str) -> Iterator[Path]:
-    """A folder that is a disk of that size in memory."""
+    """Mount a disk of that size, in memory, as a folder."""
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", path]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
@@ -222,16 +226,16 @@ def mounted(path: Path, size: str) -> Iterator[Path]:
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Path]:
-    """A folder that is a disk of 16 kB."""
+    """A folder on a disk of 16 kB."""
     with mounted(tmp_path / "disk", "16k") as path:
         yield path
 
 
 @pytest.fixture
 def test_data() -> Path:
-    """The folder of real data that GLASSGPT_TEST_DATA names."""
+    """The folder with real texts that GLASSGPT_TEST_DATA names."""
     if "GLASSGPT_TEST_DATA" not in os.environ:
-        pytest.skip("GLASSGPT_TEST_DATA is not set: it names the folder with the real data")
+        pytest.skip("GLASSGPT_TEST_DATA, the folder with real texts, is not set")
     return (ROOT / os.environ["GLASSGPT_TEST_DATA"]).resolve()
 
 
@@ -249,7 +253,10 @@ def chromium():
 
 
 def wait_until(tab, expression: str, seconds: float = 20) -> None:
-    """Wait until JavaScript is true in a page, whose policy forbids it to evaluate text itself."""
+    """Wait until a JavaScript expression is true in a page.
+
+    Playwright's own wait_for_function is blocked by the page's content security policy.
+    """
     end = time.monotonic() + seconds
     while not tab.evaluate(expression):
         assert time.monotonic() < end, f"{expression} did not come true"
@@ -258,8 +265,10 @@ def wait_until(tab, expression: str, seconds: float = 20) -> None:
 
 @pytest.fixture
 def open_page(chromium):
-    """see(path, width=…, **context) → the page, opened from its file without a network; an error
-    in it fails the test."""
+    """Return open_page(path, width=…), which opens a page from its file, offline.
+
+    An error or a warning in its console, or a request to the network, fails the test.
+    """
     from playwright.sync_api import expect
 
     errors, contexts = [], []
@@ -287,7 +296,7 @@ def open_page(chromium):
         expect(tab).not_to_have_title("GlassGPT")
         wait_until(
             tab,
-            "[...document.querySelectorAll('#map-title, .side h3')]"  # as maps come
+            "[...document.querySelectorAll('#map-title, .side h3')]"  # filled when maps are drawn
             ".every(title => title.textContent || !title.checkVisibility())",
         )
         tab.wait_for_timeout(150)

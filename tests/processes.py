@@ -1,10 +1,14 @@
-"""Runs as processes of their own, to be killed, starved and asked things; and what they left,
-compared."""
+"""Run commands as processes that tests can kill, starve or make fail, and compare their results.
+
+A process is a fork of the test process, which has imported everything, so it starts at once. It
+runs the script as shipped; only a `fault` patches anything, to make it fail from outside.
+"""
 
 import ctypes
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -27,12 +31,13 @@ from safetensors.numpy import load_file
 
 CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
 KILL = 9
+RUN_STEPS = 12  # of the run of `tiny_arguments`
 
 
 @functools.cache
-def ready() -> None:
-    """Do what the processes would each spend seconds on: import, and read the presets."""
-    for name in ("train", "training.wandb_record", "torch._dynamo"):  # which optimizers import
+def import_everything() -> None:
+    """Do once what every process would spend seconds on: import modules and read the presets."""
+    for name in ("train", "training.wandb_record", "torch._dynamo"):  # optimizers import the last
         importlib.import_module(name)
     if not GlobalHydra.instance().is_initialized():
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
@@ -42,20 +47,22 @@ def ready() -> None:
 def exec_script(
     script: str, argv: Sequence[str], fault: Callable[[], None] = lambda: None
 ) -> NoReturn:
-    """Be `python SCRIPT ARGV` in this fork, or `python -m SCRIPT ARGV` where it names a module,
-    with descriptors 0 to 2 as they are, and end."""
+    """Run `python SCRIPT ARGV`, or `python -m SCRIPT ARGV` for a module, in this fork and exit.
+
+    Standard input, output and error are file descriptors 0 to 2 as they are.
+    """
     status = 1
-    gc.freeze()  # what this process was given is no garbage: looking at it would copy it
+    gc.freeze()  # a garbage collection would copy the memory shared with the parent
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         GlobalHydra.instance().clear()
         fault()
         encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
-        coded = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
-        sys.stdin = os.fdopen(0, **coded)
-        sys.stdout = os.fdopen(1, "w", **coded)
-        sys.stderr = os.fdopen(2, "w", buffering=1, **coded | {"errors": "backslashreplace"})
+        options = {"encoding": encoding or None, "errors": errors or None, "closefd": False}
+        sys.stdin = os.fdopen(0, **options)
+        sys.stdout = os.fdopen(1, "w", **options)
+        sys.stderr = os.fdopen(2, "w", buffering=1, **options | {"errors": "backslashreplace"})
         sys.argv = [str(ROOT / script), *argv]
         if script.endswith(".py"):
             runpy.run_path(sys.argv[0], run_name="__main__")
@@ -75,11 +82,14 @@ def exec_script(
 
 
 class Process:
-    """`python SCRIPT ARGV` in a folder, as a fork of this process: it has all imported, and so
-    starts at once.
+    """A fork of this process that runs `python SCRIPT ARGV` in a folder.
 
-    `fault` is called in it before the script begins: where the product is made to fail, it is
-    patched there, from outside.
+    Args:
+        folder: its working directory, which gets out.txt and err.txt.
+        argv: the arguments of the script.
+        script: a file of the repository, or a module.
+        fault: called in the fork before the script starts, to make the product fail.
+        stdout: a file descriptor instead of out.txt.
     """
 
     def __init__(
@@ -92,13 +102,13 @@ class Process:
     ):
         self.out, self.err = folder / "out.txt", folder / "err.txt"
         self.status = None
-        ready()
+        import_everything()
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             try:
                 self._run(folder, script, argv, fault, stdout)
-            finally:  # never back into pytest
+            finally:  # never return into pytest
                 os._exit(70)
 
     def _run(self, folder, script, argv, fault, stdout):
@@ -113,7 +123,7 @@ class Process:
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 600) -> int:
-        """Its exit status, or less than 0 where a signal ended it."""
+        """Wait for its end and return the exit status, or minus the signal that killed it."""
         end = time.monotonic() + timeout
         while not self.ended():
             if time.monotonic() > end:
@@ -130,27 +140,31 @@ class Process:
         return self.status is not None
 
     def wait_for(self, path: Path, lines: int = 0, timeout: float = 600) -> None:
-        """Wait until it has made a file of so many lines at least."""
+        """Wait until it has written a file, of at least `lines` lines."""
         end = time.monotonic() + timeout
         while not path.exists() or (lines and path.read_bytes().count(b"\n") < lines):
             assert not self.ended(), self.output()
-            assert time.monotonic() < end, f"{path} does not come: {self.output()}"
+            assert time.monotonic() < end, f"{path} is still missing: {self.output()}"
             time.sleep(0.002)
 
     def output(self) -> str:
+        """Return its stdout, then its stderr."""
         return "".join(
             path.read_text(errors="replace") for path in (self.out, self.err) if path.exists()
         )
 
 
 def tiny_arguments(text_file: Path, *more: str) -> list[str]:
-    """A run with dropout, of 12 steps, that evaluates and saves every 4 and captures every 6."""
+    """Return the arguments of a tiny run with dropout.
+
+    It has 12 steps, evaluates and saves every 4, and takes a snapshot every 6.
+    """
     return [
         *TINY,
         "data=text",
         f"data.path={text_file}",
         "run_dir=run",
-        "max_steps=12",
+        f"max_steps={RUN_STEPS}",
         "model.dropout=0.2",
         "eval.every=4",
         "attention.every=6",
@@ -161,7 +175,7 @@ def tiny_arguments(text_file: Path, *more: str) -> list[str]:
 
 
 def run_to_end(folder: Path, *argv: str, status: int = 0, **more) -> str:
-    """Run it to its end, and give what it said."""
+    """Run a script to its end, check its exit status, and return its output."""
     process = Process(folder, *argv, **more)
     assert process.wait() == status, process.output()
     assert "Traceback" not in process.output()
@@ -177,26 +191,37 @@ def run(
     cwd: Path | None = None,
     text: bool = True,
 ) -> subprocess.CompletedProcess:
-    """A `Process` to its end, in `folder` or `cwd`. It reads `input`, no more than a pipe holds,
-    and has the variables of `env`: None takes one out. With text=False what it said is bytes."""
+    """Run a script to its end, like `subprocess.run`.
 
-    def begin():
+    Args:
+        folder: its working directory, unless `cwd` names another.
+        script: a file of the repository, or a module.
+        argv: its arguments.
+        env: environment variables to set, or to remove if None.
+        input: its standard input, at most what a pipe holds.
+        cwd: its working directory.
+        text: return stdout and stderr as text rather than bytes.
+    """
+
+    def set_up():
         os.chdir(cwd or folder)
-        os.dup2(stdin, 0)
-        for key, value in (env or {}).items():
-            os.environ.pop(key, None) if value is None else os.environ.update({key: value})
+        os.dup2(read_end, 0)
+        for name, value in (env or {}).items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
-    stdin, given = os.pipe()
-    os.write(given, input.encode() if isinstance(input, str) else input)
-    os.close(given)
-    with tempfile.TemporaryDirectory() as said:
-        process = Process(Path(said), *argv, script=script, fault=begin)
-        os.close(stdin)
+    read_end, write_end = os.pipe()
+    os.write(write_end, input.encode() if isinstance(input, str) else input)
+    os.close(write_end)
+    with tempfile.TemporaryDirectory() as logs:
+        process = Process(Path(logs), *argv, script=script, fault=set_up)
+        os.close(read_end)
         status = process.wait()
-        out, err = (
-            path.read_text("utf-8") if text else path.read_bytes()
-            for path in (process.out, process.err)
-        )
+        out, err = process.out.read_bytes(), process.err.read_bytes()
+    if text:
+        out, err = out.decode("utf-8"), err.decode("utf-8")
     return subprocess.CompletedProcess([script, *argv], status, out, err)
 
 
@@ -207,10 +232,13 @@ def fault_at_call(
     do: Callable[[], None],
     when: Callable[..., bool] = lambda *args: True,
 ) -> Callable[[], None]:
-    """A fault: at the n-th call of owner.name that `when` is for, `do` something first."""
+    """Return a fault that calls `do` just before the n-th call of owner.name.
+
+    Only calls for whose arguments `when` is true are counted.
+    """
 
     def fault():
-        calls, original = iter(range(1, 10**9)), getattr(owner, name)
+        calls, original = itertools.count(1), getattr(owner, name)
 
         def patched(*args, **more):
             if when(*args) and next(calls) == call:
@@ -223,31 +251,33 @@ def fault_at_call(
 
 
 def drop_privileges() -> None:
-    """A fault: a process of root's is bound by the rights of files, as everyone else's is."""
+    """Fault: make file permissions apply to this process even if it is root's."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None)
         for capability in range(64):
-            libc.prctl(24, capability)  # PR_CAPBSET_DROP: nor does a program that it starts get it
+            libc.prctl(24, capability)  # PR_CAPBSET_DROP: programs that it starts lose it too
         version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
         assert libc.capset(version, none) == 0
 
 
 def rows(run: str | Path) -> list[dict]:
+    """Return the rows of a run's metrics.jsonl."""
     return [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
 
 
-def rows_without_times(run) -> list[dict]:
+def rows_without_times(run: str | Path) -> list[dict]:
+    """Return the rows of a run's metrics.jsonl without what a clock measured."""
     return [{k: v for k, v in row.items() if not k.startswith(CLOCKS)} for row in rows(run)]
 
 
 def same_tensors(one: Path, other: Path) -> bool:
+    """Compare two safetensors files bit by bit."""
     a, b = load_file(one), load_file(other)
     return a.keys() == b.keys() and all(np.array_equal(a[key], b[key]) for key in a)
 
 
-def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
-    """The logged numbers, the texts, the snapshots, the weights and the optimizers' state are the
-    same, to the bit."""
+def assert_same_run(one: str | Path, other: str | Path, step: int = RUN_STEPS) -> None:
+    """Check that metrics, samples, snapshots, weights and optimizer state are the same."""
     assert rows_without_times(one) == rows_without_times(other)
     assert Path(one, "samples.jsonl").read_text() == Path(other, "samples.jsonl").read_text()
     for name in ("model.safetensors", "optimizer.safetensors"):
@@ -258,13 +288,13 @@ def assert_same_run(one: str | Path, other: str | Path, step: int = 12):
     assert snapshots == sorted(p.name for p in Path(other, "attention").glob("*.npz"))
     for name in snapshots:
         a, b = (np.load(Path(run, "attention", name)) for run in (one, other))
-        for key in a.files:  # what is left out of a row of losses is NaN
+        for key in a.files:  # masked losses are NaN
             assert np.array_equal(a[key], b[key], equal_nan=a[key].dtype.kind == "f"), key
 
 
-def copy_after_8_steps(whole: Path, copy: Path) -> Path:
-    """A copy of a run that has a checkpoint of each step, left with those of steps 4 and 8."""
-    shutil.copytree(whole, copy)
+def copy_after_8_steps(finished_run: Path, copy: Path) -> Path:
+    """Copy a run with a checkpoint of each step, keeping only those of steps 4 and 8."""
+    shutil.copytree(finished_run, copy)
     for folder in (copy / "checkpoints").glob("step_*"):
         if folder.name not in ("step_00000004", "step_00000008"):
             shutil.rmtree(folder)
