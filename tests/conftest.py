@@ -177,8 +177,7 @@ def finished_run(text_file, shared) -> Path:
 
     All tests share it; a test that changes something copies it first.
     """
-    from processes import run_to_end
-    from processes import tiny_arguments
+    from processes import run_to_end, tiny_arguments
 
     argv = tiny_arguments(text_file, "checkpoint.every=1", "checkpoint.keep=99")
     return shared("finished_run", lambda folder: run_to_end(folder, *argv)) / "run"
@@ -186,7 +185,7 @@ def finished_run(text_file, shared) -> Path:
 
 @pytest.fixture
 def command(tmp_path):
-    """Return command("train.py", "max_steps=3", env=…, input=…): `processes.run` in a new folder."""
+    """Return command("train.py", "max_steps=3", env=…): `processes.run` in a new folder."""
     from processes import run
 
     return functools.partial(run, tmp_path)

@@ -1,4 +1,4 @@
-"""Commands of the README, and in the soak tests of docs/, run as they stand there but smaller."""
+"""The commands of the README (and, with the soak tests, of docs/) run, with small sizes."""
 
 import gzip
 import json
@@ -14,8 +14,8 @@ from processes import run, run_to_end
 pytestmark = pytest.mark.slow
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Of other programs, or run by tests of their own.
-ELSEWHERE = (
+# Commands of other programs, and commands with tests of their own.
+SKIPPED_PREFIXES = (
     "pip ",
     "torchrun ",
     "srun ",
@@ -59,25 +59,27 @@ VOCABULARY = ["tokenizer.vocab_size=300"]  # of bytes: any prompt can be encoded
 
 
 def commands() -> dict[str, int]:
-    """The lines of the shell blocks, those that a backslash continues put together, and the place
-    among the pages of the first that has it: 0 is the README."""
-    found = {}
+    """Return the commands of the shell blocks, each with the index of the first page that has it.
+
+    Lines that a backslash continues are joined. Index 0 is the README.
+    """
+    pages = {}
     for place, page in enumerate(PAGES):
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 command = line.split("  #")[0].strip()
-                if command and not command.startswith(ELSEWHERE):
-                    found.setdefault(command, place)
-    return found
+                if command and not command.startswith(SKIPPED_PREFIXES):
+                    pages.setdefault(command, place)
+    return pages
 
 
 @pytest.fixture(scope="module")
 def place(shared, text_file) -> Path:
-    """A folder with all that the pages' commands name."""
-    return shared("place", lambda folder: furnish(folder, text_file))
+    """A folder with all files and runs that the commands name."""
+    return shared("place", lambda folder: make_files(folder, text_file))
 
 
-def furnish(folder: Path, text_file: Path) -> None:
+def make_files(folder: Path, text_file: Path) -> None:
     text = text_file.read_text(encoding="utf-8")
     for name in ("notes", "poems"):
         (folder / name).mkdir()
@@ -90,16 +92,16 @@ def furnish(folder: Path, text_file: Path) -> None:
     (folder / "mine" / "experiment" / "big.yaml").write_text(
         "# @package _global_\nmodel:\n  n_layer: 1\n"
     )
-    own = ["data=text", "data.path=notes"]
-    run_to_end(folder, *small(["run_dir=runs/mine", *own]))
-    run_to_end(folder, *small(["run_dir=runs/llama", "model=llama_small", *own]))
+    notes = ["data=text", "data.path=notes"]
+    run_to_end(folder, *small(["run_dir=runs/mine", *notes]))
+    run_to_end(folder, *small(["run_dir=runs/llama", "model=llama_small", *notes]))
     run_to_end(folder, "run_dir=runs/llama", "to=FOLDER", script="interop/__main__.py")
     shutil.copytree(folder / "FOLDER", folder / "exported")
-    run_to_end(folder, *small(["-m", "seed=1,2", "hydra.sweep.dir=runs/rates", *own]))
+    run_to_end(folder, *small(["-m", "seed=1,2", "hydra.sweep.dir=runs/rates", *notes]))
 
 
 def small(argv: list[str]) -> list[str]:
-    """The arguments of a training, with small sizes and a small text."""
+    """Return the arguments of a training run with small sizes and a small text."""
     typed = {argument.partition("=")[0] for argument in argv}
     if "resume=true" in argv:
         return argv
@@ -122,10 +124,10 @@ def small(argv: list[str]) -> list[str]:
         for line, page in commands().items()
     ],
 )
-def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
+def test_a_documented_command_succeeds(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
     program, first, *argv = shlex.split(command)
-    assert program in ("python", "ls"), f"{line}: who runs this?"
+    assert program in ("python", "ls"), f"{line}: unknown program"
     if any(word.startswith((*FROM_THE_HUB, *LAUNCHERS)) for word in argv):
         pytest.skip("needs a network, or packages that are not required")
     folder = tmp_path / "place"
@@ -141,7 +143,7 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     argv = [argument.replace("=RUN", "=runs/llama") for argument in argv]
     if "data=shakespeare" in argv:
         argv.append(f"data.path={test_data / 'data' / 'tinyshakespeare.txt'}")
-    if not {"resume=true", "resume=auto"} & {*argv}:  # room for what is made
+    if not {"resume=true", "resume=auto"} & {*argv}:  # remove the folders that it creates
         for key, _, path in (argument.partition("=") for argument in argv):
             if key in ("hydra.sweep.dir", "to") or (key == "run_dir" and "max_steps=2" in argv):
                 shutil.rmtree(folder / path, ignore_errors=True)
@@ -151,7 +153,7 @@ def test_it_does_what_the_page_says(line, place, tmp_path, test_data):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_pages_to_look_at_first_are_small_and_name_no_folder_of_a_machine():
+def test_the_example_pages_are_small_and_name_no_local_folder():
     pages = sorted((ROOT / "docs" / "example").iterdir())
     assert [page.name for page in pages] == ["prompt.html", "run.html"]
     assert sum(page.stat().st_size for page in pages) < 8_000_000

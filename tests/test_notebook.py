@@ -1,5 +1,4 @@
-"""docs/attention.ipynb can be read without being run, and runs: each of its assertions compares a
-formula with the code."""
+"""docs/attention.ipynb has its outputs, and runs: it asserts that formulas and code agree."""
 
 from dataclasses import replace
 
@@ -17,11 +16,10 @@ def notebook():
     return pytest.importorskip("nbformat").read(PATH, as_version=4)
 
 
-def test_it_is_kept_with_its_outputs_in_order_and_small():
+def test_the_notebook_is_small_and_has_the_outputs_of_one_run():
     cells = [cell for cell in notebook().cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
-    # no error, no warning
     assert {output.output_type for output in outputs} <= {
         "stream",
         "display_data",
@@ -36,7 +34,7 @@ def test_it_is_kept_with_its_outputs_in_order_and_small():
     )
 
 
-def test_its_run_is_of_its_presets_size():
+def test_the_outputs_are_of_a_model_of_the_preset():
     preset = cli.configure(cli.compose_job(["experiment=induction"]))
     vocab_size = preset.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
     parameters, _ = model_size(replace(preset.model, vocab_size=vocab_size))
@@ -57,8 +55,7 @@ def test_every_cell_runs():
         kernel_name="python3",
         resources={"metadata": {"path": str(PATH.parent)}},
     ).execute()
-    said = "".join(
+    printed = "".join(
         output.get("text", "") for cell in fresh.cells for output in cell.get("outputs", [])
     )
-    assert "previous_token (rows: layers, columns: heads)" in said
-    assert "most of an induction head" in said
+    assert "previous_token" in printed and "induction" in printed

@@ -1,4 +1,4 @@
-"""NaN and Inf: the update is not made, the step and the tensor are named, checkpoints stay."""
+"""A NaN or Inf ends the run before the update and names step and tensor; checkpoints stay."""
 
 import math
 
@@ -14,8 +14,8 @@ from training.optimizers import clip_gradients
 from training.processes import World
 
 
-def faulty(step: int, wrong):
-    """A fault: in this update, the first being 1, `wrong` makes another loss of (model, loss)."""
+def replace_loss(step: int, wrong):
+    """Return a fault that replaces the loss of update `step`, from 1, by wrong(model, loss)."""
 
     def fault():
         updates, forward = iter(range(1, 100)), model.GPT.forward
@@ -35,18 +35,17 @@ def nan_loss(model, loss):
 
 
 def infinite_gradient(model, loss):
-    """The loss is as it was; a gradient of one matrix is infinite: √x at 0 rises without end."""
+    """Keep the loss and make the gradient of one matrix infinite: √x has an infinite slope at 0."""
     return loss + (model.blocks[1].mlp.W_in.weight[0, 0] * 0).abs().sqrt()
 
 
 @pytest.mark.slow
-def test_what_is_not_finite_ends_the_run_before_the_update_with_step_and_tensor(
+def test_a_nan_loss_ends_the_run_before_the_update_and_names_the_step(
     tmp_path, text_file, finished_run
 ):
-    said = run_to_end(tmp_path, *tiny_arguments(text_file), status=1, fault=faulty(7, nan_loss))
-    (sentence,) = (tmp_path / "err.txt").read_text().splitlines()
-    assert sentence.startswith("error: step 7: the loss is not"), said
-    assert "resume=auto" in sentence
+    run_to_end(tmp_path, *tiny_arguments(text_file), status=1, fault=replace_loss(7, nan_loss))
+    (message,) = (tmp_path / "err.txt").read_text().splitlines()
+    assert "step 7" in message and "loss" in message and "resume=auto" in message
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 4
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(7))
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=auto"))  # the fault is gone

@@ -1,5 +1,4 @@
-"""Numerics as a whole: however a batch is split or ordered the loss is the same, AdamW is the
-written-out rule, a batch is learned by heart."""
+"""The loss does not depend on how a batch is split or ordered; AdamW is the published rule."""
 
 import math
 from itertools import permutations
@@ -44,7 +43,7 @@ def take_step(model, optimizers, x, y, config, step=0) -> tuple[torch.Tensor, to
 
 
 @pytest.mark.slow
-def test_the_loss_and_the_norm_are_the_same_in_every_order_and_however_the_batch_is_split():
+def test_loss_and_gradient_norm_do_not_depend_on_order_or_micro_steps():
     results = []
     for order in permutations(range(4)):
         for accumulate in (1, 2, 4):
@@ -56,7 +55,7 @@ def test_the_loss_and_the_norm_are_the_same_in_every_order_and_however_the_batch
     assert torch.allclose(torch.stack(results), results[0], rtol=1e-6, atol=0)
 
 
-def test_adamw_is_the_written_out_rule():
+def test_adamw_agrees_with_the_published_rule():
     model, optimizers, x, y, config = made(grad_clip=0.0, schedule="constant")
     p, c = model.blocks[0].mlp.W_in.weight, config.optim
     expected, mean, square = p.detach().double(), 0.0, 0.0
@@ -76,7 +75,7 @@ def test_adamw_is_the_written_out_rule():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_one_batch_is_learned_by_heart(name):
+def test_a_model_overfits_one_batch(name):
     model, optimizers, x, y, config = made(name=name, lr=5e-3, weight_decay=0.0)
     losses = [take_step(model, optimizers, x, y, config, step)[0].item() for step in range(250)]
     assert losses[0] == pytest.approx(math.log(13), rel=0.1) and losses[-1] < 0.05

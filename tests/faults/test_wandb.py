@@ -1,5 +1,4 @@
-"""A W&B server that never answers, answers 500, or dies in the middle: training neither stops nor
-slows, the record is whole, the exit is bounded."""
+"""A W&B server that hangs, fails or dies neither stops nor slows training."""
 
 import json
 import threading
@@ -29,8 +28,7 @@ VIEWER = {"id": "v", "entity": "me", "username": "me", "flags": "{}", "teams": {
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Answers as W&B's server does, as far as a run needs to start (`manner` well), with status 500
-    (broken), or never (silent)."""
+    """A server that answers well, with status 500 (broken) or never (silent): see `manner`."""
 
     def _answer(self):
         self.server.asked += 1
@@ -64,8 +62,8 @@ def serving(manner: str):
         server.shutdown()
 
 
-def trained(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> str:
-    """Train with a server, waiting for W&B for seconds; what it said."""
+def train_online(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> None:
+    """Train with a server, and check that nothing is missing and that the run was not slowed."""
     for name, value in (
         ("WANDB_API_KEY", "0" * 40),
         ("WANDB_BASE_URL", f"http://127.0.0.1:{port}"),
@@ -87,27 +85,25 @@ def trained(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> str:
     assert time.monotonic() - began < 45 and "Traceback" not in process.output()
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(13))
     assert rows(tmp_path / "run")[-1]["train_seconds"] < 4
-    return process.output()
 
 
 @pytest.mark.parametrize(
     "manner",
     ["silent", *(pytest.param(manner, marks=pytest.mark.soak) for manner in ("broken", "absent"))],
 )
-def test_a_server_that_gives_no_answer_delays_the_start_and_no_more(
+def test_a_server_that_does_not_answer_delays_only_the_start(
     tmp_path, text_file, monkeypatch, manner
 ):
     with serving(manner) as server:
         port = 9 if manner == "absent" else server.server_port
-        said = trained(tmp_path, text_file, monkeypatch, port)
+        train_online(tmp_path, text_file, monkeypatch, port)
         assert server.asked or manner == "absent"
-    assert "did not start online" in said
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("manner", ["silent", "broken"])
-def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
+def test_a_server_that_dies_during_a_run_neither_stops_nor_slows_it(
     tmp_path, text_file, monkeypatch, manner
 ):
     with serving("well") as server:
@@ -123,11 +119,11 @@ def test_a_server_that_dies_in_the_middle_neither_stops_nor_slows_the_run(
             server.manner = manner
 
         threading.Thread(target=watch, daemon=True).start()
-        said = trained(
+        train_online(
             tmp_path,
             text_file,
             monkeypatch,
             server.server_port,
             fault_at_call(training.device, "seed_micro_step", 5, die),
         )
-    assert "did not start online" not in said
+    assert not list((tmp_path / "run" / "wandb").glob("offline-run-*"))
