@@ -1,0 +1,90 @@
+"""Layers of a model computed from their formulas, head by head and query by query."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from attention import ROPE_HIGH, ROPE_LOW
+
+
+def rotary_frequency(config, pair):
+    """Radians by which a pair of channels turns per position."""
+    frequency = config.rope_theta ** (-2 * pair / config.key_dim)
+    turns = (config.rope_trained or 0) * frequency / (2 * math.pi)
+    if turns >= ROPE_HIGH:
+        return frequency
+    if turns <= ROPE_LOW:
+        return frequency / config.rope_factor
+    share = (turns - ROPE_LOW) / (ROPE_HIGH - ROPE_LOW)
+    return share * frequency + (1 - share) * frequency / config.rope_factor
+
+
+def rotate(x, config):
+    """Queries or keys x (B, T, d_k) of positions 0 … T - 1, turned as complex numbers."""
+    T, d_k = x.shape[-2:]
+    frequencies = torch.tensor(
+        [rotary_frequency(config, pair) for pair in range(d_k // 2)], dtype=torch.float64
+    )
+    angles = torch.arange(T)[:, None] * frequencies  # (T, d_k/2)
+    z = torch.complex(*x.chunk(2, dim=-1))
+    turn = torch.polar(torch.ones_like(angles), angles).to(z.dtype)
+    return torch.cat(((z * turn).real, (z * turn).imag), dim=-1).to(x.dtype)
+
+
+def project_head(linear, head, size, x):
+    """The part of a projection of x (B, T, C) that one head reads, (B, T, size)."""
+    rows = slice(head * size, (head + 1) * size)
+    bias = None if linear.bias is None else linear.bias[rows]
+    return F.linear(x, linear.weight[rows], bias)
+
+
+def rms_norm(x, eps):
+    """x / √(mean x² + ε)."""
+    return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+
+
+def self_attention(layer, x):
+    """What a `SelfAttention` returns for x (B, T, C)."""
+    c, T, heads = layer.config, x.shape[1], []
+    for head in range(c.n_head):
+        group = head // (c.n_head // c.kv_heads)
+        q = project_head(layer.W_Q, head, c.key_dim, x)
+        k = project_head(layer.W_K, group, c.key_dim, x)
+        v = project_head(layer.W_V, group, c.value_dim, x)
+        if c.qk_norm:
+            eps = c.norm_eps if c.qk_norm == "gains" else 0
+            q, k = rms_norm(q, eps), rms_norm(k, eps)
+        if c.qk_norm == "gains":
+            q, k = q * layer.norm_q.weight, k * layer.norm_k.weight
+        if c.position == "rope":
+            q, k = rotate(q, c), rotate(k, c)
+        rows = []
+        for t in range(T):  # a query attends to the keys up to its own
+            keys, values = k[:, : t + 1], v[:, : t + 1]
+            scores = (keys @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
+            weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+            rows.append((weights[..., None] * values).sum(dim=1))  # (B, d_v)
+        heads.append(torch.stack(rows, dim=1))  # (B, T, d_v)
+    return layer.W_O(torch.cat(heads, dim=-1))
+
+
+def norm(layer, x, config):
+    """What a norm of the model returns for x (…, C)."""
+    if config.norm == "rmsnorm":
+        return rms_norm(x, config.norm_eps) * layer.weight
+    x = rms_norm(x - x.mean(dim=-1, keepdim=True), config.norm_eps) * layer.weight
+    return x if layer.bias is None else x + layer.bias
+
+
+def mlp(layer, x):
+    """What an `MLP` returns for x (…, C)."""
+    h = layer.W_in(x)
+    if layer.config.mlp == "gelu":
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+    elif layer.config.mlp == "relu2":
+        h = torch.where(h > 0, h * h, torch.zeros_like(h))
+    else:
+        gate = layer.W_gate(x)
+        h = gate / (1 + torch.exp(-gate)) * h
+    return layer.W_out(h)

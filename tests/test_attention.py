@@ -1,0 +1,324 @@
+"""The formula of attention, the kernels that compute it, and rotary positions."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from models import few, seeds, small
+from torch import nn
+
+from attention import (
+    attend_from_last_token,
+    attention,
+    causal_mask,
+    rotary_table,
+    rotate,
+    short_attention,
+)
+from model import GPTConfig, SelfAttention
+
+close = torch.testing.assert_close
+
+
+# --- The formula ----------------------------------------------------------------------------------
+
+
+@few
+@given(
+    leading=st.sampled_from([(), (3,), (2, 4), (2, 3, 4)]),
+    T_q=st.integers(1, 7),
+    T_k=st.integers(1, 7),
+    d_k=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+    scale=st.sampled_from([None, 1.0, 0.3]),
+    mask_type=st.sampled_from(["none", "boolean", "additive"]),
+    seed=seeds,
+)
+def test_attention_is_torchs_scaled_dot_product_attention(
+    leading, T_q, T_k, d_k, d_v, scale, mask_type, seed
+):
+    torch.manual_seed(seed)
+    q, k, v = (
+        torch.randn(*leading, *shape, dtype=torch.float64)
+        for shape in ((T_q, d_k), (T_k, d_k), (T_k, d_v))
+    )
+    mask = None
+    if mask_type == "boolean":
+        mask = torch.rand(T_q, T_k) < 0.6
+        mask[:, 0] = True
+    elif mask_type == "additive":
+        mask = torch.randn(T_q, T_k, dtype=torch.float64)
+    output, weights = attention(q, k, v, mask, scale)
+    close(output, F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale))
+    close(output, weights @ v)
+    assert weights.shape == (*leading, T_q, T_k)
+    close(weights.sum(dim=-1), torch.ones(*leading, T_q, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("scale", "score"), [(None, 2 * 3 / math.sqrt(4)), (1.0, 2 * 3)])
+def test_scores_are_divided_by_the_root_of_the_key_size_unless_a_scale_is_passed(scale, score):
+    q = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
+    k = torch.tensor([[3.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0]])
+    weights = attention(q, k, torch.zeros(2, 1), scale=scale)[1]
+    close(weights, torch.tensor([[score, 0.0]]).softmax(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_attention_is_computed_in_the_dtype_of_its_inputs(dtype):
+    x = torch.randn(2, 5, 4, dtype=dtype)
+    for mask in (None, causal_mask(5, 5), torch.zeros(5, 5)):
+        output, weights = attention(x, x, x, mask)
+        assert output.dtype == weights.dtype == dtype
+
+
+@few
+@given(T_q=st.integers(1, 6), T_k=st.integers(1, 6), seed=seeds)
+def test_a_boolean_mask_equals_an_additive_one_of_zeros_and_minus_infinity(T_q, T_k, seed):
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(2, 3, T_q, 4), torch.randn(2, 3, T_k, 4), torch.randn(2, 3, T_k, 5)
+    may_attend = torch.rand(2, 1, T_q, T_k) < 0.5
+    additive = torch.zeros(may_attend.shape).masked_fill(~may_attend, -math.inf)
+    for a, b in zip(attention(q, k, v, may_attend), attention(q, k, v, additive)):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("is_additive", [False, True])
+def test_a_query_that_may_attend_to_nothing_gives_zeros(is_additive):
+    q, k, v = (torch.randn(2, 4, 3) for _ in range(3))
+    boolean = causal_mask(4, 4)
+    boolean[2] = False
+    additive = torch.zeros(4, 4).masked_fill(~boolean, -math.inf)
+    output, weights = attention(q, k, v, additive if is_additive else boolean)
+    assert torch.equal(output[:, 2], torch.zeros(2, 3))
+    assert torch.equal(weights[:, 2], torch.zeros(2, 4))
+    others = [0, 1, 3]
+    close(weights[:, others].sum(dim=-1), torch.ones(2, 3))
+    close(output[:, others], attention(q[:, others], k, v, boolean[others])[0])
+
+
+@pytest.mark.parametrize("is_additive", [False, True])
+def test_a_query_that_may_attend_to_nothing_has_finite_gradients(is_additive):
+    q, k, v = (torch.randn(2, 4, 3, requires_grad=True) for _ in range(3))
+    mask = causal_mask(4, 4) & (torch.arange(4) != 0)  # the first query may attend to nothing
+    if is_additive:
+        mask = torch.zeros(4, 4).masked_fill(~mask, -math.inf)
+    output, weights = attention(q, k, v, mask)
+    (output.square().sum() + weights.square().sum()).backward()
+    for t in (q, k, v):
+        assert t.grad.isfinite().all()
+    assert torch.equal(q.grad[:, 0], torch.zeros(2, 3))
+    assert q.grad[:, 2:].abs().min() > 0
+
+
+@few
+@given(T_q=st.integers(0, 9), T_k=st.integers(0, 9))
+def test_the_causal_mask_aligns_the_last_query_to_the_last_key(T_q, T_k):
+    expected = [[j <= i + T_k - T_q for j in range(T_k)] for i in range(T_q)]
+    assert causal_mask(T_q, T_k).tolist() == expected
+
+
+@few
+@given(
+    n_groups=st.integers(1, 4),
+    heads_per_group=st.integers(1, 4),
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    seed=seeds,
+)
+def test_grouped_attention_is_multi_head_attention_with_repeated_keys_and_values(
+    n_groups, heads_per_group, batch, seed
+):
+    torch.manual_seed(seed)
+    n_head = n_groups * heads_per_group
+    q = torch.randn(*batch, n_head, 5, 4)
+    k = torch.randn(*batch, n_groups, 7, 4)
+    v = torch.randn(*batch, n_groups, 7, 3)
+    output, weights = attention(q, k, v, causal_mask(5, 7))
+    for h in range(n_head):
+        g = h // heads_per_group
+        expected = attention(q[..., h, :, :], k[..., g, :, :], v[..., g, :, :], causal_mask(5, 7))
+        close((output[..., h, :, :], weights[..., h, :, :]), expected)
+
+
+@pytest.mark.parametrize(("n_head", "n_groups"), [(4, 3), (2, 4), (6, 4)])
+def test_query_heads_that_key_heads_do_not_divide_are_refused(n_head, n_groups):
+    q, k = torch.randn(1, n_head, 5, 4), torch.randn(1, n_groups, 5, 4)
+    with pytest.raises(ValueError):
+        attention(q, k, k)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_to_another_sequence_is_torchs_cross_attention(bias):
+    torch.manual_seed(0)
+    peer = nn.MultiheadAttention(24, 4, bias=bias, kdim=10, vdim=14, batch_first=True)
+    biases = (None, None, None)
+    if bias:
+        nn.init.normal_(peer.in_proj_bias)
+        biases = peer.in_proj_bias.chunk(3)
+    x, keys, values = torch.randn(2, 5, 24), torch.randn(2, 9, 10), torch.randn(2, 9, 14)
+
+    def project(sequence, weight, bias):
+        return F.linear(sequence, weight, bias).unflatten(-1, (4, 6)).transpose(1, 2)
+
+    q = project(x, peer.q_proj_weight, biases[0])
+    k = project(keys, peer.k_proj_weight, biases[1])
+    v = project(values, peer.v_proj_weight, biases[2])
+    output, weights = attention(q, k, v)
+    expected_output, expected_weights = peer(x, keys, values, average_attn_weights=False)
+    output = peer.out_proj(output.transpose(1, 2).flatten(2))
+    close(output, expected_output, atol=1e-5, rtol=1e-5)
+    close(weights, expected_weights, atol=1e-5, rtol=1e-5)
+
+
+# --- The matrices worked out in text E of docs/attention.md ---------------------------------------
+
+
+def read_worked_matrices():
+    """Name → the numbers of a matrix, as they are printed in the text."""
+    text = Path(__file__).with_name("worked.txt").read_text()
+    matrices = re.findall(r"^([A-Z_]+\d?)\n(\[\[.*?\]\])$", text, re.MULTILINE | re.DOTALL)
+    return {name: matrix.split() for name, matrix in matrices}
+
+
+WORKED = read_worked_matrices()
+
+
+def printed(x):
+    """The numbers of a tensor, as NumPy prints them."""
+    return str(x.detach().numpy()).split()
+
+
+class WorkedStream:
+    """The random numbers of the text, which draws from NumPy with seed 0."""
+
+    def __init__(self):
+        self.random = np.random.RandomState(0)
+
+    def randn(self, *shape):
+        return torch.from_numpy(self.random.randn(*shape))
+
+
+def test_the_worked_matrices_are_reproduced_as_printed():
+    stream = WorkedStream()
+    x, zeros = stream.randn(4, 5), torch.zeros(4, 1, dtype=torch.float64)
+    lengths = torch.arange(1, 5)[:, None]
+
+    # Sums over tokens are uniform attention times the number of tokens.
+    only_itself = torch.eye(4, dtype=torch.bool)
+    assert printed(attention(x, x, x, only_itself)[0]) == WORKED["ALONE"]
+    assert printed(attention(zeros, zeros, x)[0] * 4) == WORKED["SUMMED"]
+    causal_sum = attention(zeros, zeros, x, causal_mask(4, 4))[0] * lengths
+    assert printed(causal_sum) == WORKED["SUMMED_CAUSALLY"]
+
+    # A random matrix without and with softmax, then a projection.
+    assert printed(stream.randn(4, 4) @ x) == WORKED["ANY_MATRIX"]
+    identity = torch.eye(4, dtype=torch.float64)
+    mixed, mixing = attention(stream.randn(4, 4), identity, x, scale=1.0)
+    assert printed(mixing) == WORKED["MIXING"]
+    assert printed(mixed) == WORKED["MIXED"]
+    assert printed(x @ stream.randn(5, 6)) == WORKED["PROJECTED"]
+
+    # Three attention layers: number, C, d_k, d_v, and whether it is masked.
+    for number, C, d_k, d_v, masked in [
+        (1, 5, 7, 6, False),
+        (2, 5, 5, 5, False),
+        (3, 5, 5, 5, True),
+    ]:
+        check_worked_layer(stream, number, C, d_k, d_v, masked)
+
+
+def check_worked_layer(stream, number, C, d_k, d_v, masked):
+    """One attention layer of the text, by `attention` and, if masked, by the layer itself."""
+    weights, values, output = (WORKED[f"{name}_{number}"] for name in ("L", "V", "LV"))
+    x = stream.randn(4, C)[None]
+    W_Q, W_K, W_V = stream.randn(C, d_k), stream.randn(C, d_k), stream.randn(C, d_v)
+    config = GPTConfig(1, n_embd=C, n_head=1, head_dim=d_k, value_head_dim=d_v)
+    layer = SelfAttention(config).double()
+    for linear, matrix in ((layer.W_Q, W_Q), (layer.W_K, W_K), (layer.W_V, W_V)):
+        linear.weight = nn.Parameter(matrix.T)
+    q, k, v = layer.project(x)
+    y, A = attention(q, k, v, causal_mask(4, 4) if masked else None, scale=1.0)
+    assert printed(A[0, 0]) == weights
+    assert printed(v[0, 0]) == values
+    assert printed(y[0, 0]) == output
+    if masked:  # with W_O = I, and queries enlarged by the √d_k that the layer divides by
+        layer.W_O.weight = nn.Parameter(torch.eye(C, dtype=torch.float64))
+        layer.W_Q.weight = nn.Parameter(W_Q.T * math.sqrt(d_k))
+        assert printed(layer(x)[0]) == output
+
+
+# --- Kernels --------------------------------------------------------------------------------------
+
+
+@given(
+    B=st.integers(1, 3),
+    G=st.integers(1, 3),
+    heads_per_group=st.integers(1, 3),
+    T=st.integers(1, 20),
+    d_k=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+)
+def test_short_attention_is_causal_attention_with_equal_gradients(
+    B, G, heads_per_group, T, d_k, d_v
+):
+    torch.manual_seed(T)
+    q = torch.randn(B, G * heads_per_group, T, d_k, requires_grad=True)
+    k = torch.randn(B, G, T, d_k, requires_grad=True)
+    v = torch.randn(B, G, T, d_v, requires_grad=True)
+    short, written_out = short_attention(q, k, v), attention(q, k, v, causal_mask(T, T))[0]
+    assert torch.allclose(short, written_out, atol=1e-5)
+    direction = torch.randn_like(short)
+    gradients = torch.autograd.grad((short * direction).sum(), (q, k, v))
+    expected = torch.autograd.grad((written_out * direction).sum(), (q, k, v))
+    for a, b in zip(gradients, expected):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@few
+@given(
+    B=st.integers(1, 3),
+    G=st.integers(1, 3),
+    heads_per_group=st.integers(1, 3),
+    T_k=st.integers(1, 20),
+    d_k=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+    seed=seeds,
+)
+def test_the_attention_of_the_last_token_is_the_last_row_of_the_formula(
+    B, G, heads_per_group, T_k, d_k, d_v, seed
+):
+    torch.manual_seed(seed)
+    q = torch.randn(B, G * heads_per_group, d_k, dtype=torch.float64)
+    k = torch.randn(B, G, T_k, d_k, dtype=torch.float64)
+    v = torch.randn(B, G, T_k, d_v, dtype=torch.float64)
+    expected = attention(q[:, :, None], k, v)[0]  # (B, H, 1, d_v)
+    close(attend_from_last_token(q, k, v), expected.flatten(1))
+
+
+# --- Rotary positions -----------------------------------------------------------------------------
+
+
+@few
+@given(
+    m=st.integers(0, 200),
+    n=st.integers(0, 200),
+    shift=st.integers(0, 300),
+    d_k=st.sampled_from([2, 6, 16]),
+    seed=seeds,
+)
+def test_products_of_rotated_queries_and_keys_depend_on_their_distance_alone(
+    m, n, shift, d_k, seed
+):
+    torch.manual_seed(seed)
+    q, k = torch.randn(d_k, dtype=torch.float64), torch.randn(d_k, dtype=torch.float64)
+    table = rotary_table(501, small(head_dim=d_k))
+
+    def product(query_position, key_position):
+        return rotate(q, table[:, query_position]) @ rotate(k, table[:, key_position])
+
+    close(product(m, n), product(m + shift, n + shift), atol=1e-3, rtol=0)

@@ -1,0 +1,75 @@
+"""The norm and the loss that replace torch's on a CPU."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from models import few, seeds
+
+from kernels import cross_entropy, rms_norm
+
+close = torch.testing.assert_close
+
+
+@few
+@given(
+    leading=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    width=st.integers(1, 40),
+    has_gains=st.booleans(),
+    eps=st.sampled_from([None, 1e-5, 0.1]),
+    seed=seeds,
+)
+def test_the_rms_norm_is_torchs_with_equal_gradients(leading, width, has_gains, eps, seed):
+    torch.manual_seed(seed)
+    x = torch.randn(*leading, width, dtype=torch.float64, requires_grad=True)
+    gains = torch.randn(width, dtype=torch.float64, requires_grad=True) if has_gains else None
+    y, expected = rms_norm(x, gains, eps), F.rms_norm(x, (width,), gains, eps)
+    assert torch.allclose(y, expected)
+    inputs = [x, gains] if has_gains else [x]
+    direction = torch.randn_like(x)
+    for a, b in zip(
+        torch.autograd.grad(y, inputs, direction), torch.autograd.grad(expected, inputs, direction)
+    ):
+        assert torch.allclose(a, b)
+
+
+@few
+@given(
+    N=st.integers(1, 40),
+    V=st.integers(2, 30),
+    max_float32_logits=st.integers(0, 200),
+    share_without_target=st.sampled_from([0.0, 0.3, 0.9]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=seeds,
+)
+def test_the_loss_of_many_logits_is_torchs_with_equal_gradients(
+    N, V, max_float32_logits, share_without_target, dtype, seed
+):
+    torch.manual_seed(seed)
+    logits = (4 * torch.randn(N, V)).to(dtype).requires_grad_()
+    targets = torch.randint(V, (N,)).where(torch.rand(N) > share_without_target, -1)
+    targets[0] = 1
+    loss = cross_entropy(logits, targets, max_float32_logits)
+    expected = F.cross_entropy(logits.float(), targets, ignore_index=-1)
+    close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss, logits, torch.tensor(0.25))
+    (expected_gradient,) = torch.autograd.grad(expected, logits, torch.tensor(0.25))
+    assert gradient.dtype == dtype
+    rtol = 2**-6 if dtype == torch.bfloat16 else 1e-5
+    close(gradient, expected_gradient, rtol=rtol, atol=1e-6)
+
+
+def test_a_probability_that_underflows_costs_87_nats_and_has_a_finite_gradient():
+    logits = torch.tensor([[0.0, 1e4], [0.0, 0.0]], requires_grad=True)
+    loss = cross_entropy(logits, torch.tensor([0, -1]), max_float32_logits=0)
+    loss.backward()
+    assert loss.item() == pytest.approx(87, abs=1)
+    assert logits.grad.tolist() == [[-1, 1], [0, 0]]
+
+
+def test_the_loss_of_logits_that_are_not_numbers_is_not_a_number():
+    logits = torch.full((2, 2), math.nan, requires_grad=True)
+    assert cross_entropy(logits, torch.tensor([0, 1]), max_float32_logits=0).isnan()

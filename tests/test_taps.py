@@ -1,0 +1,160 @@
+"""What looks into a forward pass or changes it: taps, masks, entries and attention maps."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import configs, few, lively, random_tokens, seeds, small
+
+from attention import attention, causal_mask
+from model import GPT, GPTConfig, store
+
+close = torch.testing.assert_close
+
+
+# --- Taps, masks, entries -------------------------------------------------------------------------
+
+TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
+
+
+def tapped_values(model, tokens, double):
+    """What every tap should see, name → values of all layers, from the layers' own functions.
+
+    `double(name, layer, value)` is the tap."""
+    config, T = model.config, tokens.shape[1]
+    values = {name: [] for name in TAP_NAMES}
+
+    def tap(name, layer, value):
+        value = double(name, layer, value)
+        values[name].append(value)
+        return value
+
+    x = tap("embedding", 0, model.embed(tokens))
+    for layer, block in enumerate(model.blocks):
+        q, k, v = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
+        q, k, v = tap("q", layer, q), tap("k", layer, k), tap("v", layer, v)
+        weights = tap("weights", layer, attention(q, k, v, causal_mask(T, T))[1])
+        v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
+        heads = tap("heads", layer, (weights @ v).transpose(1, 2))
+        x = x + tap("attention", layer, block.attention.W_O(heads.flatten(2)))
+        x = tap("residual", layer, x + tap("mlp", layer, block.mlp(block.norm_2(x))))
+    return values
+
+
+@few
+@given(
+    config=configs,
+    T=st.integers(1, 16),
+    doubled_layer=st.integers(0, 1),
+    seed=seeds,
+    doubled_name=st.sampled_from([None, *TAP_NAMES]),
+)
+def test_a_tap_reads_its_value_and_what_it_returns_is_used(
+    config, T, doubled_layer, seed, doubled_name
+):
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(2, T, seed=seed)
+    if doubled_name == "embedding":
+        doubled_layer = 0
+    values = {name: [] for name in TAP_NAMES}
+
+    def double(name, layer, value):
+        return value * 2 if (name, layer) == (doubled_name, doubled_layer) else value
+
+    def record(name, layer, value):
+        return store(values[name], layer, double(name, layer, value))
+
+    x = model.run_blocks(tokens, taps={name: partial(record, name) for name in TAP_NAMES})
+    expected = tapped_values(model, tokens, double)
+    for name in TAP_NAMES:
+        close(values[name], expected[name])
+    close(x, expected["residual"][-1])
+    if doubled_name is None:
+        close(x, model.run_blocks(tokens))
+
+
+@few
+@given(config=configs, T=st.integers(1, 16), seed=seeds)
+def test_an_entry_runs_only_the_blocks_above_it_and_ends_the_same(config, T, seed):
+    model, tokens, inputs = lively(GPT(config), seed), random_tokens(2, T, seed=seed), []
+    keep = partial(store, inputs)
+    final = model.run_blocks(tokens, taps={"embedding": keep, "residual": keep})
+    for first_layer, x in enumerate(inputs):
+        layers = []
+
+        def record(layer, value, layers=layers):
+            layers.append(layer)
+            return value
+
+        again = model.run_blocks(tokens, taps={"mlp": record}, entry=(first_layer, x))
+        assert torch.equal(again, final)
+        assert layers == list(range(first_layer, 2))
+
+
+@few
+@given(
+    config=configs,
+    T=st.integers(1, 16),
+    is_additive=st.booleans(),
+    per_sequence=st.booleans(),
+    seed=seeds,
+)
+def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per_sequence, seed):
+    model, tokens = lively(GPT(config).double(), seed), random_tokens(3, T, seed=seed)
+    mask = torch.rand(3, 1, T, T) < 0.6 if per_sequence else torch.rand(T, T) < 0.6
+    if is_additive:
+        mask = torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf)
+    values = {name: [] for name in ("q", "k", "v", "heads")}
+    taps = {name: partial(store, layers) for name, layers in values.items()}
+    fused = model.run_blocks(tokens, mask=mask, taps=taps)
+    for q, k, v, heads in zip(*values.values()):
+        close(heads, attention(q, k, v, mask)[0].transpose(1, 2))
+    written_out = model.run_blocks(tokens, mask=mask, taps={"weights": lambda layer, value: value})
+    close(written_out, fused)
+
+
+# --- Attention maps -------------------------------------------------------------------------------
+
+
+@few
+@given(config=configs, T=st.integers(1, 16), seed=seeds)
+def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, seed):
+    model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
+    maps = model.attention_maps(tokens)
+    values, updates = [], []
+    taps = {"v": partial(store, values), "attention": partial(store, updates)}
+    with torch.no_grad():
+        model.run_blocks(tokens, taps=taps)
+        for A, block, v, update in zip(maps, model.blocks, values, updates):
+            v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
+            heads = (A @ v).transpose(1, 2)  # (B, T, H, d_v)
+            close(block.attention.W_O(heads.flatten(2)), update, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_attention_maps_change_neither_the_model_nor_the_random_state(is_training):
+    model, tokens = lively(GPT(small(dropout=0.5))).train(is_training), random_tokens(2, 9)
+    model(tokens, tokens)[1].backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    weights = [p.detach().clone() for p in model.parameters()]
+    random_state = torch.get_rng_state()
+    maps = model.attention_maps(tokens)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(module.training == is_training for module in model.modules())
+    assert torch.is_grad_enabled()
+    assert not maps.requires_grad
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights))
+    # Nothing was dropped from them.
+    assert torch.equal(maps, model.eval().attention_maps(tokens))
+
+
+def test_attention_maps_are_exact_under_autocast_too():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, block_size=64, n_layer=2, n_head=2, n_embd=16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        maps = model.attention_maps(torch.randint(0, 11, (1, 64)))
+    assert maps.dtype == torch.float32
+    assert (maps.sum(-1) - 1).abs().max() < 1e-5
