@@ -4,16 +4,18 @@ import { el } from "./dom.js";
 import { formatSigned } from "./format.js";
 
 /**
+ *
  * @typedef {object} Bar
  * @property {string} name
  * @property {number} value
- * @property {string} [detail] a second number
- * @property {(() => void) | null} [pick] called when the name is clicked
+ * @property {string} [detail] - A second number.
+ * @property {(() => void) | null} [pick] - Called when the name is clicked.
  */
 
 /**
  * A list with bars to either side of zero; if `format` is given, values are positive and bars start
  * at the left.
+ *
  * @param {Bar[]} bars
  * @param {((value: number) => string) | null} [format]
  * @returns {HTMLOListElement}
@@ -42,6 +44,7 @@ export function barList(bars, format = null) {
 
 /**
  * The largest values as bars, and one bar for the sum of all others.
+ *
  * @param {Bar[]} bars
  * @param {number} maxCount
  * @returns {Bar[]}
@@ -57,6 +60,7 @@ export function largestBars(bars, maxCount) {
 }
 
 /**
+ *
  * @param {{value: number}[]} bars
  * @returns {number}
  */

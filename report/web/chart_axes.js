@@ -23,10 +23,11 @@ const MAX_LABEL_SHIFT = 48;
 const LABEL_SPACING = 13;
 
 /**
+ *
  * @typedef {object} Frame
- * @property {SVGElement} svg the chart
- * @property {SVGElement} plot the group whose marks are clipped to the plotting area
- * @property {number} width in pixels, like all that follow
+ * @property {SVGElement} svg - The chart.
+ * @property {SVGElement} plot - The group whose marks are clipped to the plotting area.
+ * @property {number} width - In pixels, like all that follow.
  * @property {number} height
  * @property {number} left
  * @property {number} right
@@ -35,15 +36,17 @@ const LABEL_SPACING = 13;
 
 /**
  * A label at the right end of a line.
+ *
  * @typedef {object} EndLabel
  * @property {string} text
- * @property {number} y where the line ends, in pixels
- * @property {string} color name of a CSS custom property, without its dashes
+ * @property {number} y - Where the line ends, in pixels.
+ * @property {string} color - Name of a CSS custom property, without its dashes.
  * @property {number | string} [group]
  */
 
 /**
  * Round numbers between two values, at most about `maxCount` of them.
+ *
  * @param {number} low
  * @param {number} high
  * @param {number} maxCount
@@ -62,6 +65,7 @@ export function tickValues(low, high, maxCount) {
 
 /**
  * Write a number in a few characters: 0.001, 1,200, 20k, 1.5M, 2G.
+ *
  * @param {number} value
  * @returns {string}
  */
@@ -77,11 +81,12 @@ export function formatCompact(value) {
 
 /**
  * Create a scale that maps values from `low` to `high` to pixels.
+ *
  * @param {number} low
  * @param {number} high
  * @param {number} lowPixel
  * @param {number} highPixel
- * @param {boolean} [isLog] whether the scale is logarithmic
+ * @param {boolean} [isLog] - Whether the scale is logarithmic.
  * @returns {(value: number) => number}
  */
 export function createScale(low, high, lowPixel, highPixel, isLog = false) {
@@ -93,6 +98,7 @@ export function createScale(low, high, lowPixel, highPixel, isLog = false) {
 
 /**
  * Return the element of a chart, which is appended to `host` at its first use.
+ *
  * @param {HTMLElement} host
  * @param {string} id
  * @returns {HTMLElement}
@@ -105,9 +111,10 @@ let frameCount = 0;
 
 /**
  * Create an empty chart as wide as its host.
+ *
  * @param {HTMLElement} host
- * @param {number} height pixels down to the tick labels of the x axis
- * @param {number} labelWidth pixels right of the plotting area
+ * @param {number} height - Pixels down to the tick labels of the x axis.
+ * @param {number} labelWidth - Pixels right of the plotting area.
  * @returns {Frame}
  */
 export function createFrame(host, height, labelWidth) {
@@ -131,6 +138,7 @@ export function createFrame(host, height, labelWidth) {
 
 /**
  * Set the total height of a chart, in pixels.
+ *
  * @param {Frame} frame
  * @param {number} height
  */
@@ -141,11 +149,12 @@ export function setChartHeight({ svg, width }, height) {
 
 /**
  * Draw the grid lines and tick labels of the y axis, and the tick labels and name of the x axis.
+ *
  * @param {Frame} frame
  * @param {object} axes
- * @param {(value: number) => number} axes.y scale of the y axis
- * @param {number[]} axes.yTicks values
- * @param {[number, string][]} axes.xTicks positions in pixels, and their texts
+ * @param {(value: number) => number} axes.y - Scale of the y axis.
+ * @param {number[]} axes.yTicks - Values.
+ * @param {[number, string][]} axes.xTicks - Positions in pixels, and their texts.
  * @param {string} [axes.xName]
  */
 export function drawAxes({ svg, width, height, left, right }, { y, yTicks, xTicks, xName }) {
@@ -169,6 +178,7 @@ const measuringContext = document.createElement("canvas").getContext("2d");
 
 /**
  * Width of a chart label in pixels.
+ *
  * @param {string} text
  * @returns {number}
  */
@@ -179,8 +189,9 @@ export function textWidth(text) {
 
 /**
  * Shorten a label with an ellipsis until it fits.
+ *
  * @param {string} text
- * @param {number} maxWidth in pixels
+ * @param {number} maxWidth - In pixels.
  * @returns {string}
  */
 export function shortenToWidth(text, maxWidth) {
@@ -195,11 +206,12 @@ export function shortenToWidth(text, maxWidth) {
 /**
  * Place labels at the right ends of lines, moved apart so that they do not overlap. If a label
  * would be far from its line, none is placed, and the chart needs a legend.
+ *
  * @param {HTMLElement} host
  * @param {EndLabel[]} labels
- * @param {number} bottom lower end of the plotting area, in pixels
- * @returns {{width: number, draw: (frame: Frame) => void}} the width that the labels take in
- *   pixels, and a function that draws them
+ * @param {number} bottom - Lower end of the plotting area, in pixels.
+ * @returns {{width: number, draw: (frame: Frame) => void}} The width that the labels take in
+ *   pixels, and a function that draws them.
  */
 export function placeEndLabels(host, labels, bottom) {
   const placed = [...labels]
@@ -225,6 +237,7 @@ export function placeEndLabels(host, labels, bottom) {
 }
 
 /**
+ *
  * @param {Frame} frame
  * @param {(EndLabel & {labelY: number})[]} labels
  * @param {number} maxTextWidth

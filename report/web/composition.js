@@ -35,13 +35,14 @@ const EXPLANATION =
 
 /**
  * Draw the graphs into `host`.
+ *
  * @param {HTMLElement} host
  * @param {object} options
- * @param {[number, number]} options.shape layers and heads
+ * @param {[number, number]} options.shape - Layers and heads.
  * @param {Composition[]} options.compositions
  * @param {string} options.title
- * @param {[number, number]} options.chosen layer and head
- * @param {(layer: number, head: number) => void} options.choose called when a head is clicked
+ * @param {[number, number]} options.chosen - Layer and head.
+ * @param {(layer: number, head: number) => void} options.choose - Called when a head is clicked.
  */
 export function drawComposition(host, { shape, compositions, title, chosen, choose }) {
   const significant = compositions.filter(
@@ -73,19 +74,21 @@ export function drawComposition(host, { shape, compositions, title, chosen, choo
 /**
  * Where the components are in a graph: one row for each layer with its MLP at the right end, the
  * highest layer on top, the embedding below.
+ *
  * @typedef {object} Layout
- * @property {number[]} layers that are shown
+ * @property {number[]} layers - That are shown.
  * @property {number} headCount
- * @property {number} width in pixels, like all that follow
+ * @property {number} width - In pixels, like all that follow.
  * @property {number} height
  * @property {number} rowHeight
- * @property {number} radius of a head
- * @property {(column: number) => number} x of a head, or of the MLP in column `headCount`
- * @property {(layer: number) => number} y of a layer
+ * @property {number} radius - Radius of a head.
+ * @property {(column: number) => number} x - X of a head, or of the MLP in column `headCount`.
+ * @property {(layer: number) => number} y - Y of a layer.
  * @property {[number, number]} embedding
  */
 
 /**
+ *
  * @param {[number, number]} shape
  * @param {Composition[]} compositions
  * @returns {Layout}
@@ -117,9 +120,10 @@ function createLayout([layerCount, headCount], compositions) {
 }
 
 /**
+ *
  * @param {Layout} layout
- * @param {string} name of a component
- * @returns {[number, number]} its position
+ * @param {string} name - Name of a component.
+ * @returns {[number, number]} Its position.
  */
 function positionOf(layout, name) {
   const [, layer, head] = /^L(\d+)(?:H(\d+)|MLP)$/.exec(name) ?? [];
@@ -130,12 +134,13 @@ function positionOf(layout, name) {
 
 /**
  * Draw one of the three graphs.
+ *
  * @param {object} options
- * @param {[number, number]} options.shape layers and heads
+ * @param {[number, number]} options.shape - Layers and heads.
  * @param {Composition[]} options.compositions
- * @param {string} options.color name of a CSS custom property
+ * @param {string} options.color - Name of a CSS custom property.
  * @param {string} options.title
- * @param {[number, number]} options.chosen layer and head
+ * @param {[number, number]} options.chosen - Layer and head.
  * @param {(layer: number, head: number) => void} options.choose
  * @returns {SVGElement}
  */
@@ -167,10 +172,12 @@ function compositionGraph({ shape, compositions, color, title, chosen, choose })
 
 /**
  * What a written share must not touch: its center, and the vertical distance to keep.
+ *
  * @typedef {{x: number, y: number, clearance: number}} Obstacle
  */
 
 /**
+ *
  * @param {Layout} layout
  * @returns {Obstacle[]}
  */
@@ -188,12 +195,14 @@ function nodeObstacles({ layers, headCount, radius, x, y, embedding }) {
 
 /**
  * A line from a component up to a head. Lines that pass over the layers in between are bent.
+ *
  * @typedef {object} Line
  * @property {string} path
- * @property {(t: number) => [number, number]} pointAt position along the line, from 0 to 1
+ * @property {(t: number) => [number, number]} pointAt - Position along the line, from 0 to 1.
  */
 
 /**
+ *
  * @param {Layout} layout
  * @param {Composition} composition
  * @returns {Line}
@@ -211,10 +220,11 @@ function lineGeometry(layout, { from, to }) {
 }
 
 /**
+ *
  * @param {Line} line
  * @param {Obstacle[]} obstacles
- * @returns {[number, number]} the first position that touches nothing, or the one that is farthest
- *   from everything
+ * @returns {[number, number]} The first position that touches nothing, or the one that is farthest
+ *   from everything.
  */
 function labelPosition({ pointAt }, obstacles) {
   // At 1 or more, the label touches nothing.
@@ -234,9 +244,10 @@ function labelPosition({ pointAt }, obstacles) {
 }
 
 /**
+ *
  * @param {Composition} composition
  * @param {Line} line
- * @param {string} color name of a CSS custom property
+ * @param {string} color - Name of a CSS custom property.
  */
 function compositionMark(composition, { path }, color) {
   const thickness = (1 + 7 * Math.min(1, composition.share)).toFixed(1);
@@ -254,6 +265,7 @@ function compositionMark(composition, { path }, color) {
 
 /**
  * What the tooltip says about a line.
+ *
  * @param {Composition} composition
  * @returns {Node[]}
  */
@@ -285,9 +297,10 @@ function describeComposition({ score, to, input, from, share, error, directShare
 
 /**
  * The heads, MLPs and the embedding, with the names of the layers.
+ *
  * @param {Layout} layout
- * @param {Set<string>} connected names of the components at the ends of lines
- * @param {[number, number]} chosen layer and head
+ * @param {Set<string>} connected - Names of the components at the ends of lines.
+ * @param {[number, number]} chosen - Layer and head.
  * @param {(layer: number, head: number) => void} choose
  * @returns {SVGElement[]}
  */
@@ -312,6 +325,7 @@ function componentNodes({ layers, headCount, radius, x, y, embedding }, connecte
 }
 
 /**
+ *
  * @param {string} name
  * @param {number} x
  * @param {number} y
@@ -326,6 +340,7 @@ function headNode(name, x, y, radius, isConnected) {
 }
 
 /**
+ *
  * @param {string} name
  * @param {number} x
  * @param {number} y

@@ -22,41 +22,45 @@ import { addArrowKeys, addTooltip } from "./tooltip.js";
 const OUTLIER_DISTANCE = 7;
 
 /**
+ *
  * @typedef {object} Dot
- * @property {number | null} x value on the x axis; the dot is left out if unknown
- * @property {number | null} y value on the y axis; the dot is left out if unknown
- * @property {number | null} [error] standard error of `y`
- * @property {number} group group of marks that the page can highlight
- * @property {boolean} [small] whether the dot is one run rather than a mean
- * @property {Node[]} nodes what the tooltip says
+ * @property {number | null} x - Value on the x axis; the dot is left out if unknown.
+ * @property {number | null} y - Value on the y axis; the dot is left out if unknown.
+ * @property {number | null} [error] - Standard error of `y`.
+ * @property {number} group - Group of marks that the page can highlight.
+ * @property {boolean} [small] - Whether the dot is one run rather than a mean.
+ * @property {Node[]} nodes - What the tooltip says.
  */
 
 /**
+ *
  * @typedef {object} DotAxis
  * @property {"log" | "linear" | "names"} type
- * @property {[number, string][]} ticks values and their texts
- * @property {string} name with its unit
- * @property {boolean} [showsAllTicks] whether the axis extends over all ticks rather than over the
- *   dots
+ * @property {[number, string][]} ticks - Values and their texts.
+ * @property {string} name - With its unit.
+ * @property {boolean} [showsAllTicks] - Whether the axis extends over all ticks rather than over
+ *   the dots.
  */
 
 /**
+ *
  * @typedef {object} DotChartOptions
- * @property {string} title with the unit of the y axis
+ * @property {string} title - With the unit of the y axis.
  * @property {Dot[]} dots
- * @property {{name: string, dots: Dot[]}[]} lines dots that a line joins; a name is written at its
- *   end
+ * @property {{name: string, dots: Dot[]}[]} lines - Dots that a line joins; a name is written at
+ *   its end.
  * @property {DotAxis} axis
- * @property {number | null} ringedGroup group that is marked by a ring
- * @property {boolean} [showsOutliers] whether outliers are drawn to scale rather than at the upper
- *   edge
- * @property {number} [height] pixels down to the tick labels of the x axis
- * @property {(dot: Dot | null) => void} onNear called with the dot that is read out
- * @property {(dot: Dot) => void} onPick called with the dot that is clicked
+ * @property {number | null} ringedGroup - Group that is marked by a ring.
+ * @property {boolean} [showsOutliers] - Whether outliers are drawn to scale rather than at the
+ *   upper edge.
+ * @property {number} [height] - Pixels down to the tick labels of the x axis.
+ * @property {(dot: Dot | null) => void} onNear - Called with the dot that is read out.
+ * @property {(dot: Dot) => void} onPick - Called with the dot that is clicked.
  */
 
 /**
  * Draw a chart of dots into `host`, or hide `host` if there are none.
+ *
  * @param {HTMLElement} host
  * @param {DotChartOptions} options
  */
@@ -125,6 +129,7 @@ function isNumber(value) {
 /**
  * Range of the y axis. Outliers would flatten the differences between the others, so they are left
  * out unless they are asked for.
+ *
  * @param {Dot[]} dots
  * @param {boolean} showsOutliers
  * @returns {[number, number]}
@@ -142,14 +147,16 @@ function valueRange(dots, showsOutliers) {
 }
 
 /**
+ *
  * @param {Dot[]} dots
- * @returns {string} a `data-group` attribute
+ * @returns {string} A `data-group` attribute.
  */
 function groupsOf(dots) {
   return [...new Set(dots.map(({ group }) => group))].join(" ");
 }
 
 /**
+ *
  * @param {DotChartOptions["lines"]} lines
  * @param {(value: number) => number} y
  * @returns {import("./chart_axes.js").EndLabel[]}
@@ -166,6 +173,7 @@ function labelsOf(lines, y) {
 }
 
 /**
+ *
  * @param {import("./chart_axes.js").Frame} frame
  * @param {DotAxis} axis
  * @param {Dot[]} dots
@@ -181,6 +189,7 @@ function createXScale({ left, right }, axis, dots) {
 
 /**
  * The ticks of the x axis whose texts do not touch.
+ *
  * @param {import("./chart_axes.js").Frame} frame
  * @param {DotAxis} axis
  * @param {(value: number) => number} x
@@ -204,12 +213,13 @@ function readableTicks({ left, right }, axis, x) {
 
 /**
  * One dot with its error bar; an arrowhead if the value is above the chart.
+ *
  * @param {Dot} dot
  * @param {object} chart
  * @param {(value: number) => number} chart.x
  * @param {(value: number) => number} chart.y
  * @param {(value: number) => number} chart.clippedY
- * @param {number} chart.high upper end of the y axis
+ * @param {number} chart.high - Upper end of the y axis.
  * @param {boolean} chart.isRinged
  */
 function dotMark(dot, { x, y, clippedY, high, isRinged }) {

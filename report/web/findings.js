@@ -5,15 +5,17 @@ import { annotate } from "./terms.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
+ *
  * @typedef {[text: string, evidence: string]} Finding a sentence, and its numbers with standard
  *   errors
  */
 
 /**
  * Show findings, the first one as the headline.
+ *
  * @param {Finding[]} findings
- * @param {(layer: number, head: number) => void} chooseHead called when a head in the text is
- *   clicked
+ * @param {(layer: number, head: number) => void} chooseHead - Called when a head in the text is
+ *   clicked.
  */
 export function drawFindings(findings, chooseHead) {
   const [headline, ...others] = findings.map(([text, evidence]) => {

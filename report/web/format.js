@@ -1,3 +1,6 @@
+/** Numbers and texts as the pages write them. */
+
+/** Marks in place of characters that would not be visible. */
 const VISIBLE_MARKS = {
   " ": "·",
   "\n": "⏎",
@@ -8,73 +11,159 @@ const VISIBLE_MARKS = {
   "\u007f": "␡",
   "\u00a0": "⍽",
 };
+const INVISIBLE = /[\u0080-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u;
 
-// A token with its white space, control characters and invisible marks made visible.
+/**
+ *
+ * @param {string} character - Control character below the space.
+ * @returns {string} Its symbol in the block "Control Pictures".
+ */
+const controlPicture = character => String.fromCodePoint(0x2400 + character.codePointAt(0));
+
+/**
+ *
+ * @param {string} character
+ * @returns {string}
+ */
+function visibleCharacter(character) {
+  if (character in VISIBLE_MARKS) return VISIBLE_MARKS[character];
+  if (character < " ") return controlPicture(character);
+  return INVISIBLE.test(character) ? "�" : character;
+}
+
+/**
+ * Make the white space, control characters and invisible marks of a token visible.
+ *
+ * @param {string} text
+ * @returns {string}
+ */
 export function makeVisible(text) {
-  const shown = c =>
-    VISIBLE_MARKS[c] ??
-    (c < " "
-      ? String.fromCodePoint(0x2400 + c.codePointAt(0))
-      : /[\u0080-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u.test(c)
-        ? "�"
-        : c);
-  return [...text].map(shown).join("") || "∅";
+  return [...text].map(visibleCharacter).join("") || "∅";
 }
 
-export function shortenToken(text, most = 14) {
-  const characters = [
-    ...makeVisible(text).replace(/([·⏎⇥])\1{2,}/g, (run, c) => `${c}×${run.length}`),
-  ];
-  return characters.length > most
-    ? `${characters.slice(0, most - 1).join("")}…`
-    : characters.join("");
+/**
+ * Make a token visible and shorten it; repeated white space is counted.
+ *
+ * @param {string} text
+ * @param {number} [maxLength] - In characters.
+ * @returns {string}
+ */
+export function shortenToken(text, maxLength = 14) {
+  const counted = makeVisible(text).replace(
+    /([·⏎⇥])\1{2,}/g,
+    (run, character) => `${character}×${run.length}`,
+  );
+  const characters = [...counted];
+  if (characters.length <= maxLength) return characters.join("");
+  return `${characters.slice(0, maxLength - 1).join("")}…`;
 }
 
-// Text as it is, with only what would not show made visible.
+/**
+ * Keep a text as it is, except for control characters, which become visible.
+ *
+ * @param {string} text
+ * @returns {string}
+ */
 export function printable(text) {
-  return text
-    .replace(/[\u2028\u2029]/g, "\n")
-    .replace(/[\u0000-\u0008\u000b-\u001f]/g, c => String.fromCodePoint(0x2400 + c.codePointAt(0)));
+  return (
+    text
+      .replace(/[\u2028\u2029]/g, "\n")
+      // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is replaced
+      .replace(/[\u0000-\u0008\u000b-\u001f]/g, controlPicture)
+  );
 }
 
-export const readableName = name => name.replaceAll("_", " ");
-export const formatCount = n => n.toLocaleString("en");
-export const pluralize = (n, name) => `${formatCount(n)} ${name}${n === 1 ? "" : "s"}`;
-export const printableName = text => makeVisible(text).replaceAll("·", " ").replace("∅", "(none)"); // a name, not a token
+/**
+ * Make the name of a run or setting visible. Unlike in a token, spaces stay spaces.
+ *
+ * @param {string} text
+ * @returns {string}
+ */
+export const printableName = text => makeVisible(text).replaceAll("·", " ").replace("∅", "(none)");
 
+/**
+ *
+ * @param {string} name - An identifier.
+ * @returns {string} The name with spaces: previous token.
+ */
+export const readableName = name => name.replaceAll("_", " ");
+
+/**
+ *
+ * @param {number} n
+ * @returns {string} The number with separators of thousands: 12,000.
+ */
+export const formatCount = n => n.toLocaleString("en");
+
+/**
+ *
+ * @param {number} n
+ * @param {string} name - In the singular.
+ * @returns {string} The number with its noun: 3 layers.
+ */
+export const pluralize = (n, name) => `${formatCount(n)} ${name}${n === 1 ? "" : "s"}`;
+
+/**
+ * Write a number with about four significant digits.
+ *
+ * @param {number | null | undefined} x
+ * @returns {string} A dash if the number is unknown.
+ */
 export function formatNumber(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  return size >= 1e5
-    ? formatCount(Math.round(x))
-    : size < 1e-3
-      ? x.toExponential(2)
-      : size >= 1000
-        ? formatCount(Math.round(x))
-        : x.toPrecision(4);
+  if (size < 1e-3) return x.toExponential(2);
+  return size >= 1000 ? formatCount(Math.round(x)) : x.toPrecision(4);
 }
 
-// A value with its standard error, to the digit that the error leaves: 1.39 ± 0.06.
+/**
+ * Write a value with its standard error, to the first digit of the error: 1.39 ± 0.06.
+ *
+ * @param {number | null | undefined} x
+ * @param {number | null} [error]
+ * @returns {string}
+ */
 export function formatWithError(x, error) {
   if (x === null || x === undefined || !error) return formatNumber(x);
-  const digits = Math.min(20, Math.max(0, -Math.floor(Math.log10(Number(error.toPrecision(1))))));
-  return `${x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1")} ± ${error.toFixed(digits)}`;
+  const roundedError = Number(error.toPrecision(1));
+  const digits = Math.min(20, Math.max(0, -Math.floor(Math.log10(roundedError))));
+  const value = x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1");
+  return `${value} ± ${error.toFixed(digits)}`;
 }
 
+/**
+ * Round an upper bound up to two significant digits. The bound grows by 5% first, which covers the
+ * rounding of the value that is written beside it.
+ *
+ * @param {number} x
+ * @returns {number}
+ */
 export function roundUp(x) {
   const unit = 10 ** (Math.floor(Math.log10(x)) - 1);
-  // the share above covers the rounding of the value beside it
   return Number((Math.ceil((x * 1.05) / unit) * unit).toPrecision(2));
 }
 
+/**
+ *
+ * @param {number} seconds
+ * @returns {string} 12.3 s, 4 min 5 s or 2 h 3 min.
+ */
 export function formatDuration(seconds) {
-  return seconds < 60
-    ? `${seconds.toPrecision(3)} s`
-    : seconds < 3600
-      ? `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`
-      : `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (seconds < 60) return `${seconds.toPrecision(3)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
 }
 
-export const formatSigned = x =>
-  Number.isFinite(x) ? `${x > 0 ? "+" : x < 0 ? "−" : ""}${Math.abs(x).toFixed(2)}` : "–";
+/**
+ * Write a number with its sign and two decimals; a dash if it is not finite.
+ *
+ * @param {number} x
+ * @returns {string}
+ */
+export function formatSigned(x) {
+  if (!Number.isFinite(x)) return "–";
+  const size = Math.abs(x).toFixed(2);
+  if (x === 0) return size;
+  return x > 0 ? `+${size}` : `−${size}`;
+}

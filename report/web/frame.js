@@ -1,70 +1,114 @@
-// What every page has: its title, its theme, the slider of the steps.
+/** What all pages have: the title and the theme; and the slider over the steps of a run. */
 
 import { isDark } from "./colors.js";
 import { $ } from "./dom.js";
 import { formatCount, printableName } from "./format.js";
 
-// Name the page.
+const THEME_KEY = "glassgpt-theme";
+/** Milliseconds between two steps while the slider plays. */
+const PLAY_INTERVAL = 700;
+
+/**
+ * Name the page.
+ *
+ * @param {string} title
+ * @param {string} kind - What the page is about, before the title.
+ */
 export function setTitle(title, kind) {
   $("brand").textContent = kind;
   $("title").textContent = printableName(title);
   document.title = `${printableName(title)} · GlassGPT`;
 }
 
-// The theme that was chosen, kept where that is allowed; `redraw` where it or the window's size changes.
-export function setUpTheme(redraw) {
-  const root = document.documentElement;
+/** Use the theme that the reader chose before, if the browser allows the page to remember it. */
+function restoreTheme() {
   try {
-    const kept = localStorage.getItem("glassgpt-theme");
-    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+    const theme = localStorage.getItem(THEME_KEY);
+    if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
   } catch {
-    /* storage is not allowed here */
+    // The browser does not allow storage for pages from files.
   }
+}
+
+/** Change between the light and the dark theme. */
+function toggleTheme() {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem(THEME_KEY, theme);
+  } catch {
+    // The theme holds until the page is closed.
+  }
+}
+
+/**
+ * Set up the button that changes the theme.
+ *
+ * @param {() => void} redraw - Called when the theme or the size of the window has changed.
+ */
+export function setUpTheme(redraw) {
+  restoreTheme();
   $("theme").onclick = () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try {
-      localStorage.setItem("glassgpt-theme", root.dataset.theme);
-    } catch {
-      /* then it is not remembered */
-    }
+    toggleTheme();
     redraw();
   };
   matchMedia("(prefers-color-scheme: dark)").onchange = redraw;
-  let waiting = 0;
-  onresize = () => {
-    cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(redraw);
+  let request = 0;
+  window.onresize = () => {
+    cancelAnimationFrame(request);
+    request = requestAnimationFrame(redraw);
   };
 }
 
-// ---- the slider of the steps, with play: `most()` is its last place, `now()` where it stands, `go(k)` shows another
-
-export function setUpStepSlider(most, now, go) {
+/**
+ * Set up the slider over the steps and its play button.
+ *
+ * @param {() => number} lastIndex - Returns the index of the last step.
+ * @param {() => number} currentIndex - Returns the index of the step that is shown.
+ * @param {(index: number) => void} showIndex - Shows another step.
+ */
+export function setUpStepSlider(lastIndex, currentIndex, showIndex) {
+  /** @type {number | null} */
   let timer = null;
-  function play(on) {
+
+  function stop() {
     clearInterval(timer);
-    timer = on
-      ? setInterval(() => {
-          if (now() >= most()) play(false);
-          else go(now() + 1);
-        }, 700)
-      : null;
-    $("play").textContent = on ? "❚❚" : "▶";
-    $("play").setAttribute("aria-label", on ? "pause" : "play");
+    timer = null;
+    $("play").textContent = "▶";
+    $("play").setAttribute("aria-label", "play");
   }
+
+  function play() {
+    timer = setInterval(() => {
+      if (currentIndex() >= lastIndex()) stop();
+      else showIndex(currentIndex() + 1);
+    }, PLAY_INTERVAL);
+    $("play").textContent = "❚❚";
+    $("play").setAttribute("aria-label", "pause");
+  }
+
   $("step").oninput = () => {
-    play(false);
-    go(Number($("step").value));
+    stop();
+    showIndex(Number($("step").value));
   };
   $("play").onclick = () => {
-    if (timer) return play(false);
-    if (now() >= most()) go(0);
-    play(true);
+    if (timer !== null) {
+      stop();
+      return;
+    }
+    if (currentIndex() >= lastIndex()) showIndex(0);
+    play();
   };
 }
 
-export function showStep(k, step) {
-  $("step").value = k;
+/**
+ * Show a step on the slider.
+ *
+ * @param {number} index
+ * @param {number} step
+ */
+export function showStep(index, step) {
+  $("step").value = index;
   $("step").setAttribute("aria-valuetext", `step ${formatCount(step)}`);
   $("step-now").textContent = `step ${formatCount(step)}`;
 }

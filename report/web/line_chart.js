@@ -22,40 +22,43 @@ import { addTooltip, announce, showTooltip } from "./tooltip.js";
 const FAINT_LINE_PENALTY = 5;
 
 /**
+ *
  * @typedef {object} Series
  * @property {string} name
- * @property {number[]} xs training steps, ascending
- * @property {(number | null)[]} ys values; null if not measured at that step, which leaves a gap
- * @property {(number | null)[]} [errors] standard errors, drawn as a band
- * @property {string} color name of a CSS custom property, without its dashes
+ * @property {number[]} xs - Training steps, ascending.
+ * @property {(number | null)[]} ys - Values; null if not measured at that step, which leaves a gap.
+ * @property {(number | null)[]} [errors] - Standard errors, drawn as a band.
+ * @property {string} color - Name of a CSS custom property, without its dashes.
  * @property {boolean} [bold]
  * @property {boolean} [faint]
- * @property {string} [dash] an SVG `stroke-dasharray`
- * @property {string} [label] text at the line's right end
- * @property {number} [group] group of marks that the page can highlight
- * @property {number[]} [dots] indices of values that are marked by a dot
+ * @property {string} [dash] - An SVG `stroke-dasharray`.
+ * @property {string} [label] - Text at the line's right end.
+ * @property {number} [group] - Group of marks that the page can highlight.
+ * @property {number[]} [dots] - Indices of values that are marked by a dot.
  */
 
 /**
+ *
  * @typedef {object} LineChartOptions
- * @property {string} title with the unit of the y axis
- * @property {string} [explanation] one sentence about what is shown
+ * @property {string} title - With the unit of the y axis.
+ * @property {string} [explanation] - One sentence about what is shown.
  * @property {Series[]} series
- * @property {number} [height] pixels down to the tick labels of the x axis
- * @property {number | null} [currentStep] step that is marked by a vertical line
- * @property {number[]} [includes] values that the y axis includes in any case
- * @property {number} [yMax] values above are cut off
- * @property {number[]} [extraSteps] steps that the x axis includes in any case
+ * @property {number} [height] - Pixels down to the tick labels of the x axis.
+ * @property {number | null} [currentStep] - Step that is marked by a vertical line.
+ * @property {number[]} [includes] - Values that the y axis includes in any case.
+ * @property {number} [yMax] - Values above are cut off.
+ * @property {number[]} [extraSteps] - Steps that the x axis includes in any case.
  * @property {string} [xName]
  * @property {(svg: SVGElement, x: (step: number) => number, top: number, width: number) => number}
- *   [drawBelow] draws below the x axis and returns the height that it used, in pixels
- * @property {(series: Series, index: number) => Node[]} [describe] what the tooltip says about one
- *   value; if missing, the tooltip lists the values of all series
- * @property {(series: Series | null) => void} [onNear] called with the series that is read out
+ *   [drawBelow] - Draws below the x axis and returns the height that it used, in pixels.
+ * @property {(series: Series, index: number) => Node[]} [describe] - What the tooltip says about
+ *   one value; if missing, the tooltip lists the values of all series.
+ * @property {(series: Series | null) => void} [onNear] - Called with the series that is read out.
  */
 
 /**
  * Draw a line chart into `host`, or hide `host` if there are fewer than two steps.
+ *
  * @param {HTMLElement} host
  * @param {LineChartOptions} options
  */
@@ -104,6 +107,7 @@ export function drawLineChart(host, options) {
 }
 
 /**
+ *
  * @param {Series[]} series
  * @param {number[]} extraSteps
  * @returns {number[]}
@@ -115,6 +119,7 @@ function sortedSteps(series, extraSteps) {
 
 /**
  * Range of the y axis; never empty.
+ *
  * @param {Series[]} series
  * @param {number[]} includes
  * @param {number} yMax
@@ -134,9 +139,10 @@ function valueRange(series, includes, yMax) {
 }
 
 /**
+ *
  * @param {Series[]} series
  * @param {(value: number) => number} y
- * @param {number} low value that stands for a line without values
+ * @param {number} low - Value that stands for a line without values.
  * @returns {import("./chart_axes.js").EndLabel[]}
  */
 function labelsOf(series, y, low) {
@@ -149,6 +155,7 @@ function labelsOf(series, y, low) {
 }
 
 /**
+ *
  * @param {string} title
  * @param {string} [explanation]
  * @returns {Node | string}
@@ -166,6 +173,7 @@ function legendKey({ name, color }) {
 }
 
 /**
+ *
  * @param {number} x
  * @param {number} bottom
  * @param {string} className
@@ -176,6 +184,7 @@ function verticalLine(x, bottom, className) {
 
 /**
  * Draw one line with its error band and its dots.
+ *
  * @param {SVGElement} plot
  * @param {Series} series
  * @param {(step: number) => number} x
@@ -214,6 +223,7 @@ function drawSeries(plot, series, x, y) {
 
 /**
  * A band of one standard error on either side of a line.
+ *
  * @param {Series} series
  * @param {(step: number) => number} x
  * @param {(value: number) => number} y
@@ -229,6 +239,7 @@ function errorBand({ xs, ys, errors, color }, x, y) {
 /**
  * Let pointer and arrow keys read values. Left and right move over the steps; if each line is
  * described on its own, up and down move over the lines.
+ *
  * @param {object} chart
  * @param {import("./chart_axes.js").Frame} chart.frame
  * @param {SVGElement} chart.cursor
@@ -320,9 +331,10 @@ function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
 }
 
 /**
+ *
  * @param {number[]} values
  * @param {number} target
- * @returns {number} index of the value that is nearest to `target`
+ * @returns {number} Index of the value that is nearest to `target`.
  */
 function indexOfNearest(values, target) {
   const distance = k => Math.abs(values[k] - target);
@@ -332,6 +344,7 @@ function indexOfNearest(values, target) {
 /**
  * The values of all series at a step. A series that was not measured there is read at its nearest
  * step.
+ *
  * @param {number} step
  * @param {Series[]} series
  * @param {(series: Series) => number} nearestIndex

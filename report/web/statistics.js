@@ -1,8 +1,9 @@
 /** Means and standard errors over runs. */
 
 /**
+ *
  * @param {number[]} values
- * @returns {number | null} null if there are no values
+ * @returns {number | null} Null if there are no values.
  */
 export function mean(values) {
   return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
@@ -10,7 +11,8 @@ export function mean(values) {
 
 /**
  * Sample standard deviation.
- * @param {number[]} values at least two
+ *
+ * @param {number[]} values - At least two.
  * @returns {number}
  */
 export function standardDeviation(values) {
@@ -21,8 +23,9 @@ export function standardDeviation(values) {
 
 /**
  * Standard error of a mean.
+ *
  * @param {number[]} values
- * @returns {number | null} null if there are fewer than two values
+ * @returns {number | null} Null if there are fewer than two values.
  */
 export function standardError(values) {
   return values.length > 1 ? standardDeviation(values) / Math.sqrt(values.length) : null;

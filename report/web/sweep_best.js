@@ -44,6 +44,7 @@ export function showBestSetting() {
 }
 
 /**
+ *
  * @param {string} id
  * @param {string | Node} value
  * @param {...(string | Node)} label

@@ -19,6 +19,7 @@ import { bestMark, runName, settingName } from "./sweep_names.js";
 import { explanationOf, SCORES, scoreLabel, scoreTitle } from "./terms.js";
 
 /**
+ *
  * @typedef {import("./sweep_data.js").Curve} Curve
  * @typedef {import("./sweep_data.js").Run} Run
  * @typedef {import("./line_chart.js").Series & {run?: Run, seedCount?: number}} SettingSeries
@@ -36,10 +37,11 @@ const AVERAGED_SCORES = ["entropy", "distance"];
 
 /**
  * The mean over the finished runs of a setting, at the steps that all of them have.
+ *
  * @param {number} setting
  * @param {(run: Run) => Curve | undefined} curveOf
- * @returns {{xs: number[], ys: number[], errors: (number | null)[], seedCount: number} | null} null
- *   if no run has finished
+ * @returns {{xs: number[], ys: number[], errors: (number | null)[], seedCount: number} | null} Null
+ *   if no run has finished.
  */
 function meanCurve(setting, curveOf) {
   const curves = finishedRuns(setting)
@@ -62,11 +64,12 @@ function meanCurve(setting, curveOf) {
 /**
  * The lines of all settings, best on top: the mean with its runs behind it. A run that has not
  * finished is a dashed line of its own.
+ *
  * @param {(run: Run) => Curve | undefined} curveOf
  * @param {object} [options]
  * @param {boolean} [options.bold]
- * @param {(run: Run, curve: Curve) => number[]} [options.dots] indices of marked values of a run's
- *   curve
+ * @param {(run: Run, curve: Curve) => number[]} [options.dots] - Indices of marked values of a
+ *   run's curve.
  * @returns {SettingSeries[]}
  */
 function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
@@ -99,8 +102,9 @@ function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
 }
 
 /**
+ *
  * @param {string} unit
- * @returns {(series: SettingSeries, index: number) => Node[]} what the tooltip says about a value
+ * @returns {(series: SettingSeries, index: number) => Node[]} What the tooltip says about a value.
  */
 function describeValue(unit) {
   return ({ name, xs, ys, run, seedCount, group }, k) => {
@@ -118,6 +122,7 @@ function describeValue(unit) {
 /**
  * Upper end of the y axis. The steep beginning, which is much the same in all runs, and runs that
  * diverge would flatten all differences.
+ *
  * @param {(run: Run) => Curve | undefined} curveOf
  * @returns {number}
  */
@@ -166,7 +171,8 @@ export function drawLossCurves() {
 }
 
 /**
- * @param {((run: Run) => Curve)[]} curvesOf of the charts that are shown
+ *
+ * @param {((run: Run) => Curve)[]} curvesOf - curvesOf of the charts that are shown.
  * @returns {string}
  */
 function curvesNote(curvesOf) {

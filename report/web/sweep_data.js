@@ -9,51 +9,55 @@ import { $ } from "./dom.js";
 import { mean, standardDeviation, standardError } from "./statistics.js";
 
 /**
+ *
  * @typedef {object} Curve
  * @property {number[]} steps
  * @property {number[]} values
- * @property {number} of number of measured points, of which the curve keeps some
+ * @property {number} of - Number of measured points, of which the curve keeps some.
  */
 
 /**
+ *
  * @typedef {object} Run
- * @property {string} name of the run's folder
- * @property {string | null} page address of the run's own page
+ * @property {string} name - Name of the run's folder.
+ * @property {string | null} page - Address of the run's own page.
  * @property {"finished" | "failed" | "unfinished"} status
- * @property {string} reason why the run failed or could not be continued; "" if it did not
+ * @property {string} reason - Why the run failed or could not be continued; "" if it did not.
  * @property {number | null} maxSteps
  * @property {number} setting
  * @property {string} seed
- * @property {number[]} valueIndices for each swept key, the index of the run's value
+ * @property {number[]} valueIndices - For each swept key, the index of the run's value.
  * @property {Record<string, number | null>} figures
  * @property {Record<string, Curve>} curves
- * @property {Record<string, Curve>} heads for each score, the strongest head's or the mean over the
- *   heads
- * @property {Record<string, number>} emerged for each kind of head, the step at which the first one
- *   emerged
- * @property {Record<string, number | null>} formed what the heads had become by the end
+ * @property {Record<string, Curve>} heads - For each score, the strongest head's or the mean over
+ *   the heads.
+ * @property {Record<string, number>} emerged - For each kind of head, the step at which the first
+ *   one emerged.
+ * @property {Record<string, number | null>} formed - What the heads had become by the end.
  */
 
 /**
  * A setting that was swept.
+ *
  * @typedef {object} SweptKey
  * @property {string} name
- * @property {string[]} values in their order
- * @property {"names" | "linear" | "log"} axis how the values are spread along an axis
- * @property {number[] | null} numbers the values as numbers; null if one of them is not a number
+ * @property {string[]} values - In their order.
+ * @property {"names" | "linear" | "log"} axis - How the values are spread along an axis.
+ * @property {number[] | null} numbers - The values as numbers; null if one of them is not a number.
  */
 
 /**
  * Means over the finished runs of a setting, with their standard errors.
+ *
  * @typedef {object} Result
- * @property {number} runCount finished runs that have a loss
- * @property {number | null} loss mean of the metric that settings are compared by
+ * @property {number} runCount - Finished runs that have a loss.
+ * @property {number | null} loss - Mean of the metric that settings are compared by.
  * @property {number | null} lossError
  * @property {Record<string, number>} figures
  * @property {Record<string, number | null>} figureErrors
- * @property {Record<string, number[]>} emerged for each kind of head, the steps of the runs in
- *   which one emerged
- * @property {Record<string, number>} scores at the end of training
+ * @property {Record<string, number[]>} emerged - For each kind of head, the steps of the runs in
+ *   which one emerged.
+ * @property {Record<string, number>} scores - At the end of training.
  * @property {Record<string, number | null>} scoreErrors
  */
 
@@ -94,6 +98,7 @@ export const bestSetting = data.oneSeed ? null : lowestLossSetting;
 export const hasSeveralSeeds = runsOf.some(runsOfSetting => runsOfSetting.length > 1);
 
 /**
+ *
  * @param {number} setting
  * @returns {Run[]}
  */
@@ -103,8 +108,9 @@ export function finishedRuns(setting) {
 
 /**
  * Whether all runs of a setting have the same value of a swept key.
+ *
  * @param {number} setting
- * @param {number} k index of the key
+ * @param {number} k - Index of the key.
  * @returns {boolean}
  */
 export function hasSingleValue(setting, k) {
@@ -113,6 +119,7 @@ export function hasSingleValue(setting, k) {
 
 /**
  * The loss of a run at its best step.
+ *
  * @param {Run} run
  * @returns {number | null}
  */
@@ -122,8 +129,9 @@ export function lossOf(run) {
 
 /**
  * The place of a run's value on an axis: the number, or its index among the names.
+ *
  * @param {Run} run
- * @param {number} k index of the swept key
+ * @param {number} k - Index of the swept key.
  * @returns {number}
  */
 export function axisValue(run, k) {
@@ -133,6 +141,7 @@ export function axisValue(run, k) {
 
 /**
  * Put the values of a key in order and choose the axis that spaces them more evenly.
+ *
  * @param {{name: string, values: string[]}} key
  * @returns {SweptKey}
  */
@@ -147,6 +156,7 @@ function createSweptKey({ name, values }) {
 
 /**
  * Whether ascending numbers are more evenly spaced on a logarithmic axis than on a linear one.
+ *
  * @param {number[]} numbers
  * @returns {boolean}
  */
@@ -161,6 +171,7 @@ function isSpacedByRatio(numbers) {
 }
 
 /**
+ *
  * @param {Run[]} finished
  * @returns {Result}
  */

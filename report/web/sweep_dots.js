@@ -6,17 +6,19 @@ import { runsOf, sweptKeys } from "./sweep_data.js";
 import { bestMark, keyAndValue, keyName } from "./sweep_names.js";
 
 /**
+ *
  * @typedef {import("./dot_chart.js").Dot} Dot
  * @typedef {import("./dot_chart.js").DotAxis} DotAxis
  */
 
 /**
  * What a tooltip says about a dot.
- * @param {string} name of the setting or run
- * @param {number | null} setting its setting, if it may be marked as the best
+ *
+ * @param {string} name - Name of the setting or run.
+ * @param {number | null} setting - Its setting, if it may be marked as the best.
  * @param {string} value
  * @param {string} unit
- * @param {(string | false)[]} details one line each
+ * @param {(string | false)[]} details - One line each.
  * @returns {Node[]}
  */
 export function describeDot(name, setting, value, unit, details) {
@@ -30,7 +32,8 @@ export function describeDot(name, setting, value, unit, details) {
 
 /**
  * The x axis of a swept key.
- * @param {number} k index of the key
+ *
+ * @param {number} k - Index of the key.
  * @returns {DotAxis}
  */
 export function keyAxis(k) {
@@ -44,6 +47,7 @@ export function keyAxis(k) {
 }
 
 /**
+ *
  * @param {string} name
  * @param {boolean} isLog
  */
@@ -53,9 +57,10 @@ export function axisName(name, isLog) {
 
 /**
  * Join the dots of settings that differ in one key only.
- * @param {Dot[]} dots of settings
- * @param {number} k index of the key
- * @returns {{name: string, dots: Dot[]}[]} lines named by what their settings have in common
+ *
+ * @param {Dot[]} dots - Dots of settings.
+ * @param {number} k - Index of the key.
+ * @returns {{name: string, dots: Dot[]}[]} Lines named by what their settings have in common.
  */
 export function joinDots(dots, k) {
   if (sweptKeys[k].axis === "names") return [];

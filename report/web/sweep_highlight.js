@@ -29,16 +29,18 @@ const LIGHT_THEME_RANGE = [0.66, 0.1];
 const DARK_THEME_RANGE = [0.42, 0.97];
 
 /**
- * @type {{colorKey: number, pinned: Set<number> | null, near: number | null}}
- * colorKey: index of the swept key that gives the colors; pinned: settings that stay highlighted;
- * near: setting that is pointed at in a chart
+ *
+ * @type {{colorKey: number, pinned: Set<number> | null, near: number | null}} colorKey: index of
+ *   the swept key that gives the colors; pinned: settings that stay highlighted; near: setting that
+ *   is pointed at in a chart
  */
 const state = { colorKey: 0, pinned: null, near: null };
 
 /**
  * The value of a setting that gives its color.
+ *
  * @param {number} setting
- * @returns {number | null} index of the value; null if its runs have several
+ * @returns {number | null} Index of the value; null if its runs have several.
  */
 function colorValue(setting) {
   if (!sweptKeys.length || !hasSingleValue(setting, state.colorKey)) return null;
@@ -47,7 +49,8 @@ function colorValue(setting) {
 
 /**
  * Whether a value has a hue, because it has no place in an order.
- * @param {number | null} value index of the value
+ *
+ * @param {number | null} value - Index of the value.
  * @returns {boolean}
  */
 function hasHue(value) {
@@ -60,8 +63,9 @@ function dashOf(value) {
 }
 
 /**
+ *
  * @param {number} setting
- * @returns {string} an SVG `stroke-dasharray`
+ * @returns {string} An SVG `stroke-dasharray`.
  */
 export function settingDash(setting) {
   return dashOf(colorValue(setting)).svg;
@@ -69,8 +73,9 @@ export function settingDash(setting) {
 
 /**
  * Color of a value: from pale to deep for numbers, distinct hues for names.
- * @param {number | null} value index of the value
- * @returns {string} a CSS color
+ *
+ * @param {number | null} value - Index of the value.
+ * @returns {string} A CSS color.
  */
 function colorOf(value) {
   if (value === null) return "var(--c1)";
@@ -91,6 +96,7 @@ function assignColors() {
 
 /**
  * A small square in the color of a setting.
+ *
  * @param {number} setting
  * @returns {HTMLElement}
  */
@@ -104,7 +110,8 @@ export function colorSwatch(setting) {
 
 /**
  * Highlight settings.
- * @param {Set<number> | null} settings null: those that are pinned
+ *
+ * @param {Set<number> | null} settings - Null: those that are pinned.
  */
 export function highlight(settings) {
   const highlighted = settings ?? state.pinned;
@@ -120,7 +127,8 @@ export function highlight(settings) {
 
 /**
  * Highlight the setting of a mark that is pointed at.
- * @param {{group?: number} | null} mark null when the pointer has left
+ *
+ * @param {{group?: number} | null} mark - Null when the pointer has left.
  */
 export function highlightNear(mark) {
   const setting = mark?.group ?? null;
@@ -136,6 +144,7 @@ function joinSettings(settings) {
 
 /**
  * Keep settings highlighted, or no longer if they were.
+ *
  * @param {Set<number> | null} settings
  */
 export function togglePin(settings) {
@@ -145,6 +154,7 @@ export function togglePin(settings) {
 
 /**
  * Keep the setting of a mark highlighted, or no longer if it was.
+ *
  * @param {{group: number}} mark
  */
 export function togglePinOfMark(mark) {
@@ -173,8 +183,9 @@ export function drawLegend() {
 }
 
 /**
+ *
  * @param {string} name
- * @param {number} value index of the value
+ * @param {number} value - Index of the value.
  */
 function legendChip(name, value) {
   const settings = new Set(allSettings.filter(setting => colorValue(setting) === value));
@@ -201,7 +212,8 @@ function legendChip(name, value) {
 
 /**
  * Set up the choice of the key that gives the colors, and the keys that end highlighting.
- * @param {() => void} redraw draws everything that has a setting's color
+ *
+ * @param {() => void} redraw - Draws everything that has a setting's color.
  */
 export function setUpLegend(redraw) {
   state.colorKey = sweptKeys.reduce(

@@ -13,6 +13,7 @@ import {
 } from "./sweep_data.js";
 
 /**
+ *
  * @typedef {import("./sweep_data.js").Run} Run
  */
 
@@ -21,7 +22,8 @@ const lastParts = sweptKeys.map(({ name }) => name.slice(name.lastIndexOf(".") +
 /**
  * The last part of a key's name, or all of it if the last part is ambiguous: n_head for
  * model.n_head.
- * @param {number} k index of the swept key
+ *
+ * @param {number} k - Index of the swept key.
  * @returns {string}
  */
 export function keyName(k) {
@@ -30,8 +32,9 @@ export function keyName(k) {
 }
 
 /**
+ *
  * @param {Run} run
- * @param {number} k index of the swept key
+ * @param {number} k - Index of the swept key.
  * @returns {string}
  */
 export function valueName(run, k) {
@@ -40,8 +43,9 @@ export function valueName(run, k) {
 
 /**
  * A value with its key, or alone if it explains itself: "n_head 4", "muon".
+ *
  * @param {Run} run
- * @param {number} k index of the swept key
+ * @param {number} k - Index of the swept key.
  * @returns {string}
  */
 export function keyAndValue(run, k) {
@@ -53,6 +57,7 @@ export function keyAndValue(run, k) {
 }
 
 /**
+ *
  * @param {number} setting
  * @returns {string}
  */
@@ -65,6 +70,7 @@ export function settingName(setting) {
 
 /**
  * A star after the name of the setting that is declared best.
+ *
  * @param {number | null} setting
  * @returns {string}
  */
@@ -73,6 +79,7 @@ export function bestMark(setting) {
 }
 
 /**
+ *
  * @param {Run} run
  * @returns {string}
  */
@@ -85,6 +92,7 @@ export function runName(run) {
 
 /**
  * How a run ended: "finished", "failed after 10 of 20 steps".
+ *
  * @param {Run} run
  * @returns {string}
  */
@@ -96,9 +104,10 @@ export function outcome({ status, figures, maxSteps }) {
 }
 
 /**
+ *
  * @param {number} value
  * @param {number} digits
- * @returns {number} the value rounded to so many significant digits
+ * @returns {number} The value rounded to so many significant digits.
  */
 export function roundToDigits(value, digits) {
   return Number(value.toPrecision(digits));
@@ -106,6 +115,7 @@ export function roundToDigits(value, digits) {
 
 /**
  * A mean with its standard error, if that is known.
+ *
  * @param {number | null | undefined} value
  * @param {number | null | undefined} error
  * @returns {string}
@@ -115,7 +125,8 @@ export function withError(value, error) {
 }
 
 /**
- * @param {number} size in bytes
+ *
+ * @param {number} size - In bytes.
  * @returns {string}
  */
 export function formatBytes(size) {
@@ -126,12 +137,13 @@ export function formatBytes(size) {
 
 /**
  * What a setting costs.
+ *
  * @typedef {object} Cost
  * @property {string} name
- * @property {string} unit "" if its values are written with their unit, or have none
+ * @property {string} unit - "" if its values are written with their unit, or have none.
  * @property {(value: number) => string} format
  * @property {(value: number) => string} formatTick
- * @property {boolean} isMeasured whether it differs between runs of the same setting
+ * @property {boolean} isMeasured - Whether it differs between runs of the same setting.
  */
 
 /** @type {Record<string, Cost>} */
@@ -167,8 +179,9 @@ export const COSTS = {
 };
 
 /**
+ *
  * @param {number} setting
- * @param {string} name of the cost
+ * @param {string} name - Name of the cost.
  * @returns {number | null}
  */
 export function costOf(setting, name) {
@@ -177,7 +190,8 @@ export function costOf(setting, name) {
 
 /**
  * The distinct values of a cost, in ascending order.
- * @param {string} name of the cost
+ *
+ * @param {string} name - Name of the cost.
  * @returns {number[]}
  */
 export function distinctCosts(name) {
@@ -187,7 +201,8 @@ export function distinctCosts(name) {
 
 /**
  * The name of a cost with its unit: "Throughput (tokens/s)".
- * @param {string} name of the cost
+ *
+ * @param {string} name - Name of the cost.
  * @returns {string}
  */
 export function costTitle(name) {
@@ -196,7 +211,8 @@ export function costTitle(name) {
 }
 
 /**
- * @param {string} name of the cost
+ *
+ * @param {string} name - Name of the cost.
  * @param {number | null} value
  * @returns {string}
  */

@@ -26,6 +26,7 @@ import {
 } from "./sweep_names.js";
 
 /**
+ *
  * @typedef {import("./dot_chart.js").Dot} Dot
  * @typedef {import("./dot_chart.js").DotAxis} DotAxis
  * @typedef {import("./sweep_data.js").Run} Run
@@ -38,8 +39,9 @@ import {
 const MIN_TEXT_DIFFERENCE = 0.02;
 
 /**
+ *
  * @typedef {object} Outcome
- * @property {string} title with its unit
+ * @property {string} title - With its unit.
  * @property {(value: number) => string} format
  */
 
@@ -73,11 +75,12 @@ const OUTCOMES = {
 
 /**
  * The dot of a setting's mean outcome.
+ *
  * @param {number} setting
  * @param {number} x
  * @param {Outcome} outcome
  * @param {(run: Run) => number | null | undefined} outcomeOf
- * @returns {Dot | null} null if no run of the setting has the outcome
+ * @returns {Dot | null} Null if no run of the setting has the outcome.
  */
 function meanOutcomeDot(setting, x, { format }, outcomeOf) {
   const finished = finishedRuns(setting);
@@ -92,10 +95,11 @@ function meanOutcomeDot(setting, x, { format }, outcomeOf) {
 
 /**
  * What outcomes are drawn against.
+ *
  * @typedef {object} Abscissa
  * @property {string} id
  * @property {string} name
- * @property {number | null} key index of the swept key; null if it is another measure
+ * @property {number | null} key - Index of the swept key; null if it is another measure.
  * @property {(run: Run) => number} toValue
  * @property {DotAxis} axis
  */
@@ -116,6 +120,7 @@ function outcomeAbscissas() {
 
 /**
  * The share of repeated token pairs in the text, if settings differ in it.
+ *
  * @returns {Abscissa[]}
  */
 function textAbscissa() {
@@ -145,6 +150,7 @@ function textAbscissa() {
 
 /**
  * The size of the KV cache, if key/value heads were swept.
+ *
  * @returns {Abscissa[]}
  */
 function cacheAbscissa() {
@@ -182,7 +188,8 @@ export function drawOutcomes() {
 }
 
 /**
- * @param {string} name of the outcome in the data
+ *
+ * @param {string} name - Name of the outcome in the data.
  * @param {Outcome} outcome
  * @param {Abscissa} abscissa
  */

@@ -106,6 +106,7 @@ function settingColumns() {
 
 /**
  * Number of finished runs of a setting: "3", "2 of 3".
+ *
  * @param {number} setting
  * @returns {string}
  */
@@ -143,6 +144,7 @@ function scoreColumns() {
 }
 
 /**
+ *
  * @param {number} setting
  * @param {string} score
  * @returns {string}
@@ -154,9 +156,10 @@ function finalScore(setting, score) {
 
 /**
  * Mean step at which the first head of a kind emerged, and in how many runs one did if not in all.
+ *
  * @param {number} setting
  * @param {string} kind
- * @returns {string} "" if none emerged
+ * @returns {string} "" if none emerged.
  */
 function emergence(setting, kind) {
   const steps = results[setting].emerged[kind];

@@ -35,6 +35,7 @@ import {
 } from "./sweep_names.js";
 
 /**
+ *
  * @typedef {import("./dot_chart.js").Dot} Dot
  * @typedef {import("./sweep_data.js").Run} Run
  */
@@ -116,8 +117,9 @@ function drawLossByCost(name) {
 }
 
 /**
- * @param {string} name of the cost
- * @param {number[]} costs distinct values in ascending order
+ *
+ * @param {string} name - Name of the cost.
+ * @param {number[]} costs - Distinct values in ascending order.
  * @param {boolean} isLog
  * @returns {number[]}
  */
@@ -130,7 +132,8 @@ function costTicks(name, costs, isLog) {
 
 /**
  * A sentence about the costs that are the same for all settings, which have no chart.
- * @returns {string[]} empty if there are none
+ *
+ * @returns {string[]} Empty if there are none.
  */
 function equalCostsNote() {
   if (allSettings.length < 2) return [];
@@ -145,6 +148,7 @@ function equalCostsNote() {
 
 /**
  * The dot of a setting's mean loss.
+ *
  * @param {number} setting
  * @param {number} x
  * @param {string} [detail]
@@ -165,6 +169,7 @@ function meanLossDot(setting, x, detail = "") {
 
 /**
  * The dot of one run's loss.
+ *
  * @param {Run} run
  * @param {number} x
  * @returns {Dot}

@@ -4,21 +4,24 @@ import { bdi, el } from "./dom.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
+ *
  * @template Row
  * @typedef {object} Column
  * @property {string} id
- * @property {string} name heading
- * @property {string} [explanation] one sentence about the column
- * @property {boolean} [isText] whether its cells are aligned to the left
- * @property {(row: Row) => string | number | null | undefined} [sortValue] unknown values come last
- * @property {(row: Row) => Node | string | number} cell content of a cell
+ * @property {string} name - Heading.
+ * @property {string} [explanation] - One sentence about the column.
+ * @property {boolean} [isText] - Whether its cells are aligned to the left.
+ * @property {(row: Row) => string | number | null | undefined} [sortValue] - Unknown values come
+ *   last.
+ * @property {(row: Row) => Node | string | number} cell - Content of a cell.
  */
 
 /**
  * How a table is sorted; the table updates it.
+ *
  * @typedef {object} Sorting
  * @property {number | null} column
- * @property {-1 | 0 | 1} sign -1: descending, 0: original order, 1: ascending
+ * @property {-1 | 0 | 1} sign - -1: descending, 0: original order, 1: ascending.
  */
 
 // Each is indexed by the current sign: 0, 1, or -1, which is the last.
@@ -28,12 +31,13 @@ const ARIA_SORT = ["none", "ascending", "descending"];
 
 /**
  * Fill a table's head and body.
+ *
  * @template Row
- * @param {HTMLElement} table with a `thead` and `tbody`
+ * @param {HTMLElement} table - With a `thead` and `tbody`.
  * @param {Column<Row>[]} columns
  * @param {Row[]} rows
- * @param {(row: Row) => HTMLTableRowElement} createRow creates a row with its first cell
- * @param {Sorting | null} [sorting] null if the table cannot be sorted
+ * @param {(row: Row) => HTMLTableRowElement} createRow - Creates a row with its first cell.
+ * @param {Sorting | null} [sorting] - Null if the table cannot be sorted.
  */
 export function fillTable(table, columns, rows, createRow, sorting = null) {
   const headings = columns.map((column, k) => {
@@ -71,6 +75,7 @@ export function fillTable(table, columns, rows, createRow, sorting = null) {
 }
 
 /**
+ *
  * @template Row
  * @param {Row[]} rows
  * @param {Column<Row>[]} columns
@@ -84,10 +89,11 @@ function sortRows(rows, columns, sorting) {
 }
 
 /**
+ *
  * @param {string | number | null | undefined} a
  * @param {string | number | null | undefined} b
  * @param {number} sign
- * @returns {number} negative if `a` comes first
+ * @returns {number} Negative if `a` comes first.
  */
 function compare(a, b, sign) {
   const isUnknown = value => value === null || value === undefined || value === "";

@@ -5,14 +5,16 @@ import { readableName } from "./format.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
+ *
  * @typedef {object} Score
  * @property {string} label
- * @property {string} unit "" if it is a share or has none
- * @property {string} explanation one sentence
+ * @property {string} unit - "" if it is a share or has none.
+ * @property {string} explanation - One sentence.
  */
 
 /**
  * What the scores of heads mean, in the order of the page.
+ *
  * @type {Record<string, Score>}
  */
 export const SCORES = {
@@ -71,6 +73,7 @@ export const SCORES = {
 };
 
 /**
+ *
  * @param {string} score
  * @returns {string}
  */
@@ -80,6 +83,7 @@ export function scoreLabel(score) {
 
 /**
  * The label of a score with its unit: "Distance (tokens)".
+ *
  * @param {string} score
  * @returns {string}
  */
@@ -168,8 +172,9 @@ const explanations = new Map(
 );
 
 /**
+ *
  * @param {string} word
- * @returns {string | undefined} explanation of a term or of its plural
+ * @returns {string | undefined} Explanation of a term or of its plural.
  */
 export function explanationOf(word) {
   const lowerCase = word.toLowerCase();
@@ -178,8 +183,9 @@ export function explanationOf(word) {
 
 /**
  * A word with a dotted line under it, whose tooltip explains it.
+ *
  * @param {string} word
- * @param {string} [explanation] what the glossary says, if missing
+ * @param {string} [explanation] - What the glossary says, if missing.
  * @returns {HTMLElement}
  */
 export function term(word, explanation = explanationOf(word)) {
@@ -189,8 +195,9 @@ export function term(word, explanation = explanationOf(word)) {
 
 /**
  * Turn a text into nodes in which heads are buttons and terms have tooltips.
+ *
  * @param {string} text
- * @param {(layer: number, head: number) => void} chooseHead called when a head is clicked
+ * @param {(layer: number, head: number) => void} chooseHead - Called when a head is clicked.
  * @returns {(Node | string)[]}
  */
 export function annotate(text, chooseHead) {
