@@ -202,7 +202,8 @@ def write_attention(
     """Write an HTML page of every head's attention over a text, and print the findings."""
     from attention_maps.analysis import analyze
     from attention_maps.capture import float16_weights
-    from attention_maps.findings import summarize_run
+    from attention_maps.findings import summarize
+    from attention_maps.rendering import render
     from report.pack import pack_weights
     from report.page import Model, attention_page
 
@@ -214,7 +215,8 @@ def write_attention(
         {0: lambda: pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})},
     )
     analysis = analyze(model, tokenizer, text.prompt_tokens + text.tokens, print_stderr)
-    found, length = summarize_run([analysis.metrics]), len(analysis.arrays["text_ids"])
+    findings = [render(finding) for finding in summarize(analysis)]
+    length = len(analysis.arrays["text_ids"])
     title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
     attention_page(
         analysis.arrays,
@@ -222,11 +224,11 @@ def write_attention(
         path,
         page,
         analysis.metrics,
-        found,
+        findings,
         max(0, length - len(text.tokens)),
     )
-    for finding, figures in found:
-        print_stderr(f"{finding[:-1]} ({figures}).")
+    for finding in findings:
+        print_stderr(str(finding))
     print_stderr(f"attention {path}")
 
 

@@ -24,7 +24,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 import interop
 import sweeps
-from attention_maps.findings import summarize_run
+from attention_maps.rendering import describe_run
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from common.errors import UserError
 from common.metrics import METRICS, best_row, read_rows
@@ -290,7 +290,7 @@ def observe(
     clock: Stopwatch,
     world: World,
 ) -> None:
-    """Analysis at the heads of the model, where one is given, and write the row of this step."""
+    """Look at the heads of the model, where one is given, and write the row of this step."""
     step = row["step"]
     last = step == record.config.max_steps
     row = {"step": step, "tokens": tokens_seen(step, record.config)} | row
@@ -322,7 +322,7 @@ def observe(
                 )
             record.doing("drawing the page")
             record.wandb.page(
-                write_page(record.run_dir), record.rows[-1], summarize_run(record.rows), last
+                write_page(record.run_dir), record.rows[-1], describe_run(record.rows), last
             )
 
 
@@ -332,8 +332,8 @@ def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
     clock.switch(None)
     record.log("")
     print_losses(record.log, record.rows)
-    for text, figures in summarize_run(record.rows):
-        cli.printer(record.console, wrap=True)(f"{text[:-1]} ({figures}).")
+    for finding in describe_run(record.rows):
+        cli.printer(record.console, wrap=True)(str(finding))
     record.log("")
     print_summary(record.log, record.run_dir, clock.seconds)
 

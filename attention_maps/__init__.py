@@ -1,0 +1,1 @@
+"""Measure what every attention head of a model does, and say it."""

@@ -1,142 +1,239 @@
-"""What a head is good for, and what a prediction needed: the loss without them. Each is the real
-model, of which the blocks above what was changed are computed again."""
+"""Ablations: the loss without a head, and without seeing a token.
 
+Every effect is measured on the real model; only what lies above or after the change is recomputed.
+"""
+
+from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attention_maps import scores
-from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses
+from attention_maps.capture import ForwardPass, max_logit_rows, next_tokens, token_losses
+from attention_maps.results import Estimates
 from model import GPT, KVCache, autocast, store
 
-TOKENS = 4096  # that go through the model at once, at most
+MAX_TOKENS_PER_PASS = 4096
+# A pass recomputes all tokens after its first hidden one. Hiding a quarter of them in one pass
+# costs little recomputation; below 8 tokens the cost of starting a pass dominates.
+MAX_HIDDEN_SHARE = 4
+MIN_HIDDEN_TOKENS = 8
 
 
-def at_once(model: GPT, length: int) -> int:
-    """Rows of so many tokens that go through the model at once."""
-    return max(1, min(TOKENS, LOGITS // model.config.vocab_size) // length)
+def rows_per_pass(model: GPT, length: int) -> int:
+    """Return how many rows of `length` tokens go through the model at once."""
+    return max(1, min(MAX_TOKENS_PER_PASS, max_logit_rows(model)) // length)
+
+
+# --- without a head -------------------------------------------------------------------------------
+
+
+class HeadAblation(NamedTuple):
+    """Loss of every token in nats, nan where there is no target.
+
+    Attributes:
+        loss: Of the whole model, (W, T).
+        loss_without_head: With each head's output zeroed, (L, H, W, T).
+    """
+
+    loss: np.ndarray
+    loss_without_head: np.ndarray
 
 
 @torch.no_grad()
-def losses_without_heads(
-    model: GPT, x: Tensor, y: Tensor, precision: str = "fp32"
-) -> dict[str, np.ndarray]:
-    """The loss of every token of windows x, y (W, T) in nats, nan where y is -1: `loss` (W, T), and
-    for each head `loss_without` (L, H, W, T), when its output is zeroed."""
-    whole, without = [], []
+def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
+    """Measure the loss of windows x with targets y (W, T), with and without each head."""
+    losses, losses_without = [], []
     with model.evaluating(), autocast(x.device.type, precision):
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
-            residuals = []
+            residuals: list[Tensor] = []
             keep = partial(store, residuals)
             model.run_blocks(tokens, taps={"embedding": keep, "residual": keep})
-            whole.append(token_losses(model, residuals[-1], targets))
-            without.append(without_heads(model, tokens, targets, residuals))
-    return {
-        "validation_loss": torch.cat(whole).cpu().numpy(),
-        "validation_loss_without_head": torch.stack(without, dim=2).cpu().numpy(),
-    }
+            losses.append(token_losses(model, residuals[-1], targets))
+            losses_without.append(_losses_without_heads(model, tokens, targets, residuals))
+    return HeadAblation(
+        torch.cat(losses).cpu().numpy(), torch.stack(losses_without, dim=2).cpu().numpy()
+    )
 
 
-def without_heads(
-    model: GPT, tokens: Tensor, targets: Tensor, residuals: list[Tensor] | Tensor
+def head_importance(ablation: HeadAblation) -> Estimates:
+    """Compute head importance: the increase of the mean loss when a head's output is zeroed.
+
+    Returns:
+        Increases in nats and their standard errors over windows, (L, H). They are ratios of sums,
+        because windows may have different numbers of tokens.
+
+    Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
+    """
+    difference = ablation.loss_without_head.astype(np.float64) - ablation.loss
+    increases = np.nansum(difference, axis=-1)  # (L, H, W)
+    return scores.ratio(increases, (~np.isnan(ablation.loss)).sum(axis=-1))
+
+
+@torch.no_grad()
+def measure_head_effects(
+    model: GPT, forward: ForwardPass, max_rows: int | None = None
+) -> np.ndarray:
+    """Return by how much the loss of each prediction rises when a head's output is zeroed.
+
+    Args:
+        model: The model of the pass.
+        forward: A pass over one text.
+        max_rows: Rows per pass; None for as many as fit.
+
+    Returns:
+        Head effects (L, H, T) in nats: of the prediction after token i; nan for the last.
+    """
+    targets = next_tokens(forward.tokens)  # (1, T)
+    residuals = list(forward.residuals)
+    with model.evaluating():
+        without = _losses_without_heads(model, forward.tokens, targets, residuals, max_rows)
+    return (without - token_losses(model, residuals[-1], targets)).cpu().numpy()
+
+
+def _losses_without_heads(
+    model: GPT,
+    tokens: Tensor,
+    targets: Tensor,
+    residuals: list[Tensor],
+    max_rows: int | None = None,
 ) -> Tensor:
-    """The losses (L, H, T) of targets (1, T) without each head, from each layer's own input."""
-    c, found = model.config, []
+    """Return the loss (L, H, T) of targets (1, T) without each head, from each layer's input."""
+    c = model.config
+    max_rows = max_rows or rows_per_pass(model, tokens.shape[1])
+    losses = []
     for layer in range(c.n_layer):
-        for heads in torch.arange(c.n_head).split(at_once(model, tokens.shape[1])):
+        for heads in torch.arange(c.n_head).split(max_rows):
             x = model.run_blocks(
                 tokens,
-                taps={"heads": partial(silence, layer, heads)},
+                taps={"heads": partial(_zero_heads, layer, heads)},
                 entry=(layer, residuals[layer]),
             )  # (n, T, C)
-            found.append(token_losses(model, x, targets.expand(len(heads), -1)))
-    return torch.cat(found).unflatten(0, (c.n_layer, c.n_head))
+            losses.append(token_losses(model, x, targets.expand(len(heads), -1)))
+    return torch.cat(losses).unflatten(0, (c.n_layer, c.n_head))
 
 
-def silence(where: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
-    """A tap, once it has a layer and n of its heads, that makes of what all heads gathered there of
-    one text, y (1, T, H, d_v), n texts (n, T, H, d_v) that lack one of the heads each."""
-    if layer != where:
+def _zero_heads(ablated_layer: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
+    """Tap that turns one text (1, T, H, d_v) into n texts that lack one of n heads each."""
+    if layer != ablated_layer:
         return y
     y = y.repeat(len(heads), 1, 1, 1)
     y[torch.arange(len(heads)), :, heads] = 0
     return y
 
 
-@torch.no_grad()
-def measure_head_effects(model: GPT, whole: Forward) -> np.ndarray:
-    """Nats (L, H, T) that the token after i costs more without each head."""
-    targets = next_tokens(whole.tokens)  # (1, T)
-    with model.evaluating():
-        without = without_heads(model, whole.tokens, targets, whole.residuals)
-    return (without - token_losses(model, whole.residuals[-1], targets)).cpu().numpy()
+# --- without a token ------------------------------------------------------------------------------
+
+
+class TokenEffects(NamedTuple):
+    """Effects of hiding a token on later predictions, in nats.
+
+    Attributes:
+        loss: Element [i, j] is the increase of the loss of the token after i when token j is
+            hidden, (T, T); 0 for j ≥ i; nan in the last row, after which no token is known.
+        kl: Element [i, j] is KL(p ‖ p with j hidden) of the whole prediction, (T, T).
+    """
+
+    loss: np.ndarray
+    kl: np.ndarray
 
 
 @torch.no_grad()
-def measure_token_effects(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
-    """`token_effect` (T, T) in one text: how many nats the token after i costs more where token j
-    is hidden from all later queries, in all layers and heads, and from later n-grams; nan in the
-    last row, after which nothing is known. `token_effect_kl`: KL(p‖p hidden) of the whole
-    prediction, in nats. Both are 0 for j ≥ i.
+def measure_token_effects(
+    model: GPT, forward: ForwardPass, max_rows: int | None = None
+) -> TokenEffects:
+    """Measure how every prediction depends on every earlier token (attention knockout).
 
-    Queries up to j see what they saw: only what follows the first hidden token of a pass is
-    computed again, over the keys and values of those before it."""
-    tokens, targets = whole.tokens, next_tokens(whole.tokens)  # (1, T)
-    T, place, start = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device), 0
-    log_p = log_probabilities(model, whole.residuals[-1, 0])  # (T, V)
-    found = log_p.new_zeros(2, T, T)  # need, KL
-    while start < T - 1:
-        rest = place[start + 1 :]
-        # As many as are worth that a pass begins at the first of them.
-        hidden = place[
-            start : min(T - 1, start + at_once(model, len(rest)), start + max(8, len(rest) // 4))
-        ][:, None]  # (R, 1)
-        later = rest > hidden  # (R, rest)
-        is_hidden = place == hidden  # (R, T)
-        mask = (place <= rest[:, None]) & ~(is_hidden[:, None] & later[..., None])
-        cache = KVCache(model.config, len(hidden), T, tokens.device, whole.k.dtype)
-        cache.keys.copy_(whole.k)
-        cache.values.copy_(whole.v)
-        cache.length = start + 1
-        before, again = tokens.expand(len(hidden), -1).tensor_split([start + 1], dim=1)
-        with model.evaluating():
-            x = model.embed(again, before, is_hidden)
-            x = model.run_blocks(again, cache, mask[:, None], entry=(0, x))
-        log_q, p = log_probabilities(model, x), log_p[start + 1 :]  # (R, rest, V), (rest, V)
-        ids = targets[0, start + 1 :].clamp(min=0)[:, None]  # (rest, 1)
-        nats = p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(len(hidden), -1, 1))[..., 0]
-        kl = (p.exp() * p).sum(-1) - torch.einsum("tv,rtv->rt", p.exp(), log_q)  # (R, rest)
-        both = torch.stack((nats, kl)).masked_fill(~later, 0)  # (2, R, rest)
-        found[:, start + 1 :, start : start + len(hidden)] = both.mT
-        start += len(hidden)
-    found[0, -1] = torch.nan
-    return dict(zip(("token_effect", "token_effect_kl"), found.cpu().numpy()))
-
-
-def log_probabilities(model: GPT, x: Tensor) -> Tensor:
-    """ln p (…, V) of the next token, of what the last block gives, x (…, C)."""
-    logits = model.head(model.norm(x))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-
-
-def importance(
-    validation_loss: np.ndarray, validation_loss_without_head: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute head importance: the loss increase when a head's output is zeroed.
+    A hidden token is masked from all later queries, in all layers and heads, and from later
+    n-grams. Queries up to the hidden token are not affected: each pass recomputes only what follows
+    its first hidden token, over the cached keys and values of the tokens before.
 
     Args:
-        validation_loss: Loss of each token in nats (W, T); nan where there is no target.
-        validation_loss_without_head: The same with each head zeroed (L, H, W, T).
+        model: The model of the pass.
+        forward: A pass over one text.
+        max_rows: Rows per pass; None for as many as fit.
 
-    Returns:
-        Mean increase and its standard error over windows, (L, H) each. It is a ratio of sums
-        because windows may have different numbers of tokens.
-
-    Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
+    Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
-    gain = np.nansum(
-        validation_loss_without_head.astype(np.float64) - validation_loss, axis=-1
-    )  # (L, H, W)
-    return scores.ratio(gain, (~np.isnan(validation_loss)).sum(axis=-1))
+    T = forward.tokens.shape[1]
+    log_p = _log_probabilities(model, forward.residuals[-1, 0])  # (T, V)
+    effects = log_p.new_zeros(2, T, T)  # loss, KL
+    for hidden in _plan_passes(model, T, max_rows):
+        log_q = _predict_with_hidden_tokens(model, forward, hidden)
+        after = slice(hidden.start + 1, T)
+        targets = next_tokens(forward.tokens)[0, after]
+        effects[:, after, hidden.start : hidden.stop] = _compare_predictions(
+            log_p[after], log_q, targets, hidden
+        )
+    effects[0, -1] = torch.nan
+    loss, kl = effects.cpu().numpy()
+    return TokenEffects(loss, kl)
+
+
+def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[range]:
+    """Yield consecutive ranges of tokens to hide in one pass, a row for each token."""
+    start = 0
+    while start < length - 1:
+        recomputed = length - start - 1
+        rows = min(
+            max_rows or rows_per_pass(model, recomputed),
+            max(MIN_HIDDEN_TOKENS, recomputed // MAX_HIDDEN_SHARE),
+        )
+        hidden = range(start, min(length - 1, start + rows))
+        yield hidden
+        start = hidden.stop
+
+
+def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range) -> Tensor:
+    """Return log-probabilities (R, S, V) after the S tokens that follow the first hidden token.
+
+    Row r is computed with token hidden[r] out of sight of all later queries and n-grams.
+    """
+    tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
+    T = tokens.shape[1]
+    positions = torch.arange(T, device=tokens.device)
+    queries = positions[first:, None]  # (S, 1)
+    hidden_positions = positions[hidden.start : hidden.stop, None, None]  # (R, 1, 1)
+    is_hidden = positions == hidden_positions[:, :, 0]  # (R, T)
+    is_out_of_sight = is_hidden[:, None] & (queries > hidden_positions)  # (R, S, T)
+    mask = (positions <= queries) & ~is_out_of_sight  # (R, S, T)
+
+    cache = KVCache(model.config, R, T, tokens.device, forward.k.dtype)
+    cache.keys.copy_(forward.k)
+    cache.values.copy_(forward.v)
+    cache.length = first
+
+    cached, recomputed = tokens.expand(R, -1).tensor_split([first], dim=1)  # (R, first), (R, S)
+    with model.evaluating():
+        x = model.embed(recomputed, cached, is_hidden)
+        x = model.run_blocks(recomputed, cache, mask[:, None], entry=(0, x))
+    return _log_probabilities(model, x)
+
+
+def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: range) -> Tensor:
+    """Return loss increase and KL (2, S, R) of S predictions for R hidden tokens.
+
+    Args:
+        log_p: Log-probabilities (S, V) of the predictions with all tokens in sight.
+        log_q: The same with token hidden[r] hidden in row r, (R, S, V).
+        targets: Ids (S,) of the tokens that follow; -1 for none.
+        hidden: The hidden tokens; the first prediction is after token hidden.start + 1.
+    """
+    R, S, _ = log_q.shape
+    ids = targets.clamp(min=0)[:, None]  # (S, 1)
+    loss = log_p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(R, -1, 1))[..., 0]  # (R, S)
+    p = log_p.exp()
+    kl = (p * log_p).sum(-1) - torch.einsum("sv,rsv->rs", p, log_q)  # (R, S)
+    # Row r hides a token r places later than row 0: predictions up to it are not affected.
+    place = torch.arange(max(R, S), device=log_q.device)
+    is_unaffected = place[:S] < place[:R, None]
+    return torch.stack((loss, kl)).masked_fill(is_unaffected, 0).mT
+
+
+def _log_probabilities(model: GPT, x: Tensor) -> Tensor:
+    """Return ln p (…, V) of the next token from the residual stream x (…, C)."""
+    logits = model.head(model.norm(x))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)

@@ -1,181 +1,230 @@
-"""A look at one text by any model: every head's attention on it, what its heads do on random
-tokens, what each prediction needed. The page of `sample.py attention=…` is made of it."""
+"""Measure the attention heads of any model: forward passes over all probes, and what they show.
 
-import re
+Training snapshots, `sample.py attention=…` and the Python API use the same measurements.
+"""
+
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from attention_maps import capture, composition, scores
-from attention_maps.faithfulness import Alone, enough
-from attention_maps.findings import CLEAR, ERRORS, told_heads
+from attention_maps.circuit import find_induction_circuit, reported_copying_gain
+from attention_maps.emergence import threshold, update_emergence
+from attention_maps.faithfulness import IsolatedHeads, measure_faithfulness
 from attention_maps.logit_attribution import copying_scores, explain_predictions
-from attention_maps.probes import Probes, make_probes, words
+from attention_maps.metrics import flatten
+from attention_maps.probes import Probes, make_probes, spell_tokens
+from attention_maps.results import (
+    CompositionShare,
+    Estimate,
+    Estimates,
+    Faithfulness,
+    Head,
+    Measurements,
+    Scores,
+)
 from data.tokenizer import Tokenizer, encode_prompt
 from model import GPT
 
-LENGTH, DRAWN = 32, 1 << 16  # tokens of a random text, enough for its scores; of which it is taken
-LOOKED_AT = 5e12  # tokens² · parameters up to which needs are measured: minutes on two cores
-LARGE = 20_000_000  # parameters from which fewer heads are asked what they copy and who feeds them
-PARTS = 4  # of a large model that are asked whether they feed a head
-
-WIRE = np.dtype(
-    [
-        ("score", "U20"),
-        ("head", "U10"),
-        ("reads", "U7"),
-        ("from", "U10"),
-        ("share", float),
-        ("error", float),
-    ]
-)
+RANDOM_ROW_TOKENS = 32  # tokens of a random row of `analyze`: enough for its scores
+EXPECTED_TOKENS = 1 << 16  # tokens drawn as the model expects them, of which rows are drawn
+# Token effects take tokens² · parameters operations; above this they would take more than minutes
+# on two cores.
+MAX_EXPLAINED_COST = 5e12
+# In a larger model fewer heads and components are measured; faithfulness is not.
+LARGE_MODEL_PARAMETERS = 20_000_000
+MAX_COMPONENTS_OF_LARGE_MODEL = 4
 
 
-class Analysis(NamedTuple):
-    """What was seen of a model of L layers and H heads on a text of T tokens.
+@dataclass(frozen=True)
+class Analysis(Measurements):
+    """What was measured of a model with L layers and H heads on a text of T tokens.
 
-    arrays: `text` (L, H, T, T), the maps; `text_value_norms` (L, H, T), ‖v_j W_O‖; `text_ids`,
-        `text_tokens` (T,); `composition`, a row of WIRE for each share; and, unless the text is too
-        long for the model, what `attention_maps.logit_attribution.explain_predictions` gives:
-        `token_effect`, `token_effect_kl` (T, T),
-        `head_effect` (L, H, T) in nats, …
-    scores: name → values and standard errors (L, H) each, of random texts; nan: not measured.
-    metrics: all figures by the names of metrics.jsonl."""
+    The measurements (scores, composition, copying gain, faithfulness) are of random tokens.
 
-    arrays: dict[str, np.ndarray]
-    scores: scores.Tables
-    metrics: dict[str, float]
+    Attributes:
+        arrays: `text` (L, H, T, T), the attention patterns; `text_value_norms` (L, H, T);
+            `text_ids` and `text_tokens` (T,); and, unless the text is too long for the model, what
+            `attention_maps.logit_attribution.explain_predictions` returns: `token_effect` (T, T),
+            `head_effect` (L, H, T), …
+    """
+
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measurements by the keys of metrics.jsonl."""
+        return {"step": self.step, **flatten(self)}
 
 
 def analyze(
     model: GPT, tokenizer: Tokenizer, text: str | Sequence[int], log: Callable[[str], None] = print
 ) -> Analysis:
-    """Look at a text, or at ids: the last of them that the model takes. `log` hears how far it is.
-    The scores are of random tokens drawn as the model expects them in the text: of a model of
-    others the training text is not known, and what it never saw tells nothing of its heads."""
+    """Measure every attention head on a text and on random tokens.
+
+    The random tokens are drawn as the model expects them in the text, because the training text of
+    an imported model is unknown, and tokens that it never saw would say nothing about its heads.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        text: A text, or ids; only the last `block_size` tokens are used.
+        log: Called with a line before each stage.
+    """
     model = capture.in_float32(model)
-    ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
-    ids = np.array(ids[-model.config.block_size :])
-    whole = capture.capture(model, ids[None])
-    drawn = expected_tokens(model, whole, tokenizer.vocab_size)
-    probes = make_probes(drawn, drawn, tokenizer, min(LENGTH, model.config.block_size), seed=0)
-    windows = probes.control if len(probes.control) else probes.windows  # random tokens all alike
-    log("attention: what each head does on random tokens")
-    seen = Seen(model, replace(probes, text=ids, windows=windows), whole)
-    held, tables = seen.score()
-    metrics = {"step": 0, **scores.as_metrics(tables)}
-    metrics |= scores.births(metrics, metrics, windows.shape[1])  # here: what it is now
-    log("attention: who feeds whom")
-    metrics |= seen.circuits(held, tables)
-    if not seen.large:
-        metrics |= seen.enough(metrics)
-    arrays = {name: held[name] for name in ("text", "text_value_norms")} | {
+    given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
+    ids = np.array(given_ids[-model.config.block_size :])
+    text_pass = capture.capture(model, ids[None])
+    expected = draw_expected_tokens(model, text_pass, tokenizer.vocab_size)
+    length = min(RANDOM_ROW_TOKENS, model.config.block_size)
+    probes = make_probes(expected, expected, tokenizer, length, seed=0)
+    windows = probes.control if len(probes.control) else probes.windows
+    probes = replace(probes, text=ids, windows=windows)
+
+    log("attention: scores of every head on random tokens")
+    run = ProbeRun(model, probes, text_pass)
+    head_scores = run.score_heads()
+
+    log("attention: composition of the strongest heads")
+    measurements = run.measure(0, head_scores)
+    emergence = update_emergence(measurements, measurements, run.window_length)
+    measurements = replace(measurements, emergence=emergence)  # the heads that pass now
+    if not run.is_large:
+        measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
+    arrays = {
+        "text": run.arrays["text"],
+        "text_value_norms": run.arrays["text_value_norms"],
         "text_ids": ids,
-        "text_tokens": np.array(words(tokenizer, ids)),
-        "composition": wires(metrics),
+        "text_tokens": np.array(spell_tokens(tokenizer, ids)),
     }
-    if len(ids) ** 2 * model.num_parameters() <= LOOKED_AT:
-        log(f"attention: what each of {len(ids)} predictions needed, and of which heads")
-        arrays |= explain_predictions(model, whole, tokenizer)
+
+    if len(ids) ** 2 * model.num_parameters() <= MAX_EXPLAINED_COST:
+        log(f"attention: token and head effects on {len(ids)} predictions")
+        arrays |= explain_predictions(model, text_pass, tokenizer)
     else:
-        log(f"attention: {len(ids)} tokens are too many to measure what each prediction needed")
-    return Analysis(arrays, tables, metrics)
-
-
-def wires(metrics: dict[str, float]) -> np.ndarray:
-    """Who feeds whom, of metrics, as rows of WIRE: see `attention_maps.composition`."""
-    keys = (
-        re.fullmatch(r"composition/(previous_token|induction)(/(\w+)/(\w+)/(\w+))", key)
-        for key in metrics
-    )
-    return np.array(
-        [
-            (
-                key[1],
-                *key.groups()[2:],
-                metrics[key[0]],
-                metrics[f"composition/{key[1]}_se{key[2]}"],
-            )
-            for key in keys
-            if key
-        ],
-        WIRE,
-    )
+        log(f"attention: {len(ids)} tokens are too many to measure token and head effects")
+    return Analysis(**vars(measurements), arrays=arrays)
 
 
 @torch.no_grad()
-def expected_tokens(model: GPT, text: capture.Forward, vocab_size: int) -> np.ndarray:
-    """Tokens (DRAWN,) by how likely the model holds them anywhere in the text."""
+def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int) -> np.ndarray:
+    """Draw `EXPECTED_TOKENS` ids by their mean predicted probability over a text."""
     logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
-    share = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
-    return np.random.default_rng(0).choice(vocab_size, DRAWN, p=share / share.sum())
+    probabilities = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
+    probabilities = probabilities / probabilities.sum()
+    return np.random.default_rng(0).choice(vocab_size, EXPECTED_TOKENS, p=probabilities)
 
 
-class Seen:
-    """The forward passes of a model over all probes."""
+class ProbeRun:
+    """The forward passes of a model over all probes, and the measurements that use them.
 
-    def __init__(self, model: GPT, probes: Probes, text: capture.Forward | None = None):
-        """text: the pass over the text, where it is known."""
+    Attributes:
+        arrays: What a snapshot saves of the passes: see `attention_maps.capture.snapshot_arrays`.
+        is_large: Whether fewer heads and components are measured, to save time.
+        text: The pass over the text.
+        random: The pass over the repeated, reshuffled and control rows.
+    """
+
+    def __init__(self, model: GPT, probes: Probes, text: capture.ForwardPass | None = None) -> None:
+        """Run the model on the probes; `text` is the pass over their text, if it was run before."""
         self.model, self.probes = model, probes
-        self.large = model.num_parameters() > LARGE
-        self.text = text or capture.capture(model, probes.text[None])
+        self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
+        self.text = capture.capture(model, probes.text[None]) if text is None else text
         self.random = capture.capture(model, probes.random)
-        self.windows = (
-            capture.thirds(self.random)[2]
-            if probes.windows is probes.control
-            else capture.capture(model, probes.windows)
+        if probes.windows is probes.control:
+            self._windows = capture.split_random_rows(self.random)[2]
+        else:
+            self._windows = capture.capture(model, probes.windows)
+        self.arrays = capture.snapshot_arrays(model, self.text, self.random)
+
+    @property
+    def window_length(self) -> int:
+        """Tokens of a scored window."""
+        return self._windows.tokens.shape[1]
+
+    @property
+    def _has_random_rows(self) -> bool:
+        return len(self.probes.periods) > 0
+
+    def score_heads(self) -> Scores:
+        """Return the scores of every head, head importance excepted."""
+        head_scores = scores.score_heads(
+            self._windows.weights.cpu().numpy(),
+            self.arrays.get("repeated"),
+            self.arrays.get("control"),
+            self.probes.periods,
+        )
+        if self._has_random_rows:
+            mean, error = head_scores["induction"]
+            measured = np.ones(mean.shape, bool)
+            if self.is_large:  # induction heads alone
+                measured = mean - error >= threshold("induction", self.window_length)
+            control = capture.split_random_rows(self.random)[2]
+            head_scores["copying"] = copying_scores(self.model, control, measured)
+        return head_scores
+
+    def measure(
+        self, step: int, head_scores: Scores, previous: Measurements | None = None
+    ) -> Measurements:
+        """Return all measurements except faithfulness.
+
+        Args:
+            step: Optimizer steps taken so far.
+            head_scores: Scores of every head.
+            previous: Measurements of the last snapshot of the run, if there is one.
+        """
+        measurements = Measurements(step, head_scores)
+        return replace(
+            measurements,
+            emergence=update_emergence(previous, measurements, self.window_length),
+            copying_gain=self._measure_copying_gain(),
+            composition=self._measure_composition(head_scores),
         )
 
-    def score(self) -> tuple[dict[str, np.ndarray], scores.Tables]:
-        """What is kept of the passes, by `capture.arrays`, and the scores of every head."""
-        held, periods = capture.arrays(self.model, self.text, self.random), self.probes.periods
-        windows = self.windows.weights.cpu().numpy()
-        tables = scores.tables(windows, held.get("repeated"), held.get("control"), periods)
-        if len(periods):
-            least = scores.threshold("induction", windows.shape[-1]) if self.large else -np.inf
-            mean, error = tables["induction"]
-            tables["copying"] = copying_scores(
-                self.model, capture.thirds(self.random)[2], mean - error >= least
-            )
-        return held, tables
-
-    def circuits(self, held: dict[str, np.ndarray], tables: scores.Tables) -> dict[str, float]:
-        """The repeat gain, and who feeds the strongest heads, as metrics."""
-        periods, length = self.probes.periods, self.windows.tokens.shape[1]
-        if not len(periods):
-            return {}
-        gains = scores.copying_gains(held["repeated_loss"], held["reshuffled_loss"], periods)
-        asked = (
-            {"induction": 1} if self.large else dict.fromkeys(composition.SCORES, composition.MOST)
+    def _measure_copying_gain(self) -> Estimate | None:
+        if not self._has_random_rows:
+            return None
+        gains = scores.copying_gains(
+            self.arrays["repeated_loss"], self.arrays["reshuffled_loss"], self.probes.periods
         )
-        heads = {
-            name: strongest(*tables[name], scores.threshold(name, length))[:most]
-            for name, most in asked.items()
-        }
-        rows = [*range(len(periods)), *range(2 * len(periods), 3 * len(periods))]
-        found = composition.composition(
+        return scores.mean_estimate(gains)
+
+    def _measure_composition(self, head_scores: Scores) -> tuple[CompositionShare, ...]:
+        if not self._has_random_rows:
+            return ()
+        most = dict.fromkeys(composition.MEASURED_SCORES, composition.MAX_MEASURED_HEADS)
+        if self.is_large:
+            most = {"induction": 1}
+        heads = {}
+        for name, count in most.items():
+            minimum = threshold(name, self.window_length)
+            heads[name] = strongest_heads(head_scores[name], minimum)[:count]
+        P = len(self.probes.periods)
+        repeated_and_control = [*range(P), *range(2 * P, 3 * P)]
+        shares = composition.measure_composition(
             self.model,
-            self.windows,
-            self.random.rows(rows),
-            periods,
+            self._windows,
+            self.random.rows(repeated_and_control),
+            self.probes.periods,
             heads,
-            PARTS if self.large else None,
+            MAX_COMPONENTS_OF_LARGE_MODEL if self.is_large else None,
         )
-        return scores.probed({"copying_gain": gains}) | found
+        return tuple(shares)
 
-    def enough(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Whether the heads that findings name are enough for a clear repeat gain, as metrics."""
-        gain, error = (metrics.get(f"probe/copying_gain{end}", 0) for end in ("", "_se"))
-        if gain < max(CLEAR, ERRORS * error):
-            return {}
-        twice = self.random.rows(range(2 * len(self.probes.periods)))
-        return enough(Alone(self.model, twice, self.probes.periods), told_heads(metrics))
+    def measure_faithfulness(self, measurements: Measurements) -> Faithfulness | None:
+        """Return the faithfulness of the induction circuit; None without a clear copying gain."""
+        if reported_copying_gain(measurements) is None:
+            return None
+        repeated_and_reshuffled = self.random.rows(range(2 * len(self.probes.periods)))
+        isolated = IsolatedHeads(self.model, repeated_and_reshuffled, self.probes.periods)
+        circuit = find_induction_circuit(measurements)
+        return measure_faithfulness(isolated.copying_gains, isolated.all_heads, circuit)
 
 
-def strongest(mean: np.ndarray, error: np.ndarray, threshold: float) -> list[tuple[int, int]]:
-    """The heads (layer, head) that composition asks for: of a kind, the strongest first."""
-    found = np.argwhere(mean - error >= threshold)
-    return sorted(map(tuple, found.tolist()), key=lambda head: -mean[head])
+def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:
+    """Return the heads whose score minus its error is at least `minimum`, strongest first."""
+    passing = np.argwhere(head_scores.mean - head_scores.error >= minimum)
+    heads = [Head(int(layer), int(number)) for layer, number in passing]
+    return sorted(heads, key=lambda head: -head_scores.mean[head])

@@ -1,6 +1,10 @@
-"""Who feeds whom: a head's score when a part of its input lacks what a part below it wrote."""
+"""Composition: the share of a head's score that depends on an upstream component.
 
-from collections.abc import Iterator
+Measured by path patching: an upstream component is mean-ablated in the input of a head's queries,
+keys or values, and everything between is recomputed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -10,209 +14,274 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_maps import scores
-from attention_maps.capture import Forward, written
+from attention_maps.capture import ForwardPass, residual_writes
+from attention_maps.results import CompositionShare, Estimates, Head
 from model import GPT, attention_weights, causal_mask
 
-READ = ("queries", "keys", "values")
-SCORES = ("previous_token", "induction")  # whose heads are asked who feeds them
-MOST = 4  # heads of a score that are asked, the strongest
-LEAST = 0.05  # a smaller share is not recorded
+INPUTS = ("queries", "keys", "values")  # of a head, in the order of the rows of readings
+MEASURED_SCORES = ("previous_token", "induction")  # scores whose heads are measured
+MAX_MEASURED_HEADS = 4  # strongest heads of a score that are measured
+MIN_RECORDED_SHARE = 0.05
+# Direct shares, which select the components to recompute in a large model, are taken of every
+# fourth row.
+PRESELECTION_STRIDE = 4
 
-Table = tuple[np.ndarray, np.ndarray]  # shares and their standard errors
 
+class Component(NamedTuple):
+    """A component of the model that writes to the residual stream.
 
-class Part(NamedTuple):
-    """A part of the model that writes to the residual stream."""
+    Attributes:
+        name: "embedding", or as L0H1 or L0MLP.
+        tap: The tap at which it can be replaced: "embedding", "heads" or "mlp".
+        layer: -1 for the embedding.
+        head: -1 unless it is a head.
+    """
 
     name: str
-    kind: str  # heads, mlp, embedding
+    tap: str
     layer: int = -1
     head: int = -1
 
 
-def parts_below(model: GPT, layer: int) -> list[Part]:
-    heads = range(model.config.n_head)
-    return [
-        Part("embedding", "embedding"),
-        *(
-            part
-            for at in range(layer)
-            for part in (
-                *(Part(f"L{at}H{head}", "heads", at, head) for head in heads),
-                Part(f"L{at}MLP", "mlp", at),
-            )
-        ),
-    ]
+def components_below(model: GPT, layer: int) -> list[Component]:
+    """Return the components that write to the input of a layer, in order."""
+    components = [Component("embedding", "embedding")]
+    for lower in range(layer):
+        for head in range(model.config.n_head):
+            components.append(Component(str(Head(lower, head)), "heads", lower, head))
+        components.append(Component(f"L{lower}MLP", "mlp", lower))
+    return components
+
+
+class Rows(NamedTuple):
+    """Rows on which a score is measured: a forward pass, and the periods if they repeat."""
+
+    forward: ForwardPass
+    periods: np.ndarray | None
+
+    def thinned(self) -> "Rows":
+        """Return every `PRESELECTION_STRIDE`-th row."""
+        some = slice(None, None, PRESELECTION_STRIDE)
+        return Rows(self.forward.rows(some), None if self.periods is None else self.periods[some])
 
 
 @torch.no_grad()
-def composition(
+def measure_composition(
     model: GPT,
-    windows: Forward,
-    random: Forward,
+    windows: ForwardPass,
+    random: ForwardPass,
     periods: np.ndarray,
-    heads: dict[str, list[tuple[int, int]]],
-    most: int | None = None,
-) -> dict[str, float]:
-    """Who feeds each of the heads (layer, head) of a score, as metrics.
+    heads: Mapping[str, Sequence[Head]],
+    max_components: int | None = None,
+) -> list[CompositionShare]:
+    """Measure on which upstream components the scores of some heads depend.
 
-    `composition/<score>/<head>/<read>/<from>` is the share of the head's score that is lost where
-    its queries, or keys, or values are computed from a residual stream that lacks what a part below
-    wrote: its mean over tokens stands in its place, and the blocks between are computed again.
-    `composition/<score>_direct/…` is that share where they are not. Beside each its `_se`. All six
-    stand in the row where one of the first three is LEAST or more and twice its error.
+    A component is replaced by its mean over tokens in the input of the head's queries, keys or
+    values. For queries and keys, the share is what the head's score loses. Values do not decide
+    where a head attends: their share is that of the squared length of what the head writes, 1 -
+    cos² of the angle between its output with and without the component.
 
-    Values do not decide where a head looks. Theirs is the share of what it writes that is lost: of
-    its squared length, the part across what it wrote with all of them (1 - cos²), which does not
-    see that the norm makes the rest larger. The random texts are those that repeat, with these
-    periods, and then as many that do not. Of `most` parts alone, those with the largest direct
-    shares on a quarter of the texts, the blocks between are computed again."""
-    row = {}
-    for score, asked in heads.items():
-        above = {
-            layer: sorted(head for at, head in asked if at == layer) for layer, _ in asked if layer
-        }  # nothing is below layer 0
-        if not above:
+    Args:
+        model: The model of the passes.
+        windows: Pass over windows of the text, for "previous_token".
+        random: Pass over the repeated rows, then as many control rows, for "induction".
+        periods: Periods of the repeated rows, (P,).
+        heads: The heads to measure, by score.
+        max_components: Recompute the layers between only for so many components of a score, those
+            with the largest direct shares on a quarter of the rows; None for all.
+
+    Returns:
+        The shares of each component that has a share of at least 0.05 and two standard errors in
+        the queries, keys or values of a head; of those, all three inputs.
+
+    Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.
+    2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023, "Localizing Model Behavior
+    with Path Patching".
+    """
+    shares: list[CompositionShare] = []
+    for score, measured in heads.items():
+        rows = Rows(windows, None) if score == "previous_token" else Rows(random, periods)
+        by_layer = _group_by_layer(measured)
+        if not by_layer:
             continue
-        whole, own = (windows, None) if score == "previous_token" else (random, periods)
-        readers = {layer: Reader(model, layer, of, whole, own) for layer, of in above.items()}
-        parts = parts_below(model, max(above))
-        if most is not None and len(parts) > most:
-            parts = sorted(parts, key=direct_shares(model, above, whole, own).get)[-most:]
-        for part in parts:
-            for layer, again, direct in without(model, whole, part, max(above)):
+        top = max(by_layer)
+        readers = {layer: Reader(model, layer, by_layer[layer], rows) for layer in by_layer}
+        components = components_below(model, top)
+        if max_components is not None and len(components) > max_components:
+            largest = _largest_direct_shares(model, by_layer, rows.thinned())
+            components = sorted(components, key=lambda one: largest[one])[-max_components:]
+        for component in components:
+            for layer, recomputed, direct in _inputs_without(model, rows.forward, component, top):
                 if layer in readers:
-                    share, error = readers[layer].lost(again)  # (3, n)
-                    told = ((share >= LEAST) & (share >= 2 * error)).any(axis=0)
-                    tables = [(share, error), readers[layer].lost(direct)] if told.any() else []
-                    for n in np.flatnonzero(told):
-                        key = f"L{layer}H{above[layer][n]}/{{}}/{part.name}"
-                        row |= named(f"composition/{score}", key, n, tables)
-    return row
+                    shares += _shares(score, component, readers[layer], recomputed, direct)
+    return shares
 
 
-def direct_shares(
-    model: GPT, above: dict[int, list[int]], whole: Forward, periods: np.ndarray | None
-) -> dict[Part, float]:
-    """The largest direct share of each part in the queries or keys of the heads of layers `above`
-    it, on a quarter of the texts."""
-    whole, found = whole.rows(slice(None, None, 4)), {}
-    for layer, heads in above.items():
-        reader = Reader(model, layer, heads, whole, None if periods is None else periods[::4])
-        for part in parts_below(model, layer):
-            wrote = written_by(model, whole, part)
-            share, _ = reader.lost(whole.residuals[layer] - wrote + mean_of(wrote))  # (3, n)
-            found[part] = max(found.get(part, 0), np.nanmax(share[:2]))
-    return found
+def _group_by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
+    """Return the heads' numbers by layer, without layer 0, which has no upstream component."""
+    by_layer: dict[int, list[int]] = {}
+    for head in heads:
+        if head.layer > 0:
+            by_layer.setdefault(head.layer, []).append(head.number)
+    return {layer: sorted(numbers) for layer, numbers in by_layer.items()}
 
 
-def written_by(model: GPT, whole: Forward, part: Part) -> Tensor:
-    """What a part adds to the residual stream: (B, T, C)."""
-    E = whole.residuals
-    if part.kind == "embedding":
-        return E[0]
-    heads = written(model.blocks[part.layer].attention, whole.heads[part.layer])  # (B, T, H, C)
-    if part.kind == "heads":
-        return heads[:, :, part.head]
-    # the MLP's, and a bias: the same mean
-    return E[part.layer + 1] - E[part.layer] - heads.sum(dim=2)
+def _shares(
+    score: str, component: Component, reader: "Reader", recomputed: Tensor, direct: Tensor
+) -> Iterator[CompositionShare]:
+    """Yield the shares of a component in each head of a reader in which one is significant."""
+    lost = reader.lost_shares(recomputed)  # (3, n)
+    is_significant = (lost.mean >= MIN_RECORDED_SHARE) & (lost.mean >= 2 * lost.error)
+    significant_heads = np.flatnonzero(is_significant.any(axis=0))
+    if not len(significant_heads):
+        return
+    lost_directly = reader.lost_shares(direct)
+    for n in significant_heads:
+        for number, name in enumerate(INPUTS):
+            yield CompositionShare(
+                score=score,
+                head=Head(reader.layer, reader.heads[n]),
+                input=name,
+                upstream=component.name,
+                share=lost.at((number, int(n))),
+                direct=lost_directly.at((number, int(n))),
+            )
 
 
-def without(
-    model: GPT, whole: Forward, part: Part, top: int
+def _largest_direct_shares(
+    model: GPT, by_layer: dict[int, list[int]], rows: Rows
+) -> dict[Component, float]:
+    """Return each component's largest direct share in the queries or keys of heads above it."""
+    largest: dict[Component, float] = {}
+    for layer, heads in by_layer.items():
+        reader = Reader(model, layer, heads, rows)
+        for component in components_below(model, layer):
+            written = _writes_of(model, rows.forward, component)
+            x = rows.forward.residuals[layer] - written + _mean_over_tokens(written)
+            lost = reader.lost_shares(x).mean  # (3, n)
+            share = float(np.nanmax(lost[:2]))  # queries, keys
+            largest[component] = max(largest.get(component, 0.0), share)
+    return largest
+
+
+def _writes_of(model: GPT, forward: ForwardPass, component: Component) -> Tensor:
+    """Return what a component adds to the residual stream, (B, T, C)."""
+    residuals, layer = forward.residuals, component.layer
+    if component.tap == "embedding":
+        return residuals[0]
+    heads = residual_writes(model.blocks[layer].attention, forward.heads[layer])  # (B, T, H, C)
+    if component.tap == "heads":
+        return heads[:, :, component.head]
+    # The MLP, and the bias of W_O, which is its own mean.
+    return residuals[layer + 1] - residuals[layer] - heads.sum(dim=2)
+
+
+def _inputs_without(
+    model: GPT, forward: ForwardPass, component: Component, top: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each layer above a part, up to `top`, and what it is given where the part wrote its mean:
-    (B, T, C) with the blocks between computed again, and with nothing else changed."""
-    E, first = whole.residuals, max(0, part.layer)
-    rotary = model.rotary_at(0, E.shape[2])
-    x, taps = E[first], {part.kind: partial(averaged, part)}  # (B, T, C)
-    wrote = written_by(model, whole, part)
-    if part.kind == "embedding":
-        x = mean_of(x)
+    """Yield the input of each layer above a component, up to `top`, with the component ablated.
+
+    Yields:
+        The layer; its input (B, T, C) with the layers between recomputed; its input with nothing
+        else changed.
+    """
+    residuals, first = forward.residuals, max(0, component.layer)
+    rotary = model.rotary_at(0, residuals.shape[2])
+    written = _writes_of(model, forward, component)
+    mean = _mean_over_tokens(written)
+    x = residuals[first]  # (B, T, C)
+    if component.tap == "embedding":
+        x = mean
         yield 0, x, x
+    taps = {component.tap: partial(_mean_ablate, component)}
     for layer in range(first, top):
         with model.evaluating():
             x = model.blocks[layer](x, rotary, taps=taps)
-        yield layer + 1, x, E[layer + 1] - wrote + mean_of(wrote)
+        yield layer + 1, x, residuals[layer + 1] - written + mean
 
 
-def averaged(part: Part, layer: int, value: Tensor) -> Tensor:
-    """A tap, once it has a part, that puts the mean over tokens for what the part gives there:
-    of all heads (B, T, H, d_v), of an MLP (B, T, C)."""
-    if layer != part.layer:
+def _mean_ablate(component: Component, layer: int, value: Tensor) -> Tensor:
+    """Tap that replaces the output of a component by its mean over tokens.
+
+    The value is that of all heads (B, T, H, d_v), or of an MLP (B, T, C).
+    """
+    if layer != component.layer:
         return value
-    if part.kind == "mlp":
-        return mean_of(value)
+    if component.tap == "mlp":
+        return _mean_over_tokens(value)
     value = value.clone()
-    value[:, :, part.head] = mean_of(value[:, :, part.head])
+    value[:, :, component.head] = _mean_over_tokens(value[:, :, component.head])
     return value
 
 
-def mean_of(x: Tensor) -> Tensor:
-    """The mean over tokens of x (B, T, C), for each of them."""
+def _mean_over_tokens(x: Tensor) -> Tensor:
+    """Return the mean over rows and tokens of x (B, T, C), repeated for each of them."""
     return x.mean(dim=(0, 1)).expand_as(x)
 
 
 class Reader:
-    """Heads of a layer at work, on texts whose residual streams are known."""
+    """Some heads of a layer, whose queries, keys or values can be given another input."""
 
-    def __init__(
-        self, model: GPT, layer: int, heads: list[int], whole: Forward, periods: np.ndarray | None
-    ):
-        """periods: of the texts that repeat, for induction; None for the token before."""
-        c, self.block, self.periods = model.config, model.blocks[layer], periods
-        self.rotary = model.rotary_at(0, whole.tokens.shape[1])
-        self.heads, self.groups = heads, [head // (c.n_head // c.kv_heads) for head in heads]
-        self.q, self.k, v = self.project(whole.residuals[layer])
+    def __init__(self, model: GPT, layer: int, heads: list[int], rows: Rows) -> None:
+        c, forward = model.config, rows.forward
+        self.layer, self.heads, self.periods = layer, heads, rows.periods
+        self.groups = [head // (c.n_head // c.kv_heads) for head in heads]
+        self.block = model.blocks[layer]
+        T = forward.tokens.shape[1]
+        self.rotary = model.rotary_at(0, T)
+        self.mask = causal_mask(T, T, forward.tokens.device)
         W_O = self.block.attention.W_O.weight
         self.W_O = W_O.unflatten(1, (c.n_head, c.value_dim))[:, heads]  # (C, n, d_v)
-        self.mask = causal_mask(v.shape[2], v.shape[2], v.device)
+        x = forward.residuals[layer]
+        self.q, self.k, v = self._project(x)
         self.weights = attention_weights(self.q, self.k, self.mask)
-        self.wrote = self.output(v)
-        self.before = self.readings(whole.residuals[layer])
+        self.output = self._write(v)
+        self.unchanged_readings = self._readings(x)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, n, T, d) of n heads, of a residual stream x (B, T, C)."""
+    def lost_shares(self, x: Tensor) -> Estimates:
+        """Return the shares of the readings that are lost with the input x (B, T, C).
+
+        Returns:
+            Shares and standard errors (3, n): by `INPUTS` and head.
+        """
+        kept = scores.ratio(self._readings(x), self.unchanged_readings)
+        return Estimates(1 - kept.mean, kept.error)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (B, n, T, d) of the heads for an input x (B, T, C)."""
         q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
         return q[:, self.heads], k[:, self.groups], v[:, self.groups]
 
-    def output(self, v: Tensor) -> Tensor:
-        """What they write, (B, n, T, C), looking where they look, with values (B, n, T, d_v)."""
+    def _write(self, v: Tensor) -> Tensor:
+        """Return what the heads write (B, n, T, C) with unchanged attention and values v."""
         return torch.einsum("bntd,cnd->bntc", self.weights @ v, self.W_O)
 
-    def readings(self, x: Tensor) -> np.ndarray:
-        """(3, n, R): their score with the queries of another residual stream x (B, T, C), and with
-        its keys; cos² of the angle between what they write with its values and with their own."""
-        q, k, v = self.project(x)
-        maps = (
-            torch.stack(
-                [attention_weights(q, self.k, self.mask), attention_weights(self.q, k, self.mask)]
-            )
-            .float()
-            .cpu()
-            .numpy()
+    def _readings(self, x: Tensor) -> np.ndarray:
+        """Return readings (3, n, R) with queries, keys or values computed from x (B, T, C).
+
+        For queries and keys these are readings of the score; for values cos² of the angle between
+        what the heads write with these values and with their own.
+        """
+        q, k, v = self._project(x)
+        patterns = torch.stack(
+            [
+                attention_weights(q, self.k, self.mask),
+                attention_weights(self.q, k, self.mask),
+            ]
         )
-        cosine = F.cosine_similarity(self.output(v), self.wrote, dim=-1)  # (B, n, T)
-        along = cosine.float().square().cpu().numpy()
+        A = patterns.float().cpu().numpy()  # (2, B, n, T, T)
+        cosine = F.cosine_similarity(self._write(v), self.output, dim=-1)  # (B, n, T)
+        squared_cosine = cosine.float().square().cpu().numpy()
         if self.periods is None:
-            looks = scores.previous_token(maps).mean(axis=-1).swapaxes(1, 2)  # (2, n, W)
-            return np.stack([*looks, along[..., 1:].mean(axis=-1).T])
-        P = len(self.periods)
-        looks = scores.induction(maps[:, :P], maps[:, -P:], self.periods)  # (2, n, P)
-        moves = [along[r, :, p : 2 * p].mean(axis=-1) for r, p in enumerate(self.periods)]
-        return np.stack([*looks, np.transpose(moves)])
-
-    def lost(self, x: Tensor) -> Table:
-        """The shares of their readings that are lost with x (B, T, C), and errors: (3, n) each."""
-        left, error = scores.ratio(self.readings(x), self.before)
-        return 1 - left, error
-
-
-def named(score: str, key: str, n: int, tables: list[Table]) -> dict[str, float]:
-    """The shares of the nth head, computed again and direct, as metrics."""
-    return {
-        f"{score}{end}{se}/{key.format(name)}": float(table[read, n])
-        for end, both in zip(("", "_direct"), tables)
-        for se, table in zip(("", "_se"), both)
-        for read, name in enumerate(READ)
-    }
+            attended = scores.previous_token(A).mean(axis=-1).swapaxes(1, 2)  # (2, n, W)
+            written = squared_cosine[..., 1:].mean(axis=-1).T  # (n, W)
+        else:
+            P = len(self.periods)
+            attended = scores.induction(A[:, :P], A[:, -P:], self.periods)  # (2, n, P)
+            written = np.transpose(
+                [
+                    squared_cosine[row, :, period : 2 * period].mean(axis=-1)
+                    for row, period in enumerate(self.periods)
+                ]
+            )  # (n, P)
+        return np.stack([*attended, written])

@@ -1,5 +1,6 @@
-"""Whether a few heads are enough: what is left of what the model does when only they work."""
+"""Faithfulness of a circuit: what remains of a behavior when every other head is mean-ablated."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -7,63 +8,78 @@ import torch
 from torch import Tensor
 
 from attention_maps import scores
-from attention_maps.ablation import at_once
-from attention_maps.capture import Forward, next_tokens, token_losses
-from attention_maps.findings import Head
-from model import GPT
+from attention_maps.ablation import rows_per_pass
+from attention_maps.capture import ForwardPass, next_tokens, token_losses
+from attention_maps.results import Faithfulness, Head
+from model import GPT, Taps
 
 
-class Alone:
-    """A model in which only some heads work; each other one gives its mean over tokens."""
+class IsolatedHeads:
+    """A model in which only chosen heads work; every other head outputs its mean over tokens."""
 
-    def __init__(self, model: GPT, twice: Forward, periods: np.ndarray):
-        """twice: the random texts that repeat, then the reshuffled."""
-        self.model, self.twice, self.periods = model, twice, periods
-        c = model.config
-        self.all = [(layer, head) for layer in range(c.n_layer) for head in range(c.n_head)]
-        self.gains_of_all = self.gains(self.all)
+    def __init__(self, model: GPT, forward: ForwardPass, periods: np.ndarray) -> None:
+        """Prepare to measure copying gains.
 
-    def gains(self, heads: list[Head]) -> np.ndarray:
-        """The repeat gain of each random text (P,) with these heads alone."""
-        repeat, reshuffled = np.split(self.losses(heads), 2)
-        return scores.copying_gains(repeat, reshuffled, self.periods)
+        Args:
+            model: The model of the pass.
+            forward: A pass over the repeated, then the reshuffled rows, P each.
+            periods: Periods of the repeated rows, (P,).
+        """
+        self.model, self.forward, self.periods = model, forward, periods
+
+    @property
+    def all_heads(self) -> list[Head]:
+        """Every head of the model."""
+        c = self.model.config
+        return [Head(layer, head) for layer in range(c.n_layer) for head in range(c.n_head)]
+
+    def copying_gains(self, heads: list[Head]) -> np.ndarray:
+        """Return the copying gain of each repeated row with these heads alone, (P,) nats."""
+        repeated, reshuffled = np.split(self.losses(heads), 2)
+        return scores.copying_gains(repeated, reshuffled, self.periods)
 
     @torch.no_grad()
     def losses(self, heads: list[Head]) -> np.ndarray:
-        """The loss (B, T) of the token after each with these heads alone, nan for the last."""
-        whole = self.twice
-        work = torch.zeros_like(whole.heads[:, 0, 0, :, :1], dtype=torch.bool)
+        """Return the loss of the next token with these heads alone, (B, T); nan for the last."""
+        forward = self.forward
+        works = torch.zeros_like(forward.heads[:, 0, 0, :, :1], dtype=torch.bool)  # (L, H, 1)
         for head in heads:
-            work[head] = True  # (L, H, 1)
-        means, found = whole.heads.mean(dim=(1, 2)), []  # (L, H, d_v)
-        taps = {"heads": partial(only, work, means)}
+            works[head] = True
+        means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
+        taps: Taps = {"heads": partial(_ablate_others, works, means)}
+        losses = []
         with self.model.evaluating():
-            for tokens in whole.tokens.split(at_once(self.model, whole.tokens.shape[1])):
+            for tokens in forward.tokens.split(rows_per_pass(self.model, forward.tokens.shape[1])):
                 x = self.model.run_blocks(tokens, taps=taps)
-                found.append(token_losses(self.model, x, next_tokens(tokens)))
-        return torch.cat(found).cpu().numpy()
-
-    def share(self, heads: list[Head]) -> tuple[float, float]:
-        """The share of the repeat gain that these heads keep, and its error."""
-        return scores.ratio(self.gains(heads), self.gains_of_all)
+                losses.append(token_losses(self.model, x, next_tokens(tokens)))
+        return torch.cat(losses).cpu().numpy()
 
 
-def only(work: Tensor, means: Tensor, layer: int, y: Tensor) -> Tensor:
-    """A tap, once it has which heads work (L, H, 1) and the means of all (L, H, d_v), of what the
-    heads gathered, y (B, T, H, d_v)."""
-    return torch.where(work[layer], y, means[layer])
+def _ablate_others(works: Tensor, means: Tensor, layer: int, y: Tensor) -> Tensor:
+    """Tap that replaces the outputs y (B, T, H, d_v) of heads that do not work by their means."""
+    return torch.where(works[layer], y, means[layer])
 
 
-def enough(alone: Alone, named: list[Head]) -> dict[str, float]:
-    """The shares of the repeat gain, `faithfulness/<set>`, that are left with a set of heads alone:
-    none, those that are named, and these with all of layer 0; `_se` is the error over texts."""
-    first = [head for head in alone.all if head[0] == 0]
-    sets = {"none": [], "circuit": named, "circuit_and_layer_0": sorted({*named, *first})}
-    row = {f"circuit/L{layer}H{head}": 1 for layer, head in named}
-    for name, heads in sets.items():
-        row |= {
-            f"faithfulness{end}/{name}": float(value)
-            for end, value in zip(("", "_se"), alone.share(heads))
-            if np.isfinite(value)
-        }
-    return row
+def measure_faithfulness(
+    copying_gains: Callable[[list[Head]], np.ndarray],
+    all_heads: list[Head],
+    circuit: list[Head],
+) -> Faithfulness:
+    """Measure the share of the copying gain that a circuit keeps on its own.
+
+    Args:
+        copying_gains: Returns the copying gains (P,) with some heads alone, as
+            `IsolatedHeads.copying_gains` does.
+        all_heads: Every head of the model; with all of them the share is 1.
+        circuit: The heads of the circuit.
+
+    Reference: Wang et al. 2022, "Interpretability in the Wild"; Hanna et al. 2024, "Have Faith in
+    Faithfulness".
+    """
+    gains_of_all = copying_gains(all_heads)
+    layer_0 = [head for head in all_heads if head.layer == 0]
+    none, alone, with_layer_0 = (
+        scores.ratio(copying_gains(heads), gains_of_all).at(())
+        for heads in ([], circuit, sorted({*circuit, *layer_0}))
+    )
+    return Faithfulness(tuple(circuit), none, alone, with_layer_0)

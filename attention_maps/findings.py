@@ -1,258 +1,264 @@
-"""What is found out of a model, in sentences: of what holds now, beyond its error, and none
-without. Of a run, or of a look at one moment, which is a run of one row."""
+"""Turn a run's measurements into findings: what its attention heads do, with the evidence.
+
+Findings hold at the latest snapshot and exceed two standard errors; "most important head" is
+corrected for multiple comparisons. `attention_maps.rendering` turns them into text.
+"""
 
 import math
-import re
-from statistics import NormalDist
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.metrics import is_scored, snapshot_steps
-from common.text import format_emergence, format_with_error
+from attention_maps.circuit import (
+    UpstreamHead,
+    find_active_heads,
+    find_upstream_head,
+    max_errors_by_chance,
+    reported_copying_gain,
+)
+from attention_maps.metrics import GainAt, read_gain_history, read_latest
+from attention_maps.results import Estimate, Head, Measurements
 
-# What heads of a kind do, and did.
-KINDS = {
-    "induction": ("looks at", "looked at", "what followed last time"),
-    "previous_token": ("looks at", "looked at", "the token just before"),
-    "duplicate_token": ("looks back at", "looked back at", "the same token"),
-    "current_token": ("stays on", "stayed on", "the token itself"),
-}
-TOLD, MOST = 2, 5  # heads of a kind, and sentences, at most
-HALF = 0.5  # of a score, below which a head does it partly; of a gain, from which it is there
-COPIES, FED = 0.5, 0.2  # a score of copying, a share of composition, that are told, at least
-WORTH = 0.01  # nats of a head's importance that are told, at least
-CLEAR, ERRORS = 0.1, 3  # a repeat gain that is told: nats, at least, and times its error
-ENOUGH = 0.8  # a share of it from which the heads that are named make it alone
-WINDOWS = 16  # of which errors are made
-
-Head = tuple[int, int]  # layer, head
-
-
-class Finding(NamedTuple):
-    """A sentence, and its numbers, with their errors, in words."""
-
-    text: str
-    figures: str
+# Scores whose heads are reported, the most interesting first.
+REPORTED_SCORES = ("induction", "previous_token", "duplicate_token", "current_token")
+MAX_FINDINGS = 5
+MIN_REPORTED_IMPORTANCE_NATS = 0.01
+# More heads than this share first place only if none of them stands out.
+MAX_MOST_IMPORTANT_HEADS = 3
+MIN_FAITHFULNESS_ALONE = 0.8  # a circuit with a smaller share is reported together with layer 0
+MIN_REPORTED_FAITHFULNESS = 0.5
+# The copying gain counts as formed once it stays above this share of its current value.
+FORMED_GAIN_SHARE = 0.5
 
 
-def summarize_run(rows: list[dict]) -> list[Finding]:
-    """What the metrics of a run tell, the most important first; [] where nothing is clear."""
-    scored = [row for row in rows if is_scored(row)]
-    if not scored:
-        return []
-    row, steps = scored[-1], snapshot_steps(rows)
-    kinds = {kind: of_kind(row, kind, steps) for kind in KINDS}
-    gain = repeating(scored, kinds["induction"])
-    first = "induction" if gain else next(filter(kinds.get, KINDS), "")
-    told = [
-        gain or kinds.pop(first, None),
-        most_important(row),
-        *(kinds[kind] for kind in kinds if kind != first),
-        resting(row),
-        *(past(row, kind) for kind in kinds if not kinds[kind]),
-    ]
-    return [finding for finding in told if finding][:MOST]
+class Interval(NamedTuple):
+    """Between which snapshots something formed.
+
+    Attributes:
+        after: Step of the last snapshot before; equal to `by` if `by` is the first snapshot.
+        by: Step of the first snapshot at which it was there.
+    """
+
+    after: int
+    by: int
 
 
-def told_heads(row: dict) -> list[Head]:
-    """The heads that `repeating` names: of induction, and who feeds the strongest."""
-    names = {*doing(row, "induction")}
-    names |= {
-        feeder[0] for head in doing(row, "induction")[:1] if (feeder := fed(row, "induction", head))
-    }
-    return sorted(tuple(map(int, re.findall(r"\d+", name))) for name in names)
+@dataclass(frozen=True)
+class Finding:
+    """A statistically significant observation about some heads.
+
+    Attributes:
+        kind: What was observed: the name of a score, "copying_gain" or "importance".
+        heads: The heads that it is about, strongest first.
+    """
+
+    kind: str
+    heads: tuple[Head, ...]
 
 
-def doing(row: dict, kind: str, most: int | None = TOLD) -> list[str]:
-    """The heads that are of a kind and were so at the snapshot before, the strongest first."""
-    born = [key.rpartition("/")[2] for key in row if key.startswith(f"emerged/{kind}/")]
-    now = [
-        head
-        for head in born
-        if f"lost/{kind}/{head}" not in row and clear(row, f"heads/{kind}", head)
-    ]
-    return sorted(now, key=lambda head: -row[f"heads/{kind}/{head}"])[:most]
+@dataclass(frozen=True)
+class HeadEvidence:
+    """What was measured of one head of an `AttentionFinding`.
+
+    Attributes:
+        head: The head.
+        score: Its score.
+        formed: When it emerged; None for a model outside of a run.
+        copying: Copying score of an induction head, if it was measured.
+        upstream: The head that it depends on, if there is one.
+    """
+
+    head: Head
+    score: Estimate
+    formed: Interval | None
+    copying: Estimate | None
+    upstream: UpstreamHead | None
 
 
-def repeating(scored: list[dict], induction: Finding | None) -> Finding | None:
-    """Since when the model repeats what it has seen, and by which heads."""
-    row, gains = scored[-1], [row.get("probe/copying_gain", 0.0) for row in scored]
-    value, error = gains[-1], row.get("probe/copying_gain_se")
-    if not is_known(value, error) or value < max(CLEAR, ERRORS * error):
+class CircuitShare(NamedTuple):
+    """The share of the copying gain that a circuit keeps on its own."""
+
+    share: Estimate
+    includes_layer_0: bool
+
+
+@dataclass(frozen=True)
+class AttentionFinding(Finding):
+    """Heads that attend to what their score measures.
+
+    Attributes:
+        evidence: What was measured of each head.
+        copying_gain: In-context copying gain that the heads explain, in nats.
+        circuit_share: How much of the gain their circuit keeps on its own.
+    """
+
+    evidence: tuple[HeadEvidence, ...]
+    copying_gain: Estimate | None = None
+    circuit_share: CircuitShare | None = None
+
+
+@dataclass(frozen=True)
+class CopyingGainFinding(Finding):
+    """The model copies in context, but no induction head passes its threshold."""
+
+    copying_gain: Estimate
+    formed: Interval | None
+
+
+@dataclass(frozen=True)
+class ImportanceFinding(Finding):
+    """Heads without which the validation loss rises most; `increases` in nats, one per head."""
+
+    increases: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True)
+class SinkFinding(Finding):
+    """Heads that attend to the first token; `score` is that of the first of them."""
+
+    score: Estimate
+    scored_heads: int
+
+
+@dataclass(frozen=True)
+class LostFinding(Finding):
+    """A head that attended to what its score measures, and no longer does."""
+
+    emerged: int
+    lost: int
+    score: Estimate
+
+
+def summarize_rows(rows: list[dict]) -> list[Finding]:
+    """Return the findings of a run from the rows of its metrics.jsonl."""
+    latest = read_latest(rows)
+    return [] if latest is None else summarize(latest, read_gain_history(rows))
+
+
+def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list[Finding]:
+    """Return the findings that measurements support, the most important first.
+
+    Args:
+        latest: Current measurements.
+        gain_history: Copying gain at every snapshot of the run, the current one included; empty
+            for a model outside of a run.
+    """
+    snapshots = [gain.step for gain in gain_history]
+    attention = {score: _find_attention(latest, score, snapshots) for score in REPORTED_SCORES}
+    headline = _explain_copying_gain(latest, attention.pop("induction"), gain_history)
+    if headline is None:
+        for score in list(attention):
+            if attention[score] is not None:
+                headline = attention.pop(score)
+                break
+    candidates = [headline, _find_most_important_heads(latest), *attention.values()]
+    candidates.append(_find_sinks(latest))
+    for score in REPORTED_SCORES:
+        if not find_active_heads(latest, score):
+            candidates.append(_find_lost_head(latest, score))
+    return [finding for finding in candidates if finding is not None][:MAX_FINDINGS]
+
+
+def emergence_interval(step: int, snapshots: Sequence[int]) -> Interval:
+    """Return between which snapshots something formed that is first seen at `step`."""
+    return Interval(max((s for s in snapshots if s < step), default=step), step)
+
+
+def _find_attention(
+    latest: Measurements, score: str, snapshots: Sequence[int]
+) -> AttentionFinding | None:
+    """Return what the strongest heads of a score do."""
+    heads = find_active_heads(latest, score)
+    if not heads:
         return None
-    below = [k for k, gain in enumerate(gains) if gain < HALF * value]
-    text = (
-        f"By step {scored[below[-1] + 1]['step']:,} this model learned to repeat what it has seen"
-        if below
-        else "This model repeats what it has seen"
-    )
-    figures = [f"repeat gain {format_with_error(value, error)} nats"]
-    if induction:
-        feeder = fed(row, "induction", doing(row, "induction")[0])
-        text += f": {induction.text[:-1]}{f', fed by {feeder[0]}' if feeder else ''}"
-        figures.append(induction.figures)
-    alone = row.get("faithfulness/circuit", 0) >= ENOUGH
-    them, how = ("circuit", "alone") if alone else ("circuit_and_layer_0", "together with layer 0")
-    share, off = (row.get(f"faithfulness{end}/{them}") for end in ("", "_se"))
-    if induction and is_known(share, off) and share >= max(HALF, 2 * off):
-        part = "all" if share + 2 * off >= 1 else f"{100 * share:.0f}%"
-        many = "they make" if feeder or "(and " in induction.text else "it makes"
-        text += f"; {how} {many} {part} of the gain"
-        figures.append(f"{how} {format_with_error(100 * share, 100 * off)}% of the gain")
-    return Finding(f"{text}.", "; ".join(figures))
-
-
-def of_kind(row: dict, kind: str, steps: list[int]) -> Finding | None:
-    """What the strongest heads of a kind do, since when, and who feeds them."""
-    heads, figures = doing(row, kind), []
+    evidence = []
     for head in heads:
-        facts = [f"score {known(row, f'heads/{kind}', head)}"]
-        if len(steps) > 1:
-            facts.append(f"born {format_emergence(row[f'emerged/{kind}/{head}'], steps)}")
-        if kind == "induction" and (copying := known(row, "heads/copying", head)):
-            facts.insert(1, f"copying {copying}")
-        if feeder := fed(row, kind, head):
-            facts.append(
-                f"{feeder[1]}% of the score is lost when {feeder[0]} is cut from its {feeder[2]}"
-            )
-        figures.append(f"{head}: {', '.join(facts)}")
+        formed, copying = None, None
+        if len(snapshots) > 1:
+            formed = emergence_interval(latest.emergence.emerged[score][head], snapshots)
+        if score == "induction" and latest.score("copying", head).is_known:
+            copying = latest.score("copying", head)
+        upstream = find_upstream_head(latest, score, head)
+        evidence.append(HeadEvidence(head, latest.score(score, head), formed, copying, upstream))
+    return AttentionFinding(score, tuple(heads), tuple(evidence))
+
+
+def _explain_copying_gain(
+    latest: Measurements, induction: AttentionFinding | None, history: Sequence[GainAt]
+) -> Finding | None:
+    """Add the copying gain to the induction heads; without heads, report the gain alone."""
+    gain = reported_copying_gain(latest)
+    if gain is None:
+        return induction
+    if induction is not None:
+        share = _reported_circuit_share(latest)
+        return AttentionFinding(induction.kind, induction.heads, induction.evidence, gain, share)
+    formed = None
+    below = [n for n, entry in enumerate(history) if entry.nats < FORMED_GAIN_SHARE * gain.value]
+    if below:
+        formed = Interval(history[below[-1]].step, history[below[-1] + 1].step)
+    return CopyingGainFinding("copying_gain", (), gain, formed)
+
+
+def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:
+    """Return the circuit's share of the gain: alone if that suffices, else with layer 0."""
+    faithfulness = latest.faithfulness
+    if faithfulness is None:
+        return None
+    includes_layer_0 = not faithfulness.circuit.value >= MIN_FAITHFULNESS_ALONE
+    share = faithfulness.circuit_and_layer_0 if includes_layer_0 else faithfulness.circuit
+    if not share.exceeds(MIN_REPORTED_FAITHFULNESS, errors=2):
+        return None
+    return CircuitShare(share, includes_layer_0)
+
+
+def _find_most_important_heads(latest: Measurements) -> ImportanceFinding | None:
+    """Return the head, or the two or three, without which the validation loss rises most."""
+    importance = {
+        head: latest.score("importance", head) for head in latest.scored_heads("importance")
+    }
+    errors_by_chance = max_errors_by_chance(len(importance))
+    significant = {
+        head
+        for head, increase in importance.items()
+        if increase.exceeds(MIN_REPORTED_IMPORTANCE_NATS, errors_by_chance)
+    }
+    if not significant:
+        return None
+    largest = max(importance[head] for head in significant)
+    leaders = [
+        head
+        for head, increase in importance.items()
+        if increase.is_known and not _is_clearly_smaller(increase, largest)
+    ]
+    if len(leaders) > MAX_MOST_IMPORTANT_HEADS or not significant.issuperset(leaders):
+        return None  # another head may be the most important one
+    leaders.sort(key=lambda head: -importance[head].value)
+    increases = tuple(importance[head] for head in leaders)
+    return ImportanceFinding("importance", tuple(leaders), increases)
+
+
+def _is_clearly_smaller(estimate: Estimate, largest: Estimate) -> bool:
+    """Return whether an estimate is below the largest by over two errors of the difference."""
+    error = math.hypot(largest.error, estimate.error)
+    return largest.value - estimate.value > 2 * error
+
+
+def _find_sinks(latest: Measurements) -> SinkFinding | None:
+    heads = find_active_heads(latest, "sink", most=None)
     if not heads:
         return None
-    first, others = (
-        does(row, kind, heads[0]),
-        [  # of another that does otherwise, it is said how
-            head
-            if (also := does(row, kind, head)) == does(row, kind, heads[0])
-            else f"{head} {'partly' if also.startswith('partly') else also}"
-            for head in heads[1:]
-        ],
-    )
-    more = f" (and {listed(others)})" if others else ""
-    return Finding(f"{heads[0]}{more} {first} {KINDS[kind][2]}.", "; ".join(figures))
+    scored = len(latest.scored_heads("sink"))
+    return SinkFinding("sink", tuple(heads), latest.score("sink", heads[0]), scored)
 
 
-def does(row: dict, kind: str, head: str) -> str:
-    """What a head does, partly where it does it less than half of the time."""
-    verb = KINDS[kind][0]
-    copies, error = (row.get(f"heads/copying{end}/{head}") for end in ("", "_se"))
-    if kind == "induction" and is_known(copies, error) and abs(copies) - 2 * error >= COPIES:
-        verb = "copies" if copies > 0 else "pushes down"
-    return verb if row[f"heads/{kind}/{head}"] >= HALF else f"partly {verb}"
-
-
-def listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def fed(row: dict, kind: str, head: str) -> tuple[str, str, str] | None:
-    """The head below that feeds this one's look most, of induction a head that looks at the token
-    before where one does: its name, the share of the score that is lost without it, in words, and
-    what it is cut from. None where none does so clearly."""
-    prefix, found = f"composition/{kind}/{head}/", []
-    for key, share in row.items():
-        read, _, feeder = key.removeprefix(prefix).partition("/")
-        error = row.get(f"composition/{kind}_se/{head}/{read}/{feeder}")
-        if (
-            key.startswith(prefix)
-            and read != "values"
-            and re.fullmatch(r"L\d+H\d+", feeder)
-            and is_known(share, error)
-            and share >= FED
-        ):
-            found.append((share, error, feeder, read))
-    if kind == "induction":  # it searches for a token by the one before it
-        found = [wire for wire in found if wire[2] in doing(row, "previous_token")] or found
-    share, error, feeder, read = max(found, default=(0, 1, "", ""))
-    if share < error * beyond(2 * len(scores_of(row, kind))):
+def _find_lost_head(latest: Measurements, score: str) -> LostFinding | None:
+    """Return the head that passed a score's threshold longest, of those that no longer do."""
+    emerged = latest.emergence.emerged.get(score, {})
+    lost = latest.emergence.lost.get(score, {})
+    if not lost:
         return None
-    return feeder, format_with_error(100 * share, 100 * error), read
-
-
-def most_important(row: dict) -> Finding | None:
-    """The head, or the two or three, without which the validation loss rises most."""
-    worth = {
-        head: (value, row.get(f"heads/importance_se/{head}"))
-        for head, value in scores_of(row, "importance").items()
-    }
-    least = beyond(len(worth))
-    clear = {
-        head: (value, error)
-        for head, (value, error) in worth.items()
-        if is_known(value, error) and value >= max(WORTH, least * error)
-    }
-    if not clear:
+    head = max(lost, key=lambda head: lost[head] - emerged.get(head, lost[head]))
+    if lost[head] == emerged.get(head, lost[head]):
         return None
-    top, off = max(clear.values())
-    leaders = sorted(
-        (
-            head
-            for head, (value, error) in worth.items()
-            if is_known(value, error) and top - value <= 2 * math.hypot(off, error)
-        ),
-        key=lambda h: -worth[h][0],
-    )
-    if len(leaders) > 3 or not set(leaders) <= set(clear):
-        return None  # it could be another one as well
-    rise = listed([f"{format_with_error(*worth[head])}" for head in leaders])
-    text = f"{leaders[0]} matters most" if len(leaders) == 1 else f"{listed(leaders)} matter most"
-    return Finding(
-        f"{text} to the validation loss.",
-        f"without {' or '.join(leaders)} it is {rise} nats higher",
-    )
-
-
-def resting(row: dict) -> Finding | None:
-    """How many heads rest on the first token, and the one that most does."""
-    heads, many = doing(row, "sink", most=None), len(scores_of(row, "sink"))
-    if not heads:
-        return None
-    names = listed(heads) if len(heads) <= TOLD else f"{len(heads)} of {many} heads"
-    return Finding(
-        f"{names} rest{'s' * (len(heads) == 1)} on the first token.",
-        f"the weight on it: {heads[0]} {known(row, 'heads/sink', heads[0])}",
-    )
-
-
-def past(row: dict, kind: str) -> Finding | None:
-    """What a head did, of a kind of which there is none now."""
-    prefix, (_, did, where) = f"lost/{kind}/", KINDS[kind]
-    ended = {key.removeprefix(prefix): step for key, step in row.items() if key.startswith(prefix)}
-    lived = {head: step - row[f"emerged/{kind}/{head}"] for head, step in ended.items()}
-    head = max(lived, key=lived.get, default=None)
-    if not head or not lived[head]:
-        return None
-    return Finding(
-        f"{head} {did} {where} from step {row[f'emerged/{kind}/{head}']:,} to "
-        f"{ended[head]:,}, and does so no more.",
-        f"score {known(row, f'heads/{kind}', head)} now",
-    )
-
-
-def scores_of(row: dict, score: str) -> dict[str, float]:
-    """A score of every head."""
-    prefix = f"heads/{score}/"
-    return {key.removeprefix(prefix): value for key, value in row.items() if key.startswith(prefix)}
-
-
-def beyond(count: int, chance: float = 0.05) -> float:
-    """How many standard errors the largest of so many means of WINDOWS readings exceeds by chance
-    with this probability at most, where all are 0: Student's t for the chance of each (Bonferroni),
-    by the first terms of its series in the normal quantile."""
-    z, n = NormalDist().inv_cdf(1 - chance / max(1, count)), WINDOWS - 1
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-
-
-def known(row: dict, score: str, head: str) -> str | None:
-    """A head's score with its error, None where one of them is not known."""
-    value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
-    return format_with_error(value, error) if is_known(value, error) else None
-
-
-def clear(row: dict, score: str, head: str) -> bool:
-    """Whether a head's score is known, and above twice its error."""
-    value, error = row.get(f"{score}/{head}"), row.get(f"{score}_se/{head}")
-    return is_known(value, error) and value >= 2 * error
-
-
-def is_known(value: float | None, error: float | None) -> bool:
-    """Whether they are finite, and the error is more than 0."""
-    return None not in (value, error) and math.isfinite(value) and 0 < error < math.inf
+    return LostFinding(score, (head,), emerged[head], lost[head], latest.score(score, head))

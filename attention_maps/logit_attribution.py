@@ -1,4 +1,6 @@
-"""What a model predicts after each token of a text, and which of its parts said so."""
+"""What the model predicts after each token of a text, and which components contribute to it."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -6,122 +8,199 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attention_maps.ablation import measure_head_effects, measure_token_effects
-from attention_maps.capture import LOGITS, Forward, next_tokens, token_losses, written
-from attention_maps.probes import word
+from attention_maps.capture import (
+    ForwardPass,
+    max_logit_rows,
+    next_tokens,
+    residual_writes,
+    token_losses,
+)
+from attention_maps.probes import spell_token
+from attention_maps.results import Estimates
 from attention_maps.scores import mean_and_error
 from data.tokenizer import Tokenizer
 from model import GPT
 
-PREDICTED, WRITTEN = 5, 3  # likeliest next tokens; tokens that a head pushes up most, and down most
-LONGEST = 40  # characters of a token that is named
-TEN = 10  # among so many of all tokens the copying score looks for the token itself
-ASKED = 8  # tokens of each text that it looks at
+PREDICTED_TOKENS = 5  # most probable next tokens that are listed
+PROMOTED_TOKENS = 3  # tokens that a head promotes most, and as many that it suppresses most
+MAX_TOKEN_CHARACTERS = 40  # of a listed token
+COPYING_RANKS = 10  # a token is copied if it is among so many highest logits
+COPYING_TOKENS_PER_ROW = 8  # attended tokens for which copying is measured
 
 
-def explain_predictions(model: GPT, whole: Forward, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """What each prediction in a text needed, its card, and as text the tokens that it names."""
-    found = {
-        **measure_token_effects(model, whole),
-        "head_effect": measure_head_effects(model, whole),
-        **attribute_logits(model, whole),
+class LogitAttribution(NamedTuple):
+    """Predictions of a text of T tokens and the contributions of K = 2 + L (H + 1) components.
+
+    Attributes:
+        predicted_ids: Most probable next tokens (T, 5); -1 if the vocabulary has fewer.
+        predicted_probs: Their probabilities, (T, 5).
+        logit_lens: Loss of the next token after the embedding and after each block, through the
+            final norm, in nats (L + 1, T); nan for the last token.
+        logit_attribution: Contributions (K, T, 6) to the logits of the token that follows (the most
+            probable token after the last) and of the five most probable ones. Components are the
+            embedding, then each layer's heads and MLP, then all biases. They sum to the logit minus
+            the mean of all logits: what raises all logits changes no probability.
+        promoted_and_suppressed_ids: The three tokens that each head promotes most, and the three
+            that it suppresses most, (L, H, T, 6).
+    """
+
+    predicted_ids: np.ndarray
+    predicted_probs: np.ndarray
+    logit_lens: np.ndarray
+    logit_attribution: np.ndarray
+    promoted_and_suppressed_ids: np.ndarray
+
+
+def explain_predictions(
+    model: GPT, forward: ForwardPass, tokenizer: Tokenizer
+) -> dict[str, np.ndarray]:
+    """Measure on what the predictions of one text depend, as arrays of a snapshot.
+
+    Returns:
+        `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T), the arrays of
+        `LogitAttribution`, and `named_ids` with `named_tokens`: how the ids among them are spelled.
+    """
+    token_effects = measure_token_effects(model, forward)
+    attribution = attribute_logits(model, forward)
+    listed = [attribution.predicted_ids.ravel(), attribution.promoted_and_suppressed_ids.ravel()]
+    named_ids = np.unique(np.concatenate(listed))
+    named_ids = named_ids[named_ids >= 0]
+    named_tokens = []
+    for id in named_ids.tolist():
+        # An imported model may have more ids than its tokenizer.
+        token = spell_token(tokenizer, id) if id < tokenizer.vocab_size else f"<{id}>"
+        named_tokens.append(token[:MAX_TOKEN_CHARACTERS])
+    return {
+        "token_effect": token_effects.loss,
+        "token_effect_kl": token_effects.kl,
+        "head_effect": measure_head_effects(model, forward),
+        **attribution._asdict(),
+        "named_ids": named_ids,
+        "named_tokens": np.array(named_tokens),
     }
-    named = np.unique(
-        np.concatenate(
-            [found["predicted_ids"].ravel(), found["promoted_and_suppressed_ids"].ravel()]
-        )
-    )
-    named = named[named >= 0]
-    # A model of others may have more ids than its tokenizer.
-    spelt = [
-        word(tokenizer, id)[:LONGEST] if id < tokenizer.vocab_size else f"<{id}>"
-        for id in named.tolist()
-    ]
-    return found | {"named_ids": named, "named_tokens": np.array(spelt)}
 
 
 @torch.no_grad()
-def attribute_logits(model: GPT, whole: Forward) -> dict[str, np.ndarray]:
-    """Of each token of one text the prediction of the next:
+def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
+    """Compute direct logit attribution and logit lens of one text.
 
-    predicted_ids, predicted (T, 5): the likeliest tokens and their probabilities.
-    lens (L + 1, T): the loss after the embedding and after each block, through the last norm, in
-        nats (the "logit lens"); nan after the last token.
-    direct (1 + L·(H + 1) + 1, T, 6): what the embedding, each head and then the MLP of each layer,
-        and all other biases, give to the logits of the token that follows (after the last: of
-        the likeliest) and of the likeliest five; they sum to the logit less the mean of all logits
-        (Elhage et al. 2021): what raises all alike changes no probability.
-    writes_ids (L, H, T, 6): the three tokens that a head pushes up most, and down most.
-    Ids are -1 where the vocabulary has too few."""
-    tokens, E = whole.tokens[0], whole.residuals[:, 0]  # (T), (L + 1, T, C)
-    L, H = model.config.n_layer, model.config.n_head
-    logits = model.head(model.norm(E[-1]))  # (T, V)
-    ids = extreme(logits, PREDICTED)  # (T, 5)
-    follows = torch.where(next_tokens(tokens) < 0, ids[:, 0], next_tokens(tokens))
-    lens = token_losses(model, E, follows.expand(L + 1, -1))
-    lens[:, -1] = torch.nan
-    parts = [E[0]]
+    Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"
+    (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
+    """
+    tokens, residuals = forward.tokens[0], forward.residuals[:, 0]  # (T), (L + 1, T, C)
+    L, H, T = model.config.n_layer, model.config.n_head, len(tokens)
+    logits = model.head(model.norm(residuals[-1]))  # (T, V)
+    predicted_ids = _largest_ids(logits, PREDICTED_TOKENS)  # (T, 5)
+    following = next_tokens(tokens)
+    following = torch.where(following < 0, predicted_ids[:, 0], following)  # (T)
+
+    logit_lens = token_losses(model, residuals, following.expand(L + 1, -1))
+    logit_lens[:, -1] = torch.nan
+
+    # Contributions of the embedding, heads and MLPs are linear once the final norm's scale is
+    # known; what they leave of the logits comes from biases.
+    writes = _component_writes(model, forward)  # (1 + L (H + 1), T, C)
+    writes = scale_like_norm(model.norm, writes, residuals[-1])
+    attributed_ids = torch.cat((following[:, None], predicted_ids), dim=1).clamp(min=0)  # (T, 6)
+    W_U = model.head.weight
+    centered = W_U[attributed_ids] - W_U.mean(dim=0)  # (T, 6, C)
+    contributions = torch.einsum("ptc,tkc->ptk", writes, centered)
+    centered_logits = logits.gather(1, attributed_ids) - logits.mean(dim=1, keepdim=True)
+    biases = centered_logits - contributions.sum(dim=0)  # (T, 6)
+
+    head_writes = writes[1:].unflatten(0, (L, H + 1))[:, :H].flatten(0, 2)  # (L · H · T, C)
+    promoted = _promoted_and_suppressed_ids(model, head_writes)
+    probabilities = logits.float().softmax(dim=-1)
+    return LogitAttribution(
+        predicted_ids=_to_numpy(predicted_ids),
+        predicted_probs=_to_numpy(probabilities.gather(1, attributed_ids[:, 1:])),
+        logit_lens=_to_numpy(logit_lens),
+        logit_attribution=_to_numpy(torch.cat((contributions, biases[None]))),
+        promoted_and_suppressed_ids=_to_numpy(promoted.view(L, H, T, 2 * PROMOTED_TOKENS)),
+    )
+
+
+def _component_writes(model: GPT, forward: ForwardPass) -> Tensor:
+    """Return what embedding, heads and MLPs of one text write to the residual stream."""
+    residuals = forward.residuals[:, 0]
+    writes = [residuals[0]]
     for layer, block in enumerate(model.blocks):
-        heads, bias = written(block.attention, whole.heads[layer, 0]), block.attention.W_O.bias
-        mlp = E[layer + 1] - E[layer] - heads.sum(dim=1)  # (T, C)
-        parts += [*heads.unbind(1), mlp if bias is None else mlp - bias]
-    parts = unscaled(model.norm, torch.stack(parts), E[-1])  # (1 + L · (H + 1), T, C)
-    told = torch.cat((follows[:, None], ids), dim=1).clamp(min=0)  # (T, 6)
-    W = model.head.weight
-    direct = torch.einsum("ptc,tkc->ptk", parts, W[told] - W.mean(dim=0))
-    rest = logits.gather(1, told) - logits.mean(dim=1, keepdim=True) - direct.sum(dim=0)
-    heads = parts[1:].unflatten(0, (L, H + 1))[:, :H].flatten(0, 2)  # (L · H · T, C)
-    writes = []
-    for some in heads.split(max(1, LOGITS // model.config.vocab_size)):
-        pushed = some @ model.head.weight.T  # (…, V)
-        writes.append(torch.cat((extreme(pushed, WRITTEN), extreme(-pushed, WRITTEN)), dim=-1))
-    chances = logits.float().softmax(dim=-1)
-    found = {
-        "predicted_ids": ids,
-        "predicted_probs": chances.gather(1, told[:, 1:]),
-        "logit_lens": lens,
-        "logit_attribution": torch.cat((direct, rest[None])),
-        "promoted_and_suppressed_ids": torch.cat(writes).view(L, H, len(tokens), 2 * WRITTEN),
-    }
-    return {
-        name: (value.float() if value.is_floating_point() else value.int()).cpu().numpy()
-        for name, value in found.items()
-    }
+        heads = residual_writes(block.attention, forward.heads[layer, 0])  # (T, H, C)
+        mlp = residuals[layer + 1] - residuals[layer] - heads.sum(dim=1)  # (T, C)
+        bias = block.attention.W_O.bias
+        writes += [*heads.unbind(1), mlp if bias is None else mlp - bias]
+    return torch.stack(writes)
 
 
-def extreme(logits: Tensor, count: int) -> Tensor:
-    """The ids (…, count) of the largest of logits (…, V), and -1 where there are fewer."""
+def _promoted_and_suppressed_ids(model: GPT, writes: Tensor) -> Tensor:
+    """Return the ids that scaled writes (N, C) promote most, then suppress most: (N, 6)."""
+    ids = []
+    for some in writes.split(max_logit_rows(model)):
+        logits = some @ model.head.weight.T  # (n, V)
+        promoted = _largest_ids(logits, PROMOTED_TOKENS)
+        suppressed = _largest_ids(-logits, PROMOTED_TOKENS)
+        ids.append(torch.cat((promoted, suppressed), dim=-1))
+    return torch.cat(ids)
+
+
+def _largest_ids(logits: Tensor, count: int) -> Tensor:
+    """Return the ids (…, count) of the largest logits (…, V), padded with -1."""
     ids = logits.topk(min(count, logits.shape[-1])).indices
     return F.pad(ids, (0, count - ids.shape[-1]), value=-1)
 
 
-def unscaled(norm: nn.Module, parts: Tensor, x: Tensor) -> Tensor:
-    """Parts (…, T, C) of what the last norm gets, x (T, C), as it scales them: a linear map, once
-    its scale is that of x; without its bias."""
+def _to_numpy(values: Tensor) -> np.ndarray:
+    """Return values as float32 or int32 on the CPU."""
+    return (values.float() if values.is_floating_point() else values.int()).cpu().numpy()
+
+
+def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
+    """Scale parts of a residual stream as the final norm scales the whole of it.
+
+    Args:
+        norm: LayerNorm or RMSNorm. It is linear once its scale is fixed; its bias is left out.
+        writes: What components wrote, (…, T, C).
+        x: The residual stream that determines the scale, (T, C) or like `writes`.
+    """
     if isinstance(norm, nn.LayerNorm):
         scale = (x.var(dim=-1, correction=0, keepdim=True) + norm.eps).rsqrt()
-        parts = parts - parts.mean(dim=-1, keepdim=True)
+        writes = writes - writes.mean(dim=-1, keepdim=True)
     else:
         scale = (x.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt()
-    return parts * scale * norm.weight
+    return writes * scale * norm.weight
 
 
 @torch.no_grad()
-def copying_scores(model: GPT, whole: Forward, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How a head tells of a token that it looks at, (L, H), and its standard error over texts: the
-    share of tokens j that v_j W_O puts among the ten likeliest, through the last norm and the
-    output layer, less the share that it puts among the ten least likely. Of each text (T) some
-    tokens, evenly spread; nan for the heads that are not `asked` (L, H)."""
-    some = slice(None, None, max(1, whole.tokens.shape[1] // ASKED))
-    own = whole.tokens[:, some].flatten()[:, None, None]
-    found = np.full((*asked.shape, len(whole.tokens)), np.nan, np.float32)
-    for layer in np.flatnonzero(asked.any(axis=1)):
-        block, v, heads = model.blocks[layer], whole.v[layer][..., some, :], asked[layer]
-        v = v.repeat_interleave(model.config.n_head // v.shape[1], dim=1)  # (B, H, T, d_v)
-        o = written(block.attention, v.transpose(1, 2)).flatten(0, 1)[:, heads]  # (B · T, n, C)
-        pushed = unscaled(model.norm, o, o) @ model.head.weight.T  # (B · T, n, V)
-        itself = pushed.gather(2, own.expand(-1, pushed.shape[1], 1))
-        top = (pushed > itself).sum(dim=-1) < TEN  # (B · T, n)
-        bottom = (pushed < itself).sum(dim=-1) < TEN
-        shares = (top.float() - bottom.float()).unflatten(0, (len(whole.tokens), -1)).mean(1)
-        found[layer, heads] = shares.T.cpu().numpy()
-    return mean_and_error(found)
+def copying_scores(model: GPT, forward: ForwardPass, measured: np.ndarray) -> Estimates:
+    """Measure how often attending to a token makes it likely as the next token.
+
+    The score is the share of tokens j that v_j W_O puts among the ten highest logits, through the
+    final norm and the output layer, minus the share that it puts among the ten lowest.
+
+    Args:
+        model: The model of the pass.
+        forward: A pass over B rows; evenly spread tokens of each are used.
+        measured: Which heads to measure, (L, H) bool.
+
+    Returns:
+        Scores and standard errors over rows, (L, H); nan for heads that are not measured.
+
+    Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
+    """
+    B, T = forward.tokens.shape
+    some_tokens = slice(None, None, max(1, T // COPYING_TOKENS_PER_ROW))
+    ids = forward.tokens[:, some_tokens].flatten()[:, None, None]  # (N, 1, 1)
+    readings = np.full((*measured.shape, B), np.nan, np.float32)
+    for layer in np.flatnonzero(measured.any(axis=1)):
+        heads = measured[layer]
+        v = forward.v[layer][..., some_tokens, :]
+        v = v.repeat_interleave(model.config.n_head // v.shape[1], dim=1)  # (B, H, n, d_v)
+        writes = residual_writes(model.blocks[layer].attention, v.transpose(1, 2))
+        writes = writes.flatten(0, 1)[:, heads]  # (N, heads, C)
+        logits = scale_like_norm(model.norm, writes, writes) @ model.head.weight.T  # (N, heads, V)
+        own_logit = logits.gather(2, ids.expand(-1, logits.shape[1], 1))
+        is_among_highest = (logits > own_logit).sum(dim=-1) < COPYING_RANKS  # (N, heads)
+        is_among_lowest = (logits < own_logit).sum(dim=-1) < COPYING_RANKS
+        difference = is_among_highest.float() - is_among_lowest.float()
+        readings[layer, heads] = difference.unflatten(0, (B, -1)).mean(1).T.cpu().numpy()
+    return mean_and_error(readings)

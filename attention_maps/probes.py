@@ -1,133 +1,168 @@
-"""The fixed texts that every snapshot of a run looks at."""
+"""The fixed texts on which every snapshot of a run measures the attention heads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from data.tokenizer import Tokenizer
 
-ROWS = 16  # windows of the text, and random texts of each kind
-PERIODS = 4  # different periods among these, where they are long enough
-LEAST = 3  # tokens of a period: what is shorter cannot come again in another order
-FEWEST = 5  # tokens of a vocabulary of which random texts are told
-LONGEST = 64  # tokens of a scored text: a longer one has no more to tell, and a snapshot holds many
-PIECE, COUNTED = 1 << 16, 1 << 22  # tokens of a piece of the training split, of all pieces counted
+MAX_ROWS = 16  # windows of the text, and random rows of each kind
+DIFFERENT_PERIODS = 4  # among the repeated rows, if the rows are long enough
+MIN_PERIOD = 3  # tokens: a shorter period has no other order that begins alike
+MIN_VOCABULARY = 5  # tokens: with fewer, random rows cannot avoid accidental repeats
+MAX_SCORED_LENGTH = 64  # tokens: longer rows make scores no better and snapshots larger
+# The frequency of tokens is counted on evenly spread pieces of a long training split.
+PIECE_TOKENS = 1 << 16
+MAX_COUNTED_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Token ids to look at.
+    """Token ids on which attention is measured.
 
-    text: (T,), an excerpt of the validation split, and `words`, its tokens as text.
-    windows: (W, T_w), excerpts spread over all of it; the first is the text's beginning.
-    repeated: (P, T_r), each row random tokens of which row r repeats the first periods[r] right
-        after themselves; `repeated_words`. No rows where the vocabulary has too few tokens.
-    reshuffled: (P, T_r), as `repeat`, what is repeated in another order.
-    control: (P, T_r), as `repeat` without the repetition."""
+    Attributes:
+        text: An excerpt of the validation split, (T,).
+        text_tokens: The tokens of `text` as strings.
+        windows: Excerpts spread over the validation split, (W, T_w); the first begins as `text`.
+        repeated: Rows of random tokens, (P, T_r): row r repeats its first periods[r] tokens right
+            after themselves. No rows if the vocabulary is too small.
+        repeated_tokens: The tokens of `repeated` as strings.
+        reshuffled: The rows of `repeated` with the repetition in another order, (P, T_r).
+        control: Rows of random tokens without repetition, (P, T_r).
+        periods: Periods of the repeated rows, (P,).
+    """
 
     text: np.ndarray
-    words: list[str]
+    text_tokens: list[str]
     windows: np.ndarray
     repeated: np.ndarray
-    repeated_words: list[list[str]]
+    repeated_tokens: list[list[str]]
     reshuffled: np.ndarray
     control: np.ndarray
     periods: np.ndarray
 
     @property
     def random(self) -> np.ndarray:
-        """All random texts (3 P, T_r): those that repeat, the reshuffled, the control."""
+        """All random rows (3 P, T_r): repeated, reshuffled, control."""
         return np.concatenate((self.repeated, self.reshuffled, self.control))
 
 
 def make_probes(
     train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int
 ) -> Probes:
-    """Probes of up to `length` tokens, the same for the same arguments. train, val: (tokens,) ids,
-    at least one each. Random tokens are drawn by their frequency in `train`, so that none is
-    unknown to the model."""
-    ends = [i for i, id in enumerate(val[:1000]) if b"\n" in tokenizer.token_bytes(int(id))]
-    # Whole lines read better.
-    start = ends[0] + 1 if ends and ends[0] + 1 + length <= len(val) else 0
+    """Make probes of up to `length` tokens, the same for the same arguments.
+
+    Args:
+        train: Ids of the training split, at least one. Random tokens are drawn by their frequency
+            in it, so that the model has seen all of them.
+        val: Ids of the validation split, at least one.
+        tokenizer: Spells the tokens.
+        length: Tokens of the text; rows have at most `MAX_SCORED_LENGTH`.
+        seed: Seed of the random rows.
+    """
+    start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)
-    size = min(len(text), LONGEST)
-    count = min(ROWS, (len(val) - start) // size)  # none overlaps another
+    size = min(len(text), MAX_SCORED_LENGTH)
+    count = min(MAX_ROWS, (len(val) - start) // size)  # windows do not overlap
     starts = np.linspace(start, len(val) - size, count).astype(int)
     windows = np.stack([np.asarray(val[at : at + size], dtype=np.int64) for at in starts])
 
-    share = frequencies(train, tokenizer.vocab_size)
-    share[list(tokenizer.special)] = 0
-    share /= share.sum()
-    repeat, reshuffled, control, periods = random_texts(share, length, np.random.default_rng(seed))
+    frequencies = token_frequencies(train, tokenizer.vocab_size)
+    frequencies[list(tokenizer.special)] = 0
+    rows = make_random_rows(frequencies / frequencies.sum(), length, np.random.default_rng(seed))
     return Probes(
-        text,
-        words(tokenizer, text),
-        windows,
-        repeat,
-        [words(tokenizer, row) for row in repeat],
-        reshuffled,
-        control,
-        periods,
+        text=text,
+        text_tokens=spell_tokens(tokenizer, text),
+        windows=windows,
+        repeated=rows.repeated,
+        repeated_tokens=[spell_tokens(tokenizer, row) for row in rows.repeated],
+        reshuffled=rows.reshuffled,
+        control=rows.control,
+        periods=rows.periods,
     )
 
 
-def random_texts(
-    share: np.ndarray, length: int, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Repeat, reshuffled and control (P, T_r) of tokens drawn by their share (V,), and periods."""
-    known = np.count_nonzero(share)
-    size = max(min(length, LONGEST, known), 2 * LEAST)
-    if known < FEWEST or length < size:
-        return *(np.zeros((0, 2 * LEAST), np.int64) for _ in range(3)), np.zeros(0, np.int64)
-    # No token comes twice but by repetition; of five the first once more, at no period's distance.
+def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
+    """Return the index after the first line break, if `length` tokens follow it, else 0."""
+    for index, id in enumerate(val[:1000]):
+        if b"\n" in tokenizer.token_bytes(int(id)):
+            return index + 1 if index + 1 + length <= len(val) else 0
+    return 0
+
+
+class RandomRows(NamedTuple):
+    """Random rows of `Probes`."""
+
+    repeated: np.ndarray
+    reshuffled: np.ndarray
+    control: np.ndarray
+    periods: np.ndarray
+
+
+def make_random_rows(
+    probabilities: np.ndarray, length: int, generator: np.random.Generator
+) -> RandomRows:
+    """Draw rows of up to `length` tokens by the probabilities (V,) of the tokens."""
+    vocabulary = np.count_nonzero(probabilities)
+    size = max(min(length, MAX_SCORED_LENGTH, vocabulary), 2 * MIN_PERIOD)
+    if vocabulary < MIN_VOCABULARY or length < size:
+        no_rows = np.zeros((0, 2 * MIN_PERIOD), np.int64)
+        return RandomRows(no_rows, no_rows, no_rows, np.zeros(0, np.int64))
+    # No token occurs twice except by repetition. A vocabulary of five has one token too few: the
+    # first token occurs once more, at a distance that is no period.
     rows = np.array(
         [
-            np.resize(random.choice(len(share), min(size, known), replace=False, p=share), size)
-            for _ in range(2 * ROWS)
+            np.resize(
+                generator.choice(
+                    len(probabilities), min(size, vocabulary), replace=False, p=probabilities
+                ),
+                size,
+            )
+            for _ in range(2 * MAX_ROWS)
         ]
     )
-    repeat, control = rows[:ROWS], rows[ROWS:]
-    # A head that looks back by a fixed distance fits one of these periods at the most.
-    different = np.linspace(size // 4, size // 2, PERIODS).astype(int).clip(min=LEAST)
-    periods = np.sort(np.resize(np.unique(different), ROWS))
-    reshuffled = repeat.copy()
-    for row, other, period in zip(repeat, reshuffled, periods):
-        row[period : 2 * period] = row[:period]
-        other[period : 2 * period] = row[reordered(period, random)]
-    return repeat, reshuffled, control, periods
+    repeated, control = rows[:MAX_ROWS], rows[MAX_ROWS:]
+    # A head that attends a fixed distance back fits at most one of several periods.
+    different = np.linspace(size // 4, size // 2, DIFFERENT_PERIODS).astype(int)
+    periods = np.sort(np.resize(np.unique(different.clip(min=MIN_PERIOD)), MAX_ROWS))
+    reshuffled = repeated.copy()
+    for repeated_row, reshuffled_row, period in zip(repeated, reshuffled, periods):
+        first = repeated_row[:period]
+        repeated_row[period : 2 * period] = first
+        reshuffled_row[period : 2 * period] = first[draw_other_order(period, generator)]
+    return RandomRows(repeated, reshuffled, control, periods)
 
 
-def reordered(count: int, random: np.random.Generator) -> np.ndarray:
-    """0 … count - 1 in an order that begins alike, and in which no number follows the one that it
-    follows by nature."""
+def draw_other_order(count: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw an order of 0 … count - 1 that begins with 0 and in which n + 1 never follows n."""
     while True:
-        order = np.concatenate(([0], 1 + random.permutation(count - 1)))
+        order = np.concatenate(([0], 1 + generator.permutation(count - 1)))
         if (np.diff(order) != 1).all():
             return order
 
 
-def pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
-    """The ids; of many, evenly spread pieces."""
-    count = -(-len(ids) // PIECE)
-    for piece in np.linspace(0, count - 1, min(count, COUNTED // PIECE)).astype(int):
-        yield ids[piece * PIECE : (piece + 1) * PIECE]
+def token_frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Count how often each id occurs in `ids`, or in evenly spread pieces of it: (vocab_size,)."""
+    counts = [np.bincount(piece, minlength=vocab_size) for piece in _spread_pieces(ids)]
+    return np.sum(counts, axis=0, dtype=np.float64)
 
 
-def frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each id comes in `ids`, (vocab_size,)."""
-    return np.sum(
-        [np.bincount(piece, minlength=vocab_size) for piece in pieces(ids)],
-        axis=0,
-        dtype=np.float64,
-    )
+def _spread_pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield pieces that cover ids, or are evenly spread over them if there are many."""
+    count = -(-len(ids) // PIECE_TOKENS)
+    chosen = min(count, MAX_COUNTED_TOKENS // PIECE_TOKENS)
+    for piece in np.linspace(0, count - 1, chosen).astype(int):
+        yield ids[piece * PIECE_TOKENS : (piece + 1) * PIECE_TOKENS]
 
 
-def words(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
-    return [word(tokenizer, i) for i in ids]
+def spell_tokens(tokenizer: Tokenizer, ids: np.ndarray) -> list[str]:
+    """Return the tokens as strings, one for each id."""
+    return [spell_token(tokenizer, id) for id in ids]
 
 
-def word(tokenizer: Tokenizer, id: int) -> str:
-    """A token as text; bytes that are no whole character show as the replacement character."""
+def spell_token(tokenizer: Tokenizer, id: int) -> str:
+    """Return a token as a string; incomplete characters become the replacement character."""
     text = tokenizer.token_bytes(int(id)).decode("utf-8", errors="replace")
     return text or tokenizer.special.get(int(id), f"<{id}>")

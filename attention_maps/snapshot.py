@@ -1,32 +1,48 @@
-"""A snapshot of a run: maps, scores, births; picture and text where due, importance at the end."""
+"""Take the snapshots of a run: scores at each, an attention grid and a sample text at some."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from attention_maps import ablation, attention_grid, capture, scores
-from attention_maps.analysis import Seen
+from attention_maps import attention_grid, capture
+from attention_maps.ablation import ablate_heads, head_importance
+from attention_maps.analysis import ProbeRun
 from attention_maps.logit_attribution import explain_predictions
+from attention_maps.metrics import flatten, read_latest
 from attention_maps.probes import make_probes
-from common.metrics import is_scored
+from attention_maps.results import Measurements, Scores
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
 from decoding import GeneratedText, Sampling, generate_texts
 from model import GPT
 
-ABLATION_TOKENS = 4096  # of validation, on which each head's importance is measured at the end
-# What the predictions of the text needed is measured at every snapshot where that takes at most
-# this share of the tokens trained on between two, else where a picture is due, as of the repeats.
-EXPLAINED = 0.02
-SAMPLE_TOKENS = 100  # of the text that the model writes where a picture is due
+ABLATION_TOKENS = 4096  # of the validation split, on which head importance is measured at the end
+# Token and head effects are measured at every snapshot if that takes at most this share of the
+# tokens trained on between two snapshots, else only with an attention grid.
+MAX_EXPLAINED_SHARE = 0.02
+SAMPLE_TOKENS = 100  # of the text that the model writes with each attention grid
+
+
+class Snapshot(NamedTuple):
+    """What a snapshot adds to the record of a run.
+
+    Attributes:
+        metrics: The measurements by the keys of metrics.jsonl.
+        sample: A text by the model, if an attention grid was due.
+    """
+
+    metrics: dict[str, float]
+    sample: str | None
 
 
 class Snapshots:
-    """Takes the snapshots of a run, on the same probes, into its folder."""
+    """Takes the snapshots of a run, all on the same probes, and writes them to its folder."""
 
     def __init__(
         self,
@@ -34,79 +50,123 @@ class Snapshots:
         run_dir: Path,
         tokens: Tokens,
         windows: tuple[Tensor, Tensor],
-        may_fail: Callable[[], AbstractContextManager],
-    ):
-        """windows: x, y (W, T) of validation, to measure importance on, on the device."""
+        tolerate_io_errors: Callable[[], AbstractContextManager],
+        sample_tokens: int = SAMPLE_TOKENS,
+    ) -> None:
+        """Make the probes and the folder `attention`.
+
+        Args:
+            config: The resolved configuration of the run.
+            run_dir: Its folder.
+            tokens: The text that it trains on.
+            windows: Inputs and targets (W, T) of the validation split, on the device, on which
+                head importance is measured.
+            tolerate_io_errors: Context in which files are written.
+            sample_tokens: Tokens of a sample text.
+        """
         self.config, self.folder = config, run_dir / "attention"
-        self.windows, self.may_fail = windows, may_fail
-        self.tokenizer = tokens.tokenizer
+        self.windows, self.tolerate_io_errors = windows, tolerate_io_errors
+        self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
-        self.length = self.probes.windows.shape[1]
-        c, between = config.model, config.attention.every * config.batch_size
-        passes = length * length + c.n_layer * c.n_head * length  # tokens
-        self.affordable = passes <= EXPLAINED * between * c.block_size
-        # Importance takes half of these tokens a head: of a large model where it trained on more.
-        self.long = ABLATION_TOKENS * c.n_layer * c.n_head < (
-            2 * config.max_steps * config.batch_size * c.block_size
-        )
+        self._explains_always = _can_always_explain(config, length)
+        self._measures_importance = _can_measure_importance(config)
         self.folder.mkdir(exist_ok=True)
 
-    def take(self, model: GPT, step: int, rows: list[dict]) -> tuple[dict[str, float], str | None]:
-        """Capture and score every head after `step` optimizer steps, and write it down.
+    def take(self, model: GPT, step: int, rows: list[dict]) -> Snapshot:
+        """Measure every head after `step` optimizer steps, and write the snapshot's files.
 
-        rows: the run's metrics so far. May be left at any line: all of it can be done again.
+        It may be interrupted at any line and taken again.
 
-        Returns the scores, their errors and the births up to now; where a picture is due, a text
-        by the model, else None."""
-        model, due = capture.in_float32(model), self.picture_due(step)
-        last = step == self.config.max_steps
-        seen = Seen(model, self.probes)
-        held, tables = seen.score()
-        if due or self.affordable:
-            held |= explain_predictions(model, seen.text, self.tokenizer)
-        if due and len(self.probes.periods):
-            row = seen.random.rows([np.argmax(self.probes.periods)])  # the one that the page shows
-            told = explain_predictions(model, row, self.tokenizer)
-            held |= {f"repeated_{name}": value for name, value in told.items()}
-        if last and (self.long or not seen.large):
-            held |= ablation.losses_without_heads(model, *self.windows, self.config.precision)
-            tables["importance"] = ablation.importance(
-                held["validation_loss"], held["validation_loss_without_head"]
-            )
-        metrics = scores.as_metrics(tables)
-        metrics |= seen.circuits(held, tables)
-        before = next((row for row in reversed(rows) if is_scored(row)), {})
-        metrics |= scores.births(before, metrics, self.length)
-        if due:
-            metrics |= seen.enough(metrics)
-        path = self.folder / f"step_{step:08d}.npz"
-        with self.may_fail():
-            capture.save(path, step, self.probes, held)
-            if due:
-                capture.save_weights(path.with_suffix(".safetensors"), model)
-                attention_grid.draw(
-                    held["text"],
-                    self.probes.words,
-                    path.with_suffix(".png"),
-                    model.config.kv_heads,
-                    f"Attention after {step:,} steps",
-                )
-        if not due:
-            return metrics, None
-        return metrics, sample_text(model, self.tokenizer, SAMPLE_TOKENS, self.config.seed)
+        Args:
+            model: The model of the run.
+            step: Optimizer steps taken so far.
+            rows: The run's metrics so far.
+        """
+        model, has_grid = capture.in_float32(model), self.is_grid_due(step)
+        measurements, arrays = self._measure(model, step, read_latest(rows), has_grid)
+        with self.tolerate_io_errors():
+            self._write(model, step, arrays, has_grid)
+        sample = None
+        if has_grid:
+            sample = sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed)
+        return Snapshot(flatten(measurements), sample)
 
-    def picture_due(self, step: int) -> bool:
-        """Whether it is drawn: each `picture_every` steps, or at the first and each doubling."""
+    def is_grid_due(self, step: int) -> bool:
+        """Return whether the snapshot of a step has an attention grid and a sample text.
+
+        They are due every `picture_every` steps; if that is 0, at the first snapshot and at each
+        doubling of their number; and at both ends of the run.
+        """
         every, picture_every = self.config.attention.every, self.config.attention.picture_every
         if step in (0, self.config.max_steps):
             return True
+        if picture_every:
+            return step % picture_every == 0
         number = step // every
-        return step % picture_every == 0 if picture_every else number & (number - 1) == 0
+        return number & (number - 1) == 0
+
+    def _measure(
+        self, model: GPT, step: int, previous: Measurements | None, has_grid: bool
+    ) -> tuple[Measurements, dict[str, np.ndarray]]:
+        """Return the measurements of a snapshot, and the arrays that it saves."""
+        run = ProbeRun(model, self.probes)
+        arrays, head_scores = dict(run.arrays), run.score_heads()
+        if has_grid or self._explains_always:
+            arrays |= explain_predictions(model, run.text, self.tokenizer)
+        if has_grid and len(self.probes.periods):
+            longest = int(np.argmax(self.probes.periods))  # the row that the page shows
+            effects = explain_predictions(model, run.random.rows([longest]), self.tokenizer)
+            arrays |= {f"repeated_{name}": values for name, values in effects.items()}
+        if step == self.config.max_steps and (self._measures_importance or not run.is_large):
+            arrays |= self._measure_importance(model, head_scores)
+        measurements = run.measure(step, head_scores, previous)
+        if has_grid:
+            faithfulness = run.measure_faithfulness(measurements)
+            measurements = replace(measurements, faithfulness=faithfulness)
+        return measurements, arrays
+
+    def _measure_importance(self, model: GPT, head_scores: Scores) -> dict[str, np.ndarray]:
+        """Add head importance to the scores, and return the losses it was computed from."""
+        ablation = ablate_heads(model, *self.windows, self.config.precision)
+        head_scores["importance"] = head_importance(ablation)
+        return {
+            "validation_loss": ablation.loss,
+            "validation_loss_without_head": ablation.loss_without_head,
+        }
+
+    def _write(self, model: GPT, step: int, arrays: dict[str, np.ndarray], has_grid: bool) -> None:
+        path = self.folder / f"step_{step:08d}.npz"
+        capture.save_snapshot(path, step, self.probes, arrays)
+        if has_grid:
+            capture.save_weights(path.with_suffix(".safetensors"), model)
+            attention_grid.draw(
+                arrays["text"],
+                self.probes.text_tokens,
+                path.with_suffix(".png"),
+                model.config.kv_heads,
+                f"Attention after {step:,} steps",
+            )
+
+
+def _can_always_explain(config: Config, length: int) -> bool:
+    """Return whether explaining a text of `length` tokens is cheap beside training."""
+    c = config.model
+    explained_tokens = length * length + c.n_layer * c.n_head * length
+    trained_tokens = config.attention.every * config.batch_size * c.block_size
+    return explained_tokens <= MAX_EXPLAINED_SHARE * trained_tokens
+
+
+def _can_measure_importance(config: Config) -> bool:
+    """Return whether measuring head importance is cheap beside the whole training."""
+    c = config.model
+    # On average half of the layers are recomputed for a head.
+    ablated_tokens = ABLATION_TOKENS * c.n_layer * c.n_head / 2
+    return ablated_tokens < config.max_steps * config.batch_size * c.block_size
 
 
 def sample_text(model: GPT, tokenizer: Tokenizer, max_new_tokens: int, seed: int) -> str:
-    """A text as the model begins one, always the same for the same weights and seed."""
+    """Generate a text without a prompt, the same for the same weights and seed."""
     text = GeneratedText(tokenizer, encode_prompt(tokenizer, ""), seed, max_documents=2)
     decoder = model.make_decoder(1, 1 + max_new_tokens)
     for _ in generate_texts(decoder, [text], max_new_tokens, Sampling(temperature=0.8)):

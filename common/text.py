@@ -1,6 +1,5 @@
 """Format numbers and text for the terminal."""
 
-from collections.abc import Iterable
 from math import floor, log10
 
 # Control characters → visible signs in their place.
@@ -11,19 +10,6 @@ CONTROL_SIGNS = {
 }
 REPLACEMENT = "\ufffd"
 DEFAULT_DECIMALS = 2  # of a value without an error
-
-
-def format_emergence(step: int, snapshots: Iterable[int]) -> str:
-    """Return when a head emerged: between the previous snapshot and the one at `step`.
-
-    Args:
-        step: Step of the first snapshot at which the head passes its threshold.
-        snapshots: Steps of all snapshots.
-    """
-    previous = max((other for other in snapshots if other < step), default=step)
-    if step - previous > 1:
-        return f"between steps {previous:,} and {step:,}"
-    return f"at step {step:,}"
 
 
 def format_with_error(value: float, error: float | None) -> str:

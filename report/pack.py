@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_maps.scores import without_first
+from attention_maps.scores import without_first_token
 
 PROBES = ("text", "repeated")
 LEVELS = 255  # steps of a byte between zero and the row's largest weight
@@ -74,7 +74,7 @@ class Shot:
             if what in ("maps", "rest"):
                 maps = shown(held, name)
                 if what == "rest":
-                    maps = np.pad(without_first(maps), ((0, 0), (0, 0), (1, 0), (1, 0)))
+                    maps = np.pad(without_first_token(maps), ((0, 0), (0, 0), (1, 0), (1, 0)))
                 return pack_maps(maps, shown(held, f"{name}_value_norms"))
             with suppress(KeyError, ValueError, TypeError):  # it holds something else
                 return pack_needs(held, name)

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
@@ -16,7 +16,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from attention_maps.findings import summarize_run
+from attention_maps.metrics import is_snapshot_metric, read_emergence
+from attention_maps.rendering import RenderedFinding, describe_run
 from common.files import atomic_write, ordinary_file, read_json_object
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows
 from config import GPTConfig
@@ -42,8 +43,6 @@ CURVES = (
     "train/grad_norm",
     "train/tokens_per_second",
 )
-# The metrics of a snapshot begin with these.
-OF_HEADS = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 SPENT = {
     "train": "train_seconds",
     "evaluate": "seconds/evaluate",
@@ -90,7 +89,7 @@ def write_page(run_dir: Path) -> Path:
         ],
         "looked": [row["step"] for row in filter(is_scored, rows)],
         "scored": scored(rows),
-        "findings": summarize_run(rows),
+        "findings": [finding._asdict() for finding in describe_run(rows)],
     }
     return fill(
         run_dir / "report.html",
@@ -106,7 +105,7 @@ def attention_page(
     path: Path,
     model: Model,
     metrics: dict[str, float] | None = None,
-    findings: list = (),
+    findings: Sequence[RenderedFinding] = (),
     prompted: int | None = None,
 ) -> Path:
     """Write a page of one prompt's attention, of what a look gives (attention_maps/analysis.py):
@@ -121,7 +120,7 @@ def attention_page(
         "prompted": prompted,
         "looked": [],
         "scored": scored(rows),
-        "findings": findings,
+        "findings": [finding._asdict() for finding in findings],
     }
     return fill(Path(path), content | of_shape(model.config), [shot], PROBES[:1], model)
 
@@ -175,10 +174,12 @@ def kept_model(run_dir: Path, config: GPTConfig, latest: dict) -> Model | None:
     """The model of a run, by what its pictures and its newest checkpoint kept."""
     found = (run_dir / "attention").glob("step_" + "[0-9]" * 8 + ".safetensors")
     paths = {int(path.stem[5:]): path for path in sorted(found)}
-    births = [
-        bisect_left([*paths], step) for key, step in latest.items() if key.startswith("emerged/")
+    emerged = [
+        bisect_left([*paths], step)
+        for steps in read_emergence(latest).values()
+        for step in steps.values()
     ]
-    order = [len(paths) - 1, 0, *births, *(k - 1 for k in births), *range(len(paths))]
+    order = [len(paths) - 1, 0, *emerged, *(k - 1 for k in emerged), *range(len(paths))]
     steps = dict.fromkeys([*paths][k] for k in order if 0 <= k < len(paths))
     for path in sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))[-1:]:
         with suppress(ValueError, OSError):  # it cannot be read
@@ -249,7 +250,7 @@ def opened(path: Path):
 def scored(rows: list[dict]) -> dict:
     """The steps that have scores of heads, and each of those metrics in a column."""
     shown = thin(list(filter(is_scored, rows)), MOST_SCORED)
-    keys = dict.fromkeys(key for row in shown for key in row if key.startswith(OF_HEADS))
+    keys = dict.fromkeys(key for row in shown for key in row if is_snapshot_metric(key))
     return {
         "steps": [row["step"] for row in shown],
         "columns": {key: [number(row.get(key), 4) for row in shown] for key in keys},

@@ -4,12 +4,10 @@ Does not import torch.
 """
 
 import json
-import re
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from math import isfinite, nan, prod
+from math import nan, prod
 from pathlib import Path
 from statistics import fmean
 from zipfile import BadZipFile
@@ -17,16 +15,13 @@ from zipfile import BadZipFile
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from attention_maps.metrics import read_head_values
 from cli.config_file import read_config
 from common.files import ordinary_file
-from common.metrics import COMPANION_SUFFIXES, best_row
+from common.metrics import best_row
 from common.settings import iterate_settings
 from config import MIN_BF16_DECODING_WIDTH, Config
 
-HEAD_METRIC = re.compile(
-    rf"(?P<group>heads|emerged)/(?P<score>\w+?)(?P<companion>{'|'.join(COMPANION_SUFFIXES)})?"
-    r"/L(?P<layer>\d+)H(?P<head>\d+)"
-)
 SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-context copying needs
 
 
@@ -104,7 +99,7 @@ def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[
     """Return the lowest or highest value of each score over the heads, as `<group>/<score>`."""
     return {
         f"{group}/{score}": choose(values.values())
-        for score, values in head_values(row, group).items()
+        for score, values in read_head_values(row, group).items()
     }
 
 
@@ -120,21 +115,6 @@ def _timing_of_emergence(
         f"tokens_at_emergence/{score}": emerged * figures["tokens"] / figures["step"],
         f"loss_at_emergence/{score}": next(losses, nan),
     }
-
-
-def head_values(row: dict, group: str) -> dict[str, dict[tuple[int, int], float]]:
-    """Return the finite values of a row by score and (layer, head).
-
-    Args:
-        row: A row of metrics.jsonl.
-        group: First part of the keys: `heads` for scores, `emerged` for emergence steps.
-    """
-    values: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
-    for key, value in row.items():
-        match = HEAD_METRIC.fullmatch(key)
-        if match and match["group"] == group and not match["companion"] and isfinite(value):
-            values[match["score"]][int(match["layer"]), int(match["head"])] = value
-    return values
 
 
 def share_of_repeated_pairs(run_dir: Path) -> float | None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+from attention_maps.metrics import read_head_values
 from report.pack import clipped
 from report.page import curve, number, put_together
-from report.run import head_values
 from report.sweep import (
     PAGE,
     Run,
@@ -141,7 +141,7 @@ def describe_heads(run: Run, points: int) -> dict:
 def scores_of_row(row: dict) -> dict[str, float]:
     """Return one value per score: of the strongest head, or the mean over the heads."""
     values = {}
-    for score, by_head in head_values(row, "heads").items():
+    for score, by_head in read_head_values(row, "heads").items():
         combine = max if score in STRONGEST_HEAD_SCORES else fmean
         values[score] = combine(by_head.values())
     return values

@@ -1,7 +1,6 @@
 """A run's record in Weights & Biases, online or offline."""
 
 import os
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,9 +10,10 @@ from pathlib import Path
 import wandb
 from requests.utils import get_netrc_auth
 
+from attention_maps.metrics import aggregate_heads, emergence_metrics
+from attention_maps.rendering import RenderedFinding
 from cli import first_line
 from common.files import atomic_write, ordinary_file
-from common.metrics import COMPANION_SUFFIXES
 from config import Config
 from training.plan import model_size
 
@@ -34,7 +34,7 @@ class WandbRecord:
 
     def log(self, row: dict, picture: Path | None) -> None:
         """Record a step's metrics, and the picture of all maps, if there is one."""
-        found = without_heads(row)
+        found = aggregate_heads(row)
         if picture:
             caption = f"every head's attention weights after {row['step']} steps"
             found["attention/map"] = wandb.Image(str(picture), caption=caption)
@@ -53,10 +53,10 @@ class WandbRecord:
             )
         )
 
-    def page(self, path: Path, row: dict, findings: list[tuple[str, str]], last: bool) -> None:
+    def page(self, path: Path, row: dict, findings: list[RenderedFinding], last: bool) -> None:
         """Record the run's page, the first and the last, which holds all before; what was found
         out, as sentences and their figures; and births."""
-        lines, found = [f"{text[:-1]} ({figures})." for text, figures in findings], {}
+        lines, found = [str(finding) for finding in findings], {}
         if last or row["step"] == 0:
             found["attention/explorer"] = wandb.Html(path.read_text(encoding="utf-8"), inject=False)
         if lines:
@@ -66,7 +66,7 @@ class WandbRecord:
         if found:
             self._do(lambda run: run.log({"step": row["step"]} | found, step=row["step"]))
         if last:
-            births = {key: value for key, value in row.items() if key.startswith("emerged/")}
+            births = emergence_metrics(row)
             self._do(lambda run: run.summary.update(births | {"findings": "\n".join(lines)}))
 
     def finish(self, failed: bool) -> None:
@@ -80,24 +80,6 @@ class WandbRecord:
         except Exception as e:  # whatever W&B raises, training goes on: metrics.jsonl is the record
             self.log_line(f"W&B stopped recording ({_brief(e)}); metrics.jsonl goes on")
             self._run = None
-
-
-def without_heads(row: dict) -> dict:
-    """The row with the greatest score of the heads, `heads/<score>/max`, in place of what is of one
-    head; without the errors of scores, and the like."""
-    row = {
-        key: value
-        for key, value in row.items()
-        if not any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
-    }
-    most: dict[str, float] = {}
-    for key, value in row.items():
-        if key.startswith("heads/"):
-            name = f"{key.rpartition('/')[0]}/max"
-            most[name] = max(value, most.get(name, value))
-    return {
-        key: value for key, value in row.items() if not re.search(r"/L\d+H\d+(/|$)", key)
-    } | most
 
 
 def _brief(error: Exception) -> str:

@@ -6,8 +6,11 @@ import { addTooltip } from "./tooltip.js";
 
 /**
  *
- * @typedef {[text: string, evidence: string]} Finding a sentence, and its numbers with standard
- *   errors
+ * @typedef {object} Finding as attention_maps/rendering.py renders it
+ * @property {string} title the phenomenon: "Induction head"
+ * @property {string} text sentences that explain it
+ * @property {string[]} details measurements with standard errors
+ * @property {string[]} heads names of the heads, strongest first
  */
 
 /**
@@ -18,17 +21,27 @@ import { addTooltip } from "./tooltip.js";
  *   clicked.
  */
 export function drawFindings(findings, chooseHead) {
-  const [headline, ...others] = findings.map(([text, evidence]) => {
-    const line = el("div", {}, ...annotate(text, chooseHead));
-    return evidence ? addTooltip(line, () => [el("div", {}, evidence)]) : line;
+  const sentences = ({ title, text }) => [
+    el("b", {}, ...annotate(`${title}:`, chooseHead)),
+    " ",
+    ...annotate(text, chooseHead),
+  ];
+  const [headline, ...others] = findings.map(finding => {
+    const line = el("div", {}, ...sentences(finding));
+    if (!finding.details.length) return line;
+    return addTooltip(line, () => finding.details.map(detail => el("div", {}, detail)));
   });
   const noFindings = el("p", { className: "quiet" }, "No significant findings yet.");
   $("headline").replaceChildren(headline ?? noFindings);
   $("more").replaceChildren(...others, ...(headline ? [$("numbers")] : []));
   $("numbers").hidden = !headline;
-  const evidenceLines = findings.map(([text, evidence]) => {
-    const details = el("div", { className: "quiet" }, ...annotate(evidence, chooseHead));
-    return el("li", {}, ...annotate(text, chooseHead), details);
+  const evidenceLines = findings.map(finding => {
+    const details = el(
+      "div",
+      { className: "quiet" },
+      ...annotate(finding.details.join("; "), chooseHead),
+    );
+    return el("li", {}, ...sentences(finding), details);
   });
   $("numbers")
     .querySelector("ul")

@@ -28,7 +28,7 @@ import { drawTraining, setUpTraining, totalSeconds } from "./training.js";
 // [layer, head] that tells most: the one that the page's first sentence names; else of induction, where there is any,
 // or of the token before.
 function firstHead() {
-  const named = /L(\d+)H(\d+)/.exec(data.findings?.[0]?.[0]);
+  const named = /L(\d+)H(\d+)/.exec(data.findings?.[0]?.heads[0]);
   if (named) return [Number(named[1]), Number(named[2])];
   const score = (name, head) =>
     metricAt(`heads/${name}/${head}`, measuredIndices[name]?.at(-1)) ?? 0;

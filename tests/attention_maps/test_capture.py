@@ -1,10 +1,12 @@
+"""Probes, and what one forward pass over them captures."""
+
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
-from attention_maps.capture import MAPS, arrays, capture, save
+from attention_maps.capture import PATTERNS, capture, save_snapshot, snapshot_arrays
 from attention_maps.probes import make_probes
 from attention_maps.scores import readings
 from config import GPTConfig
@@ -37,8 +39,8 @@ def probes():
     return make_probes(ids, ids[:500], ALPHABET, 24, seed=1)
 
 
-def test_probes_repeat_what_they_say_and_nothing_else(probes):
-    assert [ALPHABET.decode([i]) for i in probes.text] == probes.words
+def test_random_rows_repeat_after_their_period_and_nowhere_else(probes):
+    assert [ALPHABET.decode([i]) for i in probes.text] == probes.text_tokens
     for row, control, period in zip(probes.repeated, probes.control, probes.periods):
         assert np.array_equal(row[:period], row[period : 2 * period])
         assert len(set(row)) == len(row) - period
@@ -54,23 +56,25 @@ def test_probes_repeat_what_they_say_and_nothing_else(probes):
     assert np.array_equal(probes.windows[0], probes.text)
 
 
-def test_random_tokens_are_drawn_by_their_frequency_in_training_and_none_is_unseen():
+def test_random_tokens_are_drawn_by_their_frequency_in_the_training_split():
     share = np.where(np.arange(500) % 3 == 0, 0, 1 / np.arange(1, 501))  # a third is never seen
     train = np.random.default_rng(0).choice(500, 400_000, p=share / share.sum())
     tokenizer = CharTokenizer("".join(map(chr, range(1000, 1500))))
     probes = make_probes(train, np.arange(100), tokenizer, 48, seed=3)
     drawn = np.concatenate([probes.repeated.ravel(), probes.control.ravel()])
     assert np.isin(drawn, train).all()
-    assert np.isin(np.arange(1, 10), drawn).sum() == 6  # the commonest: of nine, three are unseen
+    assert (
+        np.isin(np.arange(1, 10), drawn).sum() == 6
+    )  # of the nine most frequent ids, three are unseen
     seen = np.flatnonzero(share)
     assert (drawn < np.median(seen)).mean() > 0.7  # uniform ids would be 0.5
-    # Of a long split pieces are counted, to its end.
+    # Pieces of a long split are counted, up to its end.
     late = np.concatenate([np.zeros(5_000_000, np.int64), np.arange(1, 60)])
     probes = make_probes(late, np.arange(100), tokenizer, 48, seed=3)
     assert set(probes.control.ravel()) > {0, 1, 59}
 
 
-def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
+def test_random_rows_lack_the_end_of_text_token_and_fit_a_small_vocabulary():
     tokenizer = train_bpe(["some text"], 257)
     probes = make_probes(np.arange(257), np.arange(200), tokenizer, 48, seed=0)
     assert tokenizer.end_of_text not in probes.repeated
@@ -85,27 +89,29 @@ def test_probes_never_hold_the_end_of_text_token_and_fit_a_small_vocabulary():
     assert len(long.text) == 150 and long.repeated.shape == (16, 64)
 
 
-def look(model, probes):
-    """The forward pass over the text, and a snapshot's arrays."""
+def run_probes(model, probes):
+    """Return the forward pass over the text, and the arrays of a snapshot."""
     text = capture(model, probes.text[None])
-    return text, arrays(model, text, capture(model, probes.random))
+    return text, snapshot_arrays(model, text, capture(model, probes.random))
 
 
-def test_a_snapshot_holds_the_exact_weights_of_every_query_head(model, probes):
-    found = look(model, probes)[1]
-    assert found["text"].shape == (2, 4, 24, 24)
-    assert found["repeated"].shape == found["control"].shape == (2, len(probes.periods), 4, 24, 24)
-    for maps in (found[name] for name in MAPS):
+def test_a_snapshot_has_the_attention_pattern_of_every_query_head(model, probes):
+    arrays = run_probes(model, probes)[1]
+    assert arrays["text"].shape == (2, 4, 24, 24)
+    assert (
+        arrays["repeated"].shape == arrays["control"].shape == (2, len(probes.periods), 4, 24, 24)
+    )
+    for maps in (arrays[name] for name in PATTERNS):
         assert maps.dtype == np.float32
         assert np.abs(maps.sum(axis=-1) - 1).max() < 1e-5
         assert (np.triu(maps, 1) == 0).all()
     windows = capture(model, probes.windows).weights.numpy()
-    values = readings(windows, found["repeated"], found["control"], probes.periods)
+    values = readings(windows, arrays["repeated"], arrays["control"], probes.periods)
     assert {each.shape for each in values.values()} == {(2, 4, 16)}
 
 
-def test_what_is_captured_is_what_the_model_with_its_fused_attention_computes(model, probes):
-    text = look(model, probes)[0]
+def test_captured_values_are_those_of_the_model_with_fused_attention(model, probes):
+    text = run_probes(model, probes)[0]
     model.eval()
     for layer, block in enumerate(model.blocks):
         v = text.v[layer].repeat_interleave(4 // model.config.kv_heads, dim=1)  # (1, H, T, d_v)
@@ -117,29 +123,29 @@ def test_what_is_captured_is_what_the_model_with_its_fused_attention_computes(mo
     assert torch.allclose(logits, model(text.tokens)[0], atol=1e-5)
 
 
-def test_a_saved_snapshot_needs_no_pickle_and_keeps_rows_whole(model, probes, tmp_path):
-    found = look(model, probes)[1]
-    save(tmp_path / "step.npz", 7, probes, found)
+def test_a_saved_snapshot_needs_no_pickle_and_its_rows_still_sum_to_1(model, probes, tmp_path):
+    arrays = run_probes(model, probes)[1]
+    save_snapshot(tmp_path / "step.npz", 7, probes, arrays)
     with np.load(tmp_path / "step.npz", allow_pickle=False) as saved:
         assert saved["text"].dtype == np.float16
         assert np.abs(saved["text"].astype(np.float32).sum(-1) - 1).max() < 2e-3
-        assert list(saved["text_tokens"]) == probes.words
+        assert list(saved["text_tokens"]) == probes.text_tokens
         assert saved["step"] == 7
-        for name in MAPS:
+        for name in PATTERNS:
             assert np.array_equal(saved[f"{name}_ids"], getattr(probes, name))
-            again = model.attention_maps(torch.from_numpy(np.atleast_2d(saved[f"{name}_ids"])))
-            again = again.squeeze(1) if name == "text" else again
-            assert np.allclose(again, saved[name], atol=1e-3)
+            maps = model.attention_maps(torch.from_numpy(np.atleast_2d(saved[f"{name}_ids"])))
+            maps = maps.squeeze(1) if name == "text" else maps
+            assert np.allclose(maps, saved[name], atol=1e-3)
         assert np.array_equal(saved["window_ids"], probes.windows)
         assert np.array_equal(saved["reshuffled_ids"], probes.reshuffled)
     assert [p.name for p in tmp_path.iterdir()] == ["step.npz"]
 
 
 def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model, probes):
-    text, found = look(model, probes)
+    text, arrays = run_probes(model, probes)
     for layer, block in enumerate(model.blocks):
         for head in range(4):
             W_O = block.attention.W_O.weight[:, head * 8 : (head + 1) * 8]  # (C, d_v)
             v = text.v[layer, 0, head // (4 // model.config.kv_heads)]  # (T, d_v)
             written = (v @ W_O.T).norm(dim=-1).detach().numpy()
-            assert np.allclose(found["text_value_norms"][layer, head], written, atol=1e-6)
+            assert np.allclose(arrays["text_value_norms"][layer, head], written, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Who feeds whom, in a model of two layers whose heads are set by hand."""
+"""Composition, in a model of two layers whose heads are set by hand."""
 
 from functools import partial
 
@@ -9,7 +9,8 @@ from models import lively, small
 
 from attention_maps import scores
 from attention_maps.capture import capture
-from attention_maps.composition import composition
+from attention_maps.composition import measure_composition
+from attention_maps.results import CompositionShare, Head
 from config import GPTConfig
 from model import GPT, attention_weights, causal_mask, store
 
@@ -18,11 +19,10 @@ V, T, SHARP = 40, 24, 200.0
 
 @pytest.fixture(params=["rmsnorm", "layernorm"])
 def model(request) -> GPT:
-    """L0H0 looks at the token before and writes it down; L1H1 looks where what is written down is
-    the token that it is at: an induction head, by its keys. The other two heads write noise.
+    """An induction head L1H1 that reads the previous-token head L0H0 through its keys.
 
-    A token's embedding has its id in the first V places, its position in the next T; what L0H0
-    writes is in the last V.
+    The other two heads write noise. A token's embedding has its id in the first V channels and its
+    position in the next T; L0H0 writes the id of the previous token to the last V.
     """
     torch.manual_seed(0)
     C, d = 2 * V + T, max(V, T)
@@ -37,21 +37,21 @@ def model(request) -> GPT:
             norm=request.param,
         )
     )
-    id, place, note = slice(V), slice(V, V + T), slice(V + T, C)
+    id, position, previous = slice(V), slice(V, V + T), slice(V + T, C)
     with torch.no_grad():
         for p in model.blocks.parameters():
             if p.dim() == 2:
                 p.zero_()
         model.token_embedding.weight.zero_()[:, id] = torch.eye(V)
-        model.position_embedding.weight.zero_()[:, place] = torch.eye(T)
+        model.position_embedding.weight.zero_()[:, position] = torch.eye(T)
         first, second = (block.attention for block in model.blocks)
-        first.W_Q.weight[1:T, place] = SHARP * torch.eye(T)[: T - 1]  # query i is key i - 1
-        first.W_Q.weight[:T, place] = SHARP * torch.eye(T).roll(-1, dims=0)
-        first.W_K.weight[:T, place] = torch.eye(T)
+        first.W_Q.weight[1:T, position] = SHARP * torch.eye(T)[: T - 1]  # query i is key i - 1
+        first.W_Q.weight[:T, position] = SHARP * torch.eye(T).roll(-1, dims=0)
+        first.W_K.weight[:T, position] = torch.eye(T)
         first.W_V.weight[:V, id] = torch.eye(V)
-        first.W_O.weight[note, :V] = 4 * torch.eye(V)
+        first.W_O.weight[previous, :V] = 4 * torch.eye(V)
         second.W_Q.weight[d : d + V, id] = SHARP * torch.eye(V)
-        second.W_K.weight[d : d + V, note] = torch.eye(V)
+        second.W_K.weight[d : d + V, previous] = torch.eye(V)
         second.W_V.weight[d : d + V, id] = torch.eye(V)
         second.W_O.weight[id, d : d + V] = torch.eye(V)
         for layer, head in ((first, 1), (second, 0)):
@@ -65,115 +65,133 @@ PERIODS = np.repeat([6, 8, 10, 12], 4)
 
 @pytest.fixture
 def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows, texts that repeat, texts that do not: (16, T) each."""
+    """Windows, repeated rows and control rows, (16, T) each."""
     rng = np.random.default_rng(0)
-    windows, repeat, control = np.stack([rng.permutation(V)[:T] for _ in range(48)]).reshape(
+    windows, repeated, control = np.stack([rng.permutation(V)[:T] for _ in range(48)]).reshape(
         3, 16, T
     )
-    for row, period in zip(repeat, PERIODS):
+    for row, period in zip(repeated, PERIODS):
         row[period : 2 * period] = row[:period]
-    return windows, repeat, control
+    return windows, repeated, control
 
 
-def fed(model, texts, heads):
-    """`composition` on the texts."""
-    windows, repeat, control = texts
-    random = capture(model, np.concatenate((repeat, control)))
-    return composition(model, capture(model, windows), random, PERIODS, heads)
+def measure(
+    model: GPT, texts: tuple[np.ndarray, ...], heads: dict[str, list[Head]]
+) -> dict[tuple[Head, str, str], CompositionShare]:
+    """Return composition shares by head, input and upstream component."""
+    windows, repeated, control = texts
+    random = capture(model, np.concatenate((repeated, control)))
+    shares = measure_composition(model, capture(model, windows), random, PERIODS, heads)
+    return {(one.head, one.input, one.upstream): one for one in shares}
 
 
-def test_an_induction_head_is_fed_by_the_previous_token_head_through_its_keys(model, texts):
+INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(1, 1), Head(0, 0)
+
+
+def test_an_induction_head_depends_on_the_previous_token_head_through_its_keys(model, texts):
     maps = [model.attention_maps(torch.from_numpy(ids)).numpy() for ids in texts]
-    found = scores.readings(*maps, PERIODS)
-    assert found["previous_token"][0, 0].mean() > 0.95
-    assert found["induction"][1, 1].mean() > 0.8  # the first token notes itself
-    row = fed(model, texts, {"induction": [(1, 1), (1, 0)], "previous_token": [(0, 0)]})
-    feeders = {key.rpartition("/")[2] for key in row if "/L1H1/" in key}
-    # Ids come from the embedding; the head that writes noise feeds nobody, nor does an empty MLP.
-    assert feeders == {"L0H0", "embedding"}
-    assert not any("/L0H0/keys" in key for key in row)  # nothing is below layer 0
-    by_name = {
-        read: row[f"composition/induction/L1H1/{read}/L0H0"]
-        for read in ("queries", "keys", "values")
+    readings = scores.readings(*maps, PERIODS)
+    assert readings["previous_token"][PREVIOUS_TOKEN_HEAD].mean() > 0.95
+    assert readings["induction"][INDUCTION_HEAD].mean() > 0.8  # less, by the first token
+
+    heads = {
+        "induction": [INDUCTION_HEAD, Head(1, 0)],
+        "previous_token": [PREVIOUS_TOKEN_HEAD],
     }
-    assert by_name["keys"] == pytest.approx(1, abs=0.02)
-    assert by_name["queries"] == pytest.approx(0, abs=0.05)
-    assert by_name["values"] == pytest.approx(0, abs=0.02)  # it moves ids, not what was noted
-    assert row["composition/induction/L1H1/values/embedding"] > 0.8
-    assert row["composition/induction_se/L1H1/keys/L0H0"] < 0.05
+    shares = measure(model, texts, heads)
+    # Ids come from the embedding; neither the noisy head nor the empty MLP contributes.
+    upstream = {name for head, _, name in shares if head == INDUCTION_HEAD}
+    assert upstream == {"L0H0", "embedding"}
+    assert not any(head == PREVIOUS_TOKEN_HEAD for head, _, _ in shares)  # nothing is upstream
+
+    keys, queries, values = (
+        shares[INDUCTION_HEAD, name, "L0H0"].share for name in ("keys", "queries", "values")
+    )
+    assert keys.value == pytest.approx(1, abs=0.02) and keys.error < 0.05
+    assert queries.value == pytest.approx(0, abs=0.05)
+    assert values.value == pytest.approx(0, abs=0.02)  # it moves ids, not previous tokens
+    assert shares[INDUCTION_HEAD, "values", "embedding"].share.value > 0.8
 
 
-def test_values_tell_how_much_of_what_a_head_moves_came_from_below(model, texts):
+def test_the_share_of_values_is_that_of_what_a_head_moves(model, texts):
     second, d = model.blocks[1].attention, max(V, T)
-    with torch.no_grad():  # now it moves what was noted
+    with torch.no_grad():  # now it moves the previous token that L0H0 wrote
         second.W_V.weight[d : d + V].zero_()[:, V + T :] = torch.eye(V)
-    row = fed(model, texts, {"induction": [(1, 1)]})
-    assert row["composition/induction/L1H1/values/L0H0"] > 0.9
+    shares = measure(model, texts, {"induction": [INDUCTION_HEAD]})
+    assert shares[INDUCTION_HEAD, "values", "L0H0"].share.value > 0.9
+
+
+def slow_queries_and_keys(
+    model: GPT, tokens: torch.Tensor, ablated: str, is_direct: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and keys of layer 2 with a component mean-ablated, by running all blocks."""
+    rotary = model.rotary_at(0, T)
+    x = model.embed(tokens)
+    written = x if ablated == "embedding" else None
+    if ablated == "embedding" and not is_direct:
+        x = x.mean(dim=(0, 1)).expand_as(x)
+    for layer, block in enumerate(model.blocks[:2]):
+        heads = []
+        block.attention(block.norm_1(x), rotary, taps={"heads": partial(store, heads)})
+        y = heads[0].clone()
+        if ablated == f"L{layer}H1":
+            written = y[:, :, 1] @ block.attention.W_O.weight[:, 4:8].T
+            if not is_direct:
+                y[:, :, 1] = y[:, :, 1].mean(dim=(0, 1))
+        x = x + block.attention.W_O(y.flatten(2))
+        added = block.mlp(block.norm_2(x))
+        if ablated == f"L{layer}MLP":
+            written = added
+            if not is_direct:
+                added = added.mean(dim=(0, 1)).expand_as(added)
+        x = x + added
+    if is_direct:
+        x = x - written + written.mean(dim=(0, 1))
+    return queries_and_keys(model, x)
+
+
+def queries_and_keys(model: GPT, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries and keys of layer 2 for an input x."""
+    rotary, block = model.rotary_at(0, T), model.blocks[2]
+    q, k, _ = block.attention.project(block.norm_1(x), rotary)
+    return q, k
+
+
+def previous_token_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return the previous-token score of each head, (H,)."""
+    A = attention_weights(q, k, causal_mask(T, T))
+    return torch.diagonal(A, offset=-1, dim1=-2, dim2=-1).mean(dim=(0, 2))
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "changes",
     [{"norm": "layernorm", "bias": True}, {"norm": "rmsnorm", "position": "rope", "n_kv_head": 2}],
 )
-def test_the_blocks_between_are_computed_again(kind, texts):
-    """Against a slow loop in float64 that changes what a part adds and runs all blocks."""
-    model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, **kind))).double()
-    tokens, mask = torch.from_numpy(texts[0]), causal_mask(T, T)
-
-    def keys_and_queries(changed: str, direct: bool = False):
-        x = model.embed(tokens)
-        wrote = x if changed == "embedding" else None
-        x = x.mean(dim=(0, 1)).expand_as(x) if changed == "embedding" and not direct else x
-        for layer, block in enumerate(model.blocks[:2]):
-            heads = []
-            with torch.no_grad():
-                block.attention(
-                    block.norm_1(x),
-                    model.rotary_at(0, T),
-                    taps={"heads": partial(store, heads)},
-                )
-            y = heads[0].clone()
-            if changed == f"L{layer}H1":
-                wrote = y[:, :, 1] @ block.attention.W_O.weight[:, 4:8].T
-                if not direct:
-                    y[:, :, 1] = y[:, :, 1].mean(dim=(0, 1))
-            x = x + block.attention.W_O(y.flatten(2))
-            added = block.mlp(block.norm_2(x))
-            if changed == f"L{layer}MLP":
-                wrote = added
-                added = added if direct else added.mean(dim=(0, 1)).expand_as(added)
-            x = x + added
-        x = x - wrote + wrote.mean(dim=(0, 1)) if direct else x
-        block = model.blocks[2]
-        q, k, _ = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
-        return q, k
-
-    def score(q, k):
-        A = attention_weights(q, k, mask).detach()
-        return torch.diagonal(A, offset=-1, dim1=-2, dim2=-1).mean(dim=(0, 2))  # (H,)
-
-    row = fed(model, texts, {"previous_token": [(2, head) for head in range(4)]})
-    parts = {key.rpartition("/")[2] for key in row}
-    assert len(parts) > 5 and "embedding" in parts
-    for part in parts & {"embedding", "L0H1", "L1H1", "L0MLP", "L1MLP"}:
-        for end, direct in (("", False), ("_direct", True)):
-            with torch.no_grad():
-                q, k = keys_and_queries(part, direct)
-                x = capture(model, texts[0]).residuals[2]
-                block = model.blocks[2]
-                q0, k0, _ = block.attention.project(block.norm_1(x), model.rotary_at(0, T))
-            whole = score(q0, k0)
-            for read, lost in (
-                ("queries", 1 - score(q, k0) / whole),
-                ("keys", 1 - score(q0, k) / whole),
-            ):
-                for head in range(4):
-                    key = f"composition/previous_token{end}/L2H{head}/{read}/{part}"
-                    if key in row:
-                        assert row[key] == pytest.approx(lost[head].item(), abs=1e-6)
+@torch.no_grad()
+def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
+    model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, **changes))).double()
+    tokens = torch.from_numpy(texts[0])
+    heads = [Head(2, number) for number in range(4)]
+    shares = measure(model, texts, {"previous_token": heads})
+    components = {name for _, _, name in shares}
+    assert len(components) > 5 and "embedding" in components
+    q, k = queries_and_keys(model, capture(model, texts[0]).residuals[2])
+    unchanged = previous_token_scores(q, k)
+    for component in components & {"embedding", "L0H1", "L1H1", "L0MLP", "L1MLP"}:
+        for is_direct in (False, True):
+            q_without, k_without = slow_queries_and_keys(model, tokens, component, is_direct)
+            lost = {
+                "queries": 1 - previous_token_scores(q_without, k) / unchanged,
+                "keys": 1 - previous_token_scores(q, k_without) / unchanged,
+            }
+            for head in heads:
+                for name, expected in lost.items():
+                    if one := shares.get((head, name, component)):
+                        share = one.direct if is_direct else one.share
+                        assert share.value == pytest.approx(expected[head.number].item(), abs=1e-6)
 
 
-def test_a_share_is_the_mean_of_a_slow_loop_and_its_error_a_bootstrap():
+def test_a_ratio_has_the_standard_error_of_a_bootstrap():
     rng = np.random.default_rng(0)
     before = rng.gamma(4, 0.1, 16)
     after = before * rng.uniform(0.2, 0.6, 16)

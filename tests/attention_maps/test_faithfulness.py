@@ -1,73 +1,77 @@
-"""What is left when only some heads work, in a model of which all attention is known."""
+"""Faithfulness, in a model in which all attention is known."""
 
 import numpy as np
 import pytest
 import torch
 from models import lively, small
 
-from attention_maps import faithfulness, scores
+from attention_maps import scores
 from attention_maps.capture import capture, next_tokens, token_losses
+from attention_maps.faithfulness import IsolatedHeads, measure_faithfulness
+from attention_maps.results import Head
 from model import GPT
 
 PERIODS = np.repeat([4, 5, 6, 7], 4)
 
 
 @pytest.fixture
-def alone() -> faithfulness.Alone:
+def isolated() -> IsolatedHeads:
     model = lively(GPT(small(position="rope", n_kv_head=2))).double()
     rng = np.random.default_rng(0)
-    repeat = np.stack([rng.permutation(23)[:16] for _ in range(16)])
-    reshuffled = repeat.copy()
-    for row, other, period in zip(repeat, reshuffled, PERIODS):
-        row[period : 2 * period] = row[:period]
-        other[period : 2 * period] = row[:period][::-1]
-    twice = capture(model, np.concatenate((repeat, reshuffled)))
-    return faithfulness.Alone(model, twice, PERIODS)
+    repeated = np.stack([rng.permutation(23)[:16] for _ in range(16)])
+    reshuffled = repeated.copy()
+    for repeated_row, reshuffled_row, period in zip(repeated, reshuffled, PERIODS):
+        repeated_row[period : 2 * period] = repeated_row[:period]
+        reshuffled_row[period : 2 * period] = repeated_row[:period][::-1]
+    forward = capture(model, np.concatenate((repeated, reshuffled)))
+    return IsolatedHeads(model, forward, PERIODS)
 
 
-def test_with_all_heads_all_is_left_and_without_any_what_a_model_without_attention_knows(alone):
-    whole = alone.twice
-    loss = token_losses(alone.model, whole.residuals[-1], next_tokens(whole.tokens)).numpy()
-    assert alone.losses(alone.all) == pytest.approx(loss, abs=1e-9, nan_ok=True)
-    assert alone.share(alone.all) == pytest.approx((1, 0))
-    nothing = alone.losses([])[:, :-1]
-    ids = whole.tokens.numpy()
-    # Only the token itself is left: alike wherever it and its next token are the same.
-    pairs = {}
-    for row, its in zip(ids, nothing):
-        for i, value in enumerate(its):
-            assert pairs.setdefault((row[i], row[i + 1]), value) == pytest.approx(value)
+def test_with_all_heads_the_losses_are_those_of_the_model(isolated):
+    forward = isolated.forward
+    loss = token_losses(isolated.model, forward.residuals[-1], next_tokens(forward.tokens)).numpy()
+    assert isolated.losses(isolated.all_heads) == pytest.approx(loss, abs=1e-9, nan_ok=True)
 
 
-def test_a_head_that_does_not_work_gives_its_mean(alone):
-    model, whole = alone.model, alone.twice
-    keep = [head for head in alone.all if head != (1, 2)]
-    mean = whole.heads[1, :, :, 2].mean(dim=(0, 1))
+def test_without_any_head_the_loss_depends_on_the_current_token_alone(isolated):
+    losses = isolated.losses([])[:, :-1]
+    ids = isolated.forward.tokens.numpy()
+    loss_of_pair = {}
+    for row, row_losses in zip(ids, losses):
+        for i, loss in enumerate(row_losses):
+            pair = (row[i], row[i + 1])
+            assert loss_of_pair.setdefault(pair, loss) == pytest.approx(loss)
 
-    def change(module, inputs):
+
+def test_a_head_outside_of_the_circuit_outputs_its_mean(isolated):
+    model, forward = isolated.model, isolated.forward
+    circuit = [head for head in isolated.all_heads if head != Head(1, 2)]
+    mean = forward.heads[1, :, :, 2].mean(dim=(0, 1))
+
+    def replace_head(module, inputs):
         y = inputs[0].clone()
         y[..., 8:12] = mean
         return (y,)
 
-    with model.blocks[1].attention.W_O.register_forward_pre_hook(change), torch.no_grad():
-        x = model.run_blocks(whole.tokens)
-    loss = token_losses(model, x, next_tokens(whole.tokens)).numpy()
-    assert alone.losses(keep) == pytest.approx(loss, abs=1e-9, nan_ok=True)
+    hook = model.blocks[1].attention.W_O.register_forward_pre_hook(replace_head)
+    with hook, torch.no_grad():
+        x = model.run_blocks(forward.tokens)
+    loss = token_losses(model, x, next_tokens(forward.tokens)).numpy()
+    assert isolated.losses(circuit) == pytest.approx(loss, abs=1e-9, nan_ok=True)
     gains = scores.copying_gains(*np.split(loss, 2), PERIODS)
-    assert alone.share(keep)[0] == pytest.approx(gains.sum() / alone.gains_of_all.sum())
+    faithfulness = measure_faithfulness(isolated.copying_gains, isolated.all_heads, circuit)
+    all_gains = isolated.copying_gains(isolated.all_heads)
+    assert faithfulness.circuit.value == pytest.approx(gains.sum() / all_gains.sum())
 
 
-def test_what_is_left_is_told_where_only_two_heads_matter_together(alone, monkeypatch):
-    """A gain to which two heads are needed, and a third adds a little."""
+def test_the_circuit_with_layer_0_is_measured_too(isolated):
+    """A gain that needs two heads together, and to which a third adds a little."""
 
-    def gains(heads):
-        return np.linspace(0.9, 1.1, 16) * (
-            0.9 * ({(0, 1), (1, 3)} <= {*heads}) + 0.1 * ((1, 0) in heads)
-        )
+    def copying_gains(heads):
+        gain = 0.9 * ({Head(0, 1), Head(1, 3)} <= {*heads}) + 0.1 * (Head(1, 0) in heads)
+        return np.linspace(0.9, 1.1, 16) * gain
 
-    monkeypatch.setattr(alone, "gains", gains)
-    alone.gains_of_all = gains(alone.all)
-    row = faithfulness.enough(alone, [(1, 3)])
-    assert row["faithfulness/none"] == row["faithfulness/circuit"] == 0
-    assert row["faithfulness/circuit_and_layer_0"] == pytest.approx(0.9)
-    assert row["circuit/L1H3"] == 1
+    faithfulness = measure_faithfulness(copying_gains, isolated.all_heads, [Head(1, 3)])
+    assert faithfulness.none.value == faithfulness.circuit.value == 0
+    assert faithfulness.circuit_and_layer_0.value == pytest.approx(0.9)
+    assert faithfulness.heads == (Head(1, 3),)

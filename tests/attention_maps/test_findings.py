@@ -1,14 +1,31 @@
-"""What is said of measurements: that it holds now and beyond its error, and nothing else."""
+"""Findings hold at the latest snapshot and are statistically significant."""
 
 import math
 
 import numpy as np
 import pytest
 
-from attention_maps.findings import beyond, summarize_run, told_heads
+from attention_maps.circuit import find_induction_circuit, max_errors_by_chance
+from attention_maps.findings import (
+    AttentionFinding,
+    CopyingGainFinding,
+    Finding,
+    ImportanceFinding,
+    Interval,
+    LostFinding,
+    SinkFinding,
+    summarize_rows,
+)
+from attention_maps.metrics import read_measurements
+from attention_maps.rendering import describe_run
+from attention_maps.results import Head
+
+INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(3, 2), Head(1, 3)
 
 
-def rows() -> list[dict]:
+def make_rows() -> list[dict]:
+    """Metrics of four snapshots of a run in which an induction head forms."""
+
     def row(step: int, gain: float) -> dict:
         return {
             "step": step,
@@ -18,11 +35,14 @@ def rows() -> list[dict]:
             "heads/induction_se/L3H2": 0.01,
         }
 
-    found = [row(0, 0.0), row(900, 0.4), row(1000, 1.9), row(1100, 2.5)]
-    found[-1] |= {
+    rows = [row(0, 0.0), row(900, 0.4), row(1000, 1.9), row(1100, 2.5)]
+    rows[-1] |= {
         "heads/copying/L3H2": 0.9,
         "heads/copying_se/L3H2": 0.04,
         "emerged/induction/L3H2": 1000,
+        "heads/previous_token/L1H3": 0.7,
+        "heads/previous_token_se/L1H3": 0.01,
+        "emerged/previous_token/L1H3": 900,
         "composition/induction/L3H2/keys/L1H3": 0.94,
         "composition/induction_se/L3H2/keys/L1H3": 0.02,
         "composition/induction/L3H2/keys/embedding": 0.99,
@@ -37,114 +57,147 @@ def rows() -> list[dict]:
         "heads/sink/L2H0": 0.9,
         "heads/sink_se/L2H0": 0.01,
     }
-    return found
+    return rows
 
 
-def test_what_a_run_found_out_is_said():
-    first, *rest = summarize_run(rows())
-    assert first.text == (
-        "By step 1,000 this model learned to repeat what it has seen: L3H2 copies what followed "
-        "last time, fed by L1H3; together with layer 0 they make all of the gain."
-    )
-    for figure in (
-        "2.50 ± 0.05",
-        "0.62 ± 0.01",
-        "between steps 900 and 1,000",
-        "94 ± 2%",
-        "105 ± 4%",
-    ):
-        assert figure in first.figures
-    assert [finding.text for finding in rest] == [
-        "L3H2 matters most to the validation loss.",
-        "L2H0 rests on the first token.",
+def find(rows: list[dict], finding_type: type[Finding], kind: str | None = None) -> Finding | None:
+    """Return the first finding of a type and kind."""
+    for finding in summarize_rows(rows):
+        if isinstance(finding, finding_type) and kind in (None, finding.kind):
+            return finding
+    return None
+
+
+def test_an_induction_head_is_reported_with_its_circuit():
+    first, *others = summarize_rows(make_rows())
+    assert isinstance(first, AttentionFinding)
+    assert (first.kind, first.heads) == ("induction", (INDUCTION_HEAD,))
+    (evidence,) = first.evidence
+    assert evidence.score == (0.625, 0.01) and evidence.copying == (0.9, 0.04)
+    assert evidence.formed == Interval(900, 1000)
+    assert evidence.upstream.head == PREVIOUS_TOKEN_HEAD and evidence.upstream.input == "keys"
+    assert evidence.upstream.share == (0.94, 0.02) and evidence.upstream.is_previous_token_head
+    assert first.copying_gain == (2.5, 0.05)
+    assert first.circuit_share.share == (1.05, 0.04) and first.circuit_share.includes_layer_0
+    assert [(finding.kind, finding.heads) for finding in others] == [
+        ("importance", (INDUCTION_HEAD,)),
+        ("previous_token", (PREVIOUS_TOKEN_HEAD,)),
+        ("sink", (Head(2, 0),)),
     ]
-    assert "0.37 ± 0.04" in rest[0].figures and "0.90 ± 0.01" in rest[1].figures
-    assert told_heads(rows()[-1]) == [(1, 3), (3, 2)]
-    assert summarize_run([]) == summarize_run([{"step": 3, "train/loss": 2.0}]) == []
+    circuit = find_induction_circuit(read_measurements(make_rows()[-1]))
+    assert circuit == [PREVIOUS_TOKEN_HEAD, INDUCTION_HEAD]
+
+
+def test_there_are_no_findings_without_a_snapshot():
+    assert summarize_rows([]) == summarize_rows([{"step": 3, "train/loss": 2.0}]) == []
+
+
+def test_the_headline_names_the_phenomenon_the_upstream_head_and_the_emergence_interval():
+    first, *others = describe_run(make_rows())
+    assert first.title == "Induction head" and first.heads == ["L3H2"]
+    for figure in ("L3H2", "L1H3", "94%", "105 ± 4%", "between steps 900 and 1,000"):
+        assert figure in first.text
+    details = "; ".join(first.details)
+    for figure in ("2.50 ± 0.05", "0.62 ± 0.01", "94 ± 2%", "between steps 900 and 1,000"):
+        assert figure in details
+    assert "0.37 ± 0.04" in others[0].text and "0.90 ± 0.01" in others[-1].details[0]
+    assert str(first).startswith("Induction head: L3H2")
 
 
 @pytest.mark.parametrize(
-    ("lost", "word"),
+    ("error_key", "is_reported"),
     [
-        ("probe/copying_gain_se", "learned"),
-        ("heads/induction_se/L3H2", "copies"),
-        ("heads/importance_se/L3H2", "matters"),
-        ("faithfulness_se/circuit_and_layer_0", "layer 0"),
-        ("composition/induction_se/L3H2/keys/L1H3", "fed by"),
-        ("heads/sink_se/L2H0", "rests"),
-        ("heads/copying_se/L3H2", "copies"),
+        ("probe/copying_gain_se", lambda rows: find(rows, AttentionFinding).copying_gain),
+        ("heads/induction_se/L3H2", lambda rows: find(rows, AttentionFinding, "induction")),
+        ("heads/importance_se/L3H2", lambda rows: find(rows, ImportanceFinding)),
+        (
+            "faithfulness_se/circuit_and_layer_0",
+            lambda rows: find(rows, AttentionFinding).circuit_share,
+        ),
+        (
+            "composition/induction_se/L3H2/keys/L1H3",
+            lambda rows: find(rows, AttentionFinding).evidence[0].upstream,
+        ),
+        ("heads/sink_se/L2H0", lambda rows: find(rows, SinkFinding)),
     ],
 )
-def test_nothing_is_said_without_its_error(lost, word):
-    assert any(word in finding.text for finding in summarize_run(rows()))
+def test_nothing_is_reported_without_a_small_standard_error(error_key, is_reported):
+    assert is_reported(make_rows())
     for error in (None, math.nan, 0.0, 9.0):
-        changed = rows()
-        changed[-1][lost] = error
+        rows = make_rows()
+        rows[-1][error_key] = error
         if error is None:
-            del changed[-1][lost]
-        assert not any(word in finding.text for finding in summarize_run(changed))
+            del rows[-1][error_key]
+        assert not is_reported(rows)
 
 
-def test_a_head_that_was_born_and_does_it_no_more_is_told_in_the_past():
-    changed = rows()
-    changed[-1] |= {
+def test_a_head_that_no_longer_passes_is_reported_as_lost():
+    rows = make_rows()
+    rows[-1] |= {
         "lost/induction/L3H2": 1050,
         "probe/copying_gain": 0.02,
         "heads/induction/L3H2": 0.001,
     }
-    told = [finding.text for finding in summarize_run(changed)]
-    assert any(
-        text.startswith("L3H2 looked at what followed last time from step 1,000 to 1,050")
-        for text in told
-    )
-    assert not any("looks" in text or "copies" in text or "learned" in text for text in told)
-    assert told_heads(changed[-1]) == []
+    lost = find(rows, LostFinding)
+    assert (lost.kind, lost.heads) == ("induction", (INDUCTION_HEAD,))
+    assert (lost.emerged, lost.lost) == (1000, 1050)
+    assert find(rows, AttentionFinding, "induction") is None
+    assert find_induction_circuit(read_measurements(rows[-1])) == []
+    (text,) = [
+        one.text for one in describe_run(rows) if one.heads == ["L3H2"] and "1,050" in one.text
+    ]
+    assert "1,000" in text
 
 
-def test_a_gain_that_was_there_and_went_is_told_from_when_it_stayed():
-    changed = rows()
-    changed[1]["probe/copying_gain"], changed[2]["probe/copying_gain"] = 2.0, 0.1
-    assert "By step 1,100" in summarize_run(changed)[0].text
-    for row in changed:
+def test_a_copying_gain_without_an_induction_head_is_dated_from_when_it_stayed():
+    rows = make_rows()
+    del rows[-1]["emerged/induction/L3H2"]
+    assert find(rows, CopyingGainFinding).formed == Interval(900, 1000)
+    rows[1]["probe/copying_gain"], rows[2]["probe/copying_gain"] = 2.0, 0.1
+    assert find(rows, CopyingGainFinding).formed == Interval(1000, 1100)
+    for row in rows:
         row["probe/copying_gain"] = 2.5
-    assert summarize_run(changed)[0].text.startswith("This model repeats what it has seen:")
+    assert find(rows, CopyingGainFinding).formed is None
+    assert describe_run(rows)[0].heads == []
 
 
-def test_heads_of_which_none_stands_out_are_not_told_to_matter_most():
-    changed = rows()
+def test_no_head_is_most_important_if_too_many_are_equally_important():
+    rows = make_rows()
     for head in range(3):
-        changed[-1] |= {f"heads/importance/L2H{head}": 0.36, f"heads/importance_se/L2H{head}": 0.04}
-    assert not any("matter" in finding.text for finding in summarize_run(changed))
-    del changed[-1]["heads/importance/L2H0"], changed[-1]["heads/importance/L2H1"]
-    assert any(text.startswith("L3H2 and L2H2 matter most") for text, _ in summarize_run(changed))
+        rows[-1] |= {f"heads/importance/L2H{head}": 0.36, f"heads/importance_se/L2H{head}": 0.04}
+    assert find(rows, ImportanceFinding) is None
+    del rows[-1]["heads/importance/L2H0"], rows[-1]["heads/importance/L2H1"]
+    assert find(rows, ImportanceFinding).heads == (INDUCTION_HEAD, Head(2, 2))
 
 
-def test_of_many_heads_without_effect_none_matters_most():
-    """Noise of 16 windows, 144 heads: a tenth of an error of 0.05 told at most in 5% of draws."""
-    rng, said = np.random.default_rng(0), 0
+def test_among_many_heads_without_effect_rarely_one_is_most_important():
+    """Importance without any effect: 16 windows, 144 heads; at most 5% of draws are reported."""
+    rng, reported = np.random.default_rng(0), 0
     for _ in range(400):
         values = rng.normal(0, 1, (144, 16))
-        mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / 4
+        means, errors = values.mean(axis=1), values.std(axis=1, ddof=1) / 4
         row = {
             "step": 1,
-            **{f"heads/importance/L0H{h}": m for h, m in enumerate(mean)},
-            **{f"heads/importance_se/L0H{h}": e for h, e in enumerate(error)},
+            **{f"heads/importance/L0H{h}": mean for h, mean in enumerate(means)},
+            **{f"heads/importance_se/L0H{h}": error for h, error in enumerate(errors)},
         }
-        said += bool(summarize_run([row]))
-    assert said <= 30
-    # Student's t with 15 degrees of freedom: 1.753 at 5%, 4.073 at 0.05%.
-    assert beyond(1) == pytest.approx(1.753, abs=0.005)
-    assert beyond(100) == pytest.approx(4.073, abs=0.02)
+        reported += bool(summarize_rows([row]))
+    assert reported <= 30
 
 
-def test_a_head_that_does_it_less_than_half_of_the_time_does_it_partly():
-    changed = rows()
-    for head, score in enumerate((0.4, 0.7)):
-        changed[-1] |= {
+def test_the_bound_is_students_t_with_15_degrees_of_freedom():
+    assert max_errors_by_chance(1) == pytest.approx(1.753, abs=0.005)  # at 5%
+    assert max_errors_by_chance(100) == pytest.approx(4.073, abs=0.02)  # at 0.05%
+
+
+def test_a_head_with_a_score_below_one_half_attends_in_part():
+    rows = make_rows()
+    for head, score in enumerate((0.4, 0.8)):
+        rows[-1] |= {
             f"emerged/previous_token/L0H{head}": 900,
             f"heads/previous_token/L0H{head}": score,
             f"heads/previous_token_se/L0H{head}": 0.01,
         }
-    assert "L0H1 (and L0H0 partly) looks at the token just before." in [
-        finding.text for finding in summarize_run(changed)
-    ]
+    del rows[-1]["emerged/previous_token/L1H3"]
+    (text,) = [one.text for one in describe_run(rows) if one.heads == ["L0H1", "L0H0"]]
+    assert text.index("L0H1") < text.index("L0H0") < text.index("in part")

@@ -1,7 +1,8 @@
-"""What a snapshot keeps: scores often, pictures seldom, and all that a score is computed from."""
+"""Snapshots: scores often, attention grids seldom, and everything that a score depends on."""
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -28,9 +29,8 @@ MODEL = lively(GPT(small(block_size=32, position="rope")))
 
 
 @pytest.fixture
-def snapshots(tmp_path, monkeypatch):
+def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
     """A function that makes the `Snapshots` of a run of 12 steps."""
-    monkeypatch.setattr(snapshot, "SAMPLE_TOKENS", 8)
 
     def make(every: int = 2, picture_every: int = 0, batch_size: int = 4) -> snapshot.Snapshots:
         config = Config(
@@ -41,108 +41,119 @@ def snapshots(tmp_path, monkeypatch):
             attention=AttentionConfig(every=every, picture_every=picture_every),
         )
         tokens = SimpleNamespace(train=IDS, val=IDS[:500], tokenizer=TOKENIZER)
-        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext)
+        return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext, sample_tokens=8)
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("picture_every", "drawn"), [(0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])]
+    ("picture_every", "expected"), [(0, [0, 2, 4, 8, 12]), (4, [0, 4, 8, 12]), (10, [0, 10, 12])]
 )
-def test_scores_come_often_and_pictures_seldom(snapshots, picture_every, drawn):
-    due = snapshots(2, picture_every).picture_due
-    assert [step for step in range(0, 13, 2) if due(step)] == drawn
+def test_grids_are_due_at_both_ends_and_regularly_or_at_each_doubling(
+    make_snapshots, picture_every, expected
+):
+    snapshots = make_snapshots(2, picture_every)
+    assert [step for step in range(0, 13, 2) if snapshots.is_grid_due(step)] == expected
 
 
-def test_every_score_and_its_error_can_be_computed_again_from_the_file(finished_run):
+def test_every_score_and_its_error_can_be_recomputed_from_the_file(finished_run):
     model, _, _ = load_run(finished_run)
     for row in rows(finished_run):
         path = finished_run / "attention" / f"step_{row['step']:08d}.npz"
-        if not path.exists():
-            continue
-        held, last = np.load(path), row["step"] == 12
         if not path.with_suffix(".safetensors").exists():
             continue
+        arrays = np.load(path)
         model.load_state_dict(load_file(path.with_suffix(".safetensors")), strict=False)
         maps = (
-            model.attention_maps(torch.from_numpy(held[f"{name}_ids"])).numpy()
+            model.attention_maps(torch.from_numpy(arrays[f"{name}_ids"])).numpy()
             for name in ("window", "repeated", "control")
         )
-        tables = scores.tables(*maps, held["repeated_periods"])
-        assert len(held["repeated"][0]) == len(held["control"][0]) >= 16
-        if last:
-            tables["importance"] = ablation.importance(
-                held["validation_loss"], held["validation_loss_without_head"]
+        recomputed = scores.score_heads(*maps, arrays["repeated_periods"])
+        assert len(arrays["repeated"][0]) == len(arrays["control"][0]) >= 16
+        if row["step"] == 12:
+            losses = ablation.HeadAblation(
+                arrays["validation_loss"], arrays["validation_loss_without_head"]
             )
-        for name, (means, errors) in tables.items():
+            recomputed["importance"] = ablation.head_importance(losses)
+        for name, (means, errors) in recomputed.items():
+            rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
             for (layer, head), mean in np.ndenumerate(means):
-                rounding = 0.05 if "distance" in name else 2e-3  # of weights in float16
-                place = f"L{layer}H{head}"
-                assert row[f"heads/{name}/{place}"] == pytest.approx(mean, abs=rounding)
+                key = f"L{layer}H{head}"
+                assert row[f"heads/{name}/{key}"] == pytest.approx(mean, abs=rounding)
                 if not name.endswith(COMPANION_SUFFIXES):
-                    kept = row[f"heads/{name}_se/{place}"]
-                    assert kept == pytest.approx(errors[layer, head], abs=rounding)
+                    error = row[f"heads/{name}_se/{key}"]
+                    assert error == pytest.approx(errors[layer, head], abs=rounding)
     assert "heads/importance_se/L0H0" in row
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_snapshot_at_once_and_it_can_be_taken_again(
-    snapshots, tmp_path, monkeypatch
+@pytest.mark.parametrize("stage", ["explain_predictions", "sample_text"])
+def test_a_signal_interrupts_a_snapshot_and_it_can_be_taken_again(
+    make_snapshots, tmp_path, monkeypatch, stage
 ):
-    taker = snapshots()
+    snapshots = make_snapshots()
 
-    def asked(*_):
+    def stop(*_):
         os.kill(os.getpid(), signal.SIGTERM)
-        raise AssertionError("the signal was only noted")
+        raise AssertionError("the signal did not interrupt")
 
-    for part in ("explain_predictions", "sample_text"):
-        with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
-            world.at_once = True
-            patch.setattr(snapshot, part, asked)
-            taker.take(MODEL, 4, [])
-    (tmp_path / "attention" / "step_00000004.png").unlink()
-    taker.take(MODEL, 4, [])
-    assert {p.name for p in (tmp_path / "attention").iterdir()} == {
-        f"step_00000004.{end}" for end in ("npz", "png", "safetensors")
+    with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
+        world.at_once = True
+        patch.setattr(snapshot, stage, stop)
+        snapshots.take(MODEL, 4, [])
+    (tmp_path / "attention" / "step_00000004.png").unlink(missing_ok=True)
+    snapshots.take(MODEL, 4, [])
+    assert {path.name for path in (tmp_path / "attention").iterdir()} == {
+        f"step_00000004.{suffix}" for suffix in ("npz", "png", "safetensors")
     }
 
 
+@pytest.fixture
+def last_snapshot(make_snapshots, tmp_path):
+    """The last snapshot of a run, and the arrays in its file."""
+    taken = make_snapshots().take(MODEL, 12, [])
+    return taken, np.load(tmp_path / "attention" / "step_00000012.npz")
+
+
 @pytest.mark.slow
-def test_a_snapshot_tells_what_predictions_needed(snapshots, tmp_path):
-    metrics, text = snapshots().take(MODEL, 12, [])
-    assert "heads/importance/L0H0" in metrics and len(text) == 8
-    held = np.load(tmp_path / "attention" / "step_00000012.npz")
-    row = int(np.argmax(held["repeated_periods"]))
-    for prefix, ids in (("", held["text_ids"]), ("repeated_", held["repeated_ids"][row])):
-        seen = capture(MODEL, ids[None])
-        need, head_effect = held[f"{prefix}token_effect"], held[f"{prefix}head_effect"]
-        assert need.dtype == head_effect.dtype == np.float32
-        assert need == pytest.approx(
-            ablation.measure_token_effects(MODEL, seen)["token_effect"], abs=1e-5, nan_ok=True
-        )
-        assert head_effect == pytest.approx(
-            ablation.measure_head_effects(MODEL, seen), abs=1e-5, nan_ok=True
-        )
-        words = dict(zip(held[f"{prefix}named_ids"].tolist(), held[f"{prefix}named_tokens"]))
-        likeliest = MODEL(seen.tokens)[0][0].argmax(dim=-1).tolist()
-        assert [words[i] for i in held[f"{prefix}predicted_ids"][:, 0]] == [
-            TOKENIZER.decode([i]) for i in likeliest
+def test_the_last_snapshot_explains_the_text_and_a_repeated_row(last_snapshot):
+    taken, arrays = last_snapshot
+    assert "heads/importance/L0H0" in taken.metrics and len(taken.sample) == 8
+    longest = int(np.argmax(arrays["repeated_periods"]))
+    for prefix, ids in (("", arrays["text_ids"]), ("repeated_", arrays["repeated_ids"][longest])):
+        forward = capture(MODEL, ids[None])
+        token_effect, head_effect = arrays[f"{prefix}token_effect"], arrays[f"{prefix}head_effect"]
+        assert token_effect.dtype == head_effect.dtype == np.float32
+        expected = ablation.measure_token_effects(MODEL, forward).loss
+        assert token_effect == pytest.approx(expected, abs=1e-5, nan_ok=True)
+        expected = ablation.measure_head_effects(MODEL, forward)
+        assert head_effect == pytest.approx(expected, abs=1e-5, nan_ok=True)
+        names = dict(zip(arrays[f"{prefix}named_ids"].tolist(), arrays[f"{prefix}named_tokens"]))
+        most_probable = MODEL(forward.tokens)[0][0].argmax(dim=-1).tolist()
+        assert [names[id] for id in arrays[f"{prefix}predicted_ids"][:, 0]] == [
+            TOKENIZER.decode([id]) for id in most_probable
         ]
-    # The repeat gain, from the losses that are kept, by hand.
-    loss = held["reshuffled_loss"] - held["repeated_loss"]
-    gains = [loss[r, p : 2 * p - 1].mean() for r, p in enumerate(held["repeated_periods"])]
-    assert metrics["probe/copying_gain"] == pytest.approx(np.mean(gains), abs=1e-6)
-    assert metrics["probe/copying_gain_se"] == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
-    assert {f"heads/copying{end}/L1H1" for end in ("", "_se")} <= metrics.keys()
 
 
 @pytest.mark.slow
-def test_where_it_would_cost_too_much_it_is_told_where_a_picture_is_due(snapshots, tmp_path):
-    for batch_size, step, told in (
-        (4, 2, set()),
-        (4, 6, {"token_effect", "repeated_token_effect"}),
-        (4096, 2, {"token_effect"}),
-    ):
-        snapshots(2, 6, batch_size).take(MODEL, step, [])
-        held = np.load(tmp_path / "attention" / f"step_{step:08d}.npz")
-        assert {"token_effect", "repeated_token_effect"} & set(held) == told
+def test_the_copying_gain_is_that_of_the_losses_in_the_file(last_snapshot):
+    taken, arrays = last_snapshot
+    loss = arrays["reshuffled_loss"] - arrays["repeated_loss"]
+    gains = [loss[row, p : 2 * p - 1].mean() for row, p in enumerate(arrays["repeated_periods"])]
+    gain, error = (taken.metrics[f"probe/copying_gain{suffix}"] for suffix in ("", "_se"))
+    assert gain == pytest.approx(np.mean(gains), abs=1e-6)
+    assert error == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
+    assert {"heads/copying/L1H1", "heads/copying_se/L1H1"} <= taken.metrics.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch_size", "step", "explained"),
+    [(4, 2, set()), (4, 6, {"token_effect", "repeated_token_effect"}), (4096, 2, {"token_effect"})],
+)
+def test_where_explaining_is_expensive_it_is_done_only_with_a_grid(
+    make_snapshots, tmp_path, batch_size, step, explained
+):
+    make_snapshots(2, 6, batch_size).take(MODEL, step, [])
+    arrays = np.load(tmp_path / "attention" / f"step_{step:08d}.npz")
+    assert {"token_effect", "repeated_token_effect"} & set(arrays) == explained

@@ -25,7 +25,7 @@ from tokenizers import models as library_models
 
 from attention import rotary_frequencies
 from attention_maps.analysis import analyze
-from attention_maps.findings import summarize_run
+from attention_maps.findings import summarize
 from common.errors import UserError
 from config import GPTConfig
 from interop import ExternalCheckpoint, load, load_hf
@@ -377,5 +377,6 @@ def test_a_published_model_generates_what_it_does_in_transformers_and_has_its_in
     assert np.unravel_index(np.nanargmax(mean), mean.shape) == strongest == (18, 6)
     assert mean[strongest] == pytest.approx(prefix_matching.max().item(), abs=0.15)
     assert error[strongest] < 0.05 and math.isfinite(analysis.arrays["token_effect"][:-1].sum())
-    first = summarize_run([analysis.metrics])[0]
-    assert "L18H6" in first.text and "fed by" in first.text
+    first = summarize(analysis)[0]
+    assert first.kind == "induction" and (18, 6) in first.heads
+    assert first.evidence[0].upstream is not None

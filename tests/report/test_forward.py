@@ -89,7 +89,8 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     with torch.no_grad():
         logits, maps = changed(model, ids, off, hidden)
         whole = capture(model, ids.numpy()[None])
-        told, needed = attribute_logits(model, whole), ablation.measure_token_effects(model, whole)
+        attribution = attribute_logits(model, whole)
+        token_effects = ablation.measure_token_effects(model, whole)
         loss = torch.nn.functional.cross_entropy(
             model(ids[None])[0][0, :-1], ids[1:], reduction="none"
         ).numpy()
@@ -106,13 +107,13 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
     assert np.sum(found["wrote"], axis=0).reshape(12, -1) == pytest.approx(hidden_state, abs=2e-4)
     for part in found["needs"]:
         j = part["j"]
-        for name, key in (("token_effect", "effects"), ("token_effect_kl", "kl")):
-            expected = needed[name][j + 1 : 11, j]
+        for name, key in (("loss", "effects"), ("kl", "kl")):
+            expected = getattr(token_effects, name)[j + 1 : 11, j]
             assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in found["needs"]] == list(range(10, -1, -1))
-    assert found["card"]["lens"] == pytest.approx(told["logit_lens"][:, 8], abs=1e-3)
+    assert found["card"]["lens"] == pytest.approx(attribution.logit_lens[:, 8], abs=1e-3)
     assert np.array(found["card"]["direct"]) == pytest.approx(
-        told["logit_attribution"][:, 8], abs=2e-3
+        attribution.logit_attribution[:, 8], abs=2e-3
     )
     for layer, head, i, j, terms in found["terms"]:
         row = attention_scores(model, whole, layer, head)[i, : i + 1]

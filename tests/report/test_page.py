@@ -23,6 +23,7 @@ from pages import (
 )
 from safetensors.torch import save_file
 
+from attention_maps.rendering import RenderedFinding
 from common.metrics import read_rows
 from report import page
 from training.checkpoint import load_run
@@ -262,14 +263,13 @@ def test_a_deep_models_heads_are_in_a_frame_beside_the_map_and_the_first_token_c
         for head in range(4)
     }
     deep = PROMPTED._replace(config=replace(PROMPTED.config, n_layer=24))
-    text = "This model repeats what it has seen: L20H1 looks at what followed last time."
+    text = "L20H1 attends to whatever followed the current token last time."
+    finding = RenderedFinding("Induction head", text, ["L20H1: score 0.80 ± 0.02"], ["L20H1"])
     tab = open_page(
-        page.attention_page(
-            held, "deep", tmp_path / "p.html", deep, scores, [(text, "score 0.80 ± 0.02")]
-        ),
+        page.attention_page(held, "deep", tmp_path / "p.html", deep, scores, [finding]),
         width=1366,
     )
-    assert tab.inner_text("#headline") == text and "L20H1" in tab.inner_text("#map-title")
+    assert text in tab.inner_text("#headline") and "L20H1" in tab.inner_text("#map-title")
     for part in ("#map", "#text", "#overview-map", "#heads-grid"):
         box = tab.locator(part).bounding_box()
         assert box["y"] + min(box["height"], 100) <= 900, part  # in the first window

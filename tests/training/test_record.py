@@ -8,14 +8,15 @@ from conftest import TINY
 from rich.text import Text
 
 import training.record
+from attention_maps.metrics import aggregate_heads
 from cli import Terminal
 from cli.config_file import read_config
 from common.errors import UserError
 from common.metrics import read_rows
 from common.settings import iterate_settings
-from common.text import format_emergence, format_with_error
+from common.text import format_with_error
 from training.record import Record, begin_rows, run_folder
-from training.wandb_record import wandb_mode, without_heads
+from training.wandb_record import wandb_mode
 
 
 def test_a_folder_has_one_owner_at_a_time_and_goes_where_nothing_came_of_it(tiny):
@@ -61,7 +62,7 @@ def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
         "probe/copying_gain_se",
         "composition/induction_se/L1H0/keys/L0H0",
     )
-    assert without_heads(row | dict.fromkeys(errors, 0.1)) == {
+    assert aggregate_heads(row | dict.fromkeys(errors, 0.1)) == {
         "step": 5,
         "val/loss": 1.0,
         "heads/induction/max": 11.11,
@@ -70,8 +71,6 @@ def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
 
 
 def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
-    assert format_emergence(700, [0, 600, 700, 800]) == "between steps 600 and 700"
-    assert format_emergence(700, [700, 800]) == format_emergence(700, [699, 700]) == "at step 700"
     assert format_with_error(1.3862, 0.0581) == "1.39 ± 0.06"
     assert (
         format_with_error(12.34, 1.7) == "12 ± 2"
@@ -160,7 +159,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
     assert list(history) == list(range(7))
     for item, row in zip(history.values(), rows):
         assert not any("_se/" in key or "_without_first/" in key for key in item)
-        for key, value in without_heads(row).items():
+        for key, value in aggregate_heads(row).items():
             assert item[key] == pytest.approx(value, rel=1e-12)
     for step in (0, 3, 6):
         image = record / "files" / history[step]["attention/map.path"]

@@ -1,0 +1,236 @@
+"""Measurements as flat metrics, and back: the only place that knows their keys.
+
+`flatten` turns measurements into the keys of metrics.jsonl, W&B and the page; the readers turn a
+row of metrics into typed measurements again.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from attention_maps.results import (
+    CompositionShare,
+    Emergence,
+    Estimate,
+    Estimates,
+    Faithfulness,
+    Head,
+    Measurements,
+    parse_head,
+)
+from common.metrics import COMPANION_SUFFIXES, is_scored
+
+# The keys of a snapshot's metrics begin with these.
+SNAPSHOT_PREFIXES = (
+    "heads/",
+    "emerged/",
+    "lost/",
+    "composition/",
+    "probe/",
+    "faithfulness",
+)
+FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0")
+_HEAD_KEY = re.compile(r"(heads|emerged|lost)/(?P<score>\w+)/L(?P<layer>\d+)H(?P<number>\d+)")
+_COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def flatten(measurements: Measurements) -> dict[str, float]:
+    """Return measurements as metrics; what is unknown is left out."""
+    row: dict[str, float] = {}
+    row.update(_flatten_scores(measurements.scores))
+    for kind in ("emerged", "lost"):
+        for score, steps in getattr(measurements.emergence, kind).items():
+            row.update({f"{kind}/{score}/{head}": step for head, step in steps.items()})
+    if measurements.copying_gain is not None:
+        row.update(_flatten_estimate("probe/copying_gain", "", measurements.copying_gain))
+    for entry in measurements.composition:
+        place = f"/{entry.head}/{entry.input}/{entry.upstream}"
+        for suffix, (value, error) in (("", entry.share), ("_direct", entry.direct)):
+            row[f"composition/{entry.score}{suffix}{place}"] = value
+            row[f"composition/{entry.score}{suffix}_se{place}"] = error
+    if measurements.faithfulness is not None:
+        row.update({f"circuit/{head}": 1 for head in measurements.faithfulness.heads})
+        for name in FAITHFULNESS_SETS:
+            share = getattr(measurements.faithfulness, name)
+            row.update(_flatten_estimate("faithfulness", f"/{name}", share))
+    return row
+
+
+def _flatten_estimate(name: str, suffix: str, estimate: Estimate) -> dict[str, float]:
+    both = {f"{name}{suffix}": estimate.value, f"{name}_se{suffix}": estimate.error}
+    return {key: value for key, value in both.items() if math.isfinite(value)}
+
+
+def _flatten_scores(scores: Mapping[str, Estimates]) -> dict[str, float]:
+    tables = {name: estimates.mean for name, estimates in scores.items()}
+    for name, estimates in scores.items():
+        if not name.endswith(COMPANION_SUFFIXES):
+            tables[f"{name}_se"] = estimates.error
+    return {
+        f"heads/{name}/{Head(*index)}": float(value)
+        for name, table in tables.items()
+        for index, value in np.ndenumerate(table)
+        if not np.isnan(value)
+    }
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class GainAt(NamedTuple):
+    """The copying gain at a snapshot; 0 if it was not measured."""
+
+    step: int
+    nats: float
+
+
+def read_gain_history(rows: list[dict]) -> list[GainAt]:
+    """Return the copying gain at every snapshot of a run."""
+    return [
+        GainAt(row["step"], row.get("probe/copying_gain", 0.0)) for row in rows if is_scored(row)
+    ]
+
+
+def read_latest(rows: list[dict]) -> Measurements | None:
+    """Return the measurements of the last snapshot of a run; None before the first."""
+    for row in reversed(rows):
+        if is_scored(row):
+            return read_measurements(row)
+    return None
+
+
+def read_measurements(row: dict) -> Measurements:
+    """Return the measurements in a row of metrics: the inverse of `flatten`."""
+    gain = None
+    if "probe/copying_gain" in row:
+        gain = _read_estimate(row, "probe/copying_gain", "probe/copying_gain_se")
+    return Measurements(
+        step=row["step"],
+        scores=_read_scores(row),
+        emergence=Emergence(read_emergence(row, "emerged"), read_emergence(row, "lost")),
+        copying_gain=gain,
+        composition=tuple(_read_composition(row)),
+        faithfulness=_read_faithfulness(row),
+    )
+
+
+def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int]]:
+    """Return the steps at which heads emerged (or were lost), by score and head."""
+    return {
+        score: {head: int(step) for head, step in steps.items()}
+        for score, steps in read_head_values(row, kind).items()
+    }
+
+
+def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
+    """Return the finite values of a row by score and head.
+
+    Args:
+        row: A row of metrics.jsonl.
+        group: "heads" for scores (without errors and other companions), "emerged" or "lost" for
+            steps.
+    """
+    finite_values = {}
+    for score, values in _all_head_values(row, group).items():
+        finite = {head: value for head, value in values.items() if math.isfinite(value)}
+        if finite and not score.endswith(COMPANION_SUFFIXES):
+            finite_values[score] = finite
+    return finite_values
+
+
+def _all_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
+    values: dict[str, dict[Head, float]] = defaultdict(dict)
+    for key, value in row.items():
+        match = _HEAD_KEY.fullmatch(key) if key.startswith(group) else None
+        if match:
+            values[match["score"]][Head(int(match["layer"]), int(match["number"]))] = value
+    return dict(values)
+
+
+def _read_scores(row: dict) -> dict[str, Estimates]:
+    values = _all_head_values(row, "heads")
+    heads = {head for by_head in values.values() for head in by_head}
+    shape = (
+        1 + max((head.layer for head in heads), default=-1),
+        1 + max((head.number for head in heads), default=-1),
+    )
+
+    def table(name: str) -> np.ndarray:
+        filled = np.full(shape, np.nan)
+        for head, value in values.get(name, {}).items():
+            filled[head] = value
+        return filled
+
+    names = [name for name in values if not name.endswith("_se")]
+    return {name: Estimates(table(name), table(f"{name}_se")) for name in names}
+
+
+def _read_estimate(row: dict, value_key: str, error_key: str) -> Estimate:
+    return Estimate(row.get(value_key, math.nan), row.get(error_key, math.nan))
+
+
+def _read_composition(row: dict) -> Iterator[CompositionShare]:
+    for key in row:
+        match = _COMPOSITION_KEY.fullmatch(key) if key.startswith("composition/") else None
+        if match is None:
+            continue
+        score, name, read, upstream = match.groups()
+        head, place = parse_head(name), f"/{name}/{read}/{upstream}"
+        assert head is not None  # by the pattern
+        prefix = f"composition/{score}"
+        yield CompositionShare(
+            score,
+            head,
+            read,
+            upstream,
+            _read_estimate(row, key, f"{prefix}_se{place}"),
+            _read_estimate(row, f"{prefix}_direct{place}", f"{prefix}_direct_se{place}"),
+        )
+
+
+def _read_faithfulness(row: dict) -> Faithfulness | None:
+    if not any(f"faithfulness/{name}" in row for name in FAITHFULNESS_SETS):
+        return None
+    heads = [parse_head(key.removeprefix("circuit/")) for key in row if key.startswith("circuit/")]
+    none, circuit, circuit_and_layer_0 = (
+        _read_estimate(row, f"faithfulness/{name}", f"faithfulness_se/{name}")
+        for name in FAITHFULNESS_SETS
+    )
+    return Faithfulness(
+        tuple(head for head in heads if head is not None), none, circuit, circuit_and_layer_0
+    )
+
+
+# --- for W&B and the page -------------------------------------------------------------------------
+
+
+def is_snapshot_metric(key: str) -> bool:
+    """Return whether a metric was measured by a snapshot (and not by training)."""
+    return key.startswith(SNAPSHOT_PREFIXES)
+
+
+def emergence_metrics(row: dict) -> dict[str, float]:
+    """Return the metrics of a row that say when heads emerged."""
+    return {key: value for key, value in row.items() if key.startswith("emerged/")}
+
+
+def aggregate_heads(row: dict) -> dict[str, float]:
+    """Replace the metrics of single heads by `heads/<score>/max`, the strongest head's score.
+
+    Standard errors and other companions of metrics are left out.
+    """
+    aggregated = {}
+    for key, value in row.items():
+        is_companion = any(part.endswith(COMPANION_SUFFIXES) for part in key.split("/"))
+        if not is_companion and not re.search(r"/L\d+H\d+(/|$)", key):
+            aggregated[key] = value
+    for score, values in read_head_values(row, "heads").items():
+        aggregated[f"heads/{score}/max"] = max(values.values())
+    return aggregated

@@ -1,0 +1,236 @@
+"""Render findings as text: the same sentences in the terminal, on the page and in W&B."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from attention_maps.circuit import MAX_NAMED_HEADS, UpstreamHead
+from attention_maps.findings import (
+    AttentionFinding,
+    CircuitShare,
+    CopyingGainFinding,
+    Finding,
+    HeadEvidence,
+    ImportanceFinding,
+    Interval,
+    LostFinding,
+    SinkFinding,
+    summarize_rows,
+)
+from attention_maps.results import Estimate, Head
+from common.text import format_with_error
+
+FULL_ATTENTION = 0.5  # a head with a smaller score attends "in part"
+
+
+class Phenomenon(NamedTuple):
+    """The name of what a head does, and what it attends to."""
+
+    name: str
+    target: str
+
+
+PHENOMENA = {
+    "induction": Phenomenon("Induction head", "whatever followed the current token last time"),
+    "previous_token": Phenomenon("Previous-token head", "the previous token"),
+    "duplicate_token": Phenomenon("Duplicate-token head", "earlier copies of the current token"),
+    "current_token": Phenomenon("Current-token head", "the current token itself"),
+}
+
+
+class RenderedFinding(NamedTuple):
+    """A finding as text.
+
+    Attributes:
+        title: The phenomenon: "Induction head".
+        text: Sentences that explain it.
+        details: The evidence, a phrase with standard errors for each measurement.
+        heads: Names of the heads that it is about, strongest first.
+    """
+
+    title: str
+    text: str
+    details: list[str]
+    heads: list[str]
+
+    def __str__(self) -> str:
+        line = f"{self.title}: {self.text}"
+        return f"{line} [{'; '.join(self.details)}]" if self.details else line
+
+
+def describe_run(rows: list[dict]) -> list[RenderedFinding]:
+    """Return the findings of a run as text, from the rows of its metrics.jsonl."""
+    return [render(finding) for finding in summarize_rows(rows)]
+
+
+def render(finding: Finding) -> RenderedFinding:
+    """Render a finding as text."""
+    match finding:
+        case AttentionFinding():
+            title, text, details = _render_attention(finding)
+        case CopyingGainFinding():
+            title, text, details = _render_copying_gain(finding)
+        case ImportanceFinding():
+            title, text, details = _render_importance(finding)
+        case SinkFinding():
+            title, text, details = _render_sinks(finding)
+        case LostFinding():
+            title, text, details = _render_lost_head(finding)
+        case _:
+            raise TypeError(f"cannot render a {type(finding).__name__}")
+    return RenderedFinding(title, text, details, [str(head) for head in finding.heads])
+
+
+def _render_attention(finding: AttentionFinding) -> tuple[str, str, list[str]]:
+    phenomenon = PHENOMENA[finding.kind]
+    title = phenomenon.name if len(finding.heads) == 1 else f"{phenomenon.name}s"
+    sentences = [_attention_sentence(finding.evidence, phenomenon.target)]
+    if finding.kind == "induction":
+        sentences += _upstream_sentences(finding.evidence)
+        if finding.circuit_share is not None:
+            sentences.append(_circuit_sentence(finding, finding.circuit_share))
+        sentences += _formed_sentences(finding.evidence)
+    details = [_head_details(one) for one in finding.evidence]
+    if finding.copying_gain is not None:
+        gain = format_with_error(*finding.copying_gain)
+        details.insert(0, f"in-context copying gain {gain} nats")
+    return title, " ".join(sentences), details
+
+
+def _attention_sentence(evidence: Sequence[HeadEvidence], target: str) -> str:
+    """Say what heads attend to, and which of them do so only in part."""
+    full = [one.head for one in evidence if one.score.value >= FULL_ATTENTION]
+    partial = [one.head for one in evidence if one.score.value < FULL_ATTENTION]
+    if not full:
+        verb = "attends" if len(partial) == 1 else "attend"
+        return f"{_join(partial)} {verb} in part to {target}."
+    verb = "attends" if len(full) == 1 else "attend"
+    sentence = f"{_join(full)} {verb} to {target}"
+    if partial:
+        verb = "does" if len(partial) == 1 else "do"
+        sentence += f"; {_join(partial)} {verb} so in part"
+    return f"{sentence}."
+
+
+def _upstream_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
+    sentences = []
+    for one in evidence:
+        if one.upstream is not None:
+            subject = "It" if len(evidence) == 1 else str(one.head)
+            lost = f"{100 * one.upstream.share.value:.0f}% of its score is lost without it"
+            sentences.append(f"{subject} reads from {_upstream_name(one.upstream)} ({lost}).")
+    return sentences
+
+
+def _upstream_name(upstream: UpstreamHead) -> str:
+    if upstream.is_previous_token_head:
+        return f"the previous-token head {upstream.head}"
+    return str(upstream.head)
+
+
+def _circuit_sentence(finding: AttentionFinding, circuit: CircuitShare) -> str:
+    """Say how much of the copying gain the circuit accounts for."""
+    is_one_head = len(finding.heads) == 1 and finding.evidence[0].upstream is None
+    account = "it accounts" if is_one_head else "they account"
+    if circuit.includes_layer_0:
+        subject = f"Together with layer 0 {account}"
+    else:
+        subject = f"Without other heads {account}"
+    share = _format_percent(circuit.share)
+    if circuit.share.value + 2 * circuit.share.error >= 1:
+        return f"{subject} for all of the in-context copying gain ({share})."
+    return f"{subject} for {share} of the in-context copying gain."
+
+
+def _formed_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
+    intervals = {one.formed for one in evidence if one.formed is not None}
+    if not intervals:
+        return []
+    if len(intervals) == 1:
+        return [f"Formed {format_interval(intervals.pop())}."]
+    return [
+        f"{one.head} formed {format_interval(one.formed)}."
+        for one in evidence
+        if one.formed is not None
+    ]
+
+
+def _head_details(evidence: HeadEvidence) -> str:
+    """List the measurements of one head."""
+    facts = [f"score {format_with_error(*evidence.score)}"]
+    if evidence.copying is not None:
+        facts.append(f"copying score {format_with_error(*evidence.copying)}")
+    if evidence.formed is not None:
+        facts.append(f"formed {format_interval(evidence.formed)}")
+    if evidence.upstream is not None:
+        upstream = evidence.upstream
+        share = _format_percent(upstream.share)
+        facts.append(
+            f"{share} of the score is lost when {upstream.head} is ablated in its {upstream.input}"
+        )
+    return f"{evidence.head}: {', '.join(facts)}"
+
+
+def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[str]]:
+    gain = format_with_error(*finding.copying_gain)
+    text = (
+        "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
+        f"{gain} nats/token."
+    )
+    if finding.formed is not None:
+        text += f" Formed {format_interval(finding.formed)}."
+    return "In-context copying", text, []
+
+
+def _render_importance(finding: ImportanceFinding) -> tuple[str, str, list[str]]:
+    increases = [format_with_error(*increase) for increase in finding.increases]
+    if len(finding.heads) == 1:
+        title = "Most important head"
+        text = f"Without {finding.heads[0]} the validation loss is {increases[0]} nats higher."
+    else:
+        title = "Most important heads"
+        text = (
+            f"Without {_join(finding.heads, 'or')} the validation loss is {_join(increases, 'or')} "
+            "nats higher."
+        )
+    return title, text, []
+
+
+def _render_sinks(finding: SinkFinding) -> tuple[str, str, list[str]]:
+    subject = _join(finding.heads)
+    if len(finding.heads) > MAX_NAMED_HEADS:
+        subject = f"{len(finding.heads)} of {finding.scored_heads} heads"
+    title = "Attention sink"
+    verb = "attends" if len(finding.heads) == 1 else "attend"
+    text = f"{subject} {verb} to the first token whatever it is."
+    weight = format_with_error(*finding.score)
+    return title, text, [f"{finding.heads[0]}: attention to the first token {weight}"]
+
+
+def _render_lost_head(finding: LostFinding) -> tuple[str, str, list[str]]:
+    phenomenon = PHENOMENA[finding.kind]
+    head = finding.heads[0]
+    text = (
+        f"{head} attended to {phenomenon.target} from step {finding.emerged:,} to step "
+        f"{finding.lost:,}, and no longer does."
+    )
+    details = []
+    if finding.score.is_known:
+        details = [f"{head}: score {format_with_error(*finding.score)} now"]
+    return f"Lost: {phenomenon.name[0].lower()}{phenomenon.name[1:]}", text, details
+
+
+def format_interval(interval: Interval) -> str:
+    """Say between which snapshots something formed."""
+    if interval.by - interval.after > 1:
+        return f"between steps {interval.after:,} and {interval.by:,}"
+    return f"at step {interval.by:,}"
+
+
+def _format_percent(share: Estimate) -> str:
+    return f"{format_with_error(100 * share.value, 100 * share.error)}%"
+
+
+def _join(words: Sequence[Head | str], conjunction: str = "and") -> str:
+    """Join words: a, b and c."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
