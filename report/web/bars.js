@@ -4,7 +4,6 @@ import { el } from "./dom.js";
 import { formatSigned } from "./format.js";
 
 /**
- *
  * @typedef {object} Bar
  * @property {string} name
  * @property {number} value
@@ -60,7 +59,6 @@ export function largestBars(bars, maxCount) {
 }
 
 /**
- *
  * @param {{value: number}[]} bars
  * @returns {number}
  */

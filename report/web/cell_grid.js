@@ -196,7 +196,6 @@ function createCursor(host, canvas) {
 }
 
 /**
- *
  * @param {HTMLElement} element
  * @param {number} x
  * @param {number} y
@@ -296,7 +295,6 @@ function drawCells(context, grid, { left, cell, high, width }, background, ratio
 }
 
 /**
- *
  * @param {CanvasRenderingContext2D} context
  * @param {CellGrid} grid
  * @param {Box} box

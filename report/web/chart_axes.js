@@ -23,7 +23,6 @@ const MAX_LABEL_SHIFT = 48;
 const LABEL_SPACING = 13;
 
 /**
- *
  * @typedef {object} Frame
  * @property {SVGElement} svg - The chart.
  * @property {SVGElement} plot - The group whose marks are clipped to the plotting area.
@@ -237,7 +236,6 @@ export function placeEndLabels(host, labels, bottom) {
 }
 
 /**
- *
  * @param {Frame} frame
  * @param {(EndLabel & {labelY: number})[]} labels
  * @param {number} maxTextWidth

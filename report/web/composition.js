@@ -88,7 +88,6 @@ export function drawComposition(host, { shape, compositions, title, chosen, choo
  */
 
 /**
- *
  * @param {[number, number]} shape
  * @param {Composition[]} compositions
  * @returns {Layout}
@@ -120,7 +119,6 @@ function createLayout([layerCount, headCount], compositions) {
 }
 
 /**
- *
  * @param {Layout} layout
  * @param {string} name - Name of a component.
  * @returns {[number, number]} Its position.
@@ -177,7 +175,6 @@ function compositionGraph({ shape, compositions, color, title, chosen, choose })
  */
 
 /**
- *
  * @param {Layout} layout
  * @returns {Obstacle[]}
  */
@@ -202,7 +199,6 @@ function nodeObstacles({ layers, headCount, radius, x, y, embedding }) {
  */
 
 /**
- *
  * @param {Layout} layout
  * @param {Composition} composition
  * @returns {Line}
@@ -220,7 +216,6 @@ function lineGeometry(layout, { from, to }) {
 }
 
 /**
- *
  * @param {Line} line
  * @param {Obstacle[]} obstacles
  * @returns {[number, number]} The first position that touches nothing, or the one that is farthest
@@ -244,7 +239,6 @@ function labelPosition({ pointAt }, obstacles) {
 }
 
 /**
- *
  * @param {Composition} composition
  * @param {Line} line
  * @param {string} color - Name of a CSS custom property.
@@ -325,7 +319,6 @@ function componentNodes({ layers, headCount, radius, x, y, embedding }, connecte
 }
 
 /**
- *
  * @param {string} name
  * @param {number} x
  * @param {number} y
@@ -340,7 +333,6 @@ function headNode(name, x, y, radius, isConnected) {
 }
 
 /**
- *
  * @param {string} name
  * @param {number} x
  * @param {number} y

@@ -22,7 +22,6 @@ import { addArrowKeys, addTooltip } from "./tooltip.js";
 const OUTLIER_DISTANCE = 7;
 
 /**
- *
  * @typedef {object} Dot
  * @property {number | null} x - Value on the x axis; the dot is left out if unknown.
  * @property {number | null} y - Value on the y axis; the dot is left out if unknown.
@@ -33,7 +32,6 @@ const OUTLIER_DISTANCE = 7;
  */
 
 /**
- *
  * @typedef {object} DotAxis
  * @property {"log" | "linear" | "names"} type
  * @property {[number, string][]} ticks - Values and their texts.
@@ -43,7 +41,6 @@ const OUTLIER_DISTANCE = 7;
  */
 
 /**
- *
  * @typedef {object} DotChartOptions
  * @property {string} title - With the unit of the y axis.
  * @property {Dot[]} dots
@@ -147,7 +144,6 @@ function valueRange(dots, showsOutliers) {
 }
 
 /**
- *
  * @param {Dot[]} dots
  * @returns {string} A `data-group` attribute.
  */
@@ -156,7 +152,6 @@ function groupsOf(dots) {
 }
 
 /**
- *
  * @param {DotChartOptions["lines"]} lines
  * @param {(value: number) => number} y
  * @returns {import("./chart_axes.js").EndLabel[]}
@@ -173,7 +168,6 @@ function labelsOf(lines, y) {
 }
 
 /**
- *
  * @param {import("./chart_axes.js").Frame} frame
  * @param {DotAxis} axis
  * @param {Dot[]} dots

@@ -14,14 +14,12 @@ const VISIBLE_MARKS = {
 const INVISIBLE = /[\u0080-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]/u;
 
 /**
- *
  * @param {string} character - Control character below the space.
  * @returns {string} Its symbol in the block "Control Pictures".
  */
 const controlPicture = character => String.fromCodePoint(0x2400 + character.codePointAt(0));
 
 /**
- *
  * @param {string} character
  * @returns {string}
  */
@@ -82,21 +80,18 @@ export function printable(text) {
 export const printableName = text => makeVisible(text).replaceAll("·", " ").replace("∅", "(none)");
 
 /**
- *
  * @param {string} name - An identifier.
  * @returns {string} The name with spaces: previous token.
  */
 export const readableName = name => name.replaceAll("_", " ");
 
 /**
- *
  * @param {number} n
  * @returns {string} The number with separators of thousands: 12,000.
  */
 export const formatCount = n => n.toLocaleString("en");
 
 /**
- *
  * @param {number} n
  * @param {string} name - In the singular.
  * @returns {string} The number with its noun: 3 layers.
@@ -145,7 +140,6 @@ export function roundUp(x) {
 }
 
 /**
- *
  * @param {number} seconds
  * @returns {string} 12.3 s, 4 min 5 s or 2 h 3 min.
  */

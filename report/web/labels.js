@@ -7,7 +7,6 @@ import { shortenToken } from "./format.js";
 export const MIN_DEEP_LAYERS = 10;
 
 /**
- *
  * @param {number} layer
  * @param {number} head
  * @returns {string} L2H3 for head 3 of layer 2.

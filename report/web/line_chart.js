@@ -22,7 +22,6 @@ import { addTooltip, announce, showTooltip } from "./tooltip.js";
 const FAINT_LINE_PENALTY = 5;
 
 /**
- *
  * @typedef {object} Series
  * @property {string} name
  * @property {number[]} xs - Training steps, ascending.
@@ -38,7 +37,6 @@ const FAINT_LINE_PENALTY = 5;
  */
 
 /**
- *
  * @typedef {object} LineChartOptions
  * @property {string} title - With the unit of the y axis.
  * @property {string} [explanation] - One sentence about what is shown.
@@ -107,7 +105,6 @@ export function drawLineChart(host, options) {
 }
 
 /**
- *
  * @param {Series[]} series
  * @param {number[]} extraSteps
  * @returns {number[]}
@@ -139,7 +136,6 @@ function valueRange(series, includes, yMax) {
 }
 
 /**
- *
  * @param {Series[]} series
  * @param {(value: number) => number} y
  * @param {number} low - Value that stands for a line without values.
@@ -155,7 +151,6 @@ function labelsOf(series, y, low) {
 }
 
 /**
- *
  * @param {string} title
  * @param {string} [explanation]
  * @returns {Node | string}
@@ -173,7 +168,6 @@ function legendKey({ name, color }) {
 }
 
 /**
- *
  * @param {number} x
  * @param {number} bottom
  * @param {string} className
@@ -331,7 +325,6 @@ function addReadout({ frame, cursor, x, y, steps, series, describe, onNear }) {
 }
 
 /**
- *
  * @param {number[]} values
  * @param {number} target
  * @returns {number} Index of the value that is nearest to `target`.

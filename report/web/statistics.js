@@ -1,7 +1,6 @@
 /** Means and standard errors over runs. */
 
 /**
- *
  * @param {number[]} values
  * @returns {number | null} Null if there are no values.
  */

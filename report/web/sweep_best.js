@@ -44,7 +44,6 @@ export function showBestSetting() {
 }
 
 /**
- *
  * @param {string} id
  * @param {string | Node} value
  * @param {...(string | Node)} label

@@ -19,7 +19,6 @@ import { bestMark, runName, settingName } from "./sweep_names.js";
 import { explanationOf, SCORES, scoreLabel, scoreTitle } from "./terms.js";
 
 /**
- *
  * @typedef {import("./sweep_data.js").Curve} Curve
  * @typedef {import("./sweep_data.js").Run} Run
  * @typedef {import("./line_chart.js").Series & {run?: Run, seedCount?: number}} SettingSeries
@@ -102,7 +101,6 @@ function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
 }
 
 /**
- *
  * @param {string} unit
  * @returns {(series: SettingSeries, index: number) => Node[]} What the tooltip says about a value.
  */
@@ -171,7 +169,6 @@ export function drawLossCurves() {
 }
 
 /**
- *
  * @param {((run: Run) => Curve)[]} curvesOf - curvesOf of the charts that are shown.
  * @returns {string}
  */

@@ -9,7 +9,6 @@ import { $ } from "./dom.js";
 import { mean, standardDeviation, standardError } from "./statistics.js";
 
 /**
- *
  * @typedef {object} Curve
  * @property {number[]} steps
  * @property {number[]} values
@@ -17,7 +16,6 @@ import { mean, standardDeviation, standardError } from "./statistics.js";
  */
 
 /**
- *
  * @typedef {object} Run
  * @property {string} name - Name of the run's folder.
  * @property {string | null} page - Address of the run's own page.
@@ -98,7 +96,6 @@ export const bestSetting = data.oneSeed ? null : lowestLossSetting;
 export const hasSeveralSeeds = runsOf.some(runsOfSetting => runsOfSetting.length > 1);
 
 /**
- *
  * @param {number} setting
  * @returns {Run[]}
  */
@@ -171,7 +168,6 @@ function isSpacedByRatio(numbers) {
 }
 
 /**
- *
  * @param {Run[]} finished
  * @returns {Result}
  */

@@ -6,7 +6,6 @@ import { runsOf, sweptKeys } from "./sweep_data.js";
 import { bestMark, keyAndValue, keyName } from "./sweep_names.js";
 
 /**
- *
  * @typedef {import("./dot_chart.js").Dot} Dot
  * @typedef {import("./dot_chart.js").DotAxis} DotAxis
  */
@@ -47,7 +46,6 @@ export function keyAxis(k) {
 }
 
 /**
- *
  * @param {string} name
  * @param {boolean} isLog
  */

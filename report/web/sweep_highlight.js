@@ -29,7 +29,6 @@ const LIGHT_THEME_RANGE = [0.66, 0.1];
 const DARK_THEME_RANGE = [0.42, 0.97];
 
 /**
- *
  * @type {{colorKey: number, pinned: Set<number> | null, near: number | null}} colorKey: index of
  *   the swept key that gives the colors; pinned: settings that stay highlighted; near: setting that
  *   is pointed at in a chart
@@ -63,7 +62,6 @@ function dashOf(value) {
 }
 
 /**
- *
  * @param {number} setting
  * @returns {string} An SVG `stroke-dasharray`.
  */
@@ -183,7 +181,6 @@ export function drawLegend() {
 }
 
 /**
- *
  * @param {string} name
  * @param {number} value - Index of the value.
  */

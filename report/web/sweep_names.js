@@ -13,7 +13,6 @@ import {
 } from "./sweep_data.js";
 
 /**
- *
  * @typedef {import("./sweep_data.js").Run} Run
  */
 
@@ -32,7 +31,6 @@ export function keyName(k) {
 }
 
 /**
- *
  * @param {Run} run
  * @param {number} k - Index of the swept key.
  * @returns {string}
@@ -57,7 +55,6 @@ export function keyAndValue(run, k) {
 }
 
 /**
- *
  * @param {number} setting
  * @returns {string}
  */
@@ -79,7 +76,6 @@ export function bestMark(setting) {
 }
 
 /**
- *
  * @param {Run} run
  * @returns {string}
  */
@@ -104,7 +100,6 @@ export function outcome({ status, figures, maxSteps }) {
 }
 
 /**
- *
  * @param {number} value
  * @param {number} digits
  * @returns {number} The value rounded to so many significant digits.
@@ -125,7 +120,6 @@ export function withError(value, error) {
 }
 
 /**
- *
  * @param {number} size - In bytes.
  * @returns {string}
  */
@@ -179,7 +173,6 @@ export const COSTS = {
 };
 
 /**
- *
  * @param {number} setting
  * @param {string} name - Name of the cost.
  * @returns {number | null}
@@ -211,7 +204,6 @@ export function costTitle(name) {
 }
 
 /**
- *
  * @param {string} name - Name of the cost.
  * @param {number | null} value
  * @returns {string}

@@ -26,7 +26,6 @@ import {
 } from "./sweep_names.js";
 
 /**
- *
  * @typedef {import("./dot_chart.js").Dot} Dot
  * @typedef {import("./dot_chart.js").DotAxis} DotAxis
  * @typedef {import("./sweep_data.js").Run} Run
@@ -39,7 +38,6 @@ import {
 const MIN_TEXT_DIFFERENCE = 0.02;
 
 /**
- *
  * @typedef {object} Outcome
  * @property {string} title - With its unit.
  * @property {(value: number) => string} format
@@ -188,7 +186,6 @@ export function drawOutcomes() {
 }
 
 /**
- *
  * @param {string} name - Name of the outcome in the data.
  * @param {Outcome} outcome
  * @param {Abscissa} abscissa

@@ -144,7 +144,6 @@ function scoreColumns() {
 }
 
 /**
- *
  * @param {number} setting
  * @param {string} score
  * @returns {string}

@@ -35,7 +35,6 @@ import {
 } from "./sweep_names.js";
 
 /**
- *
  * @typedef {import("./dot_chart.js").Dot} Dot
  * @typedef {import("./sweep_data.js").Run} Run
  */
@@ -117,7 +116,6 @@ function drawLossByCost(name) {
 }
 
 /**
- *
  * @param {string} name - Name of the cost.
  * @param {number[]} costs - Distinct values in ascending order.
  * @param {boolean} isLog

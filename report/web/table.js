@@ -4,7 +4,6 @@ import { bdi, el } from "./dom.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
- *
  * @template Row
  * @typedef {object} Column
  * @property {string} id
@@ -75,7 +74,6 @@ export function fillTable(table, columns, rows, createRow, sorting = null) {
 }
 
 /**
- *
  * @template Row
  * @param {Row[]} rows
  * @param {Column<Row>[]} columns
@@ -89,7 +87,6 @@ function sortRows(rows, columns, sorting) {
 }
 
 /**
- *
  * @param {string | number | null | undefined} a
  * @param {string | number | null | undefined} b
  * @param {number} sign

@@ -5,7 +5,6 @@ import { readableName } from "./format.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
- *
  * @typedef {object} Score
  * @property {string} label
  * @property {string} unit - "" if it is a share or has none.
@@ -73,7 +72,6 @@ export const SCORES = {
 };
 
 /**
- *
  * @param {string} score
  * @returns {string}
  */
@@ -96,21 +94,30 @@ const HEAD_NAME = "L2H3 is head 3 of layer 2; both are counted from 0.";
 const COPYING_GAIN =
   "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat.";
 
+const READING = "A head reads from a token in proportion to its attention weight on it.";
+const FORMED =
+  "Its score first passed the threshold in this interval, and still did at the next snapshot.";
+const ABLATION =
+  "Removing a component, by setting its output to zero or to its mean, and measuring the effect.";
+
 /** Explanations of terms. A plural with -s is explained like its singular. */
 const TERMS = {
   nat: "A unit of loss: if the loss is one nat lower, the right token is 2.7 times as likely.",
   head: `A part of a layer that reads from earlier tokens and writes what it read to the current one. ${HEAD_NAME}`,
   "layer 0":
     "The lowest layer, which reads the token embeddings; the layers above use what its heads wrote.",
-  "attends to": "A head reads from a token in proportion to its attention weight on it.",
+  "attends to": READING,
+  "attend to": READING,
+  "attended to": READING,
   score:
     "Scores are between 0 and 1 unless stated; 0.6 means 60% of the head's attention, averaged over 16 texts.",
   "standard error":
     "The uncertainty of a mean: another sample would most likely differ by less than twice as much.",
-  emerged:
-    "The first snapshot at which the head's score passed its threshold, and still did at the next one.",
-  formed:
-    "The first snapshot at which the head's score passed its threshold, and still did at the next one.",
+  emerged: FORMED,
+  formed: FORMED,
+  ablated: ABLATION,
+  "reads from":
+    "The head needs what the other one wrote: its score drops if that is removed from its queries or keys.",
   query: "The vector with which a token asks for what it wants to read (Q).",
   queries: "The vectors with which tokens ask for what they want to read (Q).",
   key: "The vector by which queries find a token (K).",
@@ -130,13 +137,14 @@ const TERMS = {
   copying: SCORES.copying.explanation,
   "copying gain": COPYING_GAIN,
   "in-context copying gain": COPYING_GAIN,
+  "in-context copying":
+    "Predicting a sequence that appeared before in the same context by copying it.",
   faithfulness:
     "The share of the copying gain that remains if all other heads are replaced by their means.",
   "most important head":
     "The head whose removal (zero ablation) raises the validation loss the most.",
   importance: SCORES.importance.explanation,
-  ablation:
-    "Removing a component, by setting its output to zero or to its mean, and measuring the effect.",
+  ablation: ABLATION,
   "zero ablation": "Setting the output of a head to zero and measuring the effect.",
   loss: "How badly the model predicts the next token: minus the log of the probability that it gave to it.",
   "training loss": "Mean loss on the batches that the model is trained on.",
@@ -172,7 +180,6 @@ const explanations = new Map(
 );
 
 /**
- *
  * @param {string} word
  * @returns {string | undefined} Explanation of a term or of its plural.
  */
