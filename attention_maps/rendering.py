@@ -182,17 +182,10 @@ def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[st
 
 
 def _render_importance(finding: ImportanceFinding) -> tuple[str, str, list[str]]:
-    increases = [format_with_error(*increase) for increase in finding.increases]
-    if len(finding.heads) == 1:
-        title = "Most important head"
-        text = f"Without {finding.heads[0]} the validation loss is {increases[0]} nats higher."
-    else:
-        title = "Most important heads"
-        text = (
-            f"Without {_join(finding.heads, 'or')} the validation loss is {_join(increases, 'or')} "
-            "nats higher."
-        )
-    return title, text, []
+    title = "Most important head" if len(finding.heads) == 1 else "Most important heads"
+    heads = _join(finding.heads, "or")
+    increases = _join([format_with_error(*one) for one in finding.increases], "or")
+    return title, f"Zeroing {heads} raises the validation loss by {increases} nats/token.", []
 
 
 def _render_sinks(finding: SinkFinding) -> tuple[str, str, list[str]]:
@@ -201,7 +194,7 @@ def _render_sinks(finding: SinkFinding) -> tuple[str, str, list[str]]:
         subject = f"{len(finding.heads)} of {finding.scored_heads} heads"
     title = "Attention sink"
     verb = "attends" if len(finding.heads) == 1 else "attend"
-    text = f"{subject} {verb} to the first token whatever it is."
+    text = f"{subject} {verb} to the first token."
     weight = format_with_error(*finding.score)
     return title, text, [f"{finding.heads[0]}: attention to the first token {weight}"]
 
