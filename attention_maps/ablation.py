@@ -17,9 +17,9 @@ from attention_maps.results import Estimates
 from model import GPT, KVCache, autocast, store
 
 MAX_TOKENS_PER_PASS = 4096
-# A pass recomputes all tokens after its first hidden one. Hiding a quarter of them in one pass
+# A pass recomputes all tokens after its first hidden one. Hiding a quarter as many in one pass
 # costs little recomputation; below 8 tokens the cost of starting a pass dominates.
-MAX_HIDDEN_SHARE = 4
+RECOMPUTED_PER_HIDDEN_TOKEN = 4
 MIN_HIDDEN_TOKENS = 8
 
 
@@ -180,7 +180,7 @@ def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[rang
         recomputed = length - start - 1
         rows = min(
             max_rows or rows_per_pass(model, recomputed),
-            max(MIN_HIDDEN_TOKENS, recomputed // MAX_HIDDEN_SHARE),
+            max(MIN_HIDDEN_TOKENS, recomputed // RECOMPUTED_PER_HIDDEN_TOKEN),
         )
         hidden = range(start, min(length - 1, start + rows))
         yield hidden
