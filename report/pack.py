@@ -209,7 +209,7 @@ def maps_that_fit(
         chosen = thin(left, most)
         sizes = (shot.packed(name, "maps").size for shot in chosen for name in names)
         if all(total <= room for total in accumulate(sizes, initial=tokens)):
-            return put_maps(chosen, names, blobs) | {"of": len(shots)}
+            return put_maps(chosen, names, blobs) | {"snapshotCount": len(shots)}
         most //= 2
     return None
 

@@ -79,15 +79,15 @@ def write_page(run_dir: Path) -> Path:
         "step": latest.get("step"),
         "maxSteps": config and config.max_steps,
         "tokens": number(latest.get("tokens")),
-        "points": MOST_POINTS,
+        "maxCurvePoints": MOST_POINTS,
         "curves": {key: curve(rows, key) for key in CURVES},
         "seconds": {kind: number(latest.get(key)) for kind, key in SPENT.items()},
         "samples": thin(samples, MOST_SAMPLES),
-        "samplesLeftOut": max(0, len(samples) - MOST_SAMPLES),
+        "omittedSamples": max(0, len(samples) - MOST_SAMPLES),
         "config": [
             [key, clipped(value, LONGEST_VALUE)] for key, value in flatten_settings(config).items()
         ],
-        "looked": [row["step"] for row in filter(is_scored, rows)],
+        "snapshotSteps": [row["step"] for row in filter(is_scored, rows)],
         "scored": scored(rows),
         "findings": [finding._asdict() for finding in describe_run(rows)],
     }
@@ -117,8 +117,8 @@ def attention_page(
     content = {
         "kind": "prompt",
         "title": clipped(title, LONGEST_TITLE),
-        "prompted": prompted,
-        "looked": [],
+        "promptTokens": prompted,
+        "snapshotSteps": [],
         "scored": scored(rows),
         "findings": [finding._asdict() for finding in findings],
     }
@@ -137,7 +137,7 @@ def fill(
 ) -> Path:
     """Write a page to `path`: the content, and as much of the snapshots as the budget leaves."""
     read, blobs = [shot for shot in shots if shot.probes], Blobs()
-    content, shots = content | {"unread": len(shots) - len(read)}, read
+    content, shots = content | {"unreadableSnapshots": len(shots) - len(read)}, read
     content["weights"] = put_weights(model, blobs)
     room = BUDGET - len(template("run.html")) - len(safe_json(content)) - DESCRIBED
     room, left = room - sum(map(len, blobs)), NEEDS_BUDGET
@@ -150,13 +150,13 @@ def fill(
                 needs[name, shot.step] = packed
     room -= NEEDS_BUDGET - left
     maps = maps_that_fit(shots, names, room, blobs) or maps_that_fit(shots, names[:1], room, blobs)
-    maps = maps or {"steps": [], "of": len(shots), "shape": None, "probes": []}
+    maps = maps or {"steps": [], "snapshotCount": len(shots), "shape": None, "probes": []}
     for probe in maps["probes"]:
         found = [needs.get((probe["name"], step)) for step in maps["steps"]]
-        probe["needs"] = [one and blobs.put(one) for one in found]
+        probe["tokenEffects"] = [one and blobs.put(one) for one in found]
         if content["kind"] == "prompt":  # of others' models, whose heads often rest there
             packed = shots[-1].packed(probe["name"], "rest")
-            probe["rest"] = [blobs.put(packed)] if 2 * packed.size < room else []
+            probe["withoutFirst"] = [blobs.put(packed)] if 2 * packed.size < room else []
     words = {id: word for packed in needs.values() for id, word in packed.words.items()}
     return put_together(path, "run.html", {**content, **maps, "words": words}, blobs)
 
@@ -165,8 +165,8 @@ def of_shape(model: GPTConfig | None) -> dict:
     """What a page knows of the shape of its model."""
     return {
         "groups": model and model.kv_heads,
-        "tied": model and model.tie_embeddings,
-        "shapes": model and asdict(model),
+        "tiedEmbeddings": model and model.tie_embeddings,
+        "modelConfig": model and asdict(model),
     }
 
 

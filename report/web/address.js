@@ -1,36 +1,119 @@
-// What the address asks for, as far as it is well formed; null for the rest. head: [layer, head].
-export function readAddress() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const whole = name => (/^\d{1,12}$/.test(asked.get(name) ?? "") ? Number(asked.get(name)) : null);
-  const head = /^L(\d{1,4})H(\d{1,4})$/.exec(asked.get("head") ?? "");
+/**
+ * The page's address names the selection, as in #head=L3H2&step=1400&token=28&view=token_effect,
+ * so that a view can be bookmarked and sent.
+ */
+
+import { $ } from "./dom.js";
+import { headName } from "./labels.js";
+import {
+  currentProbe,
+  currentStep,
+  data,
+  H,
+  isOwnText,
+  L,
+  ownText,
+  selection,
+  steps,
+  stepsWithWeights,
+} from "./page_state.js";
+
+const MAX_TEXT_LENGTH = 4000; // characters of the reader's text in the address
+const WRITE_DELAY = 150; // milliseconds; browsers limit how often an address changes
+
+/** Read the address; parts that are absent or malformed are null. */
+function parseAddress() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const readNumber = name => {
+    const text = parameters.get(name) ?? "";
+    return /^\d{1,12}$/.test(text) ? Number(text) : null;
+  };
+  const head = /^L(\d{1,4})H(\d{1,4})$/.exec(parameters.get("head") ?? "");
+  const hidden = (parameters.get("hidden") ?? "").split(",");
   return {
     head: head && [Number(head[1]), Number(head[2])],
-    step: whole("step"),
-    token: whole("token"),
-    view: asked.get("view"),
-    weights: asked.get("weights"),
-    heads: asked.get("heads"),
-    first: asked.get("first"),
-    on: asked.get("on"),
-    text: asked.get("text"),
-    off: asked.get("off")?.split(",").filter(Boolean) ?? [],
-    hidden: (asked.get("hidden") ?? "")
-      .split(",")
-      .filter(part => /^\d{1,6}$/.test(part))
-      .map(Number),
+    step: readNumber("step"),
+    token: readNumber("token"),
+    view: parameters.get("view"),
+    weights: parameters.get("weights"),
+    heads: parameters.get("heads"),
+    first: parameters.get("first"),
+    probe: parameters.get("probe"),
+    text: parameters.get("text"),
+    off: (parameters.get("off") ?? "").split(",").filter(name => /^L\d+H\d+$/.test(name)),
+    hidden: hidden.filter(token => /^\d{1,6}$/.test(token)).map(Number),
   };
 }
 
-// Show these in the address, those that are null left out. Not at once: a browser takes a few changes a second.
-let addressTimer = 0;
-export function writeAddress(parts) {
-  const known = Object.entries(parts).filter(([, value]) => value !== null && value !== undefined);
-  clearTimeout(addressTimer);
-  addressTimer = setTimeout(() => {
+let timer = 0;
+
+/** Write the selection into the address, after a moment. */
+export function writeAddress() {
+  const parts = Object.entries(describeSelection()).filter(([, value]) => value !== null);
+  clearTimeout(timer);
+  timer = setTimeout(() => {
     try {
-      history.replaceState(history.state, "", `#${new URLSearchParams(known)}`);
+      history.replaceState(history.state, "", `#${new URLSearchParams(parts)}`);
     } catch {
-      /* a page within another one has no address of its own */
+      // A page inside another page has no address of its own.
     }
-  }, 150);
+  }, WRITE_DELAY);
+}
+
+/** Return the parts of the address; those at their defaults are null. */
+function describeSelection() {
+  const { layer, head, pinned } = selection;
+  const isNewest = selection.step === steps.length - 1;
+  const isTraining = data.maxSteps > data.step; // then the newest step is followed
+  const parts = {
+    head: L ? headName(layer, head) : null,
+    step: steps.length > 1 && !(isNewest && isTraining) ? currentStep() : null,
+    token: pinned,
+    view: selection.showTokenEffect ? "token_effect" : null,
+    weights: selection.weightByValues ? "value" : null,
+    heads: selection.averageHeads ? "average" : null,
+    first: selection.excludeFirst ? "no" : null,
+    probe: selection.probe && !isOwnText() ? currentProbe().name : null,
+    text: null,
+    off: null,
+    hidden: null,
+  };
+  if (!isOwnText()) return parts;
+  const text = $("typed").value;
+  if (text.length <= MAX_TEXT_LENGTH) parts.text = text;
+  if (ownText.off.length) parts.off = ownText.off.join(",");
+  if (ownText.hidden.length) parts.hidden = ownText.hidden.join(",");
+  return parts;
+}
+
+/**
+ * Select what the address names, as far as the page has it.
+ *
+ * @returns {number | null} The token to pin.
+ */
+export function readAddress() {
+  const address = parseAddress();
+  const [layer, head] = address.head ?? [L, H];
+  if (layer < L && head < H) Object.assign(selection, { layer, head });
+  const newest = Math.max(0, steps.length - 1);
+  const wantedStep = address.step ?? Number.NaN;
+  const step = steps.findLastIndex(value => value <= wantedStep);
+  selection.step = step < 0 ? newest : step;
+  const hasText = address.text !== null && stepsWithWeights.length > 0;
+  if (hasText) {
+    $("typed").value = address.text;
+    const { off, hidden, token } = address;
+    Object.assign(ownText, { off, hidden, pinAfterReading: token });
+  }
+  const probe = data.probes.findIndex(candidate =>
+    hasText ? candidate === ownText : candidate.name === address.probe,
+  );
+  Object.assign(selection, {
+    probe: Math.max(0, probe),
+    showTokenEffect: address.view === "token_effect",
+    weightByValues: address.weights === "value",
+    averageHeads: address.heads === "average",
+    excludeFirst: address.first === "no",
+  });
+  return address.token;
 }

@@ -89,3 +89,16 @@ export function drawColorBar(host, name, most, signed = false) {
     el("div", { className: "ticks" }, ...stops.map(tick)),
   );
 }
+
+/**
+ * Return a color of the style sheet as a canvas takes it.
+ *
+ * @param {string} color - CSS color, for example `var(--accent)`.
+ * @returns {string}
+ */
+export function resolveColor(color) {
+  const sample = document.body.appendChild(el("i", { style: `color: ${color}` }));
+  const resolved = getComputedStyle(sample).color;
+  sample.remove();
+  return resolved;
+}

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { formatCount } from "./format.js";
 import { emergences } from "./head_metrics.js";
 import { drawLineChart } from "./line_chart.js";
-import { choose, state, steps } from "./store.js";
+import { chooseHead, selection, steps } from "./page_state.js";
 import { scoreLabel } from "./terms.js";
 import { addArrowKeys, addTooltip } from "./tooltip.js";
 import { metricSeries } from "./training.js";
@@ -60,7 +60,7 @@ export function drawEmergence(host, scores, scoreColor) {
     title: "Emergence of heads, and the loss (nats/token)",
     explanation: EXPLANATION,
     height: 200,
-    currentStep: steps[state.step],
+    currentStep: steps[selection.step],
     drawBelow: drawLanes,
     extraSteps: emergences.map(({ step }) => step),
     series: [
@@ -118,7 +118,7 @@ function emergenceMark(
     el("svg:text", { x: markX + 7, y: y + 4 }, name),
   );
   const nodes = () => [el("b", {}, name), el("div", {}, text)];
-  return addTooltip(mark, nodes, () => choose(layer, head));
+  return addTooltip(mark, nodes, () => chooseHead(layer, head));
 }
 
 /**

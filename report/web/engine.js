@@ -1,16 +1,130 @@
-// The worker that answers the page.
+/** The client of the worker that runs the model (worker.js). */
 
-import { ANSWERS, stopped } from "./questions.js";
+import { $ } from "./dom.js";
+import { blobs, unpack } from "./packed.js";
+import { currentStep, data, ownText, stepsWithWeights } from "./page_state.js";
 
-onmessage = async ({ data: { id, ask, ...given } }) => {
-  if (ask === "stop") {
-    stopped[given.what] = id;
-    return;
+/** @typedef {{resolve: Function, reject: Function, onPart: Function}} PendingRequest */
+
+/** @type {Map<number, PendingRequest>} */
+const pending = new Map();
+
+/** @type {Worker | null} */
+let worker = null;
+let lastId = 0;
+
+/** @type {Promise<void> | null} */
+let started = null;
+
+/** Promises that resolve when the worker has the weights of a step. */
+const loadedWeights = new Map();
+
+/** Start the worker from the script that is embedded in the page. */
+function startWorker() {
+  const script = new Blob([$("worker").textContent], { type: "text/javascript" });
+  const created = new Worker(URL.createObjectURL(script));
+  created.onmessage = ({ data: { id, part, answer, error } }) => {
+    const { resolve, reject, onPart } = pending.get(id);
+    if (part) return onPart(part);
+    pending.delete(id);
+    if (error) reject(Object.assign(new Error(error.message), { name: error.name }));
+    else resolve(answer);
+  };
+  created.onerror = event => {
+    for (const { reject } of pending.values()) {
+      reject(new Error(event.message ?? "the browser allows no worker"));
+    }
+    pending.clear();
+  };
+  return created;
+}
+
+/**
+ * Send a request to the worker.
+ *
+ * @param {string} request - Name of a handler in requests.js.
+ * @param {object} [parameters]
+ * @param {(part: any) => void} [onPart] - Receives partial answers.
+ * @returns {Promise<any>}
+ */
+export function send(request, parameters = {}, onPart = () => {}) {
+  worker ??= startWorker();
+  lastId += 1;
+  const id = lastId;
+  return new Promise((resolve, reject) => {
+    pending.set(id, { resolve, reject, onPart });
+    worker.postMessage({ id, request, ...parameters });
+  });
+}
+
+/**
+ * Stop all requests of this name that were sent so far.
+ *
+ * @param {string} request
+ */
+export function cancel(request) {
+  worker?.postMessage({ id: lastId, request: "cancel", name: request });
+}
+
+/**
+ * Give the worker the model's configuration and tokenizer.
+ *
+ * @returns {Promise<void>}
+ */
+export function startModel() {
+  started ??= unpack(data.weights.tokenizer).then(bytes =>
+    send("start", {
+      config: data.modelConfig,
+      tokenizer: JSON.parse(new TextDecoder().decode(bytes)),
+    }),
+  );
+  return started;
+}
+
+/**
+ * Return the step whose weights stand for `step`: the last one up to it, else the first.
+ *
+ * @param {number} step
+ * @returns {number}
+ */
+export const stepOfWeights = step =>
+  stepsWithWeights.findLast(stored => stored <= step) ?? stepsWithWeights[0];
+
+/**
+ * Give the worker the weights of a step.
+ *
+ * @param {number} step
+ */
+export async function loadWeights(step) {
+  await startModel();
+  if (!loadedWeights.has(step)) {
+    const packed = blobs[data.weights.blobs[step]].textContent;
+    const { tensors } = data.weights;
+    loadedWeights.set(step, send("loadWeights", { step, tensors, packed }));
   }
-  try {
-    const answer = await ANSWERS[ask](given, part => postMessage({ id, part }), id);
-    postMessage({ id, answer });
-  } catch (e) {
-    postMessage({ id, error: e.message });
-  }
-};
+  await loadedWeights.get(step);
+}
+
+/**
+ * Ask the model of the slider's step about token ids.
+ *
+ * @param {string} request
+ * @param {number[]} ids
+ * @param {object} [parameters] - `off` and `hidden` are those of the reader's text by default.
+ * @param {(part: any) => void} [onPart]
+ * @returns {Promise<any>}
+ */
+export async function askModel(request, ids, parameters = {}, onPart = undefined) {
+  const step = stepOfWeights(currentStep());
+  await loadWeights(step);
+  const { off, hidden } = ownText;
+  return send(request, { ids, step, off, hidden, ...parameters }, onPart);
+}
+
+/**
+ * Say why the model does not run.
+ *
+ * @param {Error} error
+ */
+export const describeFailure = error =>
+  `The model cannot run in this page (${error.message}). The stored values are shown.`;

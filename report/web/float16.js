@@ -1,45 +1,68 @@
-// Numbers of half the size, float16, as the page keeps them: the low bytes of all, then the high ones.
+/** float16 numbers as report/pack.py stores them: the low bytes of all, then the high bytes. */
 
-let table = null;
-export function halfTable() {
-  return (table ??= Float64Array.from({ length: 65536 }, (_, bits) => {
-    const exponent = (bits >> 10) & 31;
-    const fraction = bits & 1023;
-    const size =
-      exponent === 31
-        ? fraction
-          ? NaN
-          : Infinity
-        : exponent
-          ? (1 + fraction / 1024) * 2 ** (exponent - 15)
-          : fraction * 2 ** -24;
-    return bits >> 15 ? -size : size;
-  }));
+/** @type {Float64Array | null} */
+let decodedHalves = null;
+
+/** Decode the 16 bits of a half-precision number. */
+function decodeHalf(bits) {
+  const sign = bits >> 15 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 31) return fraction ? Number.NaN : sign * Infinity;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-// The model's weights by name, as forward.js takes them; the keys of n-grams stand behind as float64.
-export function weightsOf(tensors, bytes) {
-  const half = halfTable();
-  const W = {};
-  const KEYS = "ngrams.keys";
-  const lengths = tensors.map(([, shape]) => shape.reduce((a, b) => a * b, 1));
-  const size = lengths.reduce((sum, length, k) => sum + (tensors[k][0] === KEYS ? 0 : length), 0);
+/** Return the number of each of the 65,536 bit patterns. */
+function halfTable() {
+  decodedHalves ??= Float64Array.from({ length: 65536 }, (_, bits) => decodeHalf(bits));
+  return decodedHalves;
+}
+
+/**
+ * Return a function that takes the next `length` numbers and returns an accessor k → number.
+ *
+ * @param {Uint8Array} bytes
+ * @param {number} [count] - Numbers in all; by default half the bytes.
+ * @returns {(length: number) => (k: number) => number}
+ */
+export function floatReader(bytes, count = bytes.length / 2) {
+  const table = halfTable();
   let start = 0;
-  tensors.forEach(([name, shape], k) => {
-    const isKeys = name === KEYS;
-    const data = isKeys
-      ? new Float64Array(bytes.slice(2 * size).buffer)
-      : new Float32Array(lengths[k]);
-    for (let at = 0; !isKeys && at < data.length; at++)
-      data[at] = half[(bytes[size + start + at] << 8) | bytes[start + at]];
-    W[name] = { shape, data };
-    start += isKeys ? 0 : data.length;
-  });
-  if (
-    bytes.length < 2 * size ||
-    !Object.values(W).every(({ data }) => data.every(Number.isFinite))
-  ) {
-    throw new Error("they are not what was written");
+  return length => {
+    const first = start;
+    start += length;
+    return k => table[(bytes[count + first + k] << 8) | bytes[first + k]];
+  };
+}
+
+const NGRAM_KEYS = "ngrams.keys"; // stored last, as float64
+
+/**
+ * Unpack the model's weights (report/pack.py, `pack_weights`).
+ *
+ * @param {[string, number[]][]} tensors - Name and shape of each.
+ * @param {Uint8Array} bytes
+ * @returns {Record<string, {shape: number[], data: Float32Array | Float64Array}>}
+ */
+export function unpackWeights(tensors, bytes) {
+  const lengthOf = shape => shape.reduce((product, size) => product * size, 1);
+  const count = tensors
+    .filter(([name]) => name !== NGRAM_KEYS)
+    .reduce((sum, [, shape]) => sum + lengthOf(shape), 0);
+  const next = floatReader(bytes, count);
+  const weights = {};
+  for (const [name, shape] of tensors) {
+    if (name === NGRAM_KEYS) {
+      weights[name] = { shape, data: new Float64Array(bytes.slice(2 * count).buffer) };
+      continue;
+    }
+    const data = new Float32Array(lengthOf(shape));
+    const number = next(data.length);
+    for (let k = 0; k < data.length; k++) data[k] = number(k);
+    weights[name] = { shape, data };
   }
-  return W;
+  const areFinite = Object.values(weights).every(({ data }) => data.every(Number.isFinite));
+  if (bytes.length < 2 * count || !areFinite) throw new Error("the stored weights are damaged");
+  return weights;
 }

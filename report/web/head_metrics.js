@@ -2,7 +2,7 @@
 
 import { formatCount } from "./format.js";
 import { headName } from "./labels.js";
-import { columns, data, H, L, scoredSteps, state, steps } from "./store.js";
+import { columns, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
 
 /** The names of all heads, layer by layer. */
 export const headNames = Array.from({ length: L * H }, (_, k) =>
@@ -84,7 +84,7 @@ export function scoreAt(score, layer, head, k) {
  */
 export function snapshotIndex(score) {
   const indices = measuredIndices[score];
-  const last = indices.findLast(k => scoredSteps[k] <= steps[state.step]);
+  const last = indices.findLast(k => scoredSteps[k] <= steps[selection.step]);
   return last ?? (indices.length === 1 ? indices[0] : -1);
 }
 
@@ -123,7 +123,7 @@ function readEmergences() {
  * @returns {string} "between steps 700 and 800"
  */
 function emergenceInterval(step) {
-  const previous = data.looked.findLast(snapshot => snapshot < step) ?? step;
+  const previous = data.snapshotSteps.findLast(snapshot => snapshot < step) ?? step;
   if (step - previous <= 1) return `at step ${formatCount(step)}`;
   return `between steps ${formatCount(previous)} and ${formatCount(step)}`;
 }

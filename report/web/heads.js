@@ -22,7 +22,7 @@ import {
 } from "./head_metrics.js";
 import { headGridLayout, headName } from "./labels.js";
 import { drawLineChart } from "./line_chart.js";
-import { choose, columns, data, H, L, scoredSteps, state, steps } from "./store.js";
+import { chooseHead, columns, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
 import { SCORES, scoreLabel, term } from "./terms.js";
 
 const COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7"];
@@ -52,9 +52,14 @@ export function drawHeads() {
   $("emergence").hidden = !emergences.length;
   $("composition").hidden = !hasComposition;
   $("scored-at").textContent =
-    data.kind === "run" ? `at step ${formatCount(steps[state.step] ?? 0)}` : "on random tokens";
+    data.kind === "run" ? `at step ${formatCount(steps[selection.step] ?? 0)}` : "on random tokens";
 
-  const circumstances = [state.step, isDark(), $("scores").clientWidth, devicePixelRatio].join();
+  const circumstances = [
+    selection.step,
+    isDark(),
+    $("scores").clientWidth,
+    devicePixelRatio,
+  ].join();
   const isOutdated = circumstances !== drawnFor;
   drawnFor = circumstances;
   if (isOutdated) {
@@ -71,7 +76,7 @@ function drawTrajectory() {
   const scores = scoreNames.filter(score => measuredIndices[score].length > 1 && isShare(score));
   const series = scores.map(score => {
     const indices = measuredIndices[score];
-    const values = indices.map(k => scoreAt(score, state.layer, state.head, k));
+    const values = indices.map(k => scoreAt(score, selection.layer, selection.head, k));
     return {
       name: scoreLabel(score),
       color: scoreColor(score),
@@ -81,23 +86,23 @@ function drawTrajectory() {
     };
   });
   drawLineChart($("trajectory"), {
-    title: `Scores of ${headName(state.layer, state.head)} during training, ± one standard error`,
+    title: `Scores of ${headName(selection.layer, selection.head)} during training, ± one standard error`,
     height: 240,
-    currentStep: steps[state.step],
+    currentStep: steps[selection.step],
     includes: [0, 1],
     series,
   });
 }
 
 function drawCompositionNow() {
-  const k = scoredSteps.findLastIndex(step => step <= steps[state.step]);
-  const when = data.kind === "run" ? ` at step ${formatCount(steps[state.step])}` : "";
+  const k = scoredSteps.findLastIndex(step => step <= steps[selection.step]);
+  const when = data.kind === "run" ? ` at step ${formatCount(steps[selection.step])}` : "";
   drawComposition($("composition"), {
     shape: [L, H],
     compositions: compositionAt(k),
     title: `Head composition (Q, K, V)${when}`,
-    chosen: [state.layer, state.head],
-    choose,
+    chosen: [selection.layer, selection.head],
+    choose: chooseHead,
   });
 }
 
@@ -172,7 +177,7 @@ function scoreCells(score) {
     signed: isSigned,
     level: (layer, head) => colorLevel(scoreAt(score, layer, head, k).value),
     write: (layer, head) => formatInCell(scoreAt(score, layer, head, k), max),
-    pick: choose,
+    pick: chooseHead,
     tell: (layer, head) => describeScore(score, layer, head, scoreAt(score, layer, head, k)),
   };
 }

@@ -17,7 +17,7 @@ const MAX_BARS = 10;
 const MIN_EFFECT_SCALE = 0.1;
 
 /**
- * What is known about the predictions of one probe at one step; see `explainedOf` in
+ * What is known about the predictions of one probe at one step; see `decodePredictions` in
  * token_effect.js.
  * @typedef {object} Explanation
  * @property {number} L number of layers
@@ -26,7 +26,7 @@ const MIN_EFFECT_SCALE = 0.1;
  * @property {number} parts number of components in the direct logit attribution
  * @property {(i: number) => number} loss of the token after `i`, in nats
  * @property {(k: number, i: number) => number} lens loss after `k` blocks, in nats
- * @property {(layer: number, head: number, i: number) => number} head_effect in nats
+ * @property {(layer: number, head: number, i: number) => number} headEffect in nats
  * @property {(part: number, i: number, target: number) => number} direct contribution to a logit
  * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted likeliest next
  *   tokens
@@ -218,7 +218,7 @@ function directContributions(explanation, i, { target, words, choose }) {
     const { name, layer, head } = componentOf(part, explanation.L, explanation.H);
     const bar = { name, value: explanation.direct(part, i, target) };
     if (head === undefined) return bar;
-    const effect = explanation.head_effect(layer, head, i);
+    const effect = explanation.headEffect(layer, head, i);
     return { ...bar, detail: formatSigned(effect), pick: () => choose(layer, head) };
   });
   const text = target ? words[explanation.predicted(i)[target - 1].id] : explanation.tokens[i + 1];
@@ -264,7 +264,7 @@ function promotedTokens(explanation, i, { layer, head, words }) {
  */
 function drawHeadEffects(host, explanation, i, choose) {
   const { L, H } = explanation;
-  const effectOf = (layer, head) => explanation.head_effect(layer, head, i);
+  const effectOf = (layer, head) => explanation.headEffect(layer, head, i);
   const sizes = Array.from(
     { length: L * H },
     (_, k) => Math.abs(effectOf(Math.floor(k / H), k % H)) || 0,

@@ -1,109 +1,270 @@
-// The page of a run, or of one prompt, put together. Stands last.
+/** Entry of a run's page and of a prompt's page: sets up all views and connects them. */
 
-import {
-  draw,
-  kept,
-  live,
-  revealHead,
-  setUpControls,
-  setUpGrid,
-  setUpMaps,
-  setUpProbe,
-  setUpTrying,
-  show,
-  showHead,
-  takeAddress,
-} from "./attention.js";
+import { readAddress, writeAddress } from "./address.js";
+import { decodeAttention, loadCached, withoutFirstToken } from "./attention_data.js";
+import { drawAttention, setUpMaps } from "./attention_map.js";
+import { setUpControls, updateControls } from "./controls.js";
 import { $, el } from "./dom.js";
 import { drawFindings } from "./findings.js";
+import { followRun, restoreScroll } from "./follow_run.js";
 import { formatNumber, pluralize } from "./format.js";
-import { setTitle, setUpTheme } from "./frame.js";
+import { setTitle, setUpTheme, showStep } from "./frame.js";
+import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
 import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
+import { drawHeads } from "./heads.js";
 import { MIN_DEEP_LAYERS } from "./labels.js";
-import { follow, scrollAsBefore } from "./live.js";
-import { choose, data, groups, H, L, on, state } from "./store.js";
+import { drawInterventions, readOwnText, setUpOwnText } from "./own_text.js";
+import {
+  currentProbe,
+  currentStep,
+  data,
+  display,
+  groups,
+  H,
+  isOwnText,
+  L,
+  on,
+  ownText,
+  selection,
+  steps,
+  stepsWithWeights,
+} from "./page_state.js";
+import { drawPrediction } from "./prediction_view.js";
+import { explainPinnedCell } from "./score_attribution_view.js";
+import { drawHighlights, textLength } from "./text_view.js";
+import { decodePredictions, MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 import { explainTerms } from "./tooltip.js";
 import { drawTraining, setUpTraining, totalSeconds } from "./training.js";
 
-// [layer, head] that tells most: the one that the page's first sentence names; else of induction, where there is any,
-// or of the token before.
+const MIN_INDUCTION_SCORE = 0.15; // below this the page opens on a previous-token head
+const MANY_HEADS = 14; // more heads than this take the full width of the page
+
+const hasProbes = () => data.probes.length > 0;
+const isDeep = L > MIN_DEEP_LAYERS;
+
+// ---- what is on display
+
+let loads = 0;
+
+/** Load and draw the selected probe at the selected step. */
+async function showSelected() {
+  loads += 1;
+  const thisLoad = loads;
+  showStep(selection.step, currentStep());
+  if (isOwnText()) {
+    await readOwnText();
+    return;
+  }
+  if (hasProbes()) {
+    const loaded = await loadSelected();
+    if (thisLoad !== loads) return;
+    Object.assign(display, loaded);
+    if (selection.pinAutomatically) {
+      Object.assign(selection, { pinned: eventfulToken(), pinAutomatically: false });
+    }
+  }
+  drawAll();
+}
+
+/** Load the stored attention of the selected step and the predictions measured last before it. */
+async function loadSelected() {
+  const { probe: p, step: s, excludeFirst } = selection;
+  const probe = currentProbe();
+  const attention = await loadCached(`${p}/${s}`, () =>
+    decodeAttention(probe.maps[s], data.shape, probe),
+  );
+  const stored = probe.withoutFirst?.[s];
+  if (excludeFirst && stored && !attention.withoutFirst) {
+    const exact = await loadCached(`${p}/without-first`, () =>
+      decodeAttention(stored, data.shape, probe),
+    );
+    attention.withoutFirst = withoutFirstToken(attention, exact);
+  }
+  const k = probe.tokenEffects.findLastIndex((packed, at) => packed && at <= s);
+  if (k < 0) return { attention, predictions: null };
+  const predictions = await loadCached(`${p}/${k}/predictions`, () =>
+    decodePredictions(probe.tokenEffects[k], data.shape, probe, steps[k]),
+  );
+  return { attention, predictions };
+}
+
+/** Draw everything that depends on the selection. */
+function drawAll() {
+  const { attention } = display;
+  if (attention && (!isOwnText() || attention === ownText.view)) drawAttention();
+  drawHeads();
+  drawInterventions();
+  writeAddress();
+}
+
+/**
+ * Return the token on which something happens: where ablating the selected head costs most, or
+ * else where hiding one token costs most.
+ */
+function eventfulToken() {
+  const { predictions } = display;
+  const { layer, head } = selection;
+  const tokens = Array.from({ length: Math.max(1, currentProbe().tokens.length - 1) }, (_, i) => i);
+  if (!predictions) return Math.floor(tokens.length * 0.6);
+  const argmax = measure => tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), 0);
+  const headEffect = i => predictions.headEffect(layer, head, i);
+  const candidate = argmax(headEffect);
+  if (headEffect(candidate) >= MIN_CLEAR_EFFECT_NATS) return candidate;
+  return argmax(i => {
+    const effects = Array.from({ length: i }, (_, j) => predictions.at(0, 0, i, j));
+    return Math.max(0, ...effects);
+  });
+}
+
+// ---- set-up
+
+/**
+ * Return the [layer, head] to open the page on: the first one that the headline names; else the
+ * strongest induction head, or the strongest previous-token head if there is none.
+ */
 function firstHead() {
-  const named = /L(\d+)H(\d+)/.exec(data.findings?.[0]?.heads[0]);
+  const named = /L(\d+)H(\d+)/.exec(data.findings[0]?.heads[0]);
   if (named) return [Number(named[1]), Number(named[2])];
   const score = (name, head) =>
     metricAt(`heads/${name}/${head}`, measuredIndices[name]?.at(-1)) ?? 0;
-  const best = name =>
+  const strongest = name =>
     headNames.reduce((best, head) => (score(name, head) > score(name, best) ? head : best), "L0H0");
-  const inducing = best("induction");
-  const clear = score("induction", inducing) >= 0.15 || !measuredIndices.previous_token;
-  return (clear ? inducing : best("previous_token")).slice(1).split("H").map(Number);
+  const inductionHead = strongest("induction");
+  const isInducing = score("induction", inductionHead) >= MIN_INDUCTION_SCORE;
+  const chosen =
+    isInducing || !measuredIndices.previous_token ? inductionHead : strongest("previous_token");
+  return chosen.slice(1).split("H").map(Number);
 }
 
-async function start() {
-  on("head", showHead);
-  setTitle(data.title, "GlassGPT");
-  const shared = groups < H ? ` over ${pluralize(groups, "key/value head")}` : "";
-  const losses = data.kind === "run" ? data.curves["val/loss"].values : [];
-  const facts = losses.length ? [`validation loss ${formatNumber(losses.at(-1))}`] : [];
-  facts.push(...(L ? [pluralize(L, "layer"), pluralize(H, "head") + shared] : []));
-  const shown = data.kind === "run" ? " of text shown" : "";
-  if (data.probes.length) facts.push(`${pluralize(data.probes[0].T, "token")}${shown}`);
+/** Summarize the model and the run in one line. */
+function describeRun() {
+  const isRun = data.kind === "run";
+  const losses = isRun ? data.curves["val/loss"].values : [];
+  const facts = [];
+  if (losses.length) facts.push(`validation loss ${formatNumber(losses.at(-1))}`);
+  if (L) {
+    const shared = groups < H ? ` over ${pluralize(groups, "key/value head")}` : "";
+    facts.push(pluralize(L, "layer"), pluralize(H, "head") + shared);
+  }
+  if (hasProbes()) {
+    const shown = isRun ? " of text shown" : "";
+    facts.push(`${pluralize(data.probes[0].T, "token")}${shown}`);
+  }
   if (data.steps.length > 1) facts.push(pluralize(data.steps.length, "snapshot"));
-  $("summary").textContent = facts.join(" · ");
-  $("findings").hidden = data.kind !== "run" && !data.findings.length;
-  drawFindings(data.findings ?? [], (layer, head) => {
-    if (!data.probes.length) return;
-    Object.assign(state, { needs: false, average: ($("average").checked = false) });
-    $("looks").checked = true;
-    setUpProbe();
-    choose(layer, head);
-    $("large").scrollIntoView({ block: "nearest" });
+  return facts.join(" · ");
+}
+
+/** Say why the page has no attention maps. */
+function describeMissingAttention() {
+  if (data.snapshotCount) return "The attention maps of so many tokens do not fit a page.";
+  if (data.unreadableSnapshots) return "The snapshots of this run cannot be read.";
+  return "No attention has been captured yet.";
+}
+
+/** Show the attention pattern of a head that a finding names. */
+function showHead(layer, head) {
+  if (!hasProbes()) return;
+  Object.assign(selection, { layer, head, showTokenEffect: false, averageHeads: false });
+  updateControls();
+  showChosenHead();
+  $("large").scrollIntoView({ block: "nearest" });
+}
+
+/** Draw the views of a head that was chosen. */
+function showChosenHead() {
+  focusSelectedHead();
+  drawAll();
+  if (isDeep) revealSelectedHead();
+}
+
+/** Select what the address names and update the controls. */
+function followAddress() {
+  const token = readAddress();
+  if (!hasProbes()) return;
+  updateControls();
+  if (token !== null && token < textLength()) {
+    Object.assign(selection, { pinned: token, pinAutomatically: false });
+  }
+}
+
+/** Connect the views to the events of page_state.js. */
+function connectViews() {
+  on("head", showChosenHead);
+  on("draw", drawAll);
+  on("token", drawHighlights);
+  on("token", drawPrediction);
+  on("pin", drawInterventions);
+  on("pin", writeAddress);
+  on("cell", explainPinnedCell);
+  on("cell", writeAddress);
+  on("probe", () => {
+    if (hasProbes()) updateControls();
+    showSelected();
   });
-  const text = data.probes.find(p => p.name === "text");
-  if (kept.length) data.probes.push(live);
-  $("nothing").hidden = data.probes.length > 0;
-  if (data.of)
-    $("nothing").textContent = "These tokens are too many for a page to hold their attention maps.";
-  else if (data.unread) $("nothing").textContent = "The snapshots of this run cannot be read.";
-  $("looking").hidden = !data.probes.length;
-  [state.layer, state.head] = firstHead();
+}
+
+/** Lay out the attention section. */
+function setUpAttention() {
+  $("nothing").hidden = hasProbes();
+  $("nothing").textContent = describeMissingAttention();
+  $("looking").hidden = !hasProbes();
+  if (!hasProbes()) return;
+  setUpMaps();
+  $("looking")
+    .querySelector(".stage")
+    .classList.toggle("many", H > MANY_HEADS && !isDeep);
+  document.body.classList.toggle("deep", isDeep);
+  if (isDeep) $("reading").append($("breakdown-part")); // on the first screen
+}
+
+/** Create the buttons that lead to the sections, on narrow screens. */
+function setUpContents() {
+  const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
+  const ids = Object.keys(sections).filter(id => sections[id]);
+  const createButton = id =>
+    el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id);
+  $("contents").append(...ids.map(createButton));
+}
+
+/** Set up the page. */
+async function start() {
+  const isRun = data.kind === "run";
+  const text = data.probes.find(probe => probe.name === "text");
+  connectViews();
+  setTitle(data.title, "GlassGPT");
+  $("summary").textContent = describeRun();
+  $("findings").hidden = !isRun && !data.findings.length;
+  drawFindings(data.findings, showHead);
+  if (stepsWithWeights.length) data.probes.push(ownText);
+  [selection.layer, selection.head] = firstHead();
   setUpTheme(() => {
-    if (data.kind === "run") drawTraining();
-    draw();
+    if (isRun) drawTraining();
+    drawAll();
   });
   setUpControls();
   explainTerms();
-  if (data.kind === "run") {
+  if (isRun) {
     setUpTraining();
     drawTraining();
   }
-  if (data.probes.length) {
-    setUpMaps();
-    $("looking")
-      .querySelector(".stage")
-      .classList.toggle("many", H > 14 && L <= MIN_DEEP_LAYERS);
-    document.body.classList.toggle("deep", L > MIN_DEEP_LAYERS);
-    if (L > MIN_DEEP_LAYERS) $("reading").append($("card-part")); // in the first window
-  }
-  const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
-  $("contents").append(
-    ...Object.keys(sections)
-      .filter(id => sections[id])
-      .map(id => el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id)),
-  );
-  setUpTrying((text?.tokens ?? []).join(""));
-  takeAddress();
-  if (data.probes.length) setUpGrid();
+  setUpAttention();
+  setUpContents();
+  setUpOwnText((text?.tokens ?? []).join(""));
+  followAddress();
+  if (hasProbes()) setUpHeadGrid($("heads-grid"));
   onhashchange = () => {
-    takeAddress();
-    choose(state.layer, state.head);
-    show();
+    followAddress();
+    focusSelectedHead();
+    showSelected();
   };
-  const playing = () => $("play").textContent !== "▶" || live.going;
-  if (data.kind === "run") follow($("alive"), { ...data, seconds: totalSeconds() }, playing);
-  await show();
-  if (L > MIN_DEEP_LAYERS) revealHead();
-  scrollAsBefore();
+  if (isRun) {
+    const isPlaying = () =>
+      $("play").getAttribute("aria-label") === "pause" || ownText.isContinuing;
+    followRun($("alive"), { ...data, seconds: totalSeconds() }, isPlaying);
+  }
+  await showSelected();
+  if (isDeep) revealSelectedHead();
+  restoreScroll();
 }
 
 start();

@@ -1,87 +1,98 @@
-// Why a head looked there: the score of a cell before softmax, as a sum over what wrote its query and what wrote its
-// key. Stands after forward.js.
+/**
+ * Attention-score attribution: which components of the model produced one attention score.
+ *
+ * Reference: Kamath et al. 2025.
+ */
 
-import { frequencies, norm, normalised, projected, repeated, scalesHere } from "./forward.js";
+import { repeatRow } from "./forward.js";
+import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from "./layers.js";
 
-// The terms of cell (i, j) of a head (layer, head) in a reading: [{query, key, value}], which sum to its score less the
-// mean of its row, over the tokens that i may look at. Norms have the scales that they have in the whole reading.
-export function why(reading, layer, head, i, j) {
-  const { H, G, d_k } = reading.sizes;
-  const g = Math.floor(head / (H / G));
-  const queries = sides(reading, layer, "Q", head, [i]);
-  const all = Array.from({ length: i + 1 }, (_, t) => t);
-  const keys = sides(reading, layer, "K", g, all);
+/**
+ * Attribute the pre-softmax score of cell (i, j) to pairs of components.
+ *
+ * @param {import("./forward.js").ForwardPass} pass
+ * @param {number} layer
+ * @param {number} head
+ * @param {number} i - Query token.
+ * @param {number} j - Key token.
+ * @returns {{query: string, key: string, value: number}[]} One term per component that wrote the
+ *   query and component that wrote the key. They sum to the score minus the mean of its row. Norms
+ *   have the scales of the whole residual stream.
+ */
+export function attributeScore(pass, layer, head, i, j) {
+  const { H, G, d_k } = pass.sizes;
+  const tokens = Array.from({ length: i + 1 }, (_, t) => t);
+  const queries = projectComponents(pass, layer, "Q", head, [i]);
+  const keys = projectComponents(pass, layer, "K", Math.floor(head / (H / G)), tokens);
   const terms = [];
-  for (const query of queries)
+  for (const query of queries) {
     for (const key of keys) {
-      const score = t => {
-        let sum = 0;
-        for (let n = 0; n < d_k; n++) sum += query.vectors[0][n] * key.vectors[t][n];
-        return sum / Math.sqrt(d_k);
-      };
-      const mean = all.reduce((sum, t) => sum + score(t), 0) / all.length;
-      terms.push({ query: query.name, key: key.name, value: score(j) - mean });
+      const scores = tokens.map(t => dot(query.vectors[0], key.vectors[t]) / Math.sqrt(d_k));
+      const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
+      terms.push({ query: query.name, key: key.name, value: scores[j] - mean });
     }
+  }
   return terms;
 }
 
-// What each part below a layer gives to one head's queries or keys at some tokens: [{name, vectors: [(d_k)]}].
-function sides(reading, layer, which, head, tokens) {
-  const {
-    W,
-    c,
-    T,
-    sizes: { H, G, C, d_k },
-  } = reading;
+/** Return the dot product of two vectors. */
+function dot(a, b) {
+  let sum = 0;
+  for (let k = 0; k < a.length; k++) sum += a[k] * b[k];
+  return sum;
+}
+
+/**
+ * Project what each component below a layer wrote to one head's queries or keys.
+ *
+ * @param {import("./forward.js").ForwardPass} pass
+ * @param {number} layer
+ * @param {"Q" | "K"} which
+ * @param {number} head - Query head, or key/value head.
+ * @param {number[]} tokens
+ * @returns {{name: string, vectors: Float64Array[]}[]} The vector (d_k) of each token.
+ */
+function projectComponents(pass, layer, which, head, tokens) {
+  const { weights, config, T } = pass;
+  const { H, G, C, d_k } = pass.sizes;
   const heads = which === "Q" ? H : G;
   const block = `blocks.${layer}`;
   const name = `${block}.attention`;
-  const x = reading.of(reading.layers[layer].x, C);
-  const scales = scalesHere(c, x);
-  const gain = W[`${block}.norm_1.weight`]?.data;
-  const shift = W[`${block}.norm_1.bias`]?.data;
-  const own = norm(W, c, `${block}.norm_1`, x);
-  const { scales: sizes } = projected(W, c, name, which, own, T);
-  const { data: matrix } = W[`${name}.W_${which}.weight`];
-  const bias = W[`${name}.W_${which}.bias`]?.data;
-  const gains = W[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
-  const turns = c.position === "rope" ? frequencies(c, d_k) : null;
+  const x = pass.rowsOf(pass.layers[layer].x, C);
+  const inputScales = modelScales(config, x);
+  const normalized = norm(weights, config, `${block}.norm_1`, x);
+  const { scales: qkScales } = project(weights, config, name, which, normalized, T);
+  const { data: W } = weights[`${name}.W_${which}.weight`];
+  const qkGain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
+  const frequencies = config.position === "rope" ? rotaryFrequencies(config, d_k) : null;
 
-  // The vector at token t of an input to the projection, (C) of rows (T, C), with a bias or without.
-  function vector(rows, t, offset) {
-    const y = new Float64Array(d_k);
+  /** Project token t of normalized rows (T, C), or of zeros, with a bias or without. */
+  const projectToken = (rows, t, bias) => {
+    const vector = new Float64Array(d_k);
     for (let n = 0; n < d_k; n++) {
       const row = (head * d_k + n) * C;
-      let sum = offset ? offset[head * d_k + n] : 0;
-      for (let k = 0; rows && k < C; k++) sum += rows[t * C + k] * matrix[row + k];
-      y[n] = sum * (sizes ? sizes.scales[t * heads + head] * (gains ? gains[n] : 1) : 1);
+      let sum = bias ? bias[head * d_k + n] : 0;
+      for (let k = 0; rows && k < C; k++) sum += rows[t * C + k] * W[row + k];
+      const gain = qkGain ? qkGain[n] : 1;
+      vector[n] = qkScales ? sum * qkScales.scales[t * heads + head] * gain : sum;
     }
-    return turns ? turned(y, t, turns) : y;
-  }
+    if (frequencies) rotate(vector, 0, t, frequencies);
+    return vector;
+  };
 
-  const found = reading
-    .parts()
-    .filter(part => part.layer < layer)
-    .map(part => {
-      const rows = normalised(part.wrote, C, scales, gain);
-      return { name: part.name, vectors: tokens.map(t => vector(rows, t, null)) };
+  const inputGain = weights[`${block}.norm_1.weight`]?.data;
+  const projected = pass
+    .components()
+    .filter(component => component.layer < layer)
+    .map(component => {
+      const rows = normalize(component.wrote, C, inputScales, inputGain);
+      return { name: component.name, vectors: tokens.map(t => projectToken(rows, t, null)) };
     });
-  if (bias || shift) {
-    const rows = repeated(shift, T);
-    found.push({ name: "biases", vectors: tokens.map(t => vector(rows, t, bias)) });
+  const inputBias = weights[`${block}.norm_1.bias`]?.data;
+  const bias = weights[`${name}.W_${which}.bias`]?.data;
+  if (bias || inputBias) {
+    const rows = repeatRow(inputBias, T);
+    projected.push({ name: "biases", vectors: tokens.map(t => projectToken(rows, t, bias)) });
   }
-  return found;
-}
-
-// A vector (d_k) turned as `rotate` turns it at position t.
-function turned(y, t, of) {
-  const half = y.length / 2;
-  const z = y.slice();
-  for (let k = 0; k < half; k++) {
-    const cos = Math.cos(t * of[k]);
-    const sin = Math.sin(t * of[k]);
-    z[k] = y[k] * cos - y[k + half] * sin;
-    z[k + half] = y[k + half] * cos + y[k] * sin;
-  }
-  return z;
+  return projected;
 }

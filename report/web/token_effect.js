@@ -1,101 +1,139 @@
-// What predictions needed: unpacked when it is looked at; the stripes that scores read. Stands after maps.js; knows
-// nothing of the run.
+/** Predictions and token effects: decoded from the page, described and outlined. */
 
+import { resolveColor } from "./colors.js";
 import { el } from "./dom.js";
-import { halfTable } from "./float16.js";
+import { floatReader } from "./float16.js";
 import { formatSigned } from "./format.js";
 import { labelToken } from "./labels.js";
-import { unpacked } from "./packed.js";
+import { unpack } from "./packed.js";
 
-// What is known of the predictions of one probe at one step.
-export async function explainedOf([floats, ids], [L, H], { T, tokens, needs }) {
-  const bytes = await unpacked(floats);
-  const named = new Int32Array((await unpacked(ids)).buffer);
-  const half = halfTable();
-  const size = bytes.length / 2;
-  let start = 0;
-  const part = length => {
-    const from = start;
-    start += length;
-    return k => half[(bytes[size + from + k] << 8) | bytes[from + k]];
+/** @typedef {import("./page_state.js").Predictions} Predictions */
+
+const PREDICTED_TOKENS = 5; // likeliest next tokens that are stored for each token
+const DIRECT_TARGETS = 6; // the true next token and the predicted ones
+const WRITTEN_TOKENS = 6; // three promoted and three suppressed tokens of each head
+
+/** Token effects below this many nats are drawn pale. */
+export const MIN_CLEAR_EFFECT_NATS = 0.1;
+
+/**
+ * Decode the predictions of one probe at one step (report/pack.py, `pack_predictions`).
+ *
+ * @param {[number, number, number]} packed - Places of the numbers and of the token ids.
+ * @param {[number, number]} shape - Layers and heads.
+ * @param {object} probe
+ * @param {number} step
+ * @returns {Promise<Predictions>}
+ */
+export async function decodePredictions([numbers, tokenIds], [L, H], probe, step) {
+  const { T, tokens, tokenEffects } = probe;
+  const next = floatReader(await unpack(numbers));
+  const ids = new Int32Array((await unpack(tokenIds)).buffer);
+  const parts = L * (H + 1) + 2; // embedding, heads and MLPs, biases
+  const cell = (i, j) => (i * (i + 1)) / 2 + j;
+  const effect = next((T * (T + 1)) / 2);
+  const kl = next((T * (T + 1)) / 2);
+  const headEffect = next(L * H * T);
+  const lens = next((L + 1) * T);
+  const direct = next(parts * T * DIRECT_TARGETS);
+  const chance = next(T * PREDICTED_TOKENS);
+
+  const predicted = i =>
+    Array.from({ length: PREDICTED_TOKENS }, (_, k) => {
+      const place = i * PREDICTED_TOKENS + k;
+      return { id: ids[place], chance: chance(place) };
+    });
+  const writes = (l, h, i) => {
+    const start = T * PREDICTED_TOKENS + ((l * H + h) * T + i) * WRITTEN_TOKENS;
+    return [...ids.subarray(start, start + WRITTEN_TOKENS)];
   };
-  const need = part((T * (T + 1)) / 2);
-  const kl = part((T * (T + 1)) / 2);
-  const head_effect = part(L * H * T);
-  const lens = part((L + 1) * T);
-  const parts = L * (H + 1) + 2;
-  const direct = part(parts * T * 6);
-  const chance = part(T * 5);
   return {
     L,
     H,
     T,
     tokens,
+    step,
     parts,
-    largest: Math.max(...needs.map(one => one?.[2] ?? 0)),
+    largest: Math.max(...tokenEffects.map(stored => stored?.[2] ?? 0)),
     signed: true,
-    n: T,
     norms: null,
-    at: (l, h, i, j) => need((i * (i + 1)) / 2 + j),
+    at: (_l, _h, i, j) => effect(cell(i, j)),
     bound: () => 0,
-    kl: (i, j) => kl((i * (i + 1)) / 2 + j),
-    head_effect: (l, h, i) => head_effect((l * H + h) * T + i),
+    kl: (i, j) => kl(cell(i, j)),
+    headEffect: (l, h, i) => headEffect((l * H + h) * T + i),
     lens: (k, i) => lens(k * T + i),
     loss: i => lens(L * T + i),
-    direct: (p, i, target) => direct((p * T + i) * 6 + target),
-    predicted: i =>
-      Array.from({ length: 5 }, (_, k) => ({ id: named[i * 5 + k], chance: chance(i * 5 + k) })),
-    writes: (l, h, i) =>
-      Array.from({ length: 6 }, (_, k) => named[T * 5 + ((l * H + h) * T + i) * 6 + k]),
+    direct: (part, i, target) => direct((part * T + i) * DIRECT_TARGETS + target),
+    predicted,
+    writes,
   };
 }
 
-// What is said of a cell of needs.
-export function needReading(view, i, j) {
-  const value = view.at(0, 0, i, j);
-  return [
-    el("div", {}, "after ", ...labelToken(view, i), ", with ", ...labelToken(view, j), " hidden"),
+/**
+ * Describe the token effect of a cell for a tooltip.
+ *
+ * @param {Predictions} predictions
+ * @param {number} i - Token after which the next one is predicted.
+ * @param {number} j - Token that is hidden.
+ * @returns {HTMLElement[]}
+ */
+export function describeTokenEffect(predictions, i, j) {
+  const effect = predictions.at(0, 0, i, j);
+  const unit = Number.isNaN(effect)
+    ? " the text ends here, so there is no next token"
+    : " nats of loss on the next token";
+  const nodes = [
     el(
       "div",
-      { className: "value" },
-      el("b", {}, formatSigned(value)),
-      Number.isNaN(value)
-        ? " the text ends here: what follows is not known"
-        : " nats for the token that follows",
+      { "data-query": i, "data-key": j },
+      "after ",
+      ...labelToken(predictions, i),
+      ", hiding ",
+      ...labelToken(predictions, j),
     ),
-    ...(j < i
-      ? [el("div", {}, `the whole prediction changes by ${view.kl(i, j).toFixed(2)} nats (KL)`)]
-      : []),
+    el("div", { className: "value" }, el("b", {}, formatSigned(effect)), unit),
   ];
+  if (j < i) {
+    const kl = predictions.kl(i, j).toFixed(2);
+    nodes.push(el("div", {}, `KL divergence of the prediction: ${kl} nats`));
+  }
+  return nodes;
 }
 
-// A need as it is coloured: what is under a tenth of a nat fades.
-export const FAINT = 0.1;
-export const faded = need => (Math.abs(need) < FAINT ? need / 9 : need);
+/**
+ * Return a token effect as it is colored: effects that are not clear are pale.
+ *
+ * @param {number} effect - In nats.
+ */
+export const fadeSmallEffect = effect =>
+  Math.abs(effect) < MIN_CLEAR_EFFECT_NATS ? effect / 9 : effect;
 
-// The stripes that the scores of repeats read: [score, colour, tokens back]
-export const stripes = period => [
-  ["duplicate token", "c2", period],
-  ["induction", "c3", period - 1],
+/**
+ * Return the diagonals that scores of repeated tokens read.
+ *
+ * @param {number} period - Tokens after which the tokens repeat.
+ * @returns {{score: string, color: string, distance: number}[]}
+ */
+export const scoredDiagonals = period => [
+  { score: "duplicate token", color: "c2", distance: period },
+  { score: "induction", color: "c3", distance: period - 1 },
 ];
 
-export function drawStripes(period) {
-  return (context, { left, cell, high }) => {
-    context.lineWidth = Math.max(1, Math.min(2, cell / 8));
-    for (const [, colour, back] of stripes(period)) {
-      context.strokeStyle = resolved(`var(--${colour})`);
-      context.beginPath();
-      for (let i = period; i < 2 * period; i++)
-        context.rect(left + (i - back) * cell, i * high, cell, high);
-      context.stroke();
+/**
+ * Outline the cells of an attention map that scores of repeated tokens read.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {{left: number, cell: number, high: number}} box - Left edge, width, height of cells.
+ * @param {number} period
+ */
+export function outlineScoredCells(context, { left, cell, high }, period) {
+  context.lineWidth = Math.max(1, Math.min(2, cell / 8));
+  for (const { color, distance } of scoredDiagonals(period)) {
+    context.strokeStyle = resolveColor(`var(--${color})`);
+    context.beginPath();
+    for (let i = period; i < 2 * period; i++) {
+      context.rect(left + (i - distance) * cell, i * high, cell, high);
     }
-  };
-}
-
-// A colour of the style sheet as a canvas takes it.
-export function resolved(colour) {
-  const probe = document.body.appendChild(el("i", { style: `color: ${colour}` }));
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
+    context.stroke();
+  }
 }

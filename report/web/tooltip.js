@@ -42,13 +42,13 @@ export function addTooltip(mark, nodes, pick = null, near = () => {}) {
   return mark;
 }
 
-// Words that the page has with an explanation, data-says: told under the pointer, and of a choice when the keyboard is
+// Words that the page has with an explanation, data-explanation: told under the pointer, and of a choice when the keyboard is
 // there.
 export function explainTerms() {
-  for (const word of document.querySelectorAll("[data-says]")) {
+  for (const word of document.querySelectorAll("[data-explanation]")) {
     const input = word.closest("label")?.querySelector("input");
     word.classList.add("term");
-    addTooltip(word, () => [el("div", {}, word.dataset.says)]);
+    addTooltip(word, () => [el("div", {}, word.dataset.explanation)]);
     if (!input) {
       word.tabIndex = 0;
       continue;

@@ -4,7 +4,7 @@ import { formatCompact } from "./chart_axes.js";
 import { $, bdi, el } from "./dom.js";
 import { formatCount, formatDuration, formatNumber, printable } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
-import { columns, data, scoredSteps } from "./store.js";
+import { columns, data, scoredSteps } from "./page_state.js";
 import { explanationOf } from "./terms.js";
 
 /** Activities of a run, their labels and colors. */
@@ -111,9 +111,9 @@ export function setUpTraining() {
   $("training").hidden = false;
   showFigures();
   const pointCount = Math.max(...Object.values(data.curves).map(curve => curve.of));
-  $("points").hidden = pointCount <= data.points;
+  $("points").hidden = pointCount <= data.maxCurvePoints;
   $("points").textContent =
-    `Curves show ${formatCount(data.points)} of up to ${formatCount(pointCount)} measured points, evenly spaced.`;
+    `Curves show ${formatCount(data.maxCurvePoints)} of up to ${formatCount(pointCount)} measured points, evenly spaced.`;
   const settingRow = ([name, value]) =>
     el("tr", {}, el("th", { scope: "row" }, bdi(name)), el("td", {}, bdi(printable(value))));
   $("config").hidden = !data.config.length;
@@ -198,8 +198,8 @@ function setUpSamples(samples) {
   }
 
   $("samples").hidden = false;
-  $("samples-note").textContent = data.samplesLeftOut
-    ? `${data.samplesLeftOut} more are in the run's samples.jsonl`
+  $("samples-note").textContent = data.omittedSamples
+    ? `${data.omittedSamples} more are in the run's samples.jsonl`
     : "";
   select.append(
     ...samples.map(({ step }, k) => el("option", { value: k }, `step ${formatCount(step)}`)),

@@ -1,7 +1,13 @@
-// The worker's modules in a page, where a test reaches them as `engine`.
+/** The worker's modules in a page, where a test reaches them as `engine`. */
 
-import { Reading } from "../../report/web/forward.js";
-import { ANSWERS, models, read, readingOf, readings, session } from "../../report/web/questions.js";
-import { tokenizerOf } from "../../report/web/tokenize.js";
+import {
+  cachedPass,
+  HANDLERS,
+  models,
+  passes,
+  runModel,
+  session,
+} from "../../report/web/requests.js";
+import { createTokenizer } from "../../report/web/tokenizer.js";
 
-window.engine = { ANSWERS, Reading, models, read, readingOf, readings, session, tokenizerOf };
+window.engine = { cachedPass, createTokenizer, HANDLERS, models, passes, runModel, session };

@@ -301,35 +301,42 @@ def check_maps(found: np.ndarray, captured: np.ndarray) -> None:
 # In a browser
 
 
+def expect_map(tab, *, kind="attention", heads=None, step=None, timeout=None) -> None:
+    """Wait until the map shows this kind of value, of this head and step."""
+    attributes = {"map": kind, "heads": heads, "step": step}
+    wanted = "".join(f'[data-{k}="{v}"]' for k, v in attributes.items() if v is not None)
+    tab.wait_for_selector(f"#large{wanted}", state="attached", timeout=timeout)
+
+
 def expect_text(tab, selector: str, text: str, **more) -> None:
-    """Wait until it says so."""
+    """Wait until an element contains a text."""
     from playwright.sync_api import expect
 
     expect(tab.locator(selector)).to_contain_text(text, **more)
 
 
-def told(text: str):
-    """The number that a tip tells, equal to all within its error."""
+def value_within_error(text: str):
+    """Return the number in a tooltip, equal to everything within its error."""
     value, error = map(float, re.search(r"(\S+) ± ([\d.e-]+)", text).groups())
     return pytest.approx(value, abs=error)
 
 
-def read_tip(tab) -> tuple[int, int, str]:
-    """What the tip says: query, key, and the rest."""
-    text = tab.inner_text("#tip")
-    places = [int(n) for n in re.findall(r"(\d+)(?= →|\n)", text)]
-    return places[0], places[1], text.split("\n", 1)[1]
+def read_cell_tooltip(tab) -> tuple[int, int, str]:
+    """Return the query and key of the tooltip of a cell, and the text of its value."""
+    cell = tab.locator("#tip [data-query]")
+    query, key = (int(cell.get_attribute(name)) for name in ("data-query", "data-key"))
+    return query, key, tab.locator("#tip .value").inner_text()
 
 
-def aside(tab) -> None:
-    """Take the pointer out of the way: what scrolls under it would be pointed at."""
+def move_pointer_away(tab) -> None:
+    """Move the pointer where no element reacts to it when the page scrolls."""
     tab.mouse.move(1, 1)
     tab.wait_for_timeout(50)
 
 
-def focus_map(tab, query: int, key: int, T: int) -> None:
-    """Walk the map's cursor from its lower left corner."""
-    aside(tab)
+def focus_map_cell(tab, query: int, key: int, T: int) -> None:
+    """Move the map's cursor to a cell with the keyboard, from the lower left corner."""
+    move_pointer_away(tab)
     tab.focus("#map canvas")
     tab.keyboard.press("Escape")
     for press in ["ArrowRight"] * key + ["ArrowUp"] * (T - 1 - query):

@@ -18,6 +18,7 @@ from pages import (
     snapshot,
 )
 
+from attention_maps.rendering import RenderedFinding
 from report import page
 from report.sweep import read_sweep
 from report.sweep_page import write_sweep_page
@@ -44,7 +45,7 @@ def of_prompt(folder: Path, words: list[str] | None) -> Path:
         folder / "prompt.html",
         PROMPTED,
         {f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)},
-        [(NAME, NAME)],
+        [RenderedFinding(NAME, NAME, [NAME], [])],
         prompted=9,
     )
 
@@ -61,8 +62,8 @@ def of_sweep(folder: Path, words: list[str] | None) -> Path:
 def test_data_cannot_leave_its_element(tmp_path, write: Callable):
     path = write(tmp_path, HOSTILE)
     text, (content, blobs) = path.read_bytes(), read_back(path)
-    engine = text.count(b'id="engine"')  # a worker's
-    assert text.count(b"<script") == 2 + engine + len(blobs)
+    worker = text.count(b'id="worker"')
+    assert text.count(b"<script") == 2 + worker + len(blobs)
     data = re.search(rb'id="data">(.*?)</script>', text, re.S)[1]
     assert data.isascii() and not re.search(rb"[<>&\0]", data)
     assert b"default-src 'none'" in text and NAME in str(content)
@@ -77,8 +78,8 @@ def test_hostile_text_is_shown_and_not_run(open_page, tmp_path, write: Callable)
     for mark in tab.locator("#text .token, .chip, .dot, summary, tbody tr, option").all():
         mark.dispatch_event("pointerenter")
         mark.dispatch_event("click")
-    if tab.locator("#needs").is_visible():
-        tab.check("#needs")
+    if tab.locator("#token-effect").is_visible():
+        tab.check("#token-effect")
     assert tab.evaluate("window.hacked") is None and tab.locator("main img").count() == 0
     assert NAME in tab.inner_text("body")
     assert tab.evaluate("document.documentElement.scrollWidth") <= 1280
@@ -92,7 +93,7 @@ def test_hostile_text_is_shown_and_not_run(open_page, tmp_path, write: Callable)
         *(soak(write, width) for write in (of_prompt, of_sweep, of_run) for width in (360, 2560)),
     ],
 )
-def test_it_fits_the_window(open_page, tmp_path, write: Callable, width):
+def test_the_page_fits_the_window(open_page, tmp_path, write: Callable, width):
     tab = open_page(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     for part in tab.locator("main canvas, main svg, main pre, main input, main select").all():
@@ -115,13 +116,13 @@ def test_it_fits_the_window(open_page, tmp_path, write: Callable, width):
                 "step INPUT",
                 "map CANVAS",
                 "probe SELECT",
-                "looks INPUT",
+                "attention-pattern INPUT",
                 "raw INPUT",
                 "average INPUT",
                 "text BDI",
                 "expected BUTTON",
                 "heads-grid BUTTON",
-                "card CANVAS",
+                "breakdown CANVAS",
                 "scores CANVAS",
                 "trajectory svg",
                 "emergence svg",

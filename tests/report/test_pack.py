@@ -71,7 +71,7 @@ def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_p
     os.mkfifo(run / "attention" / "step_00000030.npz")
     (run / "attention" / "step_00000020.safetensors").write_text("none")
     content, _ = read_back(page.write_page(run))
-    assert content["steps"] == [0, 20] and content["unread"] == 2
+    assert content["steps"] == [0, 20] and content["unreadableSnapshots"] == 2
     held = snapshot() | explain() | {"logit_lens": np.array(["a"]), "named_ids": np.zeros(3)}
     assert pack.Shot(0, lambda: nullcontext(held)).pack("text", "needs") is None
 
@@ -113,6 +113,6 @@ def test_what_is_too_large_is_kept_at_fewer_steps(room, steps):
     ]
     blobs = pack.Blobs()
     found = pack.maps_that_fit(shots, pack.PROBES, room, blobs)
-    assert len(found["steps"]) == steps and found["of"] == 6 and found["steps"][-1] == 50
+    assert len(found["steps"]) == steps and found["snapshotCount"] == 6 and found["steps"][-1] == 50
     assert sum(map(len, blobs)) <= room
     assert pack.maps_that_fit(shots, pack.PROBES, 100, blobs) is None

@@ -8,10 +8,10 @@ from urllib.parse import unquote
 import pytest
 from conftest import soak
 from pages import (
-    aside,
     expect_text,
     fail_job,
     make_job,
+    move_pointer_away,
     read_back,
 )
 
@@ -174,7 +174,7 @@ def test_arrow_keys_read_the_curves_of_all_settings(open_page, three_settings):
     names = tab.locator("#curve-0 text[data-group]").all_text_contents()
     assert sorted(names) == ["n_kv_head 1", "n_kv_head 2", "n_kv_head 4 ★"]
     assert tab.locator("#head-induction circle").count() == 9  # one emergence in each run
-    aside(tab)
+    move_pointer_away(tab)
     tab.focus("#curve-0 svg")
     tab.keyboard.press("End")
     assert "n_kv_head 4" in tab.inner_text("#tip") and "step 20" in tab.inner_text("#tip")
@@ -218,7 +218,7 @@ def test_a_click_highlights_a_setting_until_the_next_click(open_page, three_sett
     assert chips.all_inner_texts() == ["1", "2", "4 ★"]
     for is_pinned, opacity in ((True, 0.1), (False, 1)):
         chips.nth(1).click()
-        aside(tab)
+        move_pointer_away(tab)
         tab.evaluate("document.activeElement.blur()")
         assert float(other.evaluate("mark => getComputedStyle(mark).strokeOpacity")) == opacity
         assert (chips.nth(1).get_attribute("aria-pressed") == "true") == is_pinned

@@ -1,5 +1,5 @@
-"""A text of the reader's own, in Chromium: read as it is typed, with heads off and tokens hidden,
-continued, kept in the address."""
+"""The reader's own text, in Chromium: read as it is typed, with interventions, continued, kept in
+the address."""
 
 import shutil
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import wait_until
 from models import lively
-from pages import expect_text, read_back
+from pages import expect_map, expect_text, read_back
 from playwright.sync_api import expect
 from safetensors.torch import load_file, save_file
 
@@ -33,72 +33,77 @@ def own(finished_run, tmp_path):
     return run, model, tokenizer
 
 
-def number(tab, ids, **changes) -> np.ndarray:
-    found = tab.evaluate(
-        "([ids, changes]) => glass.logits(ids, changes).then(x => [...x])", [ids, changes]
+def page_logits(tab, ids, **interventions) -> np.ndarray:
+    logits = tab.evaluate(
+        "([ids, changes]) => glass.logits(ids, changes).then(x => [...x])", [ids, interventions]
     )
-    return np.array(found).reshape(len(ids), -1)
+    return np.array(logits).reshape(len(ids), -1)
+
+
+def expect_interventions(tab, off: str, hidden: str) -> None:
+    """Wait until the text was read with these heads ablated and tokens hidden."""
+    tab.wait_for_selector(f'#mean-loss[data-off="{off}"][data-hidden="{hidden}"]', state="attached")
 
 
 @pytest.mark.slow
-def test_a_typed_text_is_read_with_heads_off_and_tokens_hidden_and_continued(own, open_page):
+def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     run, model, tokenizer = own
     tab, text = open_page(page.write_page(run)), "the glass the glass"
     tab.fill("#typed", text)
     ids = tokenizer.encode(text)
-    expect_text(tab, "#try-says", f"{len(ids)} tokens")
+    expect_text(tab, "#own-text-status", str(len(ids)))
     expect(tab.locator("#text .token")).to_have_count(len(ids))
     assert tab.evaluate("text => glass.encode(text)", text) == ids
     assert tab.evaluate("ids => glass.decode(ids)", ids) == text
     with torch.no_grad():
         logits = model(torch.tensor([ids]))[0][0].numpy()
         maps = model.attention_maps(torch.tensor([ids]))[:, 0].numpy()
-    assert number(tab, ids) == pytest.approx(logits, abs=5e-3)
+    assert page_logits(tab, ids) == pytest.approx(logits, abs=5e-3)
     found = tab.evaluate("ids => glass.maps(ids).then(x => [...x])", ids)
     assert np.array(found).reshape(maps.shape) == pytest.approx(maps, abs=1e-3)
 
     tab.click("[role=radio][aria-label='layer 1, head 1']")
     tab.keyboard.press("x")
-    expect_text(tab, "#changed", "Off: L1H1.")
-    expect(tab.locator("#text small.was", has_text="was").first).to_be_visible()
+    expect_interventions(tab, "L1H1", "")
+    expect(tab.locator("#text small.was").first).to_be_visible()
     tab.click("#text [aria-label='token 2']")
-    tab.click("#hide")
-    expect_text(tab, "#changed", "Off: L1H1, token 2.")
+    tab.click("#hide-token")
+    expect_interventions(tab, "L1H1", "2")
     wait_until(tab, "location.hash.includes('off=L1H1&hidden=2')")
-    assert np.abs(number(tab, ids, off=["L1H1"], hidden=[2]) - logits).max() > 0.01
+    assert np.abs(page_logits(tab, ids, off=["L1H1"], hidden=[2]) - logits).max() > 0.01
     again = open_page(run / "report.html")
     again.goto(tab.url)
     again.reload()
-    expect_text(again, "#changed", "Off: L1H1, token 2.")
+    expect_interventions(again, "L1H1", "2")
     tab.click("#reset")
-    expect(tab.locator("#changed")).not_to_contain_text("Off")
+    expect_interventions(tab, "", "")
 
-    tab.check("#needs")
-    expect_text(tab, "#map-title", "What each prediction needed")
-    expect_text(tab, "#card", "Loss after each block")
+    tab.check("#token-effect")
+    expect_map(tab, kind="token-effect")
+    expect(tab.locator("#breakdown [data-part=lens]")).to_be_visible()
     before = tab.inner_text("#text")
     tab.focus("#step")
-    tab.keyboard.press("Home")  # read by the weights of another step
+    tab.keyboard.press("Home")  # read with the weights of another step
     wait_until(tab, f"document.getElementById('text').innerText !== {before!r}")
 
     tab.fill("#temperature", "0")
     tab.focus("#step")
     tab.keyboard.press("End")
-    tab.click("#go-on")
+    tab.click("#continue")
     wait_until(tab, f"document.getElementById('typed').value.length > {len(text) + 60}")
-    tab.click("#go-on")
+    tab.click("#continue")
     greedy = model.generate(torch.tensor([ids]), 50, temperature=0)[0].tolist()
     assert tab.input_value("#typed").startswith(tokenizer.decode(greedy)[: len(text) + 40])
 
 
 @pytest.mark.slow
-def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, open_page):
+def test_hostile_text_is_inert_and_damaged_weights_leave_the_stored_maps(own, open_page):
     run, *_ = own
     tab = open_page(page.write_page(run))
     url = tab.url.partition("#")[0]
     tab.goto(f"{url}#text={HOSTILE}&off=L9H9,{HOSTILE}&hidden=99999")
     tab.reload()
-    wait_until(tab, "document.getElementById('try-says').textContent !== ''")
+    wait_until(tab, "document.getElementById('own-text-status').textContent !== ''")
     assert not tab.evaluate("window.hacked") and not tab.locator("img").count()
     blobs = (run / "report.html").read_text().split('class="blob">')
     for place in read_back(run / "report.html")[0]["weights"]["blobs"].values():
@@ -106,11 +111,11 @@ def test_hostile_text_is_inert_and_damaged_weights_leave_what_is_stored(own, ope
     (run / "report.html").write_text('class="blob">'.join(blobs))
     tab = open_page(run / "report.html")
     tab.fill("#typed", "the glass")
-    expect_text(tab, "#try-says", "cannot be run")
+    wait_until(tab, "document.getElementById('own-text-status').textContent !== ''")
     assert tab.locator("#map canvas").is_visible()
 
 
-def test_a_step_that_has_a_picture_and_no_checkpoint_can_be_loaded(own):
+def test_a_step_with_snapshot_weights_and_no_checkpoint_can_be_loaded(own):
     run, *_ = own
     shutil.rmtree(run / "checkpoints" / "step_00000006", ignore_errors=True)
     kept = load_file(run / "attention" / "step_00000006.safetensors")

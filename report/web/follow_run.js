@@ -1,0 +1,69 @@
+/**
+ * A page of a run in progress replaces itself by the newer page that training wrote in its place.
+ *
+ * A page opened from disk may not read files and has no server that could notify it, so it reloads
+ * itself while it is visible and nobody uses it. The address keeps the selection, the history the
+ * scroll position.
+ */
+
+const MIN_RELOAD_MS = 3000;
+const MAX_RELOAD_MS = 120_000;
+const IDLE_MS = 3000; // time without input before a reload
+const CHECK_MS = 500;
+const INPUT_EVENTS = ["pointermove", "pointerdown", "keydown", "wheel", "touchmove", "input"];
+
+/**
+ * Show whether the run is in progress, and follow it if it is.
+ *
+ * @param {HTMLElement} status - Receives the state of the run.
+ * @param {{step: number, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
+ * @param {() => boolean} isPlaying - Whether the page is animated, so that it must not reload.
+ */
+export function followRun(status, { step, maxSteps, seconds }, isPlaying) {
+  const age = Date.now() - Date.parse(document.lastModified);
+  const isFinished = !(maxSteps > step);
+  // Training writes a page at the latest when its steps have doubled; an older page was abandoned.
+  const isFresh = age < 1000 * (600 + 3 * seconds);
+  const isFromDisk = location.protocol === "file:";
+  const isRunning = !isFinished && isFromDisk && isFresh;
+  status.hidden = !isFinished && !isFromDisk;
+  status.classList.toggle("on", isRunning);
+  if (isFinished) {
+    status.textContent = "finished";
+    status.title = "Training has ended.";
+  } else if (isRunning) {
+    status.textContent = "running";
+    status.title = "Training is in progress; this page updates itself.";
+    reloadWhenIdle(Math.min(MAX_RELOAD_MS, Math.max(MIN_RELOAD_MS, age / 10)), isPlaying);
+  } else {
+    status.textContent = "unfinished";
+    status.title = `Training has not updated this page since ${document.lastModified}.`;
+  }
+}
+
+/** Reload the page after a delay, as soon as nobody uses it. */
+function reloadWhenIdle(delay, isPlaying) {
+  const due = performance.now() + delay;
+  let lastInput = performance.now();
+  const noteInput = () => {
+    lastInput = performance.now();
+  };
+  for (const event of INPUT_EVENTS) {
+    addEventListener(event, noteInput, { capture: true, passive: true });
+  }
+  setInterval(() => {
+    const now = performance.now();
+    const isUsed = now < lastInput + IDLE_MS || document.hidden || isPlaying();
+    if (now < due || isUsed) return;
+    history.scrollRestoration = "manual";
+    history.replaceState({ scroll: [scrollX, scrollY] }, "");
+    location.reload();
+  }, CHECK_MS);
+}
+
+/** Scroll to where the page was before it reloaded; call this once everything is drawn. */
+export function restoreScroll() {
+  const [x, y] = history.state?.scroll ?? [];
+  if (Number.isFinite(x) && Number.isFinite(y)) scrollTo(x, y);
+  history.scrollRestoration = "auto";
+}

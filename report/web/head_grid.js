@@ -1,0 +1,152 @@
+/** The grid of all heads: a small attention map of each, a row per layer. */
+
+import { cellReader, scaleTop } from "./attention_data.js";
+import { colorIndex, isDark, palette } from "./colors.js";
+import { el } from "./dom.js";
+import { headName } from "./labels.js";
+import { chooseHead, groups, H, L, selection } from "./page_state.js";
+import { addArrowKeys } from "./tooltip.js";
+
+const MIN_SMOOTHED_TOKENS = 96; // larger maps are scaled down smoothly
+
+/** @type {HTMLElement[]} */
+let buttons = [];
+
+/** What the small maps show, so that they are painted only when it changes. */
+let painted = {};
+
+/** Create the button of a head. */
+function createHeadButton(layer, head) {
+  const button = el(
+    "button",
+    {
+      type: "button",
+      role: "radio",
+      className: "head",
+      "aria-label": `layer ${layer}, head ${head}`,
+    },
+    el("canvas", { width: 1, height: 1 }),
+    el("span", {}, headName(layer, head)),
+  );
+  button.onclick = () => chooseHead(layer, head);
+  return button;
+}
+
+/** Frame the heads of a layer that share keys and values. */
+function createGroup(layer, group, members) {
+  const name = `key/value head ${group}`;
+  return el(
+    "div",
+    {
+      className: "group",
+      role: "group",
+      "aria-label": `layer ${layer}, ${name}`,
+      style: `--each: ${members.length}`,
+    },
+    el("span", { className: "group-name" }, name),
+    el("div", {}, ...members),
+  );
+}
+
+/**
+ * Create the grid in `host`.
+ *
+ * @param {HTMLElement} host
+ */
+export function setUpHeadGrid(host) {
+  const groupSize = H / groups;
+  buttons = [];
+  host.style.setProperty("--heads", H);
+  host.replaceChildren();
+  for (let layer = 0; layer < L; layer++) {
+    const name = el("span", { className: "name" }, `L${layer}`);
+    const row = host.appendChild(el("div", { className: "layer" }, name));
+    for (let group = 0; group < groups; group++) {
+      const members = Array.from({ length: groupSize }, (_, k) =>
+        createHeadButton(layer, group * groupSize + k),
+      );
+      buttons.push(...members);
+      row.append(...(groupSize === 1 ? members : [createGroup(layer, group, members)]));
+    }
+  }
+  const choose = k => chooseHead(Math.floor(k / H), k % H);
+  addArrowKeys(host, buttons, H, choose, selection.layer * H + selection.head);
+}
+
+/**
+ * Paint every head's attention map and mark the selected heads.
+ *
+ * @param {import("./page_state.js").CellView} view
+ * @param {{layer: number, head: number | null, weightByValues: boolean}} maps
+ */
+export function drawHeadGrid(view, maps) {
+  const { weightByValues } = maps;
+  const wanted = { view, weightByValues, dark: isDark() };
+  const isStale = Object.keys(wanted).some(key => wanted[key] !== painted[key]);
+  const colors = isStale ? palette() : null;
+  painted = wanted;
+  buttons.forEach((button, k) => {
+    const layer = Math.floor(k / H);
+    const head = k % H;
+    if (colors) {
+      const read = cellReader(view, { layer, head, weightByValues });
+      paintMap(button.firstChild, view, read, scaleTop(view, weightByValues), colors);
+    }
+    button.classList.toggle("fine", view.T > MIN_SMOOTHED_TOKENS);
+    const isSelected = layer === maps.layer && (maps.head === null || head === maps.head);
+    button.setAttribute("aria-checked", isSelected);
+  });
+}
+
+/** Paint a map with one pixel per cell. */
+function paintMap(canvas, { T, from = 0 }, read, top, colors) {
+  canvas.width = T;
+  canvas.height = T;
+  const image = new ImageData(T, T);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let i = from; i < T; i++) {
+    for (let j = from; j <= i; j++) pixels[i * T + j] = colors[colorIndex(read(i, j) / top)];
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+/** Move the keyboard's place in the grid to the selected head. */
+export function focusSelectedHead() {
+  const selected = selection.layer * H + selection.head;
+  buttons.forEach((button, k) => {
+    button.tabIndex = k === selected ? 0 : -1;
+  });
+}
+
+/** Scroll the grid, and nothing else, until the selected head is visible. */
+export function revealSelectedHead() {
+  const button = buttons[selection.layer * H + selection.head];
+  if (!button) return;
+  const host = button.closest(".heads-grid");
+  const frame = host.getBoundingClientRect();
+  const box = button.getBoundingClientRect();
+  if (box.top < frame.top || box.bottom > frame.bottom) {
+    host.scrollTop += box.top - frame.top - (frame.height - box.height) / 2;
+  }
+}
+
+/**
+ * Mark the heads that are ablated.
+ *
+ * @param {string[]} names
+ */
+export function markAblatedHeads(names) {
+  buttons.forEach((button, k) => {
+    button.classList.toggle("off", names.includes(headName(Math.floor(k / H), k % H)));
+  });
+}
+
+/**
+ * Return [layer, head] of the button that an event happened in, or null.
+ *
+ * @param {Event} event
+ */
+export function headOfEvent(event) {
+  const k = buttons.indexOf(event.target.closest("[role=radio]"));
+  return k < 0 ? null : [Math.floor(k / H), k % H];
+}

@@ -1,0 +1,300 @@
+/**
+ * The layers of the model, as layers.py and model.py define them.
+ *
+ * A matrix (n, m) is an array of n · m numbers, row after row. Letters: T tokens, C channels,
+ * H query heads, G key/value heads, d_k and d_v the sizes of a query and a value, V the vocabulary.
+ * `weights` maps a parameter's name to its {shape, data}; `config` is a GPTConfig (config.py).
+ */
+
+/** @typedef {Record<string, {shape: number[], data: Float32Array}>} Weights */
+/** @typedef {{scales: Float64Array, isCentered: boolean}} Scales */
+
+const FLOAT32_EPSILON = 2 ** -23; // torch's default where a norm names none
+const YARN_LOW = 1; // turns over the trained length below which a frequency is interpolated
+const YARN_HIGH = 4; // turns from which it is kept
+
+/**
+ * Return the sizes that a configuration implies.
+ *
+ * @param {object} config
+ */
+export function sizesOf(config) {
+  const G = config.n_kv_head ?? config.n_head;
+  const d_k = config.head_dim ?? Math.floor(config.n_embd / config.n_head);
+  const d_v = config.value_head_dim ?? d_k;
+  return { L: config.n_layer, H: config.n_head, G, C: config.n_embd, d_k, d_v };
+}
+
+/**
+ * Multiply x (n, in) by the weight (out, in) of a layer and add its bias, if there is one.
+ *
+ * Four rows of x at a time: a row of the weight is read once for them, and their sums do not wait
+ * for each other.
+ *
+ * @param {Weights} weights
+ * @param {string} name - Of the layer, without ".weight".
+ * @param {ArrayLike<number>} x
+ * @param {number} n
+ * @returns {Float32Array} (n, out)
+ */
+export function linear(weights, name, x, n) {
+  const { shape, data } = weights[`${name}.weight`];
+  const [outSize, size] = shape;
+  const bias = weights[`${name}.bias`]?.data;
+  const y = new Float32Array(n * outSize);
+  for (let i = 0; i < n; i += 4) {
+    const row0 = i * size;
+    const row1 = Math.min(i + 1, n - 1) * size;
+    const row2 = Math.min(i + 2, n - 1) * size;
+    const row3 = Math.min(i + 3, n - 1) * size;
+    for (let o = 0, w = 0; o < outSize; o++, w += size) {
+      let sum0 = 0;
+      let sum1 = 0;
+      let sum2 = 0;
+      let sum3 = 0;
+      for (let k = 0; k < size; k++) {
+        const weight = data[w + k];
+        sum0 += x[row0 + k] * weight;
+        sum1 += x[row1 + k] * weight;
+        sum2 += x[row2 + k] * weight;
+        sum3 += x[row3 + k] * weight;
+      }
+      const offset = bias ? bias[o] : 0;
+      const place = i * outSize + o;
+      y[place] = sum0 + offset;
+      if (i + 1 < n) y[place + outSize] = sum1 + offset;
+      if (i + 2 < n) y[place + 2 * outSize] = sum2 + offset;
+      if (i + 3 < n) y[place + 3 * outSize] = sum3 + offset;
+    }
+  }
+  return y;
+}
+
+// ---- norms
+
+/** Return the mean of row i of x (n, C), or 0 if the norm does not center. */
+function rowMean(x, i, C, isCentered) {
+  if (!isCentered) return 0;
+  let sum = 0;
+  for (let k = 0; k < C; k++) sum += x[i * C + k];
+  return sum / C;
+}
+
+/**
+ * Return the scales by which a norm multiplies each row of x (n, C).
+ *
+ * @param {ArrayLike<number>} x
+ * @param {number} C
+ * @param {number} epsilon
+ * @param {boolean} isCentered - Whether the norm subtracts the mean first.
+ * @returns {Scales}
+ */
+export function normScales(x, C, epsilon, isCentered) {
+  const scales = new Float64Array(x.length / C);
+  for (let i = 0; i < scales.length; i++) {
+    const mean = rowMean(x, i, C, isCentered);
+    let squares = 0;
+    for (let k = 0; k < C; k++) squares += (x[i * C + k] - mean) ** 2;
+    scales[i] = 1 / Math.sqrt(squares / C + epsilon);
+  }
+  return { scales, isCentered };
+}
+
+/**
+ * Normalize x (n, C) by scales that may be those of other rows: without the bias a linear map.
+ *
+ * @param {ArrayLike<number>} x
+ * @param {number} C
+ * @param {Scales} scales
+ * @param {ArrayLike<number> | null} [gain] - (C)
+ * @param {ArrayLike<number> | null} [bias] - (C)
+ * @returns {Float32Array} (n, C)
+ */
+export function normalize(x, C, { scales, isCentered }, gain = null, bias = null) {
+  const y = new Float32Array(x.length);
+  for (let i = 0; i < scales.length; i++) {
+    const mean = rowMean(x, i, C, isCentered);
+    for (let k = 0; k < C; k++) {
+      const scaled = (x[i * C + k] - mean) * scales[i] * (gain ? gain[k] : 1);
+      y[i * C + k] = scaled + (bias ? bias[k] : 0);
+    }
+  }
+  return y;
+}
+
+/** Normalize without parameters, as the norm after the embedding does. */
+export const normalizeEmbedding = (x, C) =>
+  normalize(x, C, normScales(x, C, FLOAT32_EPSILON, false));
+
+/** Return the scales of the model's kind of norm for x (n, C). */
+export const modelScales = (config, x) =>
+  normScales(x, config.n_embd, config.norm_eps, config.norm === "layernorm");
+
+/** Apply the norm of this name to x (n, C). */
+export const norm = (weights, config, name, x) =>
+  normalize(
+    x,
+    config.n_embd,
+    modelScales(config, x),
+    weights[`${name}.weight`]?.data,
+    weights[`${name}.bias`]?.data,
+  );
+
+// ---- rotary positions (Su et al. 2021)
+
+/**
+ * Return the radians by which each pair of numbers turns from one position to the next.
+ *
+ * @param {object} config
+ * @param {number} d_k
+ * @returns {number[]} (d_k / 2)
+ */
+export function rotaryFrequencies(config, d_k) {
+  return Array.from({ length: d_k / 2 }, (_, k) => {
+    const frequency = config.rope_theta ** ((-2 * k) / d_k);
+    if (config.rope_factor === 1) return frequency;
+    const turns = (config.rope_trained ?? 0) / ((2 * Math.PI) / frequency);
+    const kept = Math.max(0, Math.min(1, (turns - YARN_LOW) / (YARN_HIGH - YARN_LOW)));
+    return ((1 - kept) * frequency) / config.rope_factor + kept * frequency;
+  });
+}
+
+/**
+ * Rotate the pairs (x_k, x_{k + d/2}) of one vector at a position, in place.
+ *
+ * @param {Float32Array | Float64Array} x
+ * @param {number} start - Where the vector begins in x.
+ * @param {number} position
+ * @param {number[]} frequencies - (d_k / 2)
+ */
+export function rotate(x, start, position, frequencies) {
+  const half = frequencies.length;
+  for (let k = 0; k < half; k++) {
+    const cos = Math.cos(position * frequencies[k]);
+    const sin = Math.sin(position * frequencies[k]);
+    const u = x[start + k];
+    const v = x[start + half + k];
+    x[start + k] = u * cos - v * sin;
+    x[start + half + k] = v * cos + u * sin;
+  }
+}
+
+/** Rotate every head's vectors in x (n, heads, d_k), at positions from `firstPosition` on. */
+function rotateAll(x, n, firstPosition, heads, d_k, frequencies) {
+  for (let t = 0; t < n; t++) {
+    for (let k = 0; k < d_k / 2; k++) {
+      const angle = (firstPosition + t) * frequencies[k];
+      const cos = Math.cos(angle);
+      const sin = Math.sin(angle);
+      for (let h = 0; h < heads; h++) {
+        const a = (t * heads + h) * d_k + k;
+        const b = a + d_k / 2;
+        const u = x[a];
+        const v = x[b];
+        x[a] = u * cos - v * sin;
+        x[b] = v * cos + u * sin;
+      }
+    }
+  }
+}
+
+// ---- attention and MLP
+
+/**
+ * Project normalized inputs to queries (n, H, d_k) or keys (n, G, d_k), normalized and rotated.
+ *
+ * @param {Weights} weights
+ * @param {object} config
+ * @param {string} name - Of the attention layer.
+ * @param {"Q" | "K"} which
+ * @param {Float32Array} x - (n, C)
+ * @param {number} n
+ * @param {number} [firstPosition]
+ * @returns {{y: Float32Array, scales: Scales | null}} The scales are those of QK-norm.
+ */
+export function project(weights, config, name, which, x, n, firstPosition = 0) {
+  const { H, G, d_k } = sizesOf(config);
+  const heads = which === "Q" ? H : G;
+  let y = linear(weights, `${name}.W_${which}`, x, n);
+  let scales = null;
+  if (config.qk_norm) {
+    const epsilon = config.qk_norm === "gains" ? config.norm_eps : FLOAT32_EPSILON;
+    const gain = weights[`${name}.norm_${which.toLowerCase()}.weight`]?.data;
+    scales = normScales(y, d_k, epsilon, false);
+    y = normalize(y, d_k, scales, gain);
+  }
+  if (config.position === "rope") {
+    rotateAll(y, n, firstPosition, heads, d_k, rotaryFrequencies(config, d_k));
+  }
+  return { y, scales };
+}
+
+/**
+ * Return what one head writes to the residual stream.
+ *
+ * @param {Weights} weights
+ * @param {string} name - Of the attention layer.
+ * @param {number} head
+ * @param {ArrayLike<number>} gathered - What all heads gathered, (n, H, d_v).
+ * @param {number} n
+ * @param {{H: number, C: number, d_v: number}} sizes
+ * @returns {Float32Array} (n, C)
+ */
+export function headOutput(weights, name, head, gathered, n, { H, C, d_v }) {
+  const W_O = weights[`${name}.W_O.weight`].data;
+  const y = new Float32Array(n * C);
+  for (let t = 0; t < n; t++) {
+    const a = (t * H + head) * d_v;
+    for (let c = 0; c < C; c++) {
+      const b = (c * H + head) * d_v;
+      let sum = 0;
+      for (let k = 0; k < d_v; k++) sum += gathered[a + k] * W_O[b + k];
+      y[t * C + c] = sum;
+    }
+  }
+  return y;
+}
+
+const silu = x => x / (1 + Math.exp(-x));
+const gelu = x => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+const squaredRelu = x => Math.max(0, x) ** 2;
+
+/**
+ * Apply the MLP of a block to x (n, C).
+ *
+ * @param {Weights} weights
+ * @param {object} config
+ * @param {string} name
+ * @param {Float32Array} x
+ * @param {number} n
+ * @returns {Float32Array} (n, C)
+ */
+export function feedForward(weights, config, name, x, n) {
+  const hidden = linear(weights, `${name}.W_in`, x, n);
+  if (config.mlp === "swiglu") {
+    const gate = linear(weights, `${name}.W_gate`, x, n);
+    for (let k = 0; k < hidden.length; k++) hidden[k] *= silu(gate[k]);
+  } else {
+    const activation = config.mlp === "relu2" ? squaredRelu : gelu;
+    for (let k = 0; k < hidden.length; k++) hidden[k] = activation(hidden[k]);
+  }
+  return linear(weights, `${name}.W_out`, hidden, n);
+}
+
+// ---- output
+
+/** Return the output layer's weight (V, C); tied embeddings share it. */
+export const outputWeight = weights => weights["head.weight"] ?? weights["token_embedding.weight"];
+
+/**
+ * Return the logits (n, V) of residual states x (n, C).
+ *
+ * @param {Weights} weights
+ * @param {object} config
+ * @param {Float32Array} x
+ * @returns {Float32Array}
+ */
+export function logitsOf(weights, config, x) {
+  const output = { "head.weight": outputWeight(weights) };
+  return linear(output, "head", norm(weights, config, "norm", x), x.length / config.n_embd);
+}

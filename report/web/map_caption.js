@@ -1,0 +1,156 @@
+/** The title of the large map and the sentences below it. */
+
+import { STORED_PRECISION } from "./attention_data.js";
+import { $, el } from "./dom.js";
+import { formatCount, formatWithError } from "./format.js";
+import { scoreAt, scoreNames } from "./head_metrics.js";
+import { headName } from "./labels.js";
+import {
+  currentProbe,
+  currentStep,
+  data,
+  H,
+  isOwnText,
+  ownText,
+  scoredSteps,
+  selection,
+  steps,
+  stepsWithWeights,
+} from "./page_state.js";
+import { scoreLabel } from "./terms.js";
+import { scoredDiagonals } from "./token_effect.js";
+
+const ATTENTION_KEYS = [
+  ["to", "attends to"],
+  ["from", "attended to by"],
+];
+const TOKEN_EFFECT_KEYS = [
+  ["helped", "helped by"],
+  ["hurt", "hurt by"],
+  ["from", "helps"],
+];
+
+/**
+ * Draw the title, the legend of the text and the caption of the map.
+ *
+ * @param {import("./page_state.js").CellView} view
+ */
+export function drawCaption(view) {
+  $("map-note").hidden = !view.signed;
+  const keys = view.signed ? TOKEN_EFFECT_KEYS : ATTENTION_KEYS;
+  $("text-keys").replaceChildren(
+    ...keys.flatMap(([kind, name]) => [el("span", { className: `key ${kind}` }, name), " "]),
+  );
+  if (view.signed) drawTokenEffectCaption(view);
+  else drawAttentionCaption();
+  describeMapInAttributes(view);
+}
+
+/** Say in attributes of the figure what the map shows, for style sheets and scripts. */
+function describeMapInAttributes(view) {
+  const { layer, head, averageHeads } = selection;
+  const name = averageHeads ? `L${layer}` : headName(layer, head);
+  Object.assign($("large").dataset, {
+    map: view.signed ? "token-effect" : "attention",
+    heads: view.signed ? "all" : name,
+    step: view.signed ? view.step : currentStep(),
+    probe: currentProbe().name,
+  });
+}
+
+/** Describe the map of token effects. */
+function drawTokenEffectCaption(view) {
+  $("map-title").textContent = `Token effect${afterSteps(view.step)}`;
+  $("map-caption").replaceChildren(
+    "Row: the token after which the next one is predicted. Column: a token that is hidden from all " +
+      "later tokens, in every head. Red: hiding it raises the loss of the next token; blue: hiding " +
+      "it lowers the loss. Effects below 0.1 nats are pale. Every value is measured by running the " +
+      "model again.",
+    ...diagonalLegend(),
+  );
+  $("precision").textContent = "";
+}
+
+/** Describe the attention map. */
+function drawAttentionCaption() {
+  const { layer, head, averageHeads, excludeFirst } = selection;
+  const step = currentStep();
+  const name = averageHeads ? `Layer ${layer}, average of ${H} heads` : headName(layer, head);
+  $("map-title").textContent = `Attention pattern of ${name}${afterSteps(step)}`;
+  const sentences = [`Input: ${describeInput()}.`];
+  if (data.promptTokens) sentences.push("Below the line: generated tokens.");
+  sentences.push("Row: query token. Column: key token.", describeCellValue());
+  if (excludeFirst) sentences.push("The first token is excluded; each row is renormalized.");
+  if (stepsWithWeights.length && !averageHeads) {
+    sentences.push("Click a cell to see which components produced its attention score.");
+  }
+  const scores = averageHeads ? [] : describeScores(step);
+  if (scores.length) sentences.push(`Scores of this head: ${scores.join(", ")}.`);
+  $("map-caption").replaceChildren(sentences.join(" "), ...diagonalLegend());
+  $("precision").textContent = describePrecision(step);
+}
+
+/** Say after how many steps of a run something was measured. */
+function afterSteps(step) {
+  return data.kind === "run" ? ` after ${formatCount(step)} steps` : "";
+}
+
+/** Name the tokens that the model reads. */
+function describeInput() {
+  const { name, period } = currentProbe();
+  if (isOwnText()) return "your text";
+  if (data.kind === "prompt") return "the prompt";
+  if (name === "text") return "the beginning of the validation text";
+  return `${period} random tokens, then the same ${period} again`;
+}
+
+/** Say what the color of a cell means. */
+function describeCellValue() {
+  if (!selection.weightByValues) return "A cell is an attention weight; each row sums to 1.";
+  const averaged = selection.averageHeads ? ", averaged over the heads" : "";
+  return `A cell is weight × ‖v W_O‖, the length of the vector that the head writes${averaged}.`;
+}
+
+/** Return the scores of the selected head, as text. */
+function describeScores(step) {
+  const k = scoredSteps.indexOf(step);
+  if (k < 0) return [];
+  return scoreNames
+    .map(name => ({ name, ...scoreAt(name, selection.layer, selection.head, k) }))
+    .filter(({ value }) => value !== null)
+    .map(({ name, value, error }) => `${scoreLabel(name)} ${formatWithError(value, error)}`);
+}
+
+/** Explain the framed cells of repeated tokens. */
+function diagonalLegend() {
+  const { period } = currentProbe();
+  if (!period) return [];
+  const keys = scoredDiagonals(period).map(({ score, color }) =>
+    el("span", { className: "key", style: `--c: var(--${color})` }, score),
+  );
+  return [" Framed cells enter these scores: ", ...keys];
+}
+
+/** Say how exact the values are and what the page leaves out. */
+function describePrecision(step) {
+  const sentences = [];
+  if (selection.showTokenEffect) sentences.push("This page has no token effects of this step.");
+  if (isOwnText()) {
+    sentences.push(
+      "The weights are computed in this page, from the model's parameters in float16.",
+    );
+    const { step: weightsStep } = ownText.predictions;
+    if (weightsStep !== step) {
+      sentences.push(`They use the parameters of step ${formatCount(weightsStep)}.`);
+    }
+  } else sentences.push(STORED_PRECISION);
+  if (steps.length < data.snapshotCount) {
+    sentences.push(
+      `To stay small, the page holds ${steps.length} of ${data.snapshotCount} snapshots.`,
+    );
+  }
+  if (data.unreadableSnapshots) {
+    sentences.push(`${data.unreadableSnapshots} more snapshots cannot be read and are left out.`);
+  }
+  return sentences.join(" ");
+}

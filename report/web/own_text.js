@@ -1,0 +1,400 @@
+/**
+ * The reader's own text: the model in the worker reads it as it is typed, with heads ablated and
+ * tokens hidden, and continues it. It is one more probe for the other views.
+ */
+
+import { drawAttention } from "./attention_map.js";
+import { $ } from "./dom.js";
+import {
+  askModel,
+  cancel,
+  describeFailure,
+  loadWeights,
+  send,
+  startModel,
+  stepOfWeights,
+} from "./engine.js";
+import { formatNumber, pluralize } from "./format.js";
+import { headOfEvent, markAblatedHeads } from "./head_grid.js";
+import { headName } from "./labels.js";
+import {
+  chooseProbe,
+  currentStep,
+  data,
+  display,
+  emit,
+  H,
+  isOwnText,
+  L,
+  ownText,
+  selection,
+  stepsWithWeights,
+} from "./page_state.js";
+import { fillText } from "./text_view.js";
+
+const TYPING_DELAY = 30; // milliseconds in which keys are gathered
+const CONTINUING_DELAY = 200; // milliseconds between two views of a text that is continued
+const MAX_CONTINUED_TOKENS = 1000;
+const REDRAW_DELAY = 200; // milliseconds between two views of token effects that come in
+const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button
+const SWITCH_HEIGHT = 32;
+
+// ---- reading
+
+/** Read the text and show it; while it is being read, read it again afterwards. */
+export async function readOwnText() {
+  if (ownText.isReading) {
+    ownText.readAgain = true;
+    return;
+  }
+  ownText.isReading = true;
+  try {
+    await readOnce();
+  } catch (error) {
+    $("own-text-status").textContent =
+      error.name === "UnknownCharacterError" ? `${error.message}.` : describeFailure(error);
+  }
+  ownText.isReading = false;
+  if (ownText.readAgain) {
+    ownText.readAgain = false;
+    readOwnText();
+  }
+}
+
+/** Encode the text, run the model and update the views. */
+async function readOnce() {
+  const startTime = performance.now();
+  await startModel();
+  const allIds = await send("encode", { text: $("typed").value });
+  const ids = allIds.slice(-data.modelConfig.block_size);
+  if (!ids.length) {
+    $("own-text-status").textContent = "";
+    drawInterventions();
+    return;
+  }
+  ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
+  const step = stepOfWeights(currentStep());
+  const results = await askModel("read", ids);
+  const ofAll = ids.length < allIds.length ? `, the last of ${allIds.length}` : "";
+  const milliseconds = Math.round(performance.now() - startTime);
+  $("own-text-status").textContent =
+    `${pluralize(ids.length, "token")}${ofAll}, ${milliseconds} ms`;
+  const isEdited = ids.length !== ownText.ids.length || ids.some((id, t) => id !== ownText.ids[t]);
+  updateOwnText(ids, await send("tokenTexts", { ids }), results, step);
+  if (isOwnText()) showOwnText(isEdited);
+  drawInterventions();
+}
+
+/** Make the worker's results the view and the predictions of the probe. */
+function updateOwnText(ids, tokens, results, step) {
+  const T = ids.length;
+  const { maps, norms, largest } = results;
+  const triangle = (T * (T + 1)) / 2;
+  const view = {
+    L,
+    H,
+    T,
+    tokens,
+    size: maps.length,
+    largest,
+    exact: true,
+    norms,
+    at: (l, h, i, j) => maps[(l * H + h) * triangle + (i * (i + 1)) / 2 + j],
+    bound: () => 0,
+  };
+  const predictions = createPredictions(tokens, results, step);
+  Object.assign(data.words, results.words);
+  Object.assign(ownText, { ids, tokens, T, view, predictions });
+  cancel("tokenEffects");
+  cancel("headEffects");
+}
+
+/**
+ * Return the predictions of the text, as token_effect.js decodes stored ones. The breakdown, the
+ * head effects and the token effects are empty until they are requested.
+ *
+ * @returns {import("./page_state.js").Predictions}
+ */
+function createPredictions(tokens, { next, chances, losses, was }, step) {
+  const predictions = {
+    L,
+    H,
+    T: tokens.length,
+    tokens,
+    step,
+    parts: L * (H + 1) + 2,
+    largest: 1e-3,
+    signed: true,
+    norms: null,
+    losses,
+    was, // losses and chances without interventions
+    breakdown: null,
+    headEffects: [],
+    columns: [], // of each hidden token j: its effects and KL divergences at later tokens
+    bound: () => 0,
+  };
+  const cell = (i, j, key) => predictions.columns[j]?.[key][i - j - 1] ?? Number.NaN;
+  const breakdownOf = i => (predictions.breakdown?.i === i ? predictions.breakdown : null);
+  return Object.assign(predictions, {
+    at: (_l, _h, i, j) => (j < i ? cell(i, j, "effects") : 0),
+    kl: (i, j) => cell(i, j, "kl"),
+    loss: i => losses[i],
+    headEffect: (l, h, i) =>
+      breakdownOf(i) ? (predictions.headEffects[l * H + h] ?? Number.NaN) : Number.NaN,
+    lens: (k, i) => breakdownOf(i)?.lens[k] ?? Number.NaN,
+    direct: (part, i, target) => breakdownOf(i)?.direct[part][target] ?? Number.NaN,
+    predicted: i =>
+      next[i].map((id, k) => ({ id, chance: chances[i][k], was: was?.chances[i][k] })),
+    writes: (l, h, i) => {
+      const breakdown = breakdownOf(i);
+      const isOfHead = breakdown?.of[0] === l && breakdown.of[1] === h;
+      return isOfHead ? breakdown.writes : [];
+    },
+  });
+}
+
+/** Show the text; a pinned token stays pinned unless the text was edited. */
+function showOwnText(isEdited) {
+  const { pinned, target } = selection;
+  Object.assign(display, { attention: ownText.view, predictions: ownText.predictions });
+  fillText();
+  const previous = isEdited ? null : pinned;
+  const wanted = ownText.pinAfterReading ?? previous ?? ownText.T - 1;
+  ownText.pinAfterReading = null;
+  Object.assign(selection, {
+    pinned: Math.min(wanted, ownText.T - 1),
+    token: null,
+    pinAutomatically: false,
+    target,
+  });
+  drawAttention();
+  if (selection.showTokenEffect) requestTokenEffects();
+  emit("pin");
+}
+
+/**
+ * Request the breakdown of token i, then the effect of ablating each head on it.
+ *
+ * @param {number} i
+ * @param {() => void} draw - Called whenever a result is there.
+ */
+export async function requestBreakdown(i, draw) {
+  const { predictions, ids } = ownText;
+  const of = [selection.layer, selection.head];
+  const key = JSON.stringify([i, of]);
+  if (predictions.requestedBreakdown === key) return;
+  predictions.requestedBreakdown = key;
+  const isCurrent = () =>
+    predictions === ownText.predictions && predictions.requestedBreakdown === key;
+  const hasHeadEffects = predictions.breakdown?.i === i;
+  const breakdown = await askModel("breakDown", ids, { i, of });
+  if (!isCurrent()) return;
+  Object.assign(data.words, breakdown.words);
+  predictions.breakdown = breakdown;
+  if (!hasHeadEffects) predictions.headEffects = [];
+  draw();
+  if (hasHeadEffects || i + 1 >= ownText.T) return;
+  await askModel("headEffects", ids, { i }, ({ k, nats }) => {
+    predictions.headEffects[k] = nats;
+  });
+  if (isCurrent()) draw();
+}
+
+/** Request the token effects of the text, a hidden token at a time. */
+export async function requestTokenEffects() {
+  const { predictions, ids } = ownText;
+  if (predictions.requestedTokenEffects) return;
+  predictions.requestedTokenEffects = true;
+  const isShown = () =>
+    predictions === ownText.predictions && selection.showTokenEffect && isOwnText();
+  let lastDrawn = 0;
+  await askModel("tokenEffects", ids, {}, ({ j, effects, kl }) => {
+    predictions.columns[j] = { effects, kl };
+    for (const effect of effects) {
+      predictions.largest = Math.max(predictions.largest, Math.abs(effect) || 0);
+    }
+    if (!isShown() || performance.now() - lastDrawn < REDRAW_DELAY) return;
+    lastDrawn = performance.now();
+    drawAttention();
+  });
+  if (isShown()) drawAttention();
+}
+
+// ---- interventions
+
+/** Add an element to a list, or remove it. */
+function toggle(list, element) {
+  const place = list.indexOf(element);
+  if (place < 0) list.push(element);
+  else list.splice(place, 1);
+  readOwnText();
+}
+
+/** Ablate the selected head, or restore it. */
+const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, selection.head));
+
+/** Hide the pinned token from all later ones, or show it again. */
+function togglePinnedToken() {
+  if (selection.pinned !== null) toggle(ownText.hidden, selection.pinned);
+}
+
+/** Return the mean of the numbers in a list. */
+function meanOf(numbers) {
+  const finite = numbers.filter(Number.isFinite);
+  return finite.reduce((sum, number) => sum + number, 0) / finite.length;
+}
+
+/** Draw the buttons of the interventions, the mean loss, and marks on ablated heads. */
+export function drawInterventions() {
+  const { off, hidden } = ownText;
+  const name = headName(selection.layer, selection.head);
+  const { pinned } = selection;
+  $("interventions").hidden = !isOwnText();
+  $("ablate-head").textContent = `${off.includes(name) ? "Restore" : "Ablate"} ${name} (x)`;
+  $("hide-token").hidden = pinned === null || pinned >= ownText.T - 1;
+  $("hide-token").textContent = `${hidden.includes(pinned) ? "Show" : "Hide"} token ${pinned} (h)`;
+  $("reset").disabled = !off.length && !hidden.length;
+  Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
+  $("mean-loss").textContent = describeMeanLoss();
+  $("heads-grid").classList.toggle("own", isOwnText());
+  markAblatedHeads(isOwnText() ? off : []);
+}
+
+/** Describe the mean loss of the text, and the interventions that changed it. */
+function describeMeanLoss() {
+  const { off, hidden, predictions } = ownText;
+  const losses = predictions?.losses ?? [];
+  if (losses.length < 2) return "";
+  const sentence = `Mean loss ${formatNumber(meanOf(losses))} nats/token`;
+  if (!predictions.was) return `${sentence}.`;
+  const before = formatNumber(meanOf(predictions.was.losses));
+  const ablated = off.length ? ` Ablated: ${off.join(", ")}.` : "";
+  const hiddenTokens = hidden.map(j => `token ${j}`).join(", ");
+  const concealed = hidden.length ? ` Hidden: ${hiddenTokens}.` : "";
+  return `${sentence}; ${before} without interventions.${ablated}${concealed}`;
+}
+
+// ---- continuing the text
+
+/** Let the model continue the text; if it is doing that, stop it. */
+async function continueText() {
+  if (ownText.isContinuing) {
+    stopContinuing();
+    return;
+  }
+  ownText.isContinuing = true;
+  $("continue").textContent = "Stop";
+  chooseProbe(data.probes.indexOf(ownText));
+  try {
+    await startModel();
+    const ids = await send("encode", { text: $("typed").value });
+    const start = ids.length ? ids : ownText.ids.slice(0, 1);
+    const temperature = Number($("temperature").value) || 0;
+    const parameters = { temperature, maxTokens: MAX_CONTINUED_TOKENS };
+    await askModel("continue", start, parameters, ({ text }) => {
+      if (!ownText.isContinuing) return;
+      $("typed").value = text;
+      $("typed").scrollTop = $("typed").scrollHeight;
+      readSoon();
+    });
+  } catch {
+    // readOwnText says why the model does not run.
+  }
+  stopContinuing();
+}
+
+/** Stop continuing the text and read what is there. */
+function stopContinuing() {
+  if (ownText.isContinuing) cancel("continue");
+  ownText.isContinuing = false;
+  $("continue").textContent = "Continue";
+  readSoon();
+}
+
+let timer = 0;
+
+/** Read the text when no key has followed for a moment; while it is continued, at intervals. */
+function readSoon() {
+  if (timer && ownText.isContinuing) return;
+  clearTimeout(timer);
+  timer = setTimeout(
+    () => {
+      timer = 0;
+      readOwnText();
+    },
+    ownText.isContinuing ? CONTINUING_DELAY : TYPING_DELAY,
+  );
+}
+
+// ---- set-up
+
+/**
+ * Set up the section, or say why the model cannot run here.
+ *
+ * @param {string} initialText
+ */
+export function setUpOwnText(initialText) {
+  $("own-text").hidden = !stepsWithWeights.length;
+  const bytes = data.weights?.bytes;
+  $("too-large").hidden = !bytes;
+  if (bytes) {
+    $("too-large").textContent =
+      `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too much for a page. To see the ` +
+      'attention of your own text, run: python sample.py run_dir=… prompt="…" attention=page.html';
+  }
+  if (!stepsWithWeights.length) return;
+  $("typed").value = initialText;
+  $("typed").oninput = () => {
+    chooseProbe(data.probes.indexOf(ownText));
+    readSoon();
+  };
+  $("continue").onclick = continueText;
+  $("ablate-head").onclick = toggleSelectedHead;
+  $("hide-token").onclick = togglePinnedToken;
+  $("reset").onclick = () => {
+    Object.assign(ownText, { off: [], hidden: [] });
+    readOwnText();
+  };
+  $("heads-grid").addEventListener("click", toggleClickedHead, true);
+  addKey("heads-grid", "x", toggleSelectedHead);
+  addKey("text", "h", togglePinnedToken);
+  window.glass = createConsoleInterface();
+}
+
+/** Call `action` when a key is pressed inside an element while the reader's text is shown. */
+function addKey(id, key, action) {
+  $(id).addEventListener("keydown", event => {
+    if (event.key === key && isOwnText()) action();
+  });
+}
+
+/** Toggle a head if its switch was clicked, at the right end of its button. */
+function toggleClickedHead(event) {
+  const head = headOfEvent(event);
+  if (!head || !isOwnText() || !event.detail) return; // a key's click has no place
+  const box = event.target.closest("[role=radio]").getBoundingClientRect();
+  const isOnSwitch =
+    event.clientX >= box.right - SWITCH_WIDTH && event.clientY <= box.top + SWITCH_HEIGHT;
+  if (!isOnSwitch) return;
+  event.stopPropagation();
+  toggle(ownText.off, headName(...head));
+}
+
+/** Return the functions of `glass`, for the browser's console: the model at its last step. */
+function createConsoleInterface() {
+  const step = stepsWithWeights.at(-1);
+  const ask = async (request, ids, { off = [], hidden = [] } = {}) => {
+    await loadWeights(step);
+    return send(request, { ids: [...ids], off, hidden, step });
+  };
+  const sendWhenStarted = async (request, parameters) => {
+    await startModel();
+    return send(request, parameters);
+  };
+  return {
+    encode: text => sendWhenStarted("encode", { text }),
+    decode: ids => sendWhenStarted("decode", { ids: [...ids] }),
+    logits: (ids, interventions) => ask("logits", ids, interventions),
+    maps: (ids, interventions) => ask("maps", ids, interventions),
+  };
+}
