@@ -455,6 +455,14 @@ class Config:
 
 
 @dataclass
+class ResolvedConfig(Config):
+    """A run's configuration on its text and machine: no `auto` is left; see `training.plan`."""
+
+    compile: bool = setting(False, "torch.compile")
+    shard: int = setting(1, "processes that divide the model", ge=1)
+
+
+@dataclass
 class SampleConfig:
     """Settings of `sample.py`."""
 

@@ -52,12 +52,12 @@ def sample(
     if sys.stderr.isatty():
         print_stderr("loading …")
     from interop import load
-    from training.device import for_sampling, pick_device
+    from training.device import move_for_sampling, pick_device
 
     model, tokenizer = load(path, config.checkpoint, print_stderr)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
-    for_sampling(model, pick_device(config.device), precision)
+    move_for_sampling(model, pick_device(config.device), precision)
     if config.score is not None:
         print_score(model, tokenizer, text)
     else:
@@ -250,7 +250,7 @@ def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
         )
     config = Config(model=model.config, device=str(model.head.weight.device), precision="fp32")
     tokens = np.array([start_token(tokenizer), *ids])
-    loss = Windows(tokens, tokenizer, config, most=len(tokens)).loss(model)
+    loss = Windows(tokens, tokenizer, config, max_windows=len(tokens)).loss(model)
     n_bytes = len(text.encode())
     bits_per_byte = loss * len(ids) / math.log(2) / n_bytes
     print(

@@ -11,11 +11,12 @@ if __name__ == "__main__":
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,25 +25,28 @@ from torch._dynamo.exc import TorchDynamoException
 
 import interop
 import sweeps
-from attention_maps.rendering import describe_run
-from attention_maps.snapshot import ABLATION_TOKENS, Snapshots
 from common.errors import UserError
 from common.metrics import METRICS, best_row, read_rows
-from config import Config
+from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.ngrams import count_ngrams
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare_text
 from model import GPT, autocast
+from observer import Observer, tokens_until
 from report.page import write_page
 from training import checkpoint, device
 from training.checkpoint import Checkpoints
-from training.evaluate import evaluate, splits_of
+from training.evaluate import Splits, evaluate, make_splits
+from training.manifest import TOKENIZER_FILE
+from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
-from training.record import Record, Stopwatch, goes_on, print_losses, print_summary, run_folder
+from training.progress import Progress, read_progress
+from training.record import Stopwatch, run_folder
 from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
+from training.state import MeanLoss, TrainingState
 
 
 def main(launch: cli.Launch) -> None:
@@ -62,9 +66,16 @@ def run(job: cli.Job) -> float:
         return start(None)  # rank 0 broadcasts the configuration
     config = cli.configure(job, interop.read_starting_model, cli.printer(cli.Terminal()))
     if config.prepare_only:
-        read_text(config, World(), Path(), {}, cli.Terminal())
+        prepare_only(config)
         return nan
     return start(config, job.experiment)
+
+
+def prepare_only(config: Config) -> None:
+    """Prepare the text of a run without training."""
+    console, progress = cli.Terminal(), Progress()
+    initial = starting_point(config, Path(), progress, cli.printer(console))
+    prepare_data(config, World(), initial.tokenizer, progress, console)
 
 
 def start(config: Config | None, experiment: str = "default") -> float:
@@ -81,261 +92,337 @@ def start(config: Config | None, experiment: str = "default") -> float:
             ) from None
 
 
+class StepResult(NamedTuple):
+    """What an optimizer step measured, on the device."""
+
+    loss: Tensor  # mean over the global batch: ()
+    gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the training loop works with, in each process."""
+
+    run_dir: Path
+    progress: Progress
+    state: TrainingState
+    batches: Batches
+    splits: Splits
+    checkpoints: Checkpoints
+    clock: Stopwatch
+
+
 def train(config: Config, world: World, run_dir: Path) -> float:
-    """Train as configured; return the best validation loss, nan where none was measured. Raises
-    SystemExit, 130 or 143, after a stop signal, with a checkpoint saved."""
+    """Train a run, new or resumed, and return its best validation loss (nan without one).
+
+    Args:
+        config: The run's configuration.
+        world: The ranks of the run, which call this together.
+        run_dir: Folder of the run.
+
+    Raises:
+        SystemExit: With status 130 or 143 after a stop signal, once the run is saved.
+    """
     console = cli.Terminal(quiet=world.rank > 0)
     log = cli.printer(console)
-    manifest, rows = world.broadcast(saved_run(config, run_dir, log) if world.rank == 0 else None)
-    step, row = manifest.get("step", 0), manifest.get("metrics", {})
-    recorded = bool(rows) and rows[-1]["step"] == step
-    if step + recorded > config.max_steps:
-        return finished(config, run_dir, step, log) if world.rank == 0 else nan
+    progress = world.broadcast(read_progress(config, run_dir, log) if world.rank == 0 else None)
+    if progress.first_step > config.max_steps:
+        return report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
 
-    device.pick_device(config.device, world.size)  # before the text is prepared, which takes long
-    text, load_initial_weights = read_text(config, world, run_dir, manifest, console)
-    config = resolve(config, world, text, step)
-    batches = Batches(text.train, config.model.block_size, config.batch_size, config.seed)
-    splits = splits_of(text, config, world)
-    model, forward, optimizers = build(config, world, load_initial_weights)
-    checkpoints = Checkpoints(config, run_dir, world, log)
-    guard, mean_loss = checkpoints.begin(model, optimizers, text)
-    checkpoints.restore(manifest, rows)
-    print_run(log, config, model, text, world.size)
+    # Text
+    device.pick_device(config.device, world.size)  # fails before the text is prepared
+    initial = starting_point(config, run_dir, progress, log)
+    text = prepare_data(config, world, initial.tokenizer, progress, console)
+    resolved = resolve(config, world, text, progress.step)
+
+    # Model
+    device.configure_process(resolved)
+    state = build_state(resolved, world, partial(init_weights, initial=initial, text=text))
+    checkpoints = Checkpoints(run_dir, state, text, log)
+    if progress.manifest:
+        checkpoints.restore(progress.manifest, progress.rows)
+    print_run(log, resolved, state.model, text, world.size)
+
+    # Loop
+    splits = make_splits(text, resolved, world)
     clock = Stopwatch(
-        partial(device.synchronize, config.device),
-        manifest.get("seconds", {}),
-        tokens_seen(step, config),
+        partial(device.synchronize, resolved.device),
+        progress.seconds,
+        tokens_until(progress.step, resolved),
     )
+    batches = Batches(text.train, resolved.model.block_size, resolved.batch_size, resolved.seed)
+    run = Run(run_dir, progress, state, batches, splits, checkpoints, clock)
+    with world, open_observer(run, text) as observer:
+        train_loop(run, observer, log)
+    if observer:
+        checkpoints.prune()
+        observer.print_summary()
+    return val_loss(checkpoints.best_row)
 
-    with (
-        world,
-        (
-            Record(config, run_dir, manifest.get("step", -1)) if world.rank == 0 else nullcontext()
-        ) as record,
-    ):
-        snapshots = record and Snapshots(
-            config, run_dir, text, splits[0].excerpt(ABLATION_TOKENS), record.tolerate_io_errors
-        )
-        try:
-            while True:
-                if not recorded:  # what a resumed run did before is not done again
-                    if is_due(config.eval.every, step, config):
-                        clock.switch("evaluate")
-                        guard.flush()
-                        row |= evaluate(model, splits, last=step == config.max_steps)
-                    checkpoints.keep(step, row, clock)
-                    look = is_due(config.attention.every, step, config)
-                    undivided = plain_copy(model, world) if look else None  # on rank 0
-                    world.check_stop()
-                    if record:
-                        observe(record, snapshots, undivided, {"step": step} | row, clock, world)
-                    world.check_stop()
-                if step == config.max_steps:
-                    break
 
+def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) -> None:
+    """Take the remaining optimizer steps; evaluate, save and observe the model in between."""
+    state, progress, clock = run.state, run.progress, run.clock
+    config, world = state.config, state.world
+    try:
+        for step in range(progress.first_step, config.max_steps + 1):  # steps taken so far
+            row = progress.metrics if step == progress.step else {}
+            snapshot = None
+
+            # Step: batch, forward, backward, clip, update
+            if step > progress.step:
                 clock.switch("train")
-                x, y = batches.batch(step, world.rank, world.size)  # (batch_size / processes, T)
-                set_learning_rates(optimizers, lr_factor(step, config.optim, config.max_steps))
-                loss = torch.zeros((), device=config.device)
-                for micro_step, batch in enumerate(micro_batches(x, y, config, world)):
-                    device.seed_micro_step(config.seed, step, micro_step, world.rank)
-                    with autocast(config.device, config.precision):
-                        micro_loss = forward(*batch)[1]  # the logits are freed
-                    (micro_loss / config.accumulate).backward()
-                    loss += micro_loss.detach() / (config.accumulate * world.size)
-                if config.shard == 1:  # FSDP2 does it in each backward pass
-                    average_gradients(model, world)
-                norms = clip_gradients(model, config.optim.grad_clip, world, config.shard)
-                loss = world.sum(loss)
-                guard.check(step, loss, norms)
-                mean_loss.add(loss)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                step, row, recorded = step + 1, {}, False
-                if record:
-                    record.advance(step)
+                inputs, targets = run.batches.batch(step - 1, world.rank, world.size)
+                result = train_step(state, step - 1, inputs, targets)
                 if is_due(config.log.every, step, config):
-                    row = {
-                        "train/loss": mean_loss.read(),
-                        "train/grad_norm": norms.norm().item(),
-                        "train/tokens_per_second": clock.speed(tokens_seen(step, config)),
-                        **learning_rate_metrics(optimizers),
-                    }
-        except Stopped as stopped:
-            checkpoints.save(step, row, clock, last_chance=True)
-            log(
-                f"stopped after {step:,} steps; to go on: "
-                f"python train.py run_dir={shlex.quote(str(run_dir))} resume=true"
-            )
-            raise SystemExit(stopped.exit_status) from None
-    if record:
-        sum_up(record, checkpoints, clock)
-    return loss_of(checkpoints.best)
+                    row = training_metrics(run, step, result)
+
+            # Evaluate: the loss on the validation split
+            if is_due(config.eval.every, step, config):
+                clock.switch("evaluate")
+                state.guard.flush()
+                row |= evaluate(state.model, run.splits, is_last=step == config.max_steps)
+
+            # Save: a checkpoint where one is due, or where the loss is the lowest so far
+            run.checkpoints.save_if_due(step, row, clock)
+            world.check_stop()
+
+            # Log: the progress bar and the losses
+            if observer:
+                observer.show(step, row)
+
+            # Snapshot: what every attention head does
+            if is_due(config.attention.every, step, config):
+                model = plain_copy(state.model, world)  # gathered on rank 0, None on the others
+                with world.interruptible():
+                    snapshot = observer.take_snapshot(model, step) if observer else None
+                world.check_stop()
+                del model
+
+            # Record: metrics.jsonl, W&B and the page
+            if observer:
+                observer.write(step, row, snapshot)
+            world.check_stop()
+    except Stopped as stopped:
+        run.checkpoints.save(step, row, clock, must_succeed=True)
+        command = f"python train.py run_dir={shlex.quote(str(run.run_dir))} resume=true"
+        log(f"stopped after {step:,} steps; to resume: {command}")
+        raise SystemExit(stopped.exit_status) from None
+
+
+def train_step(
+    state: TrainingState, step: int, inputs: np.ndarray, targets: np.ndarray
+) -> StepResult:
+    """Take one optimizer step.
+
+    Args:
+        state: The model, the optimizers and the ranks that take the step together.
+        step: Number of optimizer steps taken before this one.
+        inputs: Token ids of this rank, (batch_size / processes, T).
+        targets: The token after each input, of the same shape.
+
+    Raises:
+        UserError: If the loss or a gradient is not finite. On a CPU the update is not made; a GPU
+            is not waited for, and the error is raised at the next step.
+    """
+    config, world = state.config, state.world
+    set_learning_rates(state.optimizers, lr_factor(step, config.optim, config.max_steps))
+
+    # Forward and backward passes
+    loss = torch.zeros((), device=config.device)
+    for micro_step, batch in enumerate(micro_batches(inputs, targets, config, world)):
+        device.seed_micro_step(config.seed, step, micro_step, world.rank)
+        with autocast(config.device, config.precision):
+            micro_loss = state.forward(*batch)[1]  # the logits are freed
+        (micro_loss / config.accumulate).backward()
+        loss += micro_loss.detach() / (config.accumulate * world.size)
+    if config.shard == 1:  # otherwise FSDP2 averages the gradients in each backward pass
+        average_gradients(state.model, world)
+
+    # Clipping
+    norms = clip_gradients(state.model, config.optim.grad_clip, world, config.shard)
+    loss = world.sum(loss)
+    state.guard.check(step, loss, norms)
+    state.mean_loss.add(loss)
+
+    # Update
+    for optimizer in state.optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return StepResult(loss, norms)
+
+
+def micro_batches(
+    inputs: np.ndarray, targets: np.ndarray, config: ResolvedConfig, world: World
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the inputs and targets (rows, T) of each micro-step, on the device.
+
+    Args:
+        inputs: Token ids of this rank, (batch_size / processes, T).
+        targets: The token after each input, of the same shape.
+        config: The run's configuration.
+        world: The ranks of the run.
+    """
+    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    if config.device.startswith("cuda"):  # copied while the GPU is busy with the previous step
+        x, y = x.pin_memory(), y.pin_memory()
+    rows = config.micro_batch_size(world.size)
+    for micro_x, micro_y in zip(x.split(rows), y.split(rows)):
+        yield (
+            micro_x.to(config.device, non_blocking=True),
+            micro_y.to(config.device, non_blocking=True),
+        )
+
+
+def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float]:
+    """Return the metrics of the steps since the last logged one."""
+    state = run.state
+    return {
+        "train/loss": state.mean_loss.read(),
+        "train/grad_norm": result.gradient_norms.norm().item(),
+        "train/tokens_per_second": run.clock.speed(tokens_until(step, state.config)),
+        **learning_rate_metrics(state.optimizers),
+    }
 
 
 def is_due(every: int, step: int, config: Config) -> bool:
-    """True at the last step, and after each `every` steps (0: at the last alone)."""
+    """Return whether an activity is due: at multiples of `every` (0: none) and at the last step."""
     return step == config.max_steps or (every > 0 and step % every == 0)
 
 
-def tokens_seen(step: int, config: Config) -> int:
-    return step * config.batch_size * config.model.block_size
-
-
-def loss_of(row: dict | None) -> float:
+def val_loss(row: dict[str, float] | None) -> float:
+    """Return the validation loss of a metrics row, or nan without a row."""
     return row["val/loss"] if row else nan
 
 
-def saved_run(config: Config, run_dir: Path, log: Callable[[str], None]) -> tuple[dict, list[dict]]:
-    """The manifest of the checkpoint to go on from, {} for a new run, and the rows up to it."""
-    if not goes_on(config):
-        return {}, []
-    rows = read_rows(run_dir / METRICS)
-    if not checkpoint.saved_steps(run_dir):
-        if config.resume == "auto":
-            return {}, []
-        raise UserError(
-            f"run_dir={run_dir} was stopped before its first checkpoint: "
-            "start it again with resume=auto"
-        )
-    _, manifest = checkpoint.find_checkpoint(run_dir, "last", log)
-    return manifest, [row for row in rows if row["step"] <= manifest["step"]]
+def report_finished(
+    config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
+) -> float:
+    """Say that all steps are done, and return the best validation loss (nan without one).
 
-
-def finished(config: Config, run_dir: Path, step: int, log: Callable[[str], None]) -> float:
-    """Say that all steps are done, and draw the page where the run was killed before that."""
+    The page is drawn if the run was killed before that.
+    """
     log(
-        f"{run_dir} is finished: {step:,} steps are done, and max_steps={config.max_steps}; "
-        "a larger max_steps extends it"
+        f"{run_dir} is finished: {progress.step:,} steps are done and max_steps="
+        f"{config.max_steps}; a larger max_steps extends it"
     )
-    page, record = run_dir / "report.html", run_dir / METRICS
-    if not page.exists() or page.stat().st_mtime_ns < record.stat().st_mtime_ns:
+    page, metrics = run_dir / "report.html", run_dir / METRICS
+    if not page.exists() or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
         write_page(run_dir)
-    return loss_of(best_row(read_rows(record)))
+    return val_loss(best_row(read_rows(metrics)))
 
 
-def read_text(
-    config: Config, world: World, run_dir: Path, manifest: dict, console: cli.Terminal
-) -> tuple[Tokens, Callable[[GPT], object]]:
-    """The text, which rank 0 alone checks and prepares; and what fills a new model."""
-    log, tokenizer, load_initial_weights = cli.printer(console), None, lambda model: None
-    if manifest:
-        folder = checkpoint.step_folder(run_dir, manifest["step"])
-        tokenizer = load_tokenizer(folder / checkpoint.TOKENIZER)
-    elif config.init_from:
-        tokenizer, load_initial_weights = interop.open_starting_weights(Path(config.init_from), log)
-    text = check_text(config, manifest, tokenizer, console) if world.rank == 0 else None
-    known = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
-    # On another machine the cache may be another one.
-    text = text or open_tokens(*known) or check_text(config, manifest, tokenizer, console)
+class StartingPoint(NamedTuple):
+    """The tokenizer and the weights that a run starts with, where the text does not give them."""
+
+    tokenizer: Tokenizer | None = None
+    copy_weights: Callable[[GPT], object] | None = None
+
+
+def starting_point(
+    config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
+) -> StartingPoint:
+    """Return what a run takes from its own checkpoint or from the model that init_from names."""
+    if progress.manifest:
+        folder = checkpoint.step_folder(run_dir, progress.step)
+        return StartingPoint(load_tokenizer(folder / TOKENIZER_FILE))
+    if config.init_from:
+        return StartingPoint(*interop.open_starting_weights(Path(config.init_from), log))
+    return StartingPoint()
+
+
+def prepare_data(
+    config: Config,
+    world: World,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
+    console: cli.Terminal,
+) -> Tokens:
+    """Prepare the text on rank 0 and open it on all ranks; count n-grams if the model uses them.
+
+    Args:
+        config: The run's configuration.
+        world: The ranks of the run.
+        tokenizer: The tokenizer that the run starts with; None for the configured one.
+        progress: The checkpoint to resume from, whose text this has to be.
+        console: Prints the progress.
+    """
+    text = None
+    if world.rank == 0:
+        text = prepare_same_text(config, tokenizer, progress, console)
+    location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
+    if text is None:  # on another machine the cache may lack it
+        text = open_tokens(*location)
+        text = text or prepare_same_text(config, tokenizer, progress, console)
+    log = cli.printer(console)
     for line in text.summary():
         log(line)
-    c = config.model
-    if c.ngrams < 2 or config.init_from or (manifest and c.ngram_rows):  # weights bring their own
-        return text, load_initial_weights
-    keys = count_ngrams(text.train, text.tokenizer.vocab_size, c) if world.rank == 0 else None
-    keys = world.broadcast(keys)
-    return replace(text, ngrams=keys), lambda model: model.ngrams.keys.copy_(torch.from_numpy(keys))
+
+    model = config.model
+    weights_have_ngrams = config.init_from or (progress.manifest and model.ngram_rows)
+    if model.ngrams < 2 or weights_have_ngrams:
+        return text
+    keys = None
+    if world.rank == 0:
+        keys = count_ngrams(text.train, text.tokenizer.vocab_size, model)
+    return replace(text, ngrams=world.broadcast(keys))
 
 
-def check_text(
-    config: Config, manifest: dict, tokenizer: Tokenizer | None, console: cli.Terminal
+def prepare_same_text(
+    config: Config, tokenizer: Tokenizer | None, progress: Progress, console: cli.Terminal
 ) -> Tokens:
-    """The text, checked to be that of the run that goes on, with that run's tokenizer."""
-    # A run goes on with its own vocabulary, which another version might learn otherwise.
-    log, own = cli.printer(console), tokenizer if config.init_from else None
-    text = prepare_text(config, console, log, own, verify_all=bool(manifest))
-    if manifest and manifest["fingerprint"] != text.fingerprint:
+    """Prepare the text and check that it is the one that a resumed run was trained on."""
+    log = cli.printer(console)
+    is_resumed = progress.manifest is not None
+    given_tokenizer = tokenizer if config.init_from else None
+    text = prepare_text(config, console, log, given_tokenizer, verify_all=is_resumed)
+    if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
         raise UserError(
-            "the text, or how it is prepared, has changed since the run began "
-            f"(fingerprint {manifest['fingerprint'][:16]} then, "
-            f"{text.fingerprint[:16]} now): restore it, or start a new run"
+            "the text, or how it is prepared, has changed since the run began (fingerprint "
+            f"{progress.manifest.fingerprint[:16]} then, {text.fingerprint[:16]} now); "
+            "restore it, or start a new run."
         )
+    # A resumed run keeps its tokenizer, even if another version would learn another one.
     if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
         text = prepare_text(config, console, log, tokenizer, verify_all=True)
     return text
 
 
-def build(
-    config: Config, world: World, load_initial_weights: Callable[[GPT], object]
-) -> tuple[GPT, Callable, list[torch.optim.Optimizer]]:
-    """The model on its device or divided among the ranks, its forward passes, its optimizers."""
-    device.set_up(config)
+def init_weights(model: GPT, initial: StartingPoint, text: Tokens) -> None:
+    """Replace a model's random weights by those of `init_from`; enter the text's n-grams."""
+    if initial.copy_weights:
+        initial.copy_weights(model)
+    if model.ngrams is not None and text.ngrams is not None:
+        model.ngrams.keys.copy_(torch.from_numpy(text.ngrams))
+
+
+def build_state(
+    config: ResolvedConfig, world: World, init: Callable[[GPT], None] = lambda model: None
+) -> TrainingState:
+    """Build a model on its device, sharded over the ranks if it is to be, and its optimizers.
+
+    Args:
+        config: The resolved configuration.
+        world: The ranks of the run.
+        init: Changes the randomly initialized weights, before the model is moved or sharded.
+    """
     torch.manual_seed(config.seed)
     model = GPT(config.model)
-    load_initial_weights(model)
+    init(model)
     forward, mesh = shard_model(model, config, world.size)
-    return model, forward, build_optimizers(model, config.optim, config.precision, mesh)
+    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
+    guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
+    return TrainingState(config, world, model, forward, optimizers, guard, mean_loss)
 
 
-def micro_batches(
-    x: np.ndarray, y: np.ndarray, config: Config, world: World
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The inputs and targets x, y (batch_size / processes, T) of each micro-step, on the device."""
-    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
-    if config.device.startswith("cuda"):  # copied while the GPU does the step before
-        inputs, targets = inputs.pin_memory(), targets.pin_memory()
-    rows = config.micro_batch_size(world.size)
-    for batch in zip(inputs.split(rows), targets.split(rows)):
-        yield tuple(part.to(config.device, non_blocking=True) for part in batch)
-
-
-def observe(
-    record: Record,
-    snapshots: Snapshots,
-    model: GPT | None,
-    row: dict,
-    clock: Stopwatch,
-    world: World,
-) -> None:
-    """Look at the heads of the model, where one is given, and write the row of this step."""
-    step = row["step"]
-    last = step == record.config.max_steps
-    row = {"step": step, "tokens": tokens_seen(step, record.config)} | row
-    if len(row) > 2:
-        record.show(row)  # what is below takes a while
-    if model is not None:
-        clock.switch("attention")
-        record.doing("measuring what each head is worth" if last else "looking at attention")
-        try:
-            world.at_once = True
-            metrics, sample = snapshots.take(model, step, record.rows)
-        except Stopped:
-            return  # the row is left to the resumed run
-        finally:
-            world.at_once = False
-        row |= metrics
-        if sample is not None:
-            record.sample(step, sample)
-    if len(row) > 2:
-        clock.switch(None)
-        record.write(row | clock.metrics())
-    if model is not None:
-        clock.switch("attention")
-        with record.tolerate_io_errors():
-            if not (record.run_dir / "report.html").exists():
-                record.log(
-                    f"page     {record.run_dir / 'report.html'} (open it in a browser; it "
-                    "updates itself)"
-                )
-            record.doing("drawing the page")
-            record.wandb.page(
-                write_page(record.run_dir), record.rows[-1], describe_run(record.rows), last
-            )
-
-
-def sum_up(record: Record, checkpoints: Checkpoints, clock: Stopwatch) -> None:
-    """Leave all in order, and print what came of a run."""
-    checkpoints.tidy()
-    clock.switch(None)
-    record.log("")
-    print_losses(record.log, record.rows)
-    for finding in describe_run(record.rows):
-        cli.printer(record.console, wrap=True)(str(finding))
-    record.log("")
-    print_summary(record.log, record.run_dir, clock.seconds)
+def open_observer(run: Run, text: Tokens) -> AbstractContextManager[Observer | None]:
+    """Return the observer of a run on rank 0, and nothing on the other ranks."""
+    if run.state.world.rank > 0:
+        return nullcontext()
+    recorded_step = run.progress.step if run.progress.manifest else -1
+    return Observer(
+        run.state.config, run.run_dir, text, run.splits.validation, run.clock, recorded_step
+    )
 
 
 if __name__ == "__main__":

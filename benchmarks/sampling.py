@@ -46,11 +46,11 @@ def ours(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict:
     import torch
 
     from model import GPT, GPTConfig
-    from training.device import for_sampling, synchronize
+    from training.device import move_for_sampling, synchronize
 
     n_layer, n_head, n_embd, block_size, vocab_size = SIZES[size]
     torch.manual_seed(0)
-    model = for_sampling(
+    model = move_for_sampling(
         GPT(
             GPTConfig(
                 vocab_size,
@@ -126,11 +126,11 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
 
     from decoder import Decoder
     from model import GPT, GPTConfig
-    from training.device import for_sampling, synchronize
+    from training.device import move_for_sampling, synchronize
 
     torch.manual_seed(0)
     config = GPTConfig(65, block_size=context, n_kv_head=n_kv_head, position="rope", **LONG)
-    model = for_sampling(GPT(config), device)
+    model = move_for_sampling(GPT(config), device)
     cache = model.make_cache(1)
     cache.keys.normal_()
     cache.values.normal_()

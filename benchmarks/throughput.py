@@ -100,15 +100,16 @@ def make_config(size: str, precision: str, compile: bool | str, device: str):
 
 def ours(size: str, precision: str, compile: bool | str, device: str, seconds: float) -> dict:
     from model import GPT
-    from training.device import set_up
+    from training.device import configure_process
     from training.optimizers import build_optimizers
-    from training.plan import compiles, model_size
+    from training.plan import model_size, should_compile
     from training.processes import compile_model
 
     config = make_config(size, precision, compile, device)
     flops = model_size(config.model)[1] * config.batch_size * config.model.block_size
-    config.compile = compiles(config, flops * STEPS)
-    set_up(config)
+    if config.compile == "auto":
+        config.compile = should_compile(device, flops * STEPS)
+    configure_process(config)
     return {
         **steps(
             GPT(config.model),

@@ -16,7 +16,8 @@ from data.tokenizer import Tokenizer, load_tokenizer
 from interop.external import ExternalCheckpoint, is_external
 from interop.hub import find_model_folder, pin_model
 from model import GPT
-from training.checkpoint import MODEL, TOKENIZER, find_checkpoint, load_run, load_weights
+from training.checkpoint import find_checkpoint, load_run, load_weights
+from training.manifest import MODEL_FILE, TOKENIZER_FILE
 
 
 class StartingWeights(NamedTuple):
@@ -110,5 +111,5 @@ def open_starting_weights(path: Path, log: Callable[[str], None] = print) -> Sta
         checkpoint = ExternalCheckpoint(path)
         return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
     folder, _ = find_checkpoint(path, "best", log)
-    copy_to = partial(load_weights, path=folder / MODEL)
-    return StartingWeights(load_tokenizer(folder / TOKENIZER), copy_to)
+    copy_to = partial(load_weights, path=folder / MODEL_FILE)
+    return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to)

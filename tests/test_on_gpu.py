@@ -10,13 +10,13 @@ import pytest
 import torch
 from models import lively, random_tokens, small
 from processes import assert_same_run, copy_after_8_steps, same_tensors
-from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from config import Config, GPTConfig
+from config import Config, GPTConfig, ResolvedConfig
 from decoder import Decoder
 from model import GPT, SelfAttention, attention, causal_mask, store
-from training.nonfinite import NonFiniteGuard
+from train import build_state, train_step
+from training.processes import World
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
 pytestmark = [
@@ -108,17 +108,15 @@ def test_decoding_gives_the_logits_of_the_whole_text(rows):
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing waits for a CPU")
 @pytest.mark.parametrize("compile", [False, True])
 def test_steps_make_nobody_wait(compile):
-    take_step = Steps(
-        Config(
-            device=DEVICE, precision="bf16", compile=compile, batch_size=4, model=small(n_embd=64)
-        )
+    config = ResolvedConfig(
+        device=DEVICE, precision="bf16", compile=compile, batch_size=4, model=small(n_embd=64)
     )
-    x, guard = random_tokens(4, 16), NonFiniteGuard(take_step.model)
+    state, x = build_state(config, World()), random_tokens(4, 16).numpy()
     for step in range(6):
         if step == 3:  # all is set up
             torch.cuda.set_sync_debug_mode("error")
         try:
-            guard.check(step, *take_step(x, x, step))
+            train_step(state, step, x, x)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -128,15 +126,13 @@ def test_steps_make_nobody_wait(compile):
 def test_a_compiled_step_is_the_eager_one_within_rounding(precision):
     losses = []
     for compile in (False, True):
-        take_step = Steps(
-            Config(
-                device=DEVICE,
-                precision=precision,
-                compile=compile,
-                batch_size=4,
-                model=small(n_embd=64),
-            )
+        config = ResolvedConfig(
+            device=DEVICE,
+            precision=precision,
+            compile=compile,
+            batch_size=4,
+            model=small(n_embd=64),
         )
-        x = random_tokens(4, 16)
-        losses.append(torch.stack([take_step(x, x, step)[0] for step in range(8)]))
+        state, x = build_state(config, World()), random_tokens(4, 16).numpy()
+        losses.append(torch.stack([train_step(state, step, x, x).loss for step in range(8)]))
     assert torch.allclose(*losses, rtol=1e-3 if precision == "fp32" else 3e-2)

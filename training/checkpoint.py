@@ -1,7 +1,5 @@
-"""Checkpoints: written whole or not at all, verified by hash before use, never pickled."""
+"""Checkpoints: written completely or not at all, verified by hash before use, never pickled."""
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -18,337 +16,352 @@ from torch import Tensor
 
 from cli.config_file import config_yaml, read_config
 from common.errors import UserError
-from common.files import atomic_write, ordinary_file, sha256_of_file, sync
+from common.files import atomic_write, ordinary_file, sync
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from config import Config, GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
 from model import GPT
-from training.nonfinite import NonFiniteGuard
+from training.manifest import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    read_manifest,
+    verify_checkpoint,
+    write_manifest,
+)
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
-from training.processes import World
 from training.record import Stopwatch
-from training.state import MeanLoss
+from training.state import TrainingState
 from training.tensors import copy_rows, full_tensor, open_safetensors
 
-FORMAT = 1
-MODEL, OPTIMIZER, TOKENIZER, CONFIG, MANIFEST = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "tokenizer.json",
-    "config.yaml",
-    "manifest.json",
-)
-FILES = (MODEL, OPTIMIZER, TOKENIZER, CONFIG)
-SEAL = ',\n "sha256": "'  # begins the manifest's last entry: the hash of all before it
-LARGEST = 1 << 24  # bytes of a manifest that is read
-# What a manifest has of the run, and of what type: see `Checkpoints.save`.
-TYPES = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "losses": list}
 
-
-class NotSaved(UserError):
-    """A checkpoint could not be written; earlier ones are as they were."""
+class NotSavedError(UserError):
+    """A checkpoint could not be written; earlier checkpoints are unchanged."""
 
 
 class Checkpoints:
-    """Saves a run's steps, each once; keeps the newest and the best."""
+    """Saves a run's checkpoints and keeps the newest ones and the best.
 
-    def __init__(self, config: Config, run_dir: Path, world: World, log: Callable[[str], None]):
-        self.config, self.run_dir, self.world, self.log = config, run_dir, world, log
-        self.saved: int | None = None  # the step that was saved last
-        self.best: dict | None = None  # the row of the lowest validation loss that has a checkpoint
+    All ranks call the methods together; rank 0 writes.
 
-    def begin(self, model: GPT, optimizers: list, text: Tokens) -> tuple[NonFiniteGuard, MeanLoss]:
-        """Set what is saved; return the guard and the mean loss, which is saved too."""
-        self.model, self.optimizers, self.text = model, optimizers, text
-        self.guard = NonFiniteGuard(model)
-        self.mean_loss = MeanLoss(self.config.device)
-        return self.guard, self.mean_loss
+    Args:
+        run_dir: Folder of the run.
+        state: What is saved and restored.
+        text: The text, whose tokenizer and fingerprint are saved too.
+        log: Prints a line.
 
-    def restore(self, manifest: dict, rows: list[dict]) -> None:
-        """Load the checkpoint of the manifest, {} for none; set later ones aside."""
-        if not manifest:
-            return
-        step = self.saved = manifest["step"]
-        folder = step_folder(self.run_dir, step)
-        load_weights(self.model, folder / MODEL)
-        load_optimizer_tensors(self.optimizers, self.model, folder / OPTIMIZER)
-        self.mean_loss.restore(manifest["losses"])
+    Attributes:
+        last_step: Step of the newest checkpoint, or None.
+        best_row: Metrics of the checkpoint with the lowest validation loss, or None.
+    """
+
+    def __init__(
+        self, run_dir: Path, state: TrainingState, text: Tokens, log: Callable[[str], None]
+    ):
+        self.run_dir = run_dir
+        self.state = state
+        self.text = text
+        self.log = log
+        self.world = state.world
+        self.last_step: int | None = None
+        self.best_row: dict[str, float] | None = None
+
+    def restore(self, manifest: Manifest, rows: list[dict[str, float]]) -> None:
+        """Load a checkpoint into the training state and set later checkpoints aside.
+
+        Args:
+            manifest: The manifest of the checkpoint.
+            rows: The run's metrics up to it.
+        """
+        folder = step_folder(self.run_dir, manifest.step)
+        load_weights(self.state.model, folder / MODEL_FILE)
+        load_optimizer_tensors(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
+        self.state.mean_loss.restore(manifest.losses)
+        self.last_step = manifest.step
+        best = None
         if self.world.rank == 0:
-            for later in saved_steps(self.run_dir):
-                if later > step:  # could not be read, which may be no fault of its own
-                    self.log(f"kept as {set_aside(step_folder(self.run_dir, later))}")
-            self.best = best_saved(self.run_dir, rows)
-        self.best = self.world.broadcast(self.best)
-        self.tidy()
-        self.log(f"resuming at step {step:,}")
+            for step in saved_steps(self.run_dir):
+                if step > manifest.step:  # unreadable here, but maybe not damaged
+                    kept_as = set_aside(step_folder(self.run_dir, step))
+                    self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
+            best = best_saved_row(self.run_dir, rows)
+        self.best_row = self.world.broadcast(best)
+        self.prune()
+        self.log(f"resuming at step {manifest.step:,}")
 
-    def keep(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
-        """Save a step that is due, or better than all before; remove what is not kept any more."""
-        every, last = self.config.checkpoint.every, step == self.config.max_steps
-        lowest = self.best["val/loss"] if self.best else inf
-        better = step > 0 and row.get("val/loss", inf) < lowest
-        due = step > 0 and (last or (every > 0 and step % every == 0))
-        if not (due or better) or not self.save(step, row, clock, last_chance=last):
+    def save_if_due(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
+        """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss.
+
+        Args:
+            step: Optimizer steps taken.
+            row: Metrics of this step.
+            clock: Counts the time that saving takes.
+        """
+        if step == 0:
             return
-        if better:
-            self.best = {**row, "step": step}
-            self.tidy()
+        every = self.state.config.checkpoint.every
+        is_last = step == self.state.config.max_steps
+        is_due = is_last or (every > 0 and step % every == 0)
+        lowest = self.best_row["val/loss"] if self.best_row else inf
+        is_best = row.get("val/loss", inf) < lowest
+        if not (is_due or is_best):
+            return
+        is_saved = self.save(step, row, clock, must_succeed=is_last)
+        if is_saved and is_best:
+            self.best_row = {**row, "step": step}
+            self.prune()
 
     def save(
-        self, step: int, row: dict[str, float], clock: Stopwatch, last_chance: bool = False
+        self, step: int, row: dict[str, float], clock: Stopwatch, must_succeed: bool = False
     ) -> bool:
-        """Save a step with its metrics, unless it is saved; return whether it is now. One that
-        cannot be written costs a note, and at the last chance raises `NotSaved`."""
-        if self.saved == step:
-            return True
-        self.guard.flush()
-        clock.switch("save")
-        tensors = {
-            MODEL: self.model.tensors(),
-            OPTIMIZER: optimizer_tensors(self.optimizers, self.model),
-        }
-        for found in tensors.values():
-            for name in sorted(found):
-                value = full_tensor(found[name].detach())  # by all ranks together
-                found[name] = value.cpu().contiguous() if self.world.rank == 0 else None
-        problem = ""
-        if self.world.rank == 0:
-            manifest = {
-                "format": FORMAT,
-                "step": step,
-                "seconds": clock.seconds,
-                "metrics": row,
-                "fingerprint": self.text.fingerprint,
-                "losses": self.mean_loss.state(),
-            }
-            problem = self._write(manifest, tensors)
-        problem = self.world.broadcast(problem)
-        if not problem:
-            self.saved = step
-            self.tidy()
-        elif last_chance:
-            raise NotSaved(problem)
-        else:
-            self.log(f"{problem}; training goes on")
-        return self.saved == step
+        """Save a step, unless that was done before, and return whether it is saved now.
 
-    def _write(self, manifest: dict, tensors: dict[str, dict[str, Tensor]]) -> str:
-        """Write checkpoints/step_XXXXXXXX; return what went wrong, or "".
-        It gets its name when every byte of it, and of the record up to it, is on the disk."""
-        folder = step_folder(self.run_dir, manifest["step"])
+        Args:
+            step: Optimizer steps taken.
+            row: Metrics of this step.
+            clock: Counts the time that saving takes.
+            must_succeed: Raise an error if the checkpoint cannot be written, instead of a note.
+
+        Raises:
+            NotSavedError: If it must succeed and cannot be written.
+        """
+        if self.last_step == step:
+            return True
+        self.state.guard.flush()
+        clock.switch("save")
+        tensors = self._gather()
+        problem = None
+        if self.world.rank == 0:
+            losses = self.state.mean_loss.state()
+            fingerprint = self.text.fingerprint
+            try:
+                self._write(Manifest(step, clock.seconds, row, fingerprint, losses), tensors)
+            except NotSavedError as e:
+                problem = str(e)
+        problem = self.world.broadcast(problem)
+        if problem is None:
+            self.last_step = step
+            self.prune()
+            return True
+        if must_succeed:
+            raise NotSavedError(problem)
+        self.log(f"{problem}; training continues")
+        return False
+
+    def _gather(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of each file, complete and on the CPU; none on ranks other than 0."""
+        sharded = {
+            MODEL_FILE: self.state.model.tensors(),
+            OPTIMIZER_FILE: optimizer_tensors(self.state.optimizers, self.state.model),
+        }
+        gathered: dict[str, dict[str, Tensor]] = {}
+        for file_name, tensors in sharded.items():
+            gathered[file_name] = {}
+            for name in sorted(tensors):  # in one order, because all ranks gather together
+                tensor = full_tensor(tensors[name].detach())
+                if self.world.rank == 0:
+                    gathered[file_name][name] = tensor.cpu().contiguous()
+        return gathered
+
+    def _write(self, manifest: Manifest, tensors: dict[str, dict[str, Tensor]]) -> None:
+        """Write checkpoints/step_XXXXXXXX, or raise `NotSavedError` and leave nothing.
+
+        The folder gets its name only after each of its bytes, and of the run's record up to this
+        step, is on the disk.
+        """
+        folder = step_folder(self.run_dir, manifest.step)
         part = folder.with_name(f".{folder.name}.part")
         try:
-            _remove(part)
+            remove_path(part)
             part.mkdir(parents=True)
-            for name, found in tensors.items():
-                save_file(found, part / name)
-            save_tokenizer(self.text.tokenizer, part / TOKENIZER)
-            (part / CONFIG).write_text(config_yaml(self.config), encoding="utf-8")
-            files = {
-                name: {"bytes": (part / name).stat().st_size, "sha256": sha256_of_file(part / name)}
-                for name in FILES
-            }
-            (part / MANIFEST).write_text(_sealed(json.dumps(manifest | {"files": files}, indent=1)))
-            record = (self.run_dir / name for name in (METRICS, SAMPLES, "attention", ""))
-            for path in (*part.iterdir(), part, *filter(Path.exists, record)):
+            for file_name, named_tensors in tensors.items():
+                save_file(named_tensors, part / file_name)
+            save_tokenizer(self.text.tokenizer, part / TOKENIZER_FILE)
+            (part / CONFIG_FILE).write_text(config_yaml(self.state.config), encoding="utf-8")
+            write_manifest(part, manifest)
+            record = [self.run_dir / name for name in (METRICS, SAMPLES, "attention", "")]
+            existing = [path for path in record if path.exists()]
+            for path in [*part.iterdir(), part, *existing]:
                 sync(path)
             part.rename(folder)
             sync(folder.parent)
-            return ""
         except (OSError, SafetensorError) as e:
-            needed = sum(t.nbytes for found in tensors.values() for t in found.values())
-            return (
-                f"the checkpoint of step {manifest['step']} could not be written in "
+            needed = sum(t.nbytes for named in tensors.values() for t in named.values())
+            raise NotSavedError(
+                f"the checkpoint of step {manifest.step} could not be written in "
                 f"{self.run_dir} ({getattr(e, 'strerror', None) or e}; it needs {needed:,} "
-                "bytes): earlier checkpoints are as they were"
-            )
+                "bytes); earlier checkpoints are unchanged"
+            ) from None
         finally:
-            _remove(part)
+            remove_path(part)
 
-    def tidy(self) -> None:
-        """Have `last` and `best` name theirs. Remove checkpoints except the newest and the best,
-        and the rests of interrupted saves. What fails is tried again the next time."""
+    def prune(self) -> None:
+        """Point `last` and `best` at their checkpoints and remove the ones that are not kept.
+
+        Remains of interrupted saves are removed too. What fails is retried at the next call.
+        """
         if self.world.rank > 0:
             return
-        best = self.best["step"] if self.best else None
-        for name, step in (("last", self.saved), ("best", best)):
+        best_step = int(self.best_row["step"]) if self.best_row else None
+        for name, step in (("last", self.last_step), ("best", best_step)):
             with suppress(OSError):
                 if step is not None and read_pointer(self.run_dir, name) != step:
                     write_pointer(self.run_dir, name, step)
         with suppress(OSError):
-            for step in saved_steps(self.run_dir)[: -self.config.checkpoint.keep]:
-                if step != best:
-                    _remove(step_folder(self.run_dir, step))
+            for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
+                if step != best_step:
+                    remove_path(step_folder(self.run_dir, step))
             for part in (self.run_dir / "checkpoints").glob(".step_*.part"):
-                _remove(part)
+                remove_path(part)
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
+    """Return the folder of a step's checkpoint."""
     return run_dir / "checkpoints" / f"step_{step:08d}"
 
 
 def saved_steps(run_dir: Path) -> list[int]:
-    """Steps that have a checkpoint folder, oldest first."""
-    names = [path.name for path in (run_dir / "checkpoints").glob("step_*")]
-    return sorted(int(m[1]) for name in names if (m := re.fullmatch(r"step_(\d{8,})", name)))
+    """Return the steps that have a checkpoint folder, in ascending order."""
+    steps = []
+    for path in (run_dir / "checkpoints").glob("step_*"):
+        if match := re.fullmatch(r"step_(\d{8,})", path.name):
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a checkpoint that could not be read to a new name that is no step's; return it."""
-    names = (folder.with_name(f"aside_{n}_{folder.name}") for n in count(1))
-    aside = next(path for path in names if not os.path.lexists(path))
-    return folder.rename(aside)
+    """Rename an unreadable checkpoint to an unused name that no step has; return the new path."""
+    paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
+    unused = next(path for path in paths if not os.path.lexists(path))
+    return folder.rename(unused)
 
 
-def best_saved(run_dir: Path, rows: list[dict]) -> dict | None:
-    """The row of the lowest validation loss that has a checkpoint, by rows and manifests."""
-    known = {row["step"]: row for row in rows}
-    found = []
+def best_saved_row(run_dir: Path, rows: list[dict[str, float]]) -> dict[str, float] | None:
+    """Return the metrics of the checkpoint with the lowest validation loss, or None.
+
+    Args:
+        run_dir: Folder of the run.
+        rows: The run's metrics, which take precedence over those in the manifests.
+    """
+    recorded = {row["step"]: row for row in rows}
+    candidates = []
     for step in saved_steps(run_dir):
         try:
-            metrics = read_manifest(step_folder(run_dir, step))["metrics"]
+            metrics = read_manifest(step_folder(run_dir, step)).metrics
         except ValueError:
-            continue  # it will be told where it is to be loaded
-        found.append({**metrics, **known.get(step, {}), "step": step})
-    return best_row(found)
+            continue  # reported if this checkpoint is to be loaded
+        candidates.append({**metrics, **recorded.get(step, {}), "step": step})
+    return best_row(candidates)
 
 
 def write_pointer(run_dir: Path, name: str, step: int) -> None:
-    """Make checkpoints/`name` hold the name of a step's folder, at once and for good."""
+    """Make the file checkpoints/`name` hold the name of a step's folder, durably."""
     with atomic_write(run_dir / "checkpoints" / name) as part:
         part.write_text(f"step_{step:08d}\n")
     sync(run_dir / "checkpoints")
 
 
 def read_pointer(run_dir: Path, name: str) -> int | None:
-    """The step that checkpoints/`name` names, or None."""
+    """Return the step that the file checkpoints/`name` names, or None."""
     try:
         text = ordinary_file(run_dir / "checkpoints" / name, 100).read_text()
-        found = re.fullmatch(r"step_(\d{8,})", text.strip())
     except (OSError, UnicodeDecodeError):
         return None
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"step_(\d{8,})", text.strip())
+    return int(match[1]) if match else None
 
 
 def find_checkpoint(
     run_dir: Path, which: str | int = "last", log: Callable[[str], None] = print
-) -> tuple[Path, dict]:
-    """The folder and manifest of `last`, `best` or a step; of a damaged one's neighbour, noted."""
+) -> tuple[Path, Manifest]:
+    """Find a checkpoint and verify it; if it is damaged, take an earlier one and say so.
+
+    Args:
+        run_dir: Folder of the run.
+        which: "last", "best" or a step. For a damaged "best", later checkpoints are tried too.
+        log: Prints a line about a damaged checkpoint.
+
+    Returns:
+        The folder of the checkpoint and its manifest.
+
+    Raises:
+        UserError: If there is none, or it and all alternatives are damaged.
+    """
     steps = saved_steps(run_dir)
     if not steps:
         problem = "has no checkpoint" if run_dir.is_dir() else "does not exist"
-        raise UserError(f"{run_dir} {problem}")
-    wanted = int(which) if str(which).isdigit() else steps[-1]
-    if wanted not in steps:
-        raise UserError(
-            f"{run_dir} has no checkpoint of step {which}: there are {', '.join(map(str, steps))}"
-        )
+        raise UserError(f"{run_dir} {problem}.")
+    preferred = _preferred_step(run_dir, which, steps)
+    candidates = [step for step in reversed(steps) if step <= preferred]
     if which == "best":
-        wanted = read_pointer(run_dir, "best")
-        if wanted not in steps:  # damaged; or there was no evaluation
-            best = best_saved(run_dir, read_rows(run_dir / METRICS))
-            wanted = best["step"] if best else steps[-1]
-    order = [step for step in reversed(steps) if step <= wanted]
-    order += [step for step in steps if step > wanted] if which == "best" else []
-    for step, after in zip(order, [*order[1:], None]):
+        candidates += [step for step in steps if step > preferred]
+    for index, step in enumerate(candidates):
         folder = step_folder(run_dir, step)
         try:
-            return folder, verify(folder)
+            return folder, verify_checkpoint(folder)
         except ValueError as e:
-            instead = "" if after is None else f": taking that of step {after}"
-            log(f"checkpoint {folder} is damaged or cannot be read ({e}){instead}")
+            note = f"checkpoint {folder} is damaged or cannot be read ({e})"
+            if index + 1 < len(candidates):
+                note += f": loading the checkpoint of step {candidates[index + 1]} instead"
+            log(note)
     raise UserError(
-        f"no checkpoint of {run_dir} up to step {max(order)} is whole: it cannot be loaded"
+        f"every checkpoint of {run_dir} up to step {max(candidates)} is damaged or unreadable; "
+        "restore one, or start a new run."
     )
 
 
-def verify(folder: Path) -> dict:
-    """The manifest of a checkpoint whose files are what was written; a ValueError for another."""
-    manifest = read_manifest(folder)
-    try:
-        for name in FILES:  # fixed names: a manifest cannot point elsewhere
-            written, size = manifest["files"][name], (folder / name).stat().st_size
-            if size != written["bytes"]:
-                raise ValueError(f"{name} has {size} bytes where {written['bytes']} were written")
-            if sha256_of_file(folder / name) != written["sha256"]:
-                raise ValueError(f"{name} is not what was written: its sha256 differs")
-    except OSError as e:
-        raise ValueError(f"{Path(e.filename or folder).name}: {e.strerror}") from e
-    except (KeyError, TypeError) as e:
-        raise ValueError(f"{MANIFEST} is damaged") from e
-    return manifest
-
-
-def read_manifest(folder: Path) -> dict:
-    """The manifest of a checkpoint; a ValueError, with what is wrong, for a damaged one."""
-    try:
-        text = ordinary_file(folder / MANIFEST, LARGEST).read_text(encoding="utf-8")
-        manifest = json.loads(text)
-        manifest = {"losses": [0.0, 0]} | manifest  # of older versions
-        if manifest["format"] != FORMAT:
-            raise ValueError(
-                f"its format is {manifest['format']}, and this version of GlassGPT reads {FORMAT}"
-            )
-        if text != _sealed(text[: text.rfind(SEAL)] + "\n}"):
-            raise ValueError(f"{MANIFEST} is not what was written: its sha256 differs")
-        if (
-            any(type(manifest[name]) is not kind for name, kind in TYPES.items())
-            or list(map(type, manifest["losses"])) != [float, int]
-            or folder.name != f"step_{manifest['step']:08d}"
-        ):
-            raise ValueError(f"{MANIFEST} is of something else")
-        return manifest
-    except OSError as e:
-        raise ValueError(f"{MANIFEST}: {e.strerror}") from e
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        UnicodeDecodeError,
-        json.JSONDecodeError,
-        RecursionError,
-    ) as e:
-        raise ValueError(f"{MANIFEST} is damaged") from e
-
-
-def _sealed(manifest: str) -> str:
-    """The text of a JSON object with one entry more: the hash of the text."""
-    return f'{manifest[:-2]}{SEAL}{hashlib.sha256(manifest.encode()).hexdigest()}"\n}}'
+def _preferred_step(run_dir: Path, which: str | int, steps: list[int]) -> int:
+    """Return the saved step that "last", "best" or a number names."""
+    if which == "best":
+        step = read_pointer(run_dir, "best")
+        if step in steps:
+            return step
+        row = best_saved_row(run_dir, read_rows(run_dir / METRICS))  # the pointer is damaged
+        return int(row["step"]) if row else steps[-1]
+    if not str(which).isdigit():
+        return steps[-1]
+    if int(which) not in steps:
+        existing = ", ".join(str(step) for step in steps)
+        raise UserError(f"{run_dir} has no checkpoint of step {which}; it has {existing}.")
+    return int(which)
 
 
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
-    """The shapes of a model's tensors, by name, without making one."""
+    """Return the shapes of a model's tensors by name, without allocating them."""
     with torch.device("meta"):
         return {name: list(t.shape) for name, t in GPT(config).tensors().items()}
 
 
 def check_weights(path: Path, config: GPTConfig) -> None:
-    """Raise `UserError` where the weights at path are not this model's; more positions are fine."""
+    """Raise `UserError` if a file's weights do not fit a model; more positions are accepted."""
     with open_safetensors(path) as file:
         names = file.keys()
         shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
-    positions = shapes.get("position_embedding.weight") or [0]
-    positions[0] = min(positions[0], config.block_size)
+    positions = shapes.get("position_embedding.weight")
+    if positions:
+        positions[0] = min(positions[0], config.block_size)
     check_shapes(path, shapes, parameter_shapes(config))
 
 
-def check_shapes(path: Path, shapes: dict[str, list], expected: dict[str, list]) -> None:
-    """Raise `UserError` where tensors at path, name → shape, are not those expected of them."""
-    wrong = [
+def check_shapes(path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
+    """Raise `UserError` if the tensors of a file, name → shape, are not the expected ones."""
+    differences = [
         f"{name}: {shapes.get(name, 'missing')} in the file, "
         f"{expected.get(name, 'absent')} in the model"
         for name in sorted(shapes.keys() | expected.keys())
         if shapes.get(name) != expected.get(name)
     ]
-    if wrong:
-        more = " …" if len(wrong) > 3 else ""
-        raise UserError(f"{path} holds another model: {'; '.join(wrong[:3])}{more}")
+    if differences:
+        more = " …" if len(differences) > 3 else ""
+        raise UserError(f"{path} contains another model: {'; '.join(differences[:3])}{more}")
 
 
 @torch.no_grad()
 def load_weights(model: GPT, path: Path) -> None:
-    """Copy the weights at path into the model; of more positions, the first."""
+    """Copy weights from a file into a model; of more positions than it has, the first ones."""
     check_weights(path, model.config)
     with open_safetensors(path) as file:
         for name, tensor in model.tensors().items():
@@ -358,22 +371,34 @@ def load_weights(model: GPT, path: Path) -> None:
 def load_run(
     run_dir: str | os.PathLike, which: str | int = "last", log: Callable[[str], None] = print
 ) -> tuple[GPT, Tokenizer, Config]:
-    """The model (on the CPU, in evaluation mode), the tokenizer and the configuration of a run.
+    """Load a trained model.
 
-    which: `last`, `best` (by validation loss) or a step, of a checkpoint or else of a picture (in
-    float16). Raises `UserError` where there is none, or it is damaged and so are those before."""
-    picture = Path(run_dir, "attention", f"step_{which:0>8}.safetensors")
-    pictured = picture.is_file() and int(which) not in saved_steps(Path(run_dir))
-    folder, _ = find_checkpoint(Path(run_dir), "last" if pictured else which, log)
-    config, weights = read_config(folder / CONFIG), picture if pictured else folder / MODEL
+    Args:
+        run_dir: Folder of the run.
+        which: "last", "best" (lowest validation loss) or a step: of a checkpoint, or else of a
+            snapshot whose float16 weights were kept.
+        log: Prints a line if a damaged checkpoint is replaced by another one.
+
+    Returns:
+        The model on the CPU in evaluation mode, the tokenizer, and the run's configuration.
+
+    Raises:
+        UserError: If there is no such checkpoint, or it and all earlier ones are damaged.
+    """
+    run_dir = Path(run_dir)
+    snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
+    is_snapshot = snapshot.is_file() and int(which) not in saved_steps(run_dir)
+    folder, _ = find_checkpoint(run_dir, "last" if is_snapshot else which, log)
+    weights = snapshot if is_snapshot else folder / MODEL_FILE
+    config = read_config(folder / CONFIG_FILE)
     check_weights(weights, config.model)
     model = GPT(config.model)
     load_weights(model, weights)
-    return model.eval(), load_tokenizer(folder / TOKENIZER), config
+    return model.eval(), load_tokenizer(folder / TOKENIZER_FILE), config
 
 
-def _remove(path: Path) -> None:
-    """Remove a folder, a file or a link, never what a link leads to."""
+def remove_path(path: Path) -> None:
+    """Remove a folder, a file or a link, but never the target of a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,168 +1,272 @@
-"""A run before it starts: what every `auto` becomes, its memory and its operations. The formulas
-are those of docs/scaling.md, which has how far real runs were from them."""
+"""Resolve a run's configuration before it starts, and estimate its memory and its operations.
+
+The formulas are explained in docs/scaling.md, which also says how far real runs were from them.
+"""
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
 from common.errors import UserError
-from config import Config, GPTConfig
+from config import Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
 from model import GPT
-from training.device import describe, has_compiler, memory_here, pick_device, pick_precision
+from training.device import (
+    describe,
+    device_memory,
+    has_compiler,
+    pick_device,
+    pick_precision,
+)
 from training.processes import World
 
-# Floating-point operations of a whole run from which compiling pays. Measured on CPUs (LOG.md), a
-# guess for GPUs.
-COMPILE_PAYS = {"cpu": 1e14, "cuda": 1e16}
-# Bytes that a step keeps of each token, layer and channel, and of each of its logits. Compiled,
-# what products do not read is computed again.
-KEPT = {
+# Floating-point operations of a whole run from which compiling saves time, by kind of device.
+# Measured on CPUs (LOG.md); an estimate for GPUs.
+MIN_FLOPS_TO_COMPILE = {"cpu": 1e14, "cuda": 1e16}
+# Bytes that the forward pass keeps for the backward pass: for each token, layer and channel, and
+# for each logit, by (precision, is compiled). Compiled code recomputes what no product reads.
+ACTIVATION_BYTES = {
     ("bf16", False): (42, 14),
     ("bf16", True): (34, 6),
     ("fp32", False): (64, 14),
     ("fp32", True): (64, 14),
 }
-MANY_EPOCHS = 20  # beyond these a run is out of proportion to its text
+# Share of a device's memory that the estimate may reach before the model is sharded.
+MAX_MEMORY_SHARE = 0.9
+# More epochs than this overfit a text of ordinary size.
+MANY_EPOCHS = 20
 
 
-def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> Config:
-    """The configuration with what every `auto` becomes on this text and machine: by capability and
-    never by a timing, so that the same machine gives the same bits."""
+def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> ResolvedConfig:
+    """Replace every `auto` and every size that depends on the text by its value.
+
+    The choices depend on capabilities and never on timing, so that the same machine always gives
+    the same bits.
+
+    Args:
+        config: The checked configuration.
+        world: The ranks of the run.
+        text: The prepared text.
+        steps_done: Optimizer steps that a resumed run has already taken.
+
+    Raises:
+        UserError: If the text, the number of processes or the memory does not fit the
+            configuration.
+    """
     device = pick_device(config.device, world.size)
-    model = replace(config.model, vocab_size=vocabulary_of(config, text))
-    if text.ngrams is not None:
-        rows = len(text.ngrams)
-        if model.ngram_rows not in (None, rows):
-            raise UserError(
-                f"model.ngram_rows={model.ngram_rows} is not the {rows} n-grams that "
-                "the text has: leave it out"
-            )
-        model = replace(model, ngram_rows=rows)
-    config = replace(
-        config, model=model, device=device, precision=pick_precision(config.precision, device)
-    )
-    memory = memory_here(device)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
-    if memory and device == "cpu":
-        memory /= here
-    config = divide(config, world.size, memory, here)
-    parameters, flops = model_size(model)
-    if memory and 8 * parameters / config.shard > memory:
-        raise UserError(
-            f"there is too little memory on {device}: {memory / 1e9:,.1f} GB, and the "
-            "weights and their gradients alone need "
-            f"{8 * parameters / config.shard / 1e9:,.1f}: lower model.n_layer="
-            f"{model.n_layer} or model.n_embd={model.n_embd}"
-        )
-    steps = config.max_steps - steps_done
-    run_flops = flops * steps * config.batch_size * model.block_size / world.size
+    settings = {field.name: getattr(config, field.name) for field in fields(config)}
+    settings |= {
+        "model": resolve_model(config, text),
+        "device": device,
+        "precision": pick_precision(config.precision, device),
+        "compile": config.compile is True,
+        "shard": 1,
+    }
+    resolved = ResolvedConfig(**settings)
+
+    check_batch_size(config, world.size)
+    machine_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
+    memory = device_memory(device)
+    if memory is not None and device == "cpu":
+        memory /= machine_processes
+    shard = config.shard
+    if isinstance(shard, str):
+        shard = pick_shard(resolved, world.size, memory, machine_processes)
+    check_shard(shard, world.size)
+    resolved = replace(resolved, shard=shard)
+    parameters, flops_per_token = model_size(resolved.model)
+    check_memory(resolved, parameters, memory)
+
     if config.compile == "auto":
-        pays = run_flops >= COMPILE_PAYS.get(device.partition(":")[0], float("inf"))
-        config = replace(config, compile=pays and has_compiler())
-    return config
+        tokens = resolved.batch_size * resolved.model.block_size * (config.max_steps - steps_done)
+        compile = should_compile(device, flops_per_token * tokens / world.size)
+        resolved = replace(resolved, compile=compile)
+    return resolved
 
 
-def vocabulary_of(config: Config, text: Tokens) -> int:
-    """The vocabulary of the model, on a text that has to fit it."""
-    model, vocab_size = config.model, text.tokenizer.vocab_size
-    ids, split = min((len(text.train), "training"), (len(text.val), "validation"))
-    if ids <= model.block_size:
-        fitting = 1 << max(0, ids - 1).bit_length() - 1 if ids > 2 else 0  # a power of two below
-        way = f" or model.block_size={fitting}" if fitting > 1 else ""
+def resolve_model(config: Config, text: Tokens) -> GPTConfig:
+    """Return the model's settings with the vocabulary and the n-grams of the text."""
+    model = replace(config.model, vocab_size=vocabulary_size(config, text))
+    if text.ngrams is None:
+        return model
+    rows = len(text.ngrams)
+    if model.ngram_rows not in (None, rows):
         raise UserError(
-            f"the {split} split has {ids} tokens, too few for "
-            f"model.block_size={model.block_size}: give more text{way}"
+            f"model.ngram_rows={model.ngram_rows} differs from the {rows} n-grams of the text; "
+            "leave it out."
         )
-    # A model of others may have more ids than its tokenizer.
-    by_characters = config.tokenizer.name == "char"  # of another text, they would be others
-    spare = config.init_from and not by_characters and (model.vocab_size or 0) > vocab_size
-    if model.vocab_size not in (None, vocab_size) and not spare:
+    return replace(model, ngram_rows=rows)
+
+
+def vocabulary_size(config: Config, text: Tokens) -> int:
+    """Return the model's vocabulary size for a text, after checking that they fit together.
+
+    Raises:
+        UserError: If the text is shorter than a context, or has another vocabulary.
+    """
+    model = config.model
+    vocab_size = text.tokenizer.vocab_size
+    length, split = min((len(text.train), "training"), (len(text.val), "validation"))
+    if length <= model.block_size:
+        hint = "give more text"
+        if length > 2:
+            largest_power_of_two = 1 << ((length - 1).bit_length() - 1)
+            hint += f" or set model.block_size={largest_power_of_two}"
         raise UserError(
-            f"model.vocab_size={model.vocab_size} is not the tokenizer's {vocab_size}: leave it out"
+            f"the {split} split has only {length} tokens, too few for "
+            f"model.block_size={model.block_size}; {hint}."
         )
-    return model.vocab_size or vocab_size
+    if model.vocab_size is None or model.vocab_size == vocab_size:
+        return vocab_size
+    # A pretrained model may have more ids than its tokenizer, unless they stand for characters,
+    # which would be others in another text.
+    is_pretrained = config.init_from and config.tokenizer.name != "char"
+    if not is_pretrained or model.vocab_size < vocab_size:
+        raise UserError(
+            f"model.vocab_size={model.vocab_size} differs from the tokenizer's {vocab_size}; "
+            "leave it out."
+        )
+    return model.vocab_size
 
 
-def divide(config: Config, processes: int, memory: float | None, of_a_machine: int) -> Config:
-    """The configuration with its `shard`, checked against the number of processes: for `auto` as
-    few as hold the model in `memory` bytes each, those of a machine first."""
+def check_batch_size(config: Config, processes: int) -> None:
+    """Raise `UserError` if the batch cannot be divided among processes and micro-steps."""
     parts = config.accumulate * processes
     if config.batch_size % parts:
         raise UserError(
-            f"batch_size={config.batch_size} cannot be divided among {processes} "
-            f"processes with accumulate={config.accumulate}: make it a multiple of "
-            f"{parts}"
+            f"batch_size={config.batch_size} cannot be divided among {processes} processes with "
+            f"accumulate={config.accumulate}; make it a multiple of {parts}."
         )
-    if config.shard == "auto":
-        divisors = [n for n in range(1, processes + 1) if processes % n == 0]
-        divisors.sort(key=lambda n: (n > of_a_machine, n))
-        fitting = [
-            n
-            for n in divisors
-            if memory is None or memory_needed(replace(config, shard=n), processes) < 0.9 * memory
-        ]
-        return replace(config, shard=fitting[0] if fitting else processes)
-    if processes % config.shard:
+
+
+def check_shard(shard: int, processes: int) -> None:
+    """Raise `UserError` if the processes cannot be divided into groups of `shard`."""
+    if processes % shard:
         raise UserError(
-            f"shard={config.shard} does not divide the {processes} processes: "
-            "take a divisor, or shard=auto"
+            f"shard={shard} does not divide the {processes} processes; choose a divisor, or "
+            "shard=auto."
         )
-    return config
+
+
+def check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
+    """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
+    needed = 8 * parameters / config.shard
+    if memory is not None and needed > memory:
+        raise UserError(
+            f"the weights and their gradients need {needed / 1e9:,.1f} GB, but {config.device} "
+            f"has only {memory / 1e9:,.1f} GB of memory; lower "
+            f"model.n_layer={config.model.n_layer} or model.n_embd={config.model.n_embd}."
+        )
+
+
+def pick_shard(
+    config: ResolvedConfig, processes: int, memory: float | None, machine_processes: int
+) -> int:
+    """Return the smallest number of processes over which to shard the model so that it fits.
+
+    Args:
+        config: The configuration, with whatever `shard`.
+        processes: Number of processes of the run.
+        memory: Bytes of memory of each process, None if unknown.
+        machine_processes: Number of processes per machine; groups within a machine come first.
+    """
+    divisors = [n for n in range(1, processes + 1) if processes % n == 0]
+    divisors.sort(key=lambda n: (n > machine_processes, n))
+    for shard in divisors:
+        if memory is None:
+            return shard
+        needed = memory_needed(replace(config, shard=shard), processes)
+        if needed < MAX_MEMORY_SHARE * memory:
+            return shard
+    return processes
+
+
+def should_compile(device: str, flops: float) -> bool:
+    """Return whether a run of this many operations per process is worth compiling, and can be."""
+    is_worth_it = flops >= MIN_FLOPS_TO_COMPILE.get(device.partition(":")[0], float("inf"))
+    return is_worth_it and has_compiler()
 
 
 def model_size(config: GPTConfig) -> tuple[int, int]:
-    """Parameters of a model, and floating-point operations of a training step per token. Forward 2
-    per weight of a matrix and 2·H·(d_k + d_v) per pair of tokens, half of the pairs being masked;
-    backward twice that (Kaplan et al. 2020, Chowdhery et al. 2022). Counted for one layer and for
-    two: a deep model takes long to make even without memory."""
+    """Count the parameters of a model and the operations of a training step per token.
+
+    The forward pass takes 2 operations per weight of a matrix and 2·H·(d_k + d_v) per pair of
+    tokens, half of which are masked; the backward pass takes twice as many. Models of one and two
+    layers are counted, because a deep one takes long to construct even without memory.
+
+    Returns:
+        The number of parameters, and floating-point operations per token.
+
+    Reference:
+        Kaplan et al. 2020; Chowdhery et al. 2022.
+    """
     with torch.device("meta"):
         models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
-    parameters = [model.num_parameters() for model in models]
-    matrices = sum(p.numel() for p in models[0].blocks.parameters() if p.dim() == 2)  # of a layer
+    one_layer, two_layers = (model.num_parameters() for model in models)
+    parameters = one_layer + (config.n_layer - 1) * (two_layers - one_layer)
+
+    layer_weights = sum(p.numel() for p in models[0].blocks.parameters() if p.dim() == 2)
     pairs = config.n_head * (config.key_dim + config.value_dim) * config.block_size // 2
-    products = config.n_layer * (matrices + pairs) + config.vocab_size * config.n_embd
-    return parameters[0] + (config.n_layer - 1) * (parameters[1] - parameters[0]), 6 * products
+    head_weights = config.vocab_size * config.n_embd
+    return parameters, 6 * (config.n_layer * (layer_weights + pairs) + head_weights)
 
 
-def memory_needed(config: Config, processes: int) -> float:
-    """Bytes that each of so many processes holds at most in training, by the formulas of
-    docs/scaling.md, with what it gathers of a sharded model."""
+def memory_needed(config: ResolvedConfig, processes: int) -> float:
+    """Estimate the largest number of bytes that each process uses in training.
+
+    Args:
+        config: The resolved configuration.
+        processes: Number of processes of the run.
+    """
     c = config.model
+    is_sharded = config.shard > 1
     parameters, _ = model_size(c)
-    tables = (c.ngram_rows or 0) * c.ngram_dim  # one number of state a row
-    outside = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2) + tables
-    state = 4 if config.optim.name == "muon" else 8
-    held = 4 * parameters / config.shard  # weights, and as much of gradients
-    optimizer = (state * (parameters - outside) + 8 * (outside - tables)) / config.shard
-    block, size = (parameters - outside) / c.n_layer, 2 if config.precision == "bf16" else 4
-    gathered = 8 * outside + 3 * size * block if config.shard > 1 else 0
+    ngram_weights = (c.ngram_rows or 0) * c.ngram_dim
+    embedding_weights = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
+    outside_weights = embedding_weights + ngram_weights
+    block_weights = parameters - outside_weights
+
+    # Weights, and as much again for their gradients
+    weights = 4 * parameters / config.shard
+
+    # Optimizer state: Muon keeps one number per weight of a block, AdamW two
+    state_bytes = 4 if config.optim.name == "muon" else 8
+    optimizer = (state_bytes * block_weights + 8 * embedding_weights) / config.shard
+
+    # What a sharded model gathers: all that is outside of the blocks, and three blocks
+    gathered = 0.0
+    if is_sharded:
+        number_bytes = 2 if config.precision == "bf16" else 4
+        gathered = 8 * outside_weights + 3 * number_bytes * (block_weights / c.n_layer)
+
+    # Activations of a micro-step
     tokens = config.micro_batch_size(processes) * c.block_size
-    of_layers, of_logits = KEPT[config.precision, config.compile is True]
-    kept = tokens * (of_layers * c.n_layer * c.n_embd + of_logits * c.vocab_size)
-    # Gradients come as activations go, but where there are some already, or sharded ones. To be
-    # averaged, whole ones are copied then.
-    stay = config.accumulate > 1 or config.shard > 1
-    message = held if processes > 1 and config.shard == 1 else 0
-    return held + optimizer + gathered + max(kept + held * stay, held + message)
+    channel_bytes, logit_bytes = ACTIVATION_BYTES[config.precision, config.compile]
+    activations = tokens * (channel_bytes * c.n_layer * c.n_embd + logit_bytes * c.vocab_size)
+
+    # Gradients replace activations one by one, unless they exist already or are sharded
+    gradients_exist = config.accumulate > 1 or is_sharded
+    backward = activations + (weights if gradients_exist else 0)
+    # Averaging copies all gradients into one message
+    averaging = weights + (weights if processes > 1 and not is_sharded else 0)
+    return weights + optimizer + gathered + max(backward, averaging)
 
 
 def print_run(
-    log: Callable[[str], None], config: Config, model: GPT, tokens: Tokens, processes: int
+    log: Callable[[str], None], config: ResolvedConfig, model: GPT, text: Tokens, processes: int
 ) -> None:
-    """Print what is going to be trained, for how long, where."""
-    parameters = model.num_parameters()
+    """Print what is going to be trained, for how long and where."""
     step_tokens = config.batch_size * config.model.block_size
-    epochs = config.max_steps * step_tokens / len(tokens.train)
-    many = f"{processes} processes, each " if processes > 1 else ""
-    how = "compiled, which takes a minute or two once" if config.compile else "eager"
-    log(f"model    {parameters:,} parameters")
+    epochs = config.max_steps * step_tokens / len(text.train)
+    machines = f"{processes} processes, each " if processes > 1 else ""
+    mode = "compiled (takes a minute or two once)" if config.compile else "eager"
+    log(f"model    {model.num_parameters():,} parameters")
     log(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:,.2f} epochs")
     if epochs > MANY_EPOCHS:
         log(
-            f"note     each token is seen {epochs:,.0f} times, so the model will learn the text by "
-            "heart: give more text or fewer max_steps"
+            f"note     each token is seen {epochs:,.0f} times, so overfitting is likely; give more "
+            "text or fewer max_steps"
         )
-    log(f"machine  {many}{describe(config.device)}, {config.precision}, {how}")
+    log(f"machine  {machines}{describe(config.device)}, {config.precision}, {mode}")

@@ -1,8 +1,9 @@
-"""One process, or several that torchrun started, which train one run.
+"""The processes of a run: one, or several that torchrun started.
 
-Every rank runs the same train.py, with its slice of each batch. Rank 0 writes and prints. With
-shard = 1 each rank has the whole model, and the gradients are averaged once a step; else FSDP2
-divides it on a mesh (processes / shard, shard): each group of `shard` holds a copy."""
+Every rank runs the same train.py on its slice of each batch. Rank 0 writes and prints. With shard=1
+each rank has the complete model, and the gradients are averaged once per step. Otherwise FSDP2
+shards the model on a mesh (processes / shard, shard): each group of `shard` ranks holds one copy.
+"""
 
 import os
 import re
@@ -10,6 +11,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,18 +20,22 @@ from torch import Tensor
 from torch.distributed import DeviceMesh, init_device_mesh
 
 from common.errors import UserError
-from config import Config
+from config import ResolvedConfig
 from model import GPT
 from training.tensors import full_tensor
 
-# Rank 0 may draw or save for long. A process that died is noticed at once all the same, by its
-# closed connection.
-TIMEOUT = timedelta(days=1)
+# Other ranks wait this long for rank 0, which may draw or save for hours. A process that dies is
+# noticed at once nevertheless, because its connection closes.
+RANK_TIMEOUT = timedelta(days=1)
 CONNECTION_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe", re.IGNORECASE)
 
 
 class Stopped(Exception):
-    """A signal asked the run to end, with `exit_status` 130 or 143."""
+    """A signal asked the run to stop.
+
+    Args:
+        exit_status: 130 after SIGINT, 143 after SIGTERM.
+    """
 
     def __init__(self, exit_status: int):
         super().__init__(exit_status)
@@ -36,35 +43,67 @@ class Stopped(Exception):
 
 
 class World:
-    """The ranks of a run, of which this is `rank` of `size`, and the signals that they got. Within
-    it Ctrl-C and SIGTERM are noted for `check_stop`; Ctrl-C once more ends the process. One that
-    came after the last check ends it when all is done."""
+    """The ranks of a run and the stop signals that they received.
+
+    As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
+    process at once. A signal after the last check ends it when the block is left.
+
+    Args:
+        rank: Number of this process.
+        size: Number of processes.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size, self.exit_status = rank, size, 0
-        self.at_once = False  # whether a signal raises `Stopped` at once, where all can be redone
+        self.rank = rank
+        self.size = size
+        self._exit_status = 0
+        self._is_interruptible = False
+        self._handlers: dict[signal.Signals, Any] = {}
 
-    def __enter__(self):
-        self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    def __enter__(self) -> "World":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._handlers[number] = signal.signal(number, self._note_signal)
         return self
 
-    def __exit__(self, kind, *_):
-        for number, handler in self._before.items():
-            # torchrun signals who is still ending.
-            signal.signal(number, signal.SIG_IGN if self.exit_status and self.size > 1 else handler)
-        if self.exit_status and kind is None and self.size == 1:
-            raise SystemExit(self.exit_status)  # a sweep takes no more jobs
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            # torchrun sends signals to processes that are still ending.
+            is_ignored = self._exit_status and self.size > 1
+            signal.signal(number, signal.SIG_IGN if is_ignored else handler)
+        if self._exit_status and exception_type is None and self.size == 1:
+            raise SystemExit(self._exit_status)  # so that a sweep starts no more jobs
 
-    def _note(self, number, frame):
-        self.exit_status = 128 + number
-        signal.signal(signal.SIGINT, self._before[signal.SIGINT])
-        if self.at_once:
-            raise Stopped(self.exit_status)
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self._exit_status = 128 + number
+        signal.signal(signal.SIGINT, self._handlers[signal.SIGINT])
+        if self._is_interruptible:
+            raise Stopped(self._exit_status)
 
-    def broadcast(self, value=None):
-        """Rank 0's value, on every rank."""
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let a signal end the block early; call `check_stop` after it.
+
+        The block must contain nothing that other ranks wait for, and only work that can be redone.
+        """
+        self._is_interruptible = True
+        try:
+            yield
+        except Stopped:
+            pass  # `check_stop` raises it on all ranks together
+        finally:
+            self._is_interruptible = False
+
+    def check_stop(self) -> None:
+        """Raise `Stopped` on all ranks if any of them got a signal; all ranks call this."""
+        if self.size > 1:
+            status = torch.tensor(self._exit_status)
+            dist.all_reduce(status, dist.ReduceOp.MAX)
+            self._exit_status = int(status)
+        if self._exit_status:
+            raise Stopped(self._exit_status)
+
+    def broadcast(self, value: Any = None) -> Any:
+        """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -72,33 +111,31 @@ class World:
         return box[0]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The values summed over the ranks."""
+        """Sum a tensor over the ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
-    def check_stop(self) -> None:
-        """Raise `Stopped` where a signal came, of several ranks to any; all call this at once."""
-        if self.size > 1:
-            noted = torch.tensor(self.exit_status)
-            dist.all_reduce(noted, dist.ReduceOp.MAX)
-            self.exit_status = int(noted)
-        if self.exit_status:
-            raise Stopped(self.exit_status)
-
 
 @contextmanager
 def join(alone: bool) -> Iterator[World]:
-    """The ranks that torchrun started; this process by itself where it did not, or if `alone`."""
+    """Join the ranks that torchrun started.
+
+    Args:
+        alone: Whether to run as a single process even under torchrun.
+
+    Raises:
+        UserError: If the connection to another rank is lost.
+    """
     if alone or "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
         yield World()
         return
-    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+    store, rank, size = next(dist.rendezvous("env://", timeout=RANK_TIMEOUT))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # It outlives a restart, and with it the addresses of processes that are gone.
+        # The store outlives a restart, and would return addresses of processes that are gone.
         store = dist.PrefixStore(f"attempt_{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=RANK_TIMEOUT)
     try:
         yield World(rank, size)
         dist.barrier()
@@ -106,16 +143,22 @@ def join(alone: bool) -> Iterator[World]:
         if not CONNECTION_LOST.search(str(e)):
             raise
         raise UserError(
-            "another process of the run has ended, as torchrun's report says, and the "
-            "run with it: go on from the last checkpoint with resume=true"
+            "another process of the run has ended, and this one with it; see torchrun's report for "
+            "the reason, then continue from the last checkpoint with resume=true."
         ) from None
     finally:
         dist.destroy_process_group()
 
 
 def compile_model(model: GPT, processes: int) -> Callable:
-    """The model, to be compiled at its first step; of several processes its blocks' parts."""
-    # On a CPU, kernels in two files, not in fifty, whose headers take the time.
+    """Have torch.compile compile the model at its first step, and return what to call.
+
+    Args:
+        model: The model, on its device. With several processes its blocks' parts are compiled in
+            place.
+        processes: Number of processes of the run.
+    """
+    # On a CPU two generated files instead of fifty, because their headers dominate the time.
     options = {"cpp_wrapper": True} if model.head.weight.device.type == "cpu" else None
     if processes == 1:
         return torch.compile(model, options=options)
@@ -125,14 +168,25 @@ def compile_model(model: GPT, processes: int) -> Callable:
     return model
 
 
-def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, DeviceMesh | None]:
-    """Move the model to the device, compiled if it is to be: whole with shard = 1, else sharded,
-    in bf16 with matrices that travel in bf16 and gradients in float32. Returns what takes the
-    forward passes of training, and the mesh of several ranks."""
+def shard_model(
+    model: GPT, config: ResolvedConfig, size: int
+) -> tuple[Callable, DeviceMesh | None]:
+    """Move a model to the device, compile it if configured, and shard it over `config.shard` ranks.
+
+    A sharded model in bf16 communicates matrices in bf16 and gradients in float32.
+
+    Args:
+        model: The model on the CPU, which is changed in place.
+        config: The resolved configuration.
+        size: Number of ranks.
+
+    Returns:
+        What to call for a forward pass in training, and the mesh of the ranks (None for one rank).
+    """
     if size == 1:
         model.to(config.device)
         if model.ngrams is not None:
-            model.ngrams.sparse = True  # not of several: their dense gradients are averaged
+            model.ngrams.sparse = True  # several ranks average dense gradients instead
         return compile_model(model, size) if config.compile else model, None
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -141,13 +195,15 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
     if config.shard == 1:
         mesh = init_device_mesh(config.device, (size,), mesh_dim_names=("replicate",))
         return model.to(config.device), mesh
-    shape, names = (config.shard,), ("shard",)
     if config.shard < size:
-        shape, names = (size // config.shard, config.shard), ("replicate", "shard")
-    mesh = init_device_mesh(config.device, shape, mesh_dim_names=names)
-    bf16 = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    policy = bf16 if config.precision == "bf16" else MixedPrecisionPolicy()
-    for block in model.blocks:  # its norms stay in float32, with the rest of the model
+        shape = (size // config.shard, config.shard)
+        mesh = init_device_mesh(config.device, shape, mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh(config.device, (config.shard,), mesh_dim_names=("shard",))
+    policy = MixedPrecisionPolicy()
+    if config.precision == "bf16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for block in model.blocks:  # without its norms, which stay in float32 with the other weights
         fully_shard([block.attention, block.mlp], mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
     return model, mesh
@@ -155,18 +211,26 @@ def shard_model(model: GPT, config: Config, size: int) -> tuple[Callable, Device
 
 @torch.no_grad()
 def average_gradients(model: GPT, world: World) -> None:
-    """Replace each gradient by its mean over the ranks, all in one message, so that their sums have
-    one order in every step: DistributedDataParallel cuts other messages after the first one."""
-    if world.size > 1:
-        grads = [p.grad for p in model.parameters()]
-        means = world.sum(torch.cat([grad.flatten() for grad in grads])).div_(world.size)
-        for grad, mean in zip(grads, means.split([grad.numel() for grad in grads])):
-            grad.copy_(mean.view_as(grad))
+    """Replace each gradient by its mean over the ranks.
+
+    All gradients travel in one message, so that they are summed in the same order at every step.
+    DistributedDataParallel changes the order after its first step.
+    """
+    if world.size == 1:
+        return
+    grads = [p.grad for p in model.parameters()]
+    sums = world.sum(torch.cat([grad.flatten() for grad in grads]))
+    means = sums.div_(world.size).split([grad.numel() for grad in grads])
+    for grad, mean in zip(grads, means):
+        grad.copy_(mean.view_as(grad))
 
 
 @torch.no_grad()
 def plain_copy(model: GPT, world: World) -> GPT | None:
-    """The model as one process has it, on rank 0, made of all ranks' parts; None elsewhere."""
+    """Gather an unsharded, uncompiled copy of the model on rank 0; return None on other ranks.
+
+    A single process gets the model itself. All ranks call this together.
+    """
     if world.size == 1:
         return model
     tensors = {name: full_tensor(tensor) for name, tensor in model.state_dict().items()}
@@ -180,7 +244,7 @@ def plain_copy(model: GPT, world: World) -> GPT | None:
 
 
 def reshard(model: GPT) -> None:
-    """After a forward pass without a backward pass: let go of the rows of other ranks."""
+    """Free the other ranks' rows, which a forward pass without a backward pass leaves gathered."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()

@@ -1,7 +1,16 @@
 """The state of a training run: what a step changes and a checkpoint saves."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+from config import ResolvedConfig
+from model import GPT
+from training.nonfinite import NonFiniteGuard
+from training.processes import World
 
 
 class MeanLoss:
@@ -34,3 +43,26 @@ class MeanLoss:
         """Continue from what `state` returned."""
         total, self._steps = state
         self._sum.fill_(total)
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that a training step reads or changes, besides its batch.
+
+    Attributes:
+        config: The resolved configuration.
+        world: The ranks of the run.
+        model: The model, on its device and sharded if `config.shard` says so.
+        forward: Runs the model's forward pass, compiled if `config.compile` says so.
+        optimizers: Together update each parameter once.
+        guard: Ends the run if the loss or a gradient is not finite.
+        mean_loss: Mean training loss since the last logged row.
+    """
+
+    config: ResolvedConfig
+    world: World
+    model: GPT
+    forward: Callable
+    optimizers: list[Optimizer]
+    guard: NonFiniteGuard
+    mean_loss: MeanLoss

@@ -98,9 +98,10 @@ def test_a_signal_interrupts_a_snapshot_and_it_can_be_taken_again(
         raise AssertionError("the signal did not interrupt")
 
     with monkeypatch.context() as patch, pytest.raises(Stopped), World() as world:
-        world.at_once = True
         patch.setattr(snapshot, stage, stop)
-        snapshots.take(MODEL, 4, [])
+        with world.interruptible():
+            snapshots.take(MODEL, 4, [])
+        world.check_stop()
     (tmp_path / "attention" / "step_00000004.png").unlink(missing_ok=True)
     snapshots.take(MODEL, 4, [])
     assert {path.name for path in (tmp_path / "attention").iterdir()} == {

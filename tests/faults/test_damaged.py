@@ -33,16 +33,13 @@ from data.tokens import Tokens, prepare
 from report.page import write_page
 from report.sweep import read_sweep
 from training.checkpoint import (
-    FILES,
-    MANIFEST,
-    MODEL,
-    _remove,
-    _sealed,
     find_checkpoint,
     load_run,
     read_pointer,
+    remove_path,
     saved_steps,
 )
+from training.manifest import CHECKPOINT_FILES, MANIFEST_FILE, MODEL_FILE, seal
 
 # --- damaged files --------------------------------------------------------------------------------
 
@@ -86,8 +83,8 @@ CONTENTS = [
     b'{"step": 9, "val/loss": "low"}\n',
     b'{"step": ' + b"9" * 5000 + b"}\n",
     b'{"step": -1}\n',
-    b'{"format": 1, "step": 8, "files": {"../../../outside": 1}}',
-    b'{"format": [1], "step": 8}',
+    b'{"format": 2, "step": 8, "files": {"../../../outside": 1}}',
+    b'{"format": [2], "step": 8}',
     b'{"kind": "os.system"}',
     b'{"kind": "bpe", "pattern": "(", "tokens": []}',
     b'{"kind": "char", "alphabet": 7}',
@@ -161,7 +158,7 @@ def at_most_a_one_line_error():
 
 def forge(folder: Path, **changes) -> None:
     """Rewrite the manifest of a checkpoint with the right hashes of its files and some changes."""
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
     for name in manifest["files"]:
         if (folder / name).is_file():
             content = (folder / name).read_bytes()
@@ -170,7 +167,7 @@ def forge(folder: Path, **changes) -> None:
                 "sha256": hashlib.sha256(content).hexdigest(),
             }
     manifest.pop("sha256")
-    (folder / MANIFEST).write_text(_sealed(json.dumps(manifest | changes, indent=1)))
+    (folder / MANIFEST_FILE).write_text(seal(json.dumps(manifest | changes, indent=1)))
 
 
 @pytest.fixture
@@ -209,7 +206,7 @@ def read_checkpoint(place: Path) -> None:
     """Load the newest checkpoint; if a note was printed, it is the previous one."""
     run, notes = place / "sweep" / "job", []
     loaded = load_run(run, "last", notes.append)[0].state_dict()
-    expected = load_file(run / "checkpoints" / f"step_0000000{4 if notes else 8}" / MODEL)
+    expected = load_file(run / "checkpoints" / f"step_0000000{4 if notes else 8}" / MODEL_FILE)
     assert all(loaded[name].equal(tensor) for name, tensor in expected.items())
 
 
@@ -245,8 +242,12 @@ def read_cache(place: Path) -> None:
 
 STEP = "sweep/job/checkpoints/step_00000008"
 READ = [
-    *((f"{STEP}/{name}", read_checkpoint) for name in (*FILES, MANIFEST)),
-    *((f"{STEP}/{name}", read_forged) for name in FILES if name != "optimizer.safetensors"),
+    *((f"{STEP}/{name}", read_checkpoint) for name in (*CHECKPOINT_FILES, MANIFEST_FILE)),
+    *(
+        (f"{STEP}/{name}", read_forged)
+        for name in CHECKPOINT_FILES
+        if name != "optimizer.safetensors"
+    ),
     *((f"sweep/job/checkpoints/{name}", read_pointers) for name in ("best", "last")),
     *(
         (f"sweep/job/{name}", read_folder)
@@ -274,14 +275,14 @@ READ = [
 @given(how=damages)
 def test_a_damaged_file_is_read_or_gives_a_one_line_error(place, name, read, how):
     (path,) = place.glob(name)
-    originals = {path: path.read_bytes() for path in (path, place / STEP / MANIFEST)}
+    originals = {path: path.read_bytes() for path in (path, place / STEP / MANIFEST_FILE)}
     damage(path, *how)
     try:
         with at_most_a_one_line_error():
             read(place)
     finally:
         for path, content in originals.items():
-            _remove(path)
+            remove_path(path)
             path.write_bytes(content)
 
 
@@ -298,7 +299,7 @@ def test_a_damaged_best_checkpoint_is_replaced_by_an_earlier_one_and_then_by_a_l
     notes = []
     for damaged, taken in ((6, 4), (4, 8)):
         (run / "checkpoints" / f"step_{damaged:08d}" / "model.safetensors").write_bytes(b"")
-        assert find_checkpoint(run, "best", notes.append)[1]["step"] == taken
+        assert find_checkpoint(run, "best", notes.append)[1].step == taken
         assert f"step_{damaged:08d}" in notes[-1] and f"step {taken}" in notes[-1]
 
 
@@ -358,12 +359,12 @@ def test_a_resume_sets_unreadable_checkpoints_aside_and_drops_later_snapshots(
 ):
     newer = run / "checkpoints" / "step_00000008"
     forge(newer, format=9)
-    weights = (newer / MODEL).read_bytes()
+    weights = (newer / MODEL_FILE).read_bytes()
     output = run_to_end(
         tmp_path, *typed(text_file, "resume=true", "max_steps=5", "attention.every=0")
     )
     assert any("step_00000008" in line and "step 4" in line for line in output.splitlines())
-    assert (newer.with_name("aside_1_step_00000008") / MODEL).read_bytes() == weights
+    assert (newer.with_name("aside_1_step_00000008") / MODEL_FILE).read_bytes() == weights
     assert sorted(p.name for p in run.glob("attention/*.npz")) == [
         "step_00000000.npz",
         "step_00000005.npz",
@@ -397,7 +398,7 @@ def test_a_failing_snapshot_leaves_the_checkpoint_of_its_step(tmp_path, text_fil
         fault=fault_at_call(attention_maps.snapshot.Snapshots, "take", 2, fail),
     )
     assert process.wait() == 1 and "on purpose" in process.output()
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == 8
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 8
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def terminate_in_evaluation(call: int):
 
         def patched(self, model):
             if next(calls) == call:
-                self.rows = 1
+                self.batch_size = 1
                 fault_at_call(training.evaluate, "autocast", 3, send_signals(signal.SIGTERM))()
                 fault_at_call(training.evaluate, "autocast", 4, send_signals(then=40))()
             return loss(self, model)
@@ -57,7 +57,7 @@ def test_sigterm_in_an_evaluation_saves_soon_and_the_run_resumes_exactly(
     assert process.wait() == 143, process.output()
     assert time.monotonic() - began < 35
     assert "resume=true" in process.output() and "Traceback" not in process.output()
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == step
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == step
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
     assert_same_run(finished_run, tmp_path / "run")
 
@@ -76,7 +76,7 @@ def test_ctrl_c_once_saves_and_twice_exits_at_once(tmp_path, text_file, numbers,
     )
     began = time.monotonic()
     assert process.wait() == 130 and time.monotonic() - began < 35
-    assert find_checkpoint(tmp_path / "run", "last")[1]["step"] == saved
+    assert find_checkpoint(tmp_path / "run", "last")[1].step == saved
     assert "Traceback" not in process.output()
 
 

@@ -78,7 +78,7 @@ class Ranks:
         """The exit status of each."""
         return [process.wait(timeout) for process in self.processes]
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(process.output() for process in self.processes)
 
 

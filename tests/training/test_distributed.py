@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,16 +16,16 @@ import torch
 from processes import assert_same_run, fault_at_call, rows
 from ranks import Ranks, in_ranks, trained
 from safetensors.numpy import load_file
-from steps import Steps
 
 import data.tokens
 import training.checkpoint
 import training.device
 import training.evaluate
 from common.errors import UserError
-from config import Config, GPTConfig, OptimConfig
+from config import GPTConfig, OptimConfig, ResolvedConfig
+from train import build_state, train_step
 from training.checkpoint import find_checkpoint
-from training.plan import divide, memory_needed
+from training.plan import check_batch_size, check_shard, memory_needed, pick_shard
 from training.processes import World, plain_copy
 from training.tensors import local_part
 
@@ -112,38 +113,36 @@ def test_any_number_of_ranks_takes_the_steps_of_one_and_another_number_goes_on(
     assert_same_steps(tmp_path / "one", tmp_path / "run")
 
 
-def steps_of(world: World, shard: int) -> Steps:
-    """Of a small model whose sizes no number of ranks divides."""
-    return Steps(
-        Config(
-            device="cpu",
-            precision="fp32",
-            compile=False,
-            batch_size=8,
-            shard=shard,
-            model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
-            optim=OptimConfig(name="muon"),
-        ),
-        world,
+def small_config(shard: int) -> ResolvedConfig:
+    """A small model whose sizes no number of ranks divides."""
+    return ResolvedConfig(
+        device="cpu",
+        precision="fp32",
+        batch_size=8,
+        shard=shard,
+        model=GPTConfig(97, block_size=16, n_layer=3, n_head=2, n_embd=36),
+        optim=OptimConfig(name="muon"),
     )
 
 
-def tokens_of(world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    tokens = torch.randint(97, (8 // world.size, 17))
+def random_batch(world: World) -> tuple[np.ndarray, np.ndarray]:
+    tokens = torch.randint(97, (8 // world.size, 17)).numpy()
     return tokens[:, :-1], tokens[:, 1:]
 
 
 @slow
 @pytest.mark.parametrize("size, shard", [(2, 2), pytest.param(4, 2, marks=soak)])
-def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_path, size, shard):
+def test_each_rank_stores_its_share_of_model_and_optimizer_and_measures_the_same_loss(
+    tmp_path, size, shard
+):
     def work(world):
-        take_step = steps_of(world, shard)
-        loss, norms = take_step(*tokens_of(world))
-        gpt = take_step.model
+        training = build_state(small_config(shard), world)
+        loss, norms = train_step(training, 0, *random_batch(world))
+        gpt = training.model
         mine = sum(local_part(p.detach()).numel() for p in gpt.parameters())
         state = sum(
             local_part(t).numel()
-            for o in take_step.optimizers
+            for o in training.optimizers
             for s in o.state.values()
             for t in s.values()
             if t.dim()
@@ -170,18 +169,18 @@ def test_a_rank_holds_its_part_of_the_model_and_of_the_state_and_all_agree(tmp_p
     "optim, accumulate, meshes",
     [("adamw", 1, [(1, 1), (2, 1), (2, 2), (4, 4)]), ("muon", 2, [(2, 1), (4, 2), (2, 2)])],
 )
-def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, meshes):
+def test_the_peak_memory_of_a_rank_is_close_to_the_estimate(tmp_path, optim, accumulate, meshes):
     def memory(key):
         return 1024 * int(re.search(rf"{key}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
     def work(world, shard):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed goes back to the system
-        steps_of(world, world.size)(*tokens_of(world))  # what torch takes for itself
-        big = Config(
+        # the memory that torch itself takes
+        train_step(build_state(small_config(world.size), world), 0, *random_batch(world))
+        big = ResolvedConfig(
             device="cpu",
             precision="fp32",
-            compile=False,
             accumulate=accumulate,
             batch_size=2 * accumulate * world.size,
             shard=shard,
@@ -192,9 +191,10 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
         libc.malloc_trim(0)
         before = memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")
-        take_step, tokens = Steps(big, world), torch.randint(4000, (2 * accumulate, 128))
+        training = build_state(big, world)
+        tokens = torch.randint(4000, (2 * accumulate, 128)).numpy()
         for step in range(3):
-            take_step(tokens, tokens, step)
+            train_step(training, step, tokens, tokens)
         return memory_needed(big, world.size), memory("VmHWM") - before
 
     for size, shard in meshes:
@@ -202,16 +202,20 @@ def test_the_most_memory_of_a_rank_is_as_planned(tmp_path, optim, accumulate, me
             assert 0.85 < real / planned < 1.25, (size, shard, planned, real)
 
 
-def test_what_does_not_go_with_so_many_processes_is_refused():
-    def divided(processes, **changes):
-        config = Config(batch_size=12, model=GPTConfig(300), precision="fp32", **changes)
-        return divide(config, processes, 1e9, of_a_machine=2)
+def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices():
+    config = ResolvedConfig(batch_size=12, accumulate=3, model=GPTConfig(300), precision="fp32")
+    needed = {shard: memory_needed(replace(config, shard=shard), 4) for shard in (1, 2, 4)}
+    for memory, shard in ((1e9, 1), (None, 1), (needed[2] * 1.2, 2), (1.0, 4)):
+        assert pick_shard(config, 4, memory, machine_processes=2) == shard
 
-    assert divided(4, accumulate=3).shard == 1
-    with pytest.raises(UserError, match="make it a multiple of 9"):
-        divided(3, accumulate=3)
-    with pytest.raises(UserError, match="shard=3 does not divide the 4 processes"):
-        divided(4, shard=3)
+
+def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
+    with pytest.raises(UserError) as error:
+        check_batch_size(ResolvedConfig(batch_size=12, accumulate=3), processes=3)
+    assert "batch_size=12" in str(error.value) and "9" in str(error.value)
+    with pytest.raises(UserError) as error:
+        check_shard(3, processes=4)
+    assert "shard=3" in str(error.value)
 
 
 # Faults. `fault(rank)` runs in each rank before the program.
@@ -275,7 +279,7 @@ def test_a_rank_that_ends_ends_the_others_and_a_resumed_run_has_the_same_bits(
         size,
         *argv(text_file),
         "resume=auto",
-        fault=lambda here: here and setattr(data.tokens, "sha256_of", fail),
+        fault=lambda here: here and setattr(data.tokens, "sha256_of_file", fail),
     )
     assert_same_run(alone(size, argv), tmp_path / "run", 20)
 
@@ -293,9 +297,8 @@ def test_a_signal_to_one_rank_saves_once_and_all_leave_with_its_status(
     argv = sharded(text_file, "checkpoint.every=0")
     ranks = Ranks(tmp_path, 2, *argv, fault=of(1, *call, kill(number)))
     assert ranks.wait() == [128 + number] * 2, ranks.output()
-    (said,) = re.findall(r"stopped after (\d+) steps; to go on", ranks.output())
-    assert int(said) in (step, step + 1)
-    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1]["step"] == int(said)
+    assert ranks.output().count("resume=true") == 1
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step in (step, step + 1)
 
 
 @slow

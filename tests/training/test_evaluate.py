@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from config import Config, DataConfig, GPTConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
-from training.evaluate import Windows, evaluate
+from training.evaluate import NO_TARGET, Splits, Windows, evaluate
 from training.processes import World
 
 
@@ -23,16 +23,15 @@ def config_of(block_size: int, **data) -> Config:
     )
 
 
-def test_bits_per_byte_are_those_computed_by_hand():
+def test_loss_and_bits_per_byte_equal_those_computed_by_hand():
     tokenizer = CharTokenizer("aé\n")
     text = "aéa\n" * 30 + "é"
     model = GPT(GPTConfig(vocab_size=3, block_size=7, n_layer=1, n_head=1, n_embd=4))
     with torch.no_grad():
-        model.head.weight.zero_()  # every token is then equally likely
+        model.head.weight.zero_()  # makes every token equally likely
     validation = Windows(np.array(tokenizer.encode(text)), tokenizer, config_of(7))
     bits = len(text[1:]) * math.log2(3) / len(text[1:].encode())
-    found = evaluate(model, (validation, validation), last=True)
-    assert found == {
+    assert evaluate(model, Splits(validation, validation), is_last=True) == {
         "val/loss": pytest.approx(math.log(3), abs=1e-6),
         "train/eval_loss": pytest.approx(math.log(3), abs=1e-6),
         "val/bits_per_byte": pytest.approx(bits, abs=1e-6),
@@ -42,38 +41,42 @@ def test_bits_per_byte_are_those_computed_by_hand():
 LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
 
 
-def windows(length: int, block_size: int, world: World | None = None, **data) -> Windows:
-    """Validation on `length` tokens, each with its own number where there are up to 300."""
+def make_windows(length: int, block_size: int, world: World | None = None, **data) -> Windows:
+    """Windows of a text of `length` tokens, which are all different if there are at most 300."""
     return Windows(np.arange(length) % 300, LETTERS, config_of(block_size, **data), world)
 
 
-def test_windows_cover_the_first_the_middle_and_the_last_documents():
-    seen = windows(300, 10, val_max_tokens=50)  # thirty documents of ten tokens
-    predicted = seen.targets[seen.targets >= 0].numpy()
+def test_windows_cover_the_first_the_middle_and_the_last_document():
+    windows = make_windows(300, 10, val_max_tokens=50)  # thirty documents of ten tokens
+    predicted = windows.targets[windows.targets != NO_TARGET].numpy()
     documents = set(predicted // 10)
     assert {0, 29} <= documents and documents & {14, 15} and len(predicted) <= 50
-    x, y = windows(300, 10).excerpt(30)  # for heads' importance: at least 16
-    assert len(x) == 16 and x[0, 0] == 0 and y[-1].tolist()[-2:] == [299, -1]
+
+
+def test_an_excerpt_has_at_least_16_windows_from_the_first_to_the_last():
+    x, y = make_windows(300, 10).excerpt(30)
+    assert len(x) == 16 and x[0, 0] == 0 and y[-1].tolist()[-2:] == [299, NO_TARGET]
 
 
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 400))
-def test_windows_are_different_whole_and_no_more_than_asked_for(length, block_size, most):
-    seen = windows(length, block_size, val_max_tokens=most)
-    predicted = seen.targets[seen.targets >= 0].tolist()
-    assert 1 <= len(predicted) == len(set(predicted)) <= max(block_size, most + block_size - 1)
-    assert len(predicted) == length - 1 or len(predicted) >= most - block_size
-    for x, y in zip(seen.inputs, seen.targets):
-        held = int((y >= 0).sum())
-        assert torch.equal(x[:held] + 1, y[:held])
-        assert held in (block_size, (length - 1) % block_size)
+def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_size, max_tokens):
+    windows = make_windows(length, block_size, val_max_tokens=max_tokens)
+    predicted = windows.targets[windows.targets != NO_TARGET].tolist()
+    assert len(set(predicted)) == len(predicted) == windows.num_targets
+    assert 1 <= len(predicted) <= max(block_size, max_tokens + block_size - 1)
+    assert len(predicted) == length - 1 or len(predicted) >= max_tokens - block_size
+    for x, y in zip(windows.inputs, windows.targets):
+        num_targets = int((y != NO_TARGET).sum())
+        assert torch.equal(x[:num_targets] + 1, y[:num_targets])
+        assert num_targets in (block_size, (length - 1) % block_size)
 
 
-def test_the_windows_of_several_processes_are_those_of_one(monkeypatch):
+def test_several_processes_together_evaluate_the_windows_of_one(monkeypatch):
     model = GPT(replace(config_of(10).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
-    monkeypatch.setattr(World, "check_stop", lambda self: None)  # which asks the others
-    whole, *parts = [
-        windows(300, 10, World(rank, size), val_max_tokens=70).local_loss(model)
+    monkeypatch.setattr(World, "check_stop", lambda self: None)  # it would ask the other ranks
+    (nats, count), *shares = [
+        make_windows(300, 10, World(rank, size), val_max_tokens=70).local_loss(model)
         for size, rank in ((1, 0), (3, 0), (3, 1), (3, 2))
     ]
-    assert sum(count for _, count in parts) == whole[1] == 69
-    assert sum(nats for nats, _ in parts) == pytest.approx(whole[0], rel=1e-6)
+    assert sum(share_count for _, share_count in shares) == count == 69
+    assert sum(share_nats for share_nats, _ in shares) == pytest.approx(nats, rel=1e-6)

@@ -1,5 +1,4 @@
-"""The plan of a run agrees with what runs: bytes and operations with real steps, within the shares
-that docs/scaling.md has; and it touches nothing."""
+"""The plan of a run: nothing is left open, and estimates agree with real steps."""
 
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -7,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import soak
-from steps import Steps
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
-from config import Config, GPTConfig, OptimConfig
+from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from model import autocast
+from train import build_state, train_step
 from training import plan
 from training.plan import memory_needed, model_size, resolve
 from training.processes import World
@@ -24,64 +23,66 @@ SHAPES = {
 }
 
 
-def run_of(model: GPTConfig, **changes) -> Config:
-    return Config(
-        **{
-            "device": "cpu",
-            "precision": "fp32",
-            "compile": False,
-            "batch_size": 4,
-            "shard": 1,
-            "model": model,
-            **changes,
-        }
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("shape, precision", [soak("gpt2", "fp32"), ("llama", "bf16")])
-def test_bytes_and_operations_are_about_those_of_a_real_step(shape, precision):
+def test_estimated_memory_and_operations_are_close_to_those_of_a_real_step(shape, precision):
     model = GPTConfig(500, n_layer=2, n_embd=64, **SHAPES[shape])
-    config, kept = run_of(model, precision=precision, optim=OptimConfig(name="muon")), {}
-    take_step, x = Steps(config), torch.zeros(4, 256, dtype=torch.int64)
-    parameters = list(take_step.model.parameters())
+    config = ResolvedConfig(
+        device="cpu",
+        precision=precision,
+        batch_size=4,
+        model=model,
+        optim=OptimConfig(name="muon"),
+    )
+    state = build_state(config, World())
+    x = torch.zeros(4, 256, dtype=torch.int64)
+    parameters = list(state.model.parameters())
+    saved_bytes = {}  # of the tensors that the backward pass needs, by address
 
     def note(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    # A CPU's fused attention is not counted.
-    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
-        take_step.model(x, x)[1].backward()
+    # FlopCounterMode does not count the fused attention of a CPU.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        state.model(x, x)[1].backward()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), autocast("cpu", precision):
-        logits, loss = take_step.model(x, x)
+        logits, loss = state.model(x, x)
     loss.backward()
     note(logits)
-    for tensor in (x, *parameters, *take_step.model.buffers()):
-        kept.pop(tensor.untyped_storage().data_ptr(), None)
-    take_step(x, x)
-    state = sum(
-        t.nbytes for o in take_step.optimizers for s in o.state.values() for t in s.values()
+    for tensor in (x, *parameters, *state.model.buffers()):
+        saved_bytes.pop(tensor.untyped_storage().data_ptr(), None)
+    train_step(state, 0, x.numpy(), x.numpy())
+    optimizer_bytes = sum(
+        t.nbytes for o in state.optimizers for s in o.state.values() for t in s.values()
     )
-    count, flops = model_size(model)
-    assert 4 * count == sum(p.nbytes for p in parameters)
-    held = 4 * count + state + sum(kept.values())
-    assert memory_needed(config, 1) == pytest.approx(held, rel=0.2)
-    assert flops * x.numel() == pytest.approx(counted.get_total_flops(), rel=0.25)
+    num_parameters, flops = model_size(model)
+    assert 4 * num_parameters == sum(p.nbytes for p in parameters)
+    real_bytes = 4 * num_parameters + optimizer_bytes + sum(saved_bytes.values())
+    assert memory_needed(config, 1) == pytest.approx(real_bytes, rel=0.2)
+    assert flops * x.numel() == pytest.approx(counter.get_total_flops(), rel=0.25)
 
 
-def test_what_is_settled_has_no_auto_left_and_settles_to_itself(monkeypatch):
+def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch):
     monkeypatch.setattr(plan, "has_compiler", lambda: True)
-    text = SimpleNamespace(
-        ngrams=None, tokenizer=SimpleNamespace(vocab_size=65), train=range(999), val=range(99)
-    )
+    tokenizer = SimpleNamespace(vocab_size=65)
+    text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
     config = Config(device="cpu", max_steps=10, model=GPTConfig(None, block_size=32))
-    done = resolve(config, World(), text)
-    settled = {
-        name: value for name, value in asdict(done).items() if name not in ("distributed", "wandb")
-    }
-    assert "auto" not in str(settled) and done.model.vocab_size == 65
-    assert (done.compile, done.shard) == (False, 1) and resolve(done, World(), text) == done
+    resolved = resolve(config, World(), text)
+    settings = asdict(resolved)
+    del settings["distributed"], settings["wandb"]  # they depend on each command's environment
+    assert "auto" not in str(settings) and resolved.model.vocab_size == 65
+    assert (resolved.compile, resolved.shard) == (False, 1)
+    assert resolve(resolved, World(), text) == resolved
     assert resolve(replace(config, max_steps=10**7), World(), text).compile
-    with pytest.raises(UserError, match="too few for model"):
-        resolve(replace(config, model=GPTConfig(None, block_size=128)), World(), text)
+
+
+def test_a_text_shorter_than_the_context_is_refused():
+    tokenizer = SimpleNamespace(vocab_size=65)
+    text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
+    config = Config(device="cpu", model=GPTConfig(None, block_size=128))
+    with pytest.raises(UserError) as error:
+        resolve(config, World(), text)
+    assert "model.block_size=128" in str(error.value)
+    assert "model.block_size=64" in str(error.value)  # the remedy

@@ -1,4 +1,4 @@
-"""A run that is stopped and continued ends at the same bits as one that was not."""
+"""Neither stopping and resuming a run nor observing it changes its results."""
 
 import os
 import signal
@@ -15,7 +15,9 @@ from config import Config
 pytestmark = pytest.mark.slow
 
 
-def test_what_observes_a_run_does_not_change_it(tiny: Config, train_in_process, tmp_path):
+def test_evaluations_snapshots_and_checkpoints_do_not_change_the_weights(
+    tiny: Config, train_in_process, tmp_path
+):
     tiny.model.dropout = 0.2
     train_in_process(tiny)
     losses = [row["train/loss"] for row in rows(tiny.run_dir) if "train/loss" in row]
@@ -36,11 +38,11 @@ def test_what_observes_a_run_does_not_change_it(tiny: Config, train_in_process, 
     )
 
 
-def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
+def test_the_logged_loss_is_the_mean_since_the_last_row_even_across_a_stop(
     tiny: Config, train_in_process, tmp_path, monkeypatch
 ):
     train_in_process(tiny)
-    each = [row["train/loss"] for row in rows(tiny.run_dir) if row["step"]]
+    step_losses = [row["train/loss"] for row in rows(tiny.run_dir) if row["step"]]
     seldom = replace(tiny, run_dir=str(tmp_path / "seldom"), log=replace(tiny.log, every=5))
     with monkeypatch.context() as patch:
         patch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
@@ -48,21 +50,22 @@ def test_the_training_loss_is_the_mean_since_the_last_row_over_a_stop_too(
         with pytest.raises(SystemExit):
             train_in_process(seldom)
     train_in_process(seldom, resume=True)
-    found = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
-    assert found == {
-        step: pytest.approx(fmean(each[begin:step]), rel=1e-6)
+    logged = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
+    assert logged == {
+        step: pytest.approx(fmean(step_losses[begin:step]), rel=1e-6)
         for begin, step in ((0, 5), (5, 10), (10, 12))
     }
     last = rows(seldom.run_dir)[-1]
     assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
 
 
-def test_a_stop_gives_the_signals_back_as_they_were(tiny: Config, train_in_process, monkeypatch):
+def test_a_stopped_run_restores_the_signal_handlers(tiny: Config, train_in_process, monkeypatch):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(*(where := (training.device, "seed_micro_step")), getattr(*where))
     fault_at_call(*where, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))()
-    with pytest.raises(SystemExit, match="143"):
+    with pytest.raises(SystemExit) as stopped:
         train_in_process(tiny)
+    assert stopped.value.code == 143
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 

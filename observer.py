@@ -1,0 +1,107 @@
+"""Observe a training run: measure its attention heads, write its record and draw its page."""
+
+from pathlib import Path
+
+import cli
+from attention_maps.rendering import describe_run
+from attention_maps.snapshot import ABLATION_TOKENS, Snapshot, Snapshots
+from config import ResolvedConfig
+from data.tokens import Tokens
+from model import GPT
+from report.page import write_page
+from training.evaluate import Windows
+from training.record import Record, Stopwatch, print_losses, print_summary
+
+
+class Observer:
+    """Records a run on rank 0; a context manager that ends the record when the run ends.
+
+    Args:
+        config: The run's resolved configuration.
+        run_dir: Folder of the run.
+        text: The text that the probes are taken from.
+        validation: The validation split, on which heads are ablated.
+        clock: Counts the time that measuring takes.
+        recorded_step: The last step whose records are kept; -1 for a new run.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        run_dir: Path,
+        text: Tokens,
+        validation: Windows,
+        clock: Stopwatch,
+        recorded_step: int,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.clock = clock
+        self.record = Record(config, run_dir, recorded_step)
+        self.snapshots = Snapshots(
+            config,
+            run_dir,
+            text,
+            validation.excerpt(ABLATION_TOKENS),
+            self.record.tolerate_io_errors,
+        )
+
+    def __enter__(self) -> "Observer":
+        self.record.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.record.__exit__(*exception)
+
+    def show(self, step: int, row: dict[str, float]) -> None:
+        """Show the step, and the losses of its metrics if there are any, in the terminal."""
+        self.record.advance(step)
+        if row:
+            self.record.show({"step": step} | row)
+
+    def take_snapshot(self, model: GPT, step: int) -> Snapshot:
+        """Measure every attention head; may be interrupted anywhere and done again."""
+        self.clock.switch("attention")
+        is_last = step == self.config.max_steps
+        self.record.doing("measuring head importance" if is_last else "measuring attention")
+        return self.snapshots.take(model, step, self.record.rows)
+
+    def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
+        """Write the metrics of a step, if there are any, and redraw the page after a snapshot."""
+        if snapshot:
+            row = row | snapshot.metrics
+            if snapshot.sample is not None:
+                self.record.sample(step, snapshot.sample)
+        if row:
+            self.clock.switch(None)
+            tokens = tokens_until(step, self.config)
+            self.record.write({"step": step, "tokens": tokens} | row | self.clock.metrics())
+        if snapshot:
+            self._draw_page(is_last=step == self.config.max_steps)
+
+    def _draw_page(self, is_last: bool) -> None:
+        self.clock.switch("attention")
+        page = self.run_dir / "report.html"
+        with self.record.tolerate_io_errors():
+            if not page.exists():
+                self.record.log(f"page     {page} (open it in a browser; it updates itself)")
+            self.record.doing("drawing the page")
+            rows = self.record.rows
+            self.record.wandb.page(write_page(self.run_dir), rows[-1], describe_run(rows), is_last)
+
+    def print_summary(self) -> None:
+        """Print the best loss, the findings and where the run's files are."""
+        self.clock.switch(None)
+        log = self.record.log
+        log("")
+        print_losses(log, self.record.rows)
+        print_findings = cli.printer(self.record.console, wrap=True)
+        for finding in describe_run(self.record.rows):
+            print_findings(str(finding))
+        log("")
+        print_summary(log, self.run_dir, self.clock.seconds)
+
+
+def tokens_until(step: int, config: ResolvedConfig) -> int:
+    """Return the number of tokens trained on in `step` optimizer steps."""
+    return step * config.batch_size * config.model.block_size

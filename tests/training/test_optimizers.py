@@ -1,0 +1,154 @@
+"""Each optimizer follows its written-out rule, and its state survives saving and loading."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from config import GPTConfig, OptimConfig
+from model import GPT
+from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
+from training.optimizers import (
+    ROW_SQUARES_DECAY,
+    Muon,
+    RowAdagrad,
+    build_optimizers,
+    orthogonalize,
+)
+
+
+@given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
+def test_orthogonalize_keeps_singular_vectors_and_equalizes_singular_values(
+    batch, rows, columns, seed
+):
+    torch.manual_seed(seed)
+    matrices = torch.randn(batch, rows, columns, dtype=torch.float64)
+    result = orthogonalize(matrices, torch.float64)
+    u, s, vt = torch.linalg.svd(matrices, full_matrices=False)
+    core = u.mT @ result @ vt.mT  # diagonal if the singular vectors are kept
+    new_values = torch.diagonal(core, dim1=-2, dim2=-1)
+    assert torch.allclose(core, torch.diag_embed(new_values), atol=1e-8)
+    # Five steps bring these close to 1; smaller ones need more steps.
+    large = s / s.norm(dim=-1, keepdim=True) > 0.02
+    assert ((new_values > 0.6) & (new_values < 1.3))[large].all()
+
+
+def test_orthogonalizing_a_batch_equals_orthogonalizing_each_matrix():
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 8, 5)
+    one_by_one = torch.stack([orthogonalize(m[None])[0] for m in matrices])
+    assert torch.allclose(orthogonalize(matrices), one_by_one, atol=1e-6)
+
+
+def test_muon_follows_its_written_out_rule():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 4))
+    expected, momentum, squares = p.detach().clone(), torch.zeros(6, 4), torch.full((6, 1), 1 / 6)
+    optimizer = Muon([p], lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(3):
+        p.grad = torch.randn(6, 4)
+        momentum = 0.9 * momentum + 0.1 * p.grad
+        update = orthogonalize((0.1 * p.grad + 0.9 * momentum)[None])[0]
+        new_squares = (update**2).mean(dim=1, keepdim=True)
+        squares = ROW_SQUARES_DECAY * squares + (1 - ROW_SQUARES_DECAY) * new_squares
+        update = update / (squares * 6).sqrt()
+        expected = expected * (1 - 0.1 * 0.01) - 0.1 * math.sqrt(6 / 4) * update
+        optimizer.step()
+    assert torch.allclose(p, expected, atol=1e-6)
+
+
+def test_muon_moves_all_rows_equally_far_although_one_has_a_larger_gradient():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.zeros(8, 3))
+    gradient_scale = torch.tensor([3.0] + [1] * 7)[:, None]
+    optimizer = Muon([p], lr=1, momentum=0, weight_decay=0)
+    moved, orthogonal = torch.zeros(8), torch.zeros(8)
+    for step in range(300):
+        before, p.grad = p.detach().clone(), torch.randn(8, 3) * gradient_scale
+        orthogonal += orthogonalize(p.grad[None])[0].square().mean(dim=1)
+        optimizer.step()
+        if step >= 50:  # the running mean squares have settled
+            moved += (p.detach() - before).square().mean(dim=1)
+    assert orthogonal.max() > 1.8 * orthogonal.min() and moved.max() < 1.25 * moved.min()
+
+
+def test_muon_does_not_move_a_row_without_a_gradient():
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(4, 3))
+    start, optimizer = p.detach().clone(), Muon([p], lr=0.01, momentum=0.9, weight_decay=0)
+    for _ in range(1200):  # until the row's mean square is practically 0
+        p.grad = torch.randn(4, 3)
+        p.grad[1] = 0
+        optimizer.step()
+    assert optimizer.state[p]["row_squares"][1] < 1e-30
+    assert torch.equal(p[1], start[1]) and p.isfinite().all() and not torch.equal(p, start)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_row_adagrad_follows_its_written_out_rule(sparse):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(6, 4))
+    expected, sums = p.detach().clone(), torch.zeros(6)
+    optimizer = RowAdagrad([p], lr=0.1)
+    for rows in ([1, 4, 1], [0, 1, 4]):  # one row twice, and one that occurs later
+        used = torch.nn.functional.embedding(torch.tensor(rows), p, sparse=sparse)
+        used.square().sum().backward()
+        for row in set(rows):
+            gradient = 2 * expected[row] * rows.count(row)
+            sums[row] += gradient.square().mean()
+            expected[row] -= 0.1 * gradient / sums[row].sqrt()
+        p.grad = p.grad.coalesce() if sparse else p.grad
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.allclose(p, expected, atol=1e-6)
+
+
+def model_and_optimizers(name: str):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True))
+    return model, build_optimizers(model, OptimConfig(name=name))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_parameter_has_one_optimizer_and_only_matrices_decay(name):
+    model, optimizers = model_and_optimizers(name)
+    groups = [g for o in optimizers for g in o.param_groups]
+    optimized = [id(p) for g in groups for p in g["params"]]
+    assert sorted(optimized) == sorted(id(p) for p in model.parameters())
+    assert all((p.dim() >= 2) == (g["weight_decay"] > 0) for g in groups for p in g["params"])
+
+
+def test_muon_optimizes_exactly_the_matrices_of_the_blocks():
+    model, optimizers = model_and_optimizers("muon")
+    (muon,) = [o for o in optimizers if isinstance(o, Muon)]
+    optimized = {id(p) for g in muon.param_groups for p in g["params"]}
+    names = {name for name, p in model.named_parameters() if id(p) in optimized}
+    matrices = ("attention.W_Q", "attention.W_K", "attention.W_V", "attention.W_O")
+    matrices += ("mlp.W_in", "mlp.W_out")
+    assert names == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in matrices}
+
+
+def take_steps(model, optimizers, count: int, seed: int):
+    torch.manual_seed(seed)
+    for _ in range(count):
+        tokens = torch.randint(0, 11, (2, 9))
+        model(tokens[:, :-1], tokens[:, 1:])[1].backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_loaded_optimizer_state_continues_with_the_same_bits(name, tmp_path):
+    model, optimizers = model_and_optimizers(name)
+    take_steps(model, optimizers, 3, seed=1)
+    copy, copied_optimizers = model_and_optimizers(name)
+    copy.load_state_dict(model.state_dict())
+    save_file(optimizer_tensors(optimizers, model), tmp_path / "state.safetensors")
+    load_optimizer_tensors(copied_optimizers, copy, tmp_path / "state.safetensors")
+    take_steps(model, optimizers, 3, seed=2)
+    take_steps(copy, copied_optimizers, 3, seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copy.parameters()))

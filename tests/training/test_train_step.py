@@ -1,0 +1,48 @@
+"""One optimizer step, as `train.train_step` takes it."""
+
+import pytest
+import torch
+
+from config import GPTConfig, OptimConfig, ResolvedConfig
+from train import build_state, train_step
+from training.processes import World
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_step_applies_the_clipped_mean_gradient_in_however_many_micro_steps(name):
+    tokens = torch.randint(0, 11, (4, 9), generator=torch.Generator().manual_seed(0))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    weights = []
+    for accumulate in (1, 2, 4):
+        config = ResolvedConfig(
+            device="cpu",
+            precision="fp32",
+            batch_size=4,
+            accumulate=accumulate,
+            max_steps=100,
+            optim=OptimConfig(name=name, grad_clip=0.01, warmup_steps=9),
+            model=GPTConfig(11, block_size=8, n_layer=2, n_head=2, n_embd=16, bias=True),
+        )
+        state = build_state(config, World())
+        parameters = list(state.model.parameters())
+        loss = state.model(x, y)[1]
+        expected_grads = torch.autograd.grad(loss, parameters)
+        applied_grads = []
+        state.optimizers[0].register_step_pre_hook(
+            lambda *_, to=applied_grads, of=parameters: to.extend(p.grad.clone() for p in of)
+        )
+
+        result = train_step(state, 0, x.numpy(), y.numpy())
+
+        assert result.loss.item() == pytest.approx(loss.item(), abs=1e-6)
+        expected_norms = torch.stack([grad.norm() for grad in expected_grads])
+        assert torch.allclose(result.gradient_norms, expected_norms, atol=1e-6)
+        clip = 0.01 / result.gradient_norms.norm()
+        for applied, expected in zip(applied_grads, expected_grads):
+            assert torch.allclose(applied, expected * clip, atol=1e-6)
+        for optimizer in state.optimizers:
+            for group in optimizer.param_groups:
+                assert group["lr"] == pytest.approx(group["peak_lr"] / 10)
+        weights.append([p.detach().clone() for p in parameters])
+    for others in weights[1:]:
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights[0], others))

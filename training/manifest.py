@@ -1,0 +1,130 @@
+"""A checkpoint's manifest: how far the run was, and the size and hash of each file."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from common.files import ordinary_file, sha256_of_file
+
+CHECKPOINT_FORMAT = 2
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "config.yaml"
+MANIFEST_FILE = "manifest.json"
+# The files of a checkpoint besides its manifest.
+CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
+# Start of the manifest's last entry, the hash of the manifest without that entry.
+SEAL = ',\n "sha256": "'
+# A manifest has about 2 kB; a larger file is not one.
+MAX_MANIFEST_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint records of its run, besides the tensors, tokenizer and configuration.
+
+    Attributes:
+        step: Optimizer steps taken.
+        seconds: Seconds spent so far, by activity.
+        metrics: Metrics of this step.
+        fingerprint: Hash of the text and of how it was prepared.
+        losses: Sum and number of the training losses that no metrics row contains yet.
+    """
+
+    step: int
+    seconds: dict[str, float]
+    metrics: dict[str, float]
+    fingerprint: str
+    losses: tuple[float, int]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a checkpoint whose other files are in the folder already."""
+    files = {}
+    for name in CHECKPOINT_FILES:
+        path = folder / name
+        files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+    content = {"format": CHECKPOINT_FORMAT, **asdict(manifest), "files": files}
+    (folder / MANIFEST_FILE).write_text(seal(json.dumps(content, indent=1)))
+
+
+def seal(manifest_json: str) -> str:
+    """Append the hash of a JSON object's text to that object, as its last entry."""
+    digest = hashlib.sha256(manifest_json.encode()).hexdigest()
+    entries = manifest_json.removesuffix("\n}")
+    return f'{entries}{SEAL}{digest}"\n}}'
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a checkpoint and verify its hash, but not the other files.
+
+    Raises:
+        ValueError: If the manifest is damaged or of another format; the message says how.
+    """
+    return _parse(_read_sealed(folder), folder)
+
+
+def verify_checkpoint(folder: Path) -> Manifest:
+    """Verify size and hash of every file of a checkpoint and return its manifest.
+
+    Raises:
+        ValueError: If a file is damaged, missing or of another format; the message says how.
+    """
+    content = _read_sealed(folder)
+    manifest = _parse(content, folder)
+    try:
+        for name in CHECKPOINT_FILES:  # fixed names, so that a manifest cannot refer to other files
+            written = content["files"][name]
+            size = (folder / name).stat().st_size
+            if size != written["bytes"]:
+                raise ValueError(f"{name} has {size} bytes instead of {written['bytes']}")
+            if sha256_of_file(folder / name) != written["sha256"]:
+                raise ValueError(f"{name} was changed: its sha256 differs")
+    except OSError as e:
+        raise ValueError(f"{Path(e.filename or folder).name}: {e.strerror}") from e
+    except (KeyError, TypeError) as e:
+        raise ValueError(f"{MANIFEST_FILE} is damaged") from e
+    return manifest
+
+
+def _read_sealed(folder: Path) -> dict:
+    """Return the JSON object in a checkpoint's manifest, of the right format and hash."""
+    try:
+        text = ordinary_file(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES).read_text(encoding="utf-8")
+        content = json.loads(text)
+        found_format = content["format"]
+    except OSError as e:
+        raise ValueError(f"{MANIFEST_FILE}: {e.strerror}") from e
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+        raise ValueError(f"{MANIFEST_FILE} is damaged") from e
+    if found_format != CHECKPOINT_FORMAT:
+        raise ValueError(
+            f"its format is {found_format!a:.20}, but this version of GlassGPT reads format "
+            f"{CHECKPOINT_FORMAT}"
+        )
+    unsealed = text[: text.rfind(SEAL)] + "\n}"
+    if text != seal(unsealed):
+        raise ValueError(f"{MANIFEST_FILE} was changed: its sha256 differs")
+    return content
+
+
+def _parse(content: dict, folder: Path) -> Manifest:
+    """Return the manifest in a JSON object, whose values must have the right types."""
+    types = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "losses": list}
+    for name, expected in types.items():
+        if type(content.get(name)) is not expected:
+            raise ValueError(f"{MANIFEST_FILE} has no valid {name}")
+    if [type(value) for value in content["losses"]] != [float, int]:
+        raise ValueError(f"{MANIFEST_FILE} has no valid losses")
+    if folder.name != f"step_{content['step']:08d}":
+        raise ValueError(f"{MANIFEST_FILE} belongs to step {content['step']}")
+    total, count = content["losses"]
+    return Manifest(
+        step=content["step"],
+        seconds=content["seconds"],
+        metrics=content["metrics"],
+        fingerprint=content["fingerprint"],
+        losses=(total, count),
+    )

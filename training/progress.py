@@ -1,0 +1,66 @@
+"""How far a run has come: where a new, resumed or finished run starts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.errors import UserError
+from common.metrics import METRICS, read_rows
+from config import Config
+from training.checkpoint import find_checkpoint, saved_steps
+from training.manifest import Manifest
+from training.record import goes_on
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The checkpoint that a run resumes from, and the metrics recorded up to it.
+
+    Attributes:
+        manifest: Manifest of the checkpoint; None for a new run.
+        rows: Metrics rows up to the step of the checkpoint.
+    """
+
+    manifest: Manifest | None = None
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.manifest.step if self.manifest else 0
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step that were saved with the checkpoint."""
+        return dict(self.manifest.metrics) if self.manifest else {}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent so far, by activity."""
+        return dict(self.manifest.seconds) if self.manifest else {}
+
+    @property
+    def first_step(self) -> int:
+        """The first step that this process records: the next one if this one is recorded."""
+        is_recorded = bool(self.rows) and self.rows[-1]["step"] == self.step
+        return self.step + 1 if is_recorded else self.step
+
+
+def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> Progress:
+    """Find the checkpoint and the metrics that a run resumes from; none for a new run.
+
+    Raises:
+        UserError: If the run has no checkpoint that can be loaded.
+    """
+    if not goes_on(config):
+        return Progress()
+    if not saved_steps(run_dir):
+        if config.resume == "auto":
+            return Progress()
+        raise UserError(
+            f"run_dir={run_dir} was stopped before its first checkpoint; "
+            "start it again with resume=auto."
+        )
+    rows = read_rows(run_dir / METRICS)
+    _, manifest = find_checkpoint(run_dir, "last", log)
+    return Progress(manifest, [row for row in rows if row["step"] <= manifest.step])
