@@ -18,9 +18,10 @@ const ROW_HEIGHT = 15;
 
 /**
  * Draw the loss with a lane of emerged heads for each score.
+ *
  * @param {HTMLElement} host
- * @param {string[]} scores in the order of their lanes
- * @param {(score: string) => string} scoreColor name of a CSS custom property
+ * @param {string[]} scores - In the order of their lanes.
+ * @param {(score: string) => string} scoreColor - Name of a CSS custom property.
  */
 export function drawEmergence(host, scores, scoreColor) {
   /** @type {SVGElement[]} */
@@ -73,7 +74,8 @@ export function drawEmergence(host, scores, scoreColor) {
 
 /**
  * The first row of a lane in which a name at `x` overlaps no other.
- * @param {number[]} rowEnds right end of the last name in each row
+ *
+ * @param {number[]} rowEnds - Right end of the last name in each row.
  * @param {number} x
  * @returns {number}
  */
@@ -85,6 +87,7 @@ function freeRow(rowEnds, x) {
 /**
  * A dot with the head's name and a stem up to the loss; hollow if the head no longer passes the
  * threshold.
+ *
  * @param {import("./head_metrics.js").Emergence} emergence
  * @param {{stemX: number, markX: number, y: number}} position
  * @param {string} color
@@ -123,10 +126,11 @@ function emergenceMark(
 
 /**
  * Let arrow keys read values on the chart itself and walk over the heads on a mark.
- * @param {SVGElement | null} svg null if there is no chart
+ *
+ * @param {SVGElement | null} svg - Null if there is no chart.
  * @param {SVGElement[]} marks
- * @param {number} focusedIndex of the mark that had the focus before the chart was drawn again; -1
- *   if none had
+ * @param {number} focusedIndex - focusedIndex of the mark that had the focus before the chart was
+ *   drawn again; -1 if none had.
  */
 function addKeyboard(svg, marks, focusedIndex) {
   if (!svg) return;

@@ -5,12 +5,11 @@ import { annotate } from "./terms.js";
 import { addTooltip } from "./tooltip.js";
 
 /**
- *
  * @typedef {object} Finding as attention_maps/rendering.py renders it
- * @property {string} title the phenomenon: "Induction head"
- * @property {string} text sentences that explain it
- * @property {string[]} details measurements with standard errors
- * @property {string[]} heads names of the heads, strongest first
+ * @property {string} title - The phenomenon: "Induction head".
+ * @property {string} text - Sentences that explain it.
+ * @property {string[]} details - Measurements with standard errors.
+ * @property {string[]} heads - Names of the heads, strongest first.
  */
 
 /**

@@ -29,16 +29,16 @@ function scoreOfColumn(key) {
 
 /**
  * @param {string} score
- * @param {number} k index of a snapshot
+ * @param {number} k - Index of a snapshot.
  */
 function isMeasured(score, k) {
   return headNames.some(name => metricAt(`heads/${score}/${name}`, k) !== null);
 }
 
 /**
- * @param {string} key of a column
- * @param {number} k index of a snapshot
- * @returns {number | null} null if it was not measured there
+ * @param {string} key - Key of a column.
+ * @param {number} k - Index of a snapshot.
+ * @returns {number | null} Null if it was not measured there.
  */
 export function metricAt(key, k) {
   return columns[key]?.[k] ?? null;
@@ -46,7 +46,7 @@ export function metricAt(key, k) {
 
 /**
  * @param {string} score
- * @returns {boolean} whether the score is a share
+ * @returns {boolean} Whether the score is a share.
  */
 export function isShare(score) {
   return !UNBOUNDED_SCORES.includes(score);
@@ -54,17 +54,18 @@ export function isShare(score) {
 
 /**
  * A head's score at a snapshot.
+ *
  * @typedef {object} ScoreValue
  * @property {number | null} value
- * @property {number | null} error standard error
- * @property {number | null} withoutFirst the score if attention to the first token is excluded
+ * @property {number | null} error - Standard error.
+ * @property {number | null} withoutFirst - The score if attention to the first token is excluded.
  */
 
 /**
  * @param {string} score
  * @param {number} layer
  * @param {number} head
- * @param {number} k index of a snapshot
+ * @param {number} k - Index of a snapshot.
  * @returns {ScoreValue}
  */
 export function scoreAt(score, layer, head, k) {
@@ -79,8 +80,9 @@ export function scoreAt(score, layer, head, k) {
 /**
  * The snapshot at the slider's step at which a score was measured, or the last one before. A score
  * that was measured once is shown at every step.
+ *
  * @param {string} score
- * @returns {number} index of the snapshot; -1 if the score was not measured yet
+ * @returns {number} Index of the snapshot; -1 if the score was not measured yet.
  */
 export function snapshotIndex(score) {
   const indices = measuredIndices[score];
@@ -91,13 +93,13 @@ export function snapshotIndex(score) {
 /**
  * @typedef {object} Emergence
  * @property {string} score
- * @property {string} name of the head
+ * @property {string} name - Name of the head.
  * @property {number} layer
  * @property {number} head
- * @property {number} step first snapshot at which the head passed the score's threshold
- * @property {string} interval the interval in which it emerged, in words
- * @property {number | null} lostStep first snapshot at which it no longer passed; null if it still
- *   does
+ * @property {number} step - First snapshot at which the head passed the score's threshold.
+ * @property {string} interval - The interval in which it emerged, in words.
+ * @property {number | null} lostStep - First snapshot at which it no longer passed; null if it
+ *   still does.
  */
 
 /** When each head emerged, earliest first. @type {Emergence[]} */
@@ -120,7 +122,7 @@ function readEmergences() {
 
 /**
  * @param {number} step
- * @returns {string} "between steps 700 and 800"
+ * @returns {string} "between steps 700 and 800".
  */
 function emergenceInterval(step) {
   const previous = data.snapshotSteps.findLast(snapshot => snapshot < step) ?? step;
@@ -130,14 +132,16 @@ function emergenceInterval(step) {
 
 /**
  * The share of a head's score that is lost without what an upstream component wrote.
+ *
  * @typedef {object} Composition
  * @property {string} score
- * @property {[number, number]} to the head, as layer and head
- * @property {string} input of the head (queries, keys or values) in which the component is removed
- * @property {string} from the upstream component: L0H1, L0MLP or embedding
+ * @property {[number, number]} to - The head, as layer and head.
+ * @property {string} input - Input of the head (queries, keys or values) in which the component is
+ *   removed.
+ * @property {string} from - The upstream component: L0H1, L0MLP or embedding.
  * @property {number} share
- * @property {number} error standard error
- * @property {number | null} directShare the share if nothing in between is computed again
+ * @property {number} error - Standard error.
+ * @property {number | null} directShare - The share if nothing in between is computed again.
  * @property {number | null} directError
  */
 
@@ -151,7 +155,7 @@ const compositionColumns = Object.keys(columns)
 export const hasComposition = compositionColumns.length > 0;
 
 /**
- * @param {number} k index of a snapshot
+ * @param {number} k - Index of a snapshot.
  * @returns {Composition[]}
  */
 export function compositionAt(k) {

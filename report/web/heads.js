@@ -117,6 +117,7 @@ function scoreHeading(score) {
 
 /**
  * Draw a score of all heads as a table of colored cells.
+ *
  * @param {string} score
  */
 function drawScoreTable(score) {
@@ -136,7 +137,7 @@ function drawScoreTable(score) {
 
 /**
  * @param {string} score
- * @returns {string} range of the colors: "0 to 1", "0 to 12 tokens"
+ * @returns {string} Range of the colors: "0 to 1", "0 to 12 tokens".
  */
 function scoreCaption(score) {
   const k = snapshotIndex(score);
@@ -154,6 +155,7 @@ function scoreCaption(score) {
 
 /**
  * Upper end of a score's colors, the same at all steps.
+ *
  * @param {string} score
  * @returns {number}
  */
@@ -165,6 +167,7 @@ function maxScore(score) {
 
 /**
  * What `cells` draws for a score of all heads.
+ *
  * @param {string} score
  */
 function scoreCells(score) {
@@ -187,6 +190,7 @@ let drawOverviewCells = null;
 
 /**
  * Draw a score of all heads of a deep model, small, beside its attention map.
+ *
  * @param {HTMLElement} host
  * @param {string} score
  */
@@ -198,6 +202,7 @@ export function drawOverview(host, score) {
 
 /**
  * What the tooltip says about a head's score.
+ *
  * @param {string} score
  * @param {number} layer
  * @param {number} head
@@ -226,8 +231,9 @@ function describeScore(score, layer, head, { value, error, withoutFirst }) {
 
 /**
  * Write a score in a cell: .15, 12.3. It has fewer digits if its standard error is large.
+ *
  * @param {import("./head_metrics.js").ScoreValue} scoreValue
- * @param {number} max upper end of the colors
+ * @param {number} max - Upper end of the colors.
  * @returns {string}
  */
 function formatInCell({ value, error }, max) {

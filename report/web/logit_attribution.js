@@ -19,26 +19,27 @@ const MIN_EFFECT_SCALE = 0.1;
 /**
  * What is known about the predictions of one probe at one step; see `decodePredictions` in
  * token_effect.js.
+ *
  * @typedef {object} Explanation
- * @property {number} L number of layers
- * @property {number} H number of heads
+ * @property {number} L - Number of layers.
+ * @property {number} H - Number of heads.
  * @property {string[]} tokens
- * @property {number} parts number of components in the direct logit attribution
- * @property {(i: number) => number} loss of the token after `i`, in nats
- * @property {(k: number, i: number) => number} lens loss after `k` blocks, in nats
- * @property {(layer: number, head: number, i: number) => number} headEffect in nats
- * @property {(part: number, i: number, target: number) => number} direct contribution to a logit
- * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted likeliest next
- *   tokens
- * @property {(layer: number, head: number, i: number) => number[]} writes ids of three promoted and
- *   three suppressed tokens
+ * @property {number} parts - Number of components in the direct logit attribution.
+ * @property {(i: number) => number} loss - Loss of the token after `i`, in nats.
+ * @property {(k: number, i: number) => number} lens - Loss after `k` blocks, in nats.
+ * @property {(layer: number, head: number, i: number) => number} headEffect - In nats.
+ * @property {(part: number, i: number, target: number) => number} direct - Contribution to a logit.
+ * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted - Likeliest
+ *   next tokens.
+ * @property {(layer: number, head: number, i: number) => number[]} writes - Ids of three promoted
+ *   and three suppressed tokens.
  */
 
 /**
- * @param {number} part index of a component in the direct logit attribution
+ * @param {number} part - Index of a component in the direct logit attribution.
  * @param {number} layerCount
  * @param {number} headCount
- * @returns {{name: string, layer?: number, head?: number}} `layer` and `head` only if it is a head
+ * @returns {{name: string, layer?: number, head?: number}} `layer` and `head` only if it is a head.
  */
 function componentOf(part, layerCount, headCount) {
   if (part === 0) return { name: "embedding" };
@@ -56,12 +57,13 @@ function formatProbability(probability) {
 
 /**
  * A button with a possible next token and its probability.
+ *
  * @param {object} options
  * @param {string} options.text
  * @param {number} options.probability
- * @param {number} [options.previous] probability before heads were switched off or tokens hidden
- * @param {boolean} options.isActual whether it is the token that follows
- * @param {boolean} options.isTarget whether the breakdown is about it
+ * @param {number} [options.previous] - Probability before heads were switched off or tokens hidden.
+ * @param {boolean} options.isActual - Whether it is the token that follows.
+ * @param {boolean} options.isTarget - Whether the breakdown is about it.
  * @param {() => void} options.pick
  */
 function predictionButton({ text, probability, previous = probability, isActual, isTarget, pick }) {
@@ -83,12 +85,13 @@ function predictionButton({ text, probability, previous = probability, isActual,
 
 /**
  * The likeliest next tokens after token `i` as buttons, and a sentence about the actual one.
+ *
  * @param {Explanation} explanation
- * @param {string[]} words tokens by id
+ * @param {string[]} words - Tokens by id.
  * @param {number} i
- * @param {number} target which next token the breakdown is about: 0 for the actual one, k for the
- *   k-th likeliest
- * @param {(target: number) => void} pick called with the target that is clicked
+ * @param {number} target - Which next token the breakdown is about: 0 for the actual one, k for the
+ *   k-th likeliest.
+ * @param {(target: number) => void} pick - Called with the target that is clicked.
  * @returns {{buttons: HTMLElement[], sentence: (Node | string)[]}}
  */
 export function nextTokens(explanation, words, i, target, pick) {
@@ -136,14 +139,15 @@ export function nextTokens(explanation, words, i, target, pick) {
  * @typedef {object} BreakdownOptions
  * @property {number} layer
  * @property {number} head
- * @property {number} target see `nextTokens`
- * @property {boolean} tied whether input and output embeddings are one matrix
- * @property {string[]} words tokens by id
- * @property {(layer: number, head: number) => void} choose called when a head is clicked
+ * @property {number} target - See `nextTokens`.
+ * @property {boolean} tied - Whether input and output embeddings are one matrix.
+ * @property {string[]} words - Tokens by id.
+ * @property {(layer: number, head: number) => void} choose - Called when a head is clicked.
  */
 
 /**
  * Draw the breakdown of the prediction after token `i` into `host`.
+ *
  * @param {HTMLElement} host
  * @param {Explanation} explanation
  * @param {number} i
@@ -293,6 +297,7 @@ function drawHeadEffects(host, explanation, i, choose) {
 
 /**
  * Draw the attribution of a head's attention score: its largest terms and the sum of the others.
+ *
  * @param {HTMLElement} host
  * @param {{query: string, key: string, value: number}[]} terms
  * @param {(Node | string)[]} title

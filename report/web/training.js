@@ -19,9 +19,10 @@ const MAX_SAMPLE_LENGTH = 4000;
 
 /**
  * A metric as a line of a chart.
- * @param {string} key of the metric
+ *
+ * @param {string} key - Key of the metric.
  * @param {string} name
- * @param {string} color name of a CSS custom property
+ * @param {string} color - Name of a CSS custom property.
  * @param {boolean} [bold]
  * @returns {import("./line_chart.js").Series}
  */
@@ -180,6 +181,7 @@ function showTime() {
 
 /**
  * Let the reader choose among the samples; the newest is shown first.
+ *
  * @param {{step: number, text: string}[]} samples
  */
 function setUpSamples(samples) {
