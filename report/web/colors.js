@@ -1,8 +1,9 @@
+/** Colors of the maps, in the light and the dark theme. */
+
 import { el } from "./dom.js";
 import { formatSigned } from "./format.js";
 
-// ---- colours: a path with even steps of lightness, from dark indigo over red to a pale yellow
-
+/** From dark indigo over red to a pale yellow, in even steps of lightness. */
 const RAMP_STOPS = [
   [12, 12, 34],
   [41, 16, 65],
@@ -17,77 +18,125 @@ const RAMP_STOPS = [
   [245, 218, 160],
   [252, 247, 212],
 ];
-export const RAMP = Array.from({ length: 256 }, (_, i) => {
-  const at = (i / 255) * (RAMP_STOPS.length - 1);
-  const k = Math.min(RAMP_STOPS.length - 2, Math.floor(at));
-  return RAMP_STOPS[k].map((c, n) => Math.round(c + (at - k) * (RAMP_STOPS[k + 1][n] - c)));
+
+/** 256 colors as [red, green, blue], from dark to light. */
+export const RAMP = Array.from({ length: 256 }, (_, index) => {
+  const position = (index / 255) * (RAMP_STOPS.length - 1);
+  const k = Math.min(RAMP_STOPS.length - 2, Math.floor(position));
+  return mix(RAMP_STOPS[k], RAMP_STOPS[k + 1], position - k);
 });
 
-const prefersDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
-export const isDark = () =>
-  (document.documentElement.dataset.theme ?? (prefersDark() ? "dark" : "light")) === "dark";
-// The place of a share among the 256 colours, by its square root, so that what is small stays visible; of a signed
-// scale 128 is nothing, and what is not known.
+/** Ends and middle of the colors for values with a sign. */
+const SIGNED_DARK = { negative: [70, 160, 255], zero: [32, 32, 39], positive: [255, 92, 120] };
+const SIGNED_LIGHT = { negative: [20, 100, 190], zero: [250, 249, 247], positive: [179, 18, 63] };
+
+/** Shares of the largest value that are written at a color bar. */
+const TICKS = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1];
+const SIGNED_TICKS = [-1, -0.25, 0, 0.25, 1];
+
+/**
+ * Mix two colors.
+ *
+ * @param {number[]} from
+ * @param {number[]} to
+ * @param {number} share - Share of `to`, from 0 to 1.
+ * @returns {number[]}
+ */
+function mix(from, to, share) {
+  return from.map((channel, k) => Math.round(channel + share * (to[k] - channel)));
+}
+
+/** @returns {boolean} Whether the page shows its dark theme. */
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  if (chosen) return chosen === "dark";
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/**
+ * Return the index of a value's color. Colors follow the square root of the value, so that small
+ * values are visible.
+ *
+ * @param {number} share - Value as a share of the largest one; NaN counts as 0.
+ * @param {boolean} [signed] - Whether shares are from -1 to 1; index 128 then stands for 0.
+ * @returns {number} From 0 to 255.
+ */
 export function colorIndex(share, signed = false) {
   const root = Math.sqrt(Math.abs(share) || 0);
   if (signed) return 128 + (Math.sign(share) || 0) * Math.min(127, Math.round(127 * root));
   return share > 0 ? Math.min(255, Math.round(255 * root)) : 0;
 }
 
-// A colour as [red, green, blue]; of a signed scale red is above nothing, blue below.
+/**
+ * Return the color at an index: with a sign, red above zero and blue below.
+ *
+ * @param {number} index - From 0 to 255.
+ * @param {boolean} [signed]
+ * @returns {number[]} [red, green, blue]
+ */
 function colorAt(index, signed = false) {
   if (!signed) return RAMP[isDark() ? index : 255 - index];
-  const [below, nothing, above] = isDark()
-    ? [
-        [70, 160, 255],
-        [32, 32, 39],
-        [255, 92, 120],
-      ]
-    : [
-        [20, 100, 190],
-        [250, 249, 247],
-        [179, 18, 63],
-      ];
-  const t = (index - 128) / 127;
-  const end = t < 0 ? below : above;
-  return nothing.map((c, k) => Math.round(c + Math.min(1, Math.abs(t)) * (end[k] - c)));
+  const { negative, zero, positive } = isDark() ? SIGNED_DARK : SIGNED_LIGHT;
+  const share = (index - 128) / 127;
+  return mix(zero, share < 0 ? negative : positive, Math.min(1, Math.abs(share)));
 }
 
+/**
+ * Return all colors as pixels of a canvas.
+ *
+ * @param {boolean} [signed]
+ * @returns {Uint32Array} Bytes in memory order: red, green, blue, alpha.
+ */
 export function palette(signed = false) {
-  // as canvas pixels, in memory order
-  return Uint32Array.from({ length: 256 }, (_, i) => {
-    const [r, g, b] = colorAt(i, signed);
-    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  return Uint32Array.from({ length: 256 }, (_, index) => {
+    const [red, green, blue] = colorAt(index, signed);
+    return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
   });
 }
 
-// The colours of a scale that ends at `most`, with figures.
-export function drawColorBar(host, name, most, signed = false) {
+/**
+ * Draw the colors with their values.
+ *
+ * @param {HTMLElement} host
+ * @param {string} name - What the values are, with their unit.
+ * @param {number} largest - Value of the last color.
+ * @param {boolean} [signed]
+ */
+export function drawColorBar(host, name, largest, signed = false) {
   const ramp = el("canvas", { className: "ramp", width: 255, height: 1, "aria-hidden": "true" });
   const context = ramp.getContext("2d");
-  for (let i = 1; i < 256; i++) {
-    context.fillStyle = `rgb(${colorAt(i, signed)})`;
-    context.fillRect(i - 1, 0, 1, 1);
+  for (let index = 1; index < 256; index++) {
+    context.fillStyle = `rgb(${colorAt(index, signed)})`;
+    context.fillRect(index - 1, 0, 1, 1);
   }
-  const stops = signed ? [-1, -0.25, 0, 0.25, 1] : [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1];
-  const text = m =>
-    signed && m
-      ? formatSigned(m * most)
-      : most === 1
-        ? String(m).replace("0.", ".")
-        : String(Number((m * most).toPrecision(2)));
-  const left = m => (signed ? 50 + 50 * Math.sign(m) * Math.sqrt(Math.abs(m)) : 100 * Math.sqrt(m));
-  const tick = m =>
-    el(
-      "span",
-      { style: `left: ${left(m)}%; translate: ${-50 - (signed ? 50 * Math.trunc(m) : 0)}%` },
-      text(m),
-    );
-  host.replaceChildren(
-    el("span", {}, name),
-    ramp,
-    el("div", { className: "ticks" }, ...stops.map(tick)),
-  );
+  const ticks = signed ? SIGNED_TICKS.map(signedTick(largest)) : TICKS.map(plainTick(largest));
+  host.replaceChildren(el("span", {}, name), ramp, el("div", { className: "ticks" }, ...ticks));
+}
+
+/**
+ * @param {number} largest
+ * @returns {(share: number) => HTMLElement} Creates the tick at a share of the largest value.
+ */
+function plainTick(largest) {
+  return share => {
+    const value = Number((share * largest).toPrecision(2));
+    const text = largest === 1 ? String(share).replace("0.", ".") : String(value);
+    return el("span", { style: `left: ${100 * Math.sqrt(share)}%; translate: -50%` }, text);
+  };
+}
+
+/**
+ * @param {number} largest
+ * @returns {(share: number) => HTMLElement} Creates the tick at a share of the largest value.
+ */
+function signedTick(largest) {
+  return share => {
+    const left = 50 + 50 * Math.sign(share) * Math.sqrt(Math.abs(share));
+    // The first and the last tick stay within the bar.
+    const shift = -50 - 50 * Math.trunc(share);
+    const text = share ? formatSigned(share * largest) : "0";
+    return el("span", { style: `left: ${left}%; translate: ${shift}%` }, text);
+  };
 }
 
 /**

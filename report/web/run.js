@@ -252,7 +252,7 @@ async function start() {
   setUpOwnText((text?.tokens ?? []).join(""));
   followAddress();
   if (hasProbes()) setUpHeadGrid($("heads-grid"));
-  onhashchange = () => {
+  window.onhashchange = () => {
     followAddress();
     focusSelectedHead();
     showSelected();

@@ -1,51 +1,82 @@
-// Tooltips and keyboard access.
+/** Tooltips beside the pointer, and what the keyboard needs: announcements and arrow keys. */
 
 import { $, el } from "./dom.js";
 
-// ---- the tip beside the pointer, and for the keyboard what is spoken
+/** Least pixels between a tooltip and the border of the window. */
+const WINDOW_MARGIN = 4;
 
+/**
+ * Show the tooltip beside a point of the window, or hide it.
+ *
+ * @param {(Node | string)[] | null} nodes - Content; null hides the tooltip.
+ * @param {number} [x] - In pixels.
+ * @param {number} [y] - In pixels.
+ */
 export function showTooltip(nodes, x = 0, y = 0) {
-  const tip = $("tip");
-  tip.hidden = !nodes;
+  const tooltip = $("tip");
+  tooltip.hidden = !nodes;
   if (!nodes) return;
-  tip.replaceChildren(...nodes);
-  const { offsetWidth: w, offsetHeight: h } = tip;
-  tip.style.left = `${Math.max(4, Math.min(x + 14, document.documentElement.clientWidth - w - 4))}px`;
-  tip.style.top = `${y + 18 + h > innerHeight ? Math.max(4, y - h - 10) : y + 18}px`;
+  tooltip.replaceChildren(...nodes);
+  const { offsetWidth: width, offsetHeight: height } = tooltip;
+  const maxLeft = document.documentElement.clientWidth - width - WINDOW_MARGIN;
+  const fitsBelow = y + 18 + height <= innerHeight;
+  const top = fitsBelow ? y + 18 : Math.max(WINDOW_MARGIN, y - height - 10);
+  tooltip.style.left = `${Math.max(WINDOW_MARGIN, Math.min(x + 14, maxLeft))}px`;
+  tooltip.style.top = `${top}px`;
 }
 
+/**
+ * Let screen readers speak a text.
+ *
+ * @param {(Node | string)[]} nodes - They are copied.
+ */
 export function announce(nodes) {
-  $("live").replaceChildren(...nodes.map(node => node.cloneNode?.(true) ?? node));
+  const copies = nodes.map(node => (node instanceof Node ? node.cloneNode(true) : node));
+  $("live").replaceChildren(...copies);
 }
 
-// What a mark tells when it is pointed at or focused; `pick` is done at a click, Enter or the space bar, `near` hears
-// whether it is told of.
-export function addTooltip(mark, nodes, pick = null, near = () => {}) {
-  mark.onpointerenter = mark.onfocus = event => {
-    const place = mark.getBoundingClientRect();
-    const told = nodes();
-    showTooltip(told, place.right, place.bottom - 12);
-    if (event.type === "focus") announce(told);
-    near(true);
+/**
+ * Show a tooltip while an element is pointed at or has the focus.
+ *
+ * @param {any} element - An HTML or SVG element.
+ * @param {() => (Node | string)[]} nodes - Returns the content.
+ * @param {(() => void) | null} [pick] - Called at a click, Enter or the space bar.
+ * @param {(isShown: boolean) => void} [onToggle] - Called when the tooltip appears or disappears.
+ * @returns {any} The element.
+ */
+export function addTooltip(element, nodes, pick = null, onToggle = () => {}) {
+  const show = event => {
+    const box = element.getBoundingClientRect();
+    const content = nodes();
+    showTooltip(content, box.right, box.bottom - 12);
+    if (event.type === "focus") announce(content);
+    onToggle(true);
   };
-  mark.onpointerleave = mark.onblur = () => {
+  const hide = () => {
     showTooltip(null);
-    near(false);
+    onToggle(false);
   };
-  mark.onclick = pick;
-  mark.onkeydown = event => {
-    if (pick && (event.key === "Enter" || event.key === " ")) {
-      event.preventDefault();
-      pick();
-    }
+  element.onpointerenter = show;
+  element.onfocus = show;
+  element.onpointerleave = hide;
+  element.onblur = hide;
+  element.onclick = pick;
+  element.onkeydown = event => {
+    if (!pick || (event.key !== "Enter" && event.key !== " ")) return;
+    event.preventDefault();
+    pick();
   };
-  return mark;
+  return element;
 }
 
-// Words that the page has with an explanation, data-explanation: told under the pointer, and of a choice when the keyboard is
-// there.
+/**
+ * Add tooltips to the words of the page that have a `data-explanation`. A word that labels an input
+ * shows its tooltip also when the keyboard reaches the input.
+ */
 export function explainTerms() {
-  for (const word of document.querySelectorAll("[data-explanation]")) {
+  for (const word of /** @type {NodeListOf<HTMLElement>} */ (
+    document.querySelectorAll("[data-explanation]")
+  )) {
     const input = word.closest("label")?.querySelector("input");
     word.classList.add("term");
     addTooltip(word, () => [el("div", {}, word.dataset.explanation)]);
@@ -60,26 +91,34 @@ export function explainTerms() {
   }
 }
 
-// Arrow keys walk over `items`; one of them at a time is in the tab order.
-export function addArrowKeys(container, items, columns, enter, chosen = 0) {
+/**
+ * Let arrow keys walk over items, of which one at a time is in the tab order.
+ *
+ * @param {any} container - Element around the items.
+ * @param {any[]} items - Elements, row by row.
+ * @param {number} columns - Items in a row.
+ * @param {(index: number) => void} enter - Called with the item that a key leads to.
+ * @param {number} [current] - Index of the item that is in the tab order at first.
+ */
+export function addArrowKeys(container, items, columns, enter, current = 0) {
   items.forEach((item, k) => {
-    item.tabIndex = k === chosen ? 0 : -1;
+    item.tabIndex = k === current ? 0 : -1;
   });
   container.onkeydown = event => {
-    const k = items.indexOf(event.target.closest("[tabindex]"));
-    const to = {
-      ArrowRight: k + 1,
-      ArrowLeft: k - 1,
-      ArrowDown: k + columns,
-      ArrowUp: k - columns,
+    const index = items.indexOf(event.target.closest("[tabindex]"));
+    const target = {
+      ArrowRight: index + 1,
+      ArrowLeft: index - 1,
+      ArrowDown: index + columns,
+      ArrowUp: index - columns,
       Home: 0,
       End: items.length - 1,
     }[event.key];
-    if (k < 0 || to === undefined || !items[to]) return;
+    if (index < 0 || target === undefined || !items[target]) return;
     event.preventDefault();
-    items[k].tabIndex = -1;
-    items[to].tabIndex = 0;
-    items[to].focus();
-    enter(to);
+    items[index].tabIndex = -1;
+    items[target].tabIndex = 0;
+    items[target].focus();
+    enter(target);
   };
 }

@@ -7,7 +7,7 @@
 
 import { cancelRequests, HANDLERS } from "./requests.js";
 
-onmessage = async ({ data: { id, request, ...parameters } }) => {
+self.onmessage = async ({ data: { id, request, ...parameters } }) => {
   if (request === "cancel") {
     cancelRequests(parameters.name, id);
     return;
