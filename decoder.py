@@ -163,7 +163,7 @@ class DecoderLayer:
         """
         mlp = block.mlp
         self.keys, self.values = keys, values
-        self.projection = block.attention.joined()
+        self.projection = block.attention.join_projections()
         self.W_O = as_function(block.attention.W_O)
         self.norm_1, self.norm_2 = as_function(block.norm_1), as_function(block.norm_2)
         self.mlp = partial(

@@ -1,4 +1,7 @@
-"""Turn a model's logits into tokens and tokens into text, with the letters of attention.py."""
+"""Turn a model's logits into tokens, and tokens into text.
+
+Shapes are written with the letters of attention.py.
+"""
 
 import codecs
 import math

@@ -1,8 +1,9 @@
-"""The arithmetic of a transformer block as plain functions, with the letters of attention.py.
+"""The arithmetic of a transformer block as plain functions.
 
-Training (model.py) and cached decoding (decoder.py) both call these functions. Layers such as W_Q
-or a norm are passed as functions: modules in training, and bare functions in decoding, where the
-calls and not the arithmetic take the time of a small model's step.
+Training (model.py) and cached decoding (decoder.py) both call these functions. They take layers,
+such as W_O or a norm, as functions: modules in training, but bare functions in decoding, because
+module calls take most of the time of a small model's step. Shapes are written with the letters of
+attention.py.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from common.errors import UserError, not_one_of
 from kernels import rms_norm
 
 Layer = Callable[[Tensor], Tensor]
+
+MLPS = ("gelu", "swiglu", "relu2")  # values of `mlp` that `feed_forward` computes
 
 
 def transformer_block(
@@ -85,25 +88,22 @@ def project(
     Reference:
         Henry et al. 2020, "Query-Key Normalization for Transformers"; Su et al. 2021, "RoFormer".
     """
-    matrix, bias, H, G, d_k, d_v, is_normalized, gains, eps, is_rotary = projection
-    tokens = x.shape[:-1]
-    qkv = F.linear(x, matrix, bias)
-    qk, v = qkv.split_with_sizes(((H + G) * d_k, G * d_v), dim=-1)  # three times as fast as split
-    qk = qk.view(*tokens, H + G, d_k)
-    v = v.view(*tokens, G, d_v)
-    if is_normalized:
-        qk = rms_norm(qk.to(dtype), gains, eps)
-    if is_rotary:
+    H, G = projection.n_head, projection.n_kv_head
+    d_k, d_v = projection.key_dim, projection.value_dim
+    qkv = F.linear(x, projection.matrix, projection.bias)  # (…, (H + G) d_k + G d_v)
+    # split_with_sizes takes a third of the time of split.
+    qk, v = qkv.split_with_sizes(((H + G) * d_k, G * d_v), dim=-1)
+    leading = x.shape[:-1]
+    qk = qk.view(*leading, H + G, d_k)
+    v = v.view(*leading, G, d_v)
+    if projection.is_normalized:
+        qk = rms_norm(qk.to(dtype), projection.gains, projection.eps)
+    if projection.is_rotary:
         if rotary is None:
-            raise ValueError("a model with rotary positions needs their angles")
+            raise ValueError("rotary positions need their angles (GPT.rotary_at)")
         qk = rotate(qk.to(dtype), rotary)
     q, k = qk.split_with_sizes((H, G), dim=-2)  # (…, H, d_k), (…, G, d_k)
     return q, k, v
-
-
-# --- MLP ------------------------------------------------------------------------------------------
-
-MLPS = ("gelu", "swiglu", "relu2")
 
 
 def feed_forward(

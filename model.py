@@ -1,7 +1,8 @@
-"""The transformer: attention layer, MLP, block and GPT, with the letters of attention.py.
+"""The transformer: attention layer, MLP, block and GPT.
 
-B is the batch, T the number of tokens, C the channels of the residual stream, H the query heads,
-G the key/value heads, d_k the size of a query or key, d_v the size of a value, V the vocabulary.
+Shapes are written with these letters, as in attention.py: B batch, T tokens, C channels of the
+residual stream, H query heads, G key/value heads, d_k the size of a query or key, d_v the size of a
+value, V the vocabulary.
 """
 
 import math
@@ -97,7 +98,7 @@ class SelfAttention(nn.Module):
             self.norm_q = kernels.RMSNorm(d_k, config.norm_eps)
             self.norm_k = kernels.RMSNorm(d_k, config.norm_eps)
 
-    def joined(self) -> layers.Projection:
+    def join_projections(self) -> layers.Projection:
         """Join W_Q, W_K and W_V, and the gains of queries and keys."""
         c = self.config
         parts = (self.W_Q, self.W_K, self.W_V)
@@ -133,7 +134,7 @@ class SelfAttention(nn.Module):
             rotary = rotary[:, :, None]  # (2, T, 1, d_k)
         # In float32, a CPU normalizes and rotates faster than in bf16.
         dtype = torch.promote_types(x.dtype, torch.float32)
-        q, k, v = layers.project(x, self.joined(), rotary, dtype)
+        q, k, v = layers.project(x, self.join_projections(), rotary, dtype)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, d)
         if q.dtype != v.dtype:
             q = q.to(v.dtype, memory_format=torch.contiguous_format)
