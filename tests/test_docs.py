@@ -39,7 +39,7 @@ FROM_THE_HUB = (
     "init_from=Qwen/",
     "init_from=smollm/",
 )  # or from another index
-LAUNCHERS = ("hydra/launcher=",)  # packages of others
+PLUGINS = ("hydra/launcher=", "hydra/sweeper=")  # of packages that are not required
 SMALL = [
     "max_steps=2",
     "batch_size=4",
@@ -128,7 +128,7 @@ def test_a_documented_command_succeeds(line, place, tmp_path, test_data):
     command, *_ = line.partition(" > ")
     program, first, *argv = shlex.split(command)
     assert program in ("python", "ls"), f"{line}: unknown program"
-    if any(word.startswith((*FROM_THE_HUB, *LAUNCHERS)) for word in argv):
+    if any(word.startswith((*FROM_THE_HUB, *PLUGINS)) for word in argv):
         pytest.skip("needs a network, or packages that are not required")
     folder = tmp_path / "place"
     shutil.copytree(place, folder)
