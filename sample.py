@@ -214,7 +214,7 @@ def write_attention(
         2 * model.num_parameters(),
         {0: lambda: pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})},
     )
-    analysis = analyze(model, tokenizer, text.prompt_tokens + text.tokens, print_stderr)
+    analysis = analyze(model, tokenizer, [*text.prompt_tokens, *text.tokens], print_stderr)
     findings = [render(finding) for finding in summarize(analysis)]
     length = len(analysis.arrays["text_ids"])
     title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"

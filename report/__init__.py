@@ -1,0 +1,1 @@
+"""HTML pages of runs and sweeps, each one file that opens offline."""

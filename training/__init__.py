@@ -1,0 +1,1 @@
+"""The parts of a training run: optimizers, checkpoints, evaluation, records, processes."""

@@ -60,7 +60,7 @@ class Checkpoints:
 
     def __init__(
         self, run_dir: Path, state: TrainingState, text: Tokens, log: Callable[[str], None]
-    ):
+    ) -> None:
         self.run_dir = run_dir
         self.state = state
         self.text = text

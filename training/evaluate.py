@@ -50,7 +50,7 @@ class Windows:
         config: Config,
         world: World | None = None,
         max_windows: int | None = None,
-    ):
+    ) -> None:
         block_size = config.model.block_size
         if max_windows is None:
             max_windows = max(1, math.ceil((config.data.val_max_tokens - 1) / block_size))

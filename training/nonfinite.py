@@ -26,7 +26,7 @@ class NonFiniteGuard:
         model: The model, whose parameters name the gradients.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module) -> None:
         self._names = [name for name, _ in model.named_parameters()]
         self._pending: PendingCheck | None = None
 

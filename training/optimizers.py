@@ -118,7 +118,7 @@ class Muon(Optimizer):
         weight_decay: float,
         dtype: torch.dtype = torch.float32,
         mesh: DeviceMesh | None = None,
-    ):
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.dtype = dtype
         self.mesh = mesh
@@ -187,7 +187,7 @@ class RowAdagrad(Optimizer):
         Optimization".
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float):
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()

@@ -202,6 +202,7 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
     Reference:
         Kaplan et al. 2020; Chowdhery et al. 2022.
     """
+    assert config.vocab_size is not None  # resolved
     with torch.device("meta"):
         models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
     one_layer, two_layers = (model.num_parameters() for model in models)
@@ -221,6 +222,7 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
         processes: Number of processes of the run.
     """
     c = config.model
+    assert c.vocab_size is not None  # resolved
     is_sharded = config.shard > 1
     parameters, _ = model_size(c)
     ngram_weights = (c.ngram_rows or 0) * c.ngram_dim

@@ -37,7 +37,7 @@ class Stopped(Exception):
         exit_status: 130 after SIGINT, 143 after SIGTERM.
     """
 
-    def __init__(self, exit_status: int):
+    def __init__(self, exit_status: int) -> None:
         super().__init__(exit_status)
         self.exit_status = exit_status
 
@@ -53,7 +53,7 @@ class World:
         size: Number of processes.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1):
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
         self._exit_status = 0

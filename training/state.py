@@ -20,7 +20,7 @@ class MeanLoss:
         device: The device of the losses.
     """
 
-    def __init__(self, device: torch.device | str):
+    def __init__(self, device: torch.device | str) -> None:
         self._sum = torch.zeros((), device=device)
         self._steps = 0
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -33,7 +34,7 @@ def open_safetensors(path: Path) -> Iterator:
         raise UserError(f"{path} cannot be read as safetensors: {e}") from None
 
 
-def copy_rows(file, name: str, tensor: Tensor) -> None:
+def copy_rows(file: Any, name: str, tensor: Tensor) -> None:
     """Copy the first rows of a saved tensor into `tensor`; each rank copies its own part.
 
     Args:
