@@ -57,13 +57,13 @@ class Observer:
         """Show the step, and the losses of its metrics if there are any, in the terminal."""
         self.record.advance(step)
         if row:
-            self.record.show({"step": step} | row)
+            self.record.print_metrics({"step": step} | row)
 
     def take_snapshot(self, model: GPT, step: int) -> Snapshot:
         """Measure every attention head; may be interrupted anywhere and done again."""
         self.clock.switch("attention")
         is_last = step == self.config.max_steps
-        self.record.doing("measuring head importance" if is_last else "measuring attention")
+        self.record.show_activity("measuring head importance" if is_last else "measuring attention")
         return self.snapshots.take(model, step, self.record.rows)
 
     def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
@@ -71,7 +71,7 @@ class Observer:
         if snapshot:
             row = row | snapshot.metrics
             if snapshot.sample is not None:
-                self.record.sample(step, snapshot.sample)
+                self.record.write_sample(step, snapshot.sample)
         if row:
             self.clock.switch(None)
             tokens = tokens_until(step, self.config)
@@ -85,9 +85,10 @@ class Observer:
         with self.record.tolerate_io_errors():
             if not page.exists():
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
-            self.record.doing("drawing the page")
+            self.record.show_activity("drawing the page")
             rows = self.record.rows
-            self.record.wandb.page(write_page(self.run_dir), rows[-1], describe_run(rows), is_last)
+            findings = [str(finding) for finding in describe_run(rows)]
+            self.record.wandb.log_page(write_page(self.run_dir), rows[-1], findings, is_last)
 
     def print_summary(self) -> None:
         """Print the best loss, the findings and where the run's files are."""

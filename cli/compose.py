@@ -199,15 +199,15 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
     if "model.n_embd" in keys and "model.mlp_hidden" not in keys and model.mlp_hidden:
         model = replace(model, mlp_hidden=None)
         log(
-            f"note: model.mlp_hidden={model.hidden_dim} follows from your model.n_embd, "
-            "instead of the preset"
+            f"note: model.mlp_hidden={model.hidden_dim} is derived from your model.n_embd and "
+            "replaces the preset's value"
         )
     optim = config.optim
     if optim.muon_lr and "optim.lr" in keys and "optim.muon_lr" not in keys:
         optim = replace(optim, muon_lr=None)
         log(
-            f"note: optim.muon_lr={optim.muon_peak_lr:g} follows from your optim.lr, "
-            "instead of the preset"
+            f"note: optim.muon_lr={optim.muon_peak_lr:g} is derived from your optim.lr and "
+            "replaces the preset's value"
         )
     return replace(config, model=model, optim=optim)
 

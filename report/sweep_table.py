@@ -184,12 +184,15 @@ def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return the line that names the best variant, if its rank can be told from chance."""
+    """Return the lines that name the best variant, and whether it is significantly better."""
     variants = rank_variants(runs)
     best = variants[0]
     if lacks_error_estimate(variants):
-        advice = "with one seed there is no error estimate, so no setting is declared best"
-        return [("lowest", f"{best.name} ({advice}; add seed=1,2,3)")]
+        return [
+            ("lowest", best.name),
+            ("note", "with one seed there is no error estimate, so no setting is declared best"),
+            ("", "(add seed=1,2,3)"),
+        ]
     if not best.name:  # only the seed differs
         return []
     if tied := find_tied_variant(variants, ranking_metric(runs)):

@@ -9,7 +9,7 @@ from common.metrics import METRICS, read_rows
 from config import Config
 from training.checkpoint import find_checkpoint, saved_steps
 from training.manifest import Manifest
-from training.record import goes_on
+from training.record import is_resuming
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
     Raises:
         UserError: If the run has no checkpoint that can be loaded.
     """
-    if not goes_on(config):
+    if not is_resuming(config):
         return Progress()
     if not saved_steps(run_dir):
         if config.resume == "auto":

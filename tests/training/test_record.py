@@ -1,3 +1,5 @@
+"""The record of a run: its folder, its files, the progress bar and W&B."""
+
 import io
 import json
 import subprocess
@@ -7,7 +9,6 @@ import pytest
 from conftest import TINY
 from rich.text import Text
 
-import training.record
 from attention_maps.metrics import aggregate_heads
 from cli import Terminal
 from cli.config_file import read_config
@@ -15,42 +16,42 @@ from common.errors import UserError
 from common.metrics import read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
-from training.record import Record, begin_rows, run_folder
-from training.wandb_record import wandb_mode
+from training.record import ProgressBar, Record, run_folder, truncate_rows
+from training.wandb_record import resolve_mode
 
 
-def test_a_folder_has_one_owner_at_a_time_and_goes_where_nothing_came_of_it(tiny):
+def test_a_folder_is_locked_by_one_run_and_removed_if_it_stays_empty(tiny):
     with run_folder(tiny, "test") as path:
-        with pytest.raises(UserError, match="in use by another process"), run_folder(tiny, "test"):
+        with pytest.raises(UserError) as error, run_folder(tiny, "test"):
             pass
-        assert path.is_dir()
+        assert f"run_dir={path}" in str(error.value) and path.is_dir()
     assert not path.exists()
 
 
-def test_a_resume_keeps_the_rows_up_to_its_step_and_beside_them_what_was_there(tmp_path):
-    path, said = tmp_path / "rows.jsonl", []
-    assert begin_rows(path, 3, said.append) == [] and not path.exists()
+def test_a_resumed_run_keeps_the_rows_up_to_its_step_and_a_copy_of_all(tmp_path):
+    path, notes = tmp_path / "rows.jsonl", []
+    assert truncate_rows(path, 3, notes.append) == [] and not path.exists()
     lines = ['{"step": 1}', "nonsense", '{"step": 2, "text": "é"}', "[3]", '{"step": 4}', '{"st']
     path.write_text("\n".join(lines), encoding="utf-8")
     before = path.read_bytes()
-    kept = begin_rows(path, 3, said.append)
+    kept = truncate_rows(path, 3, notes.append)
     assert kept == read_rows(path) == [{"step": 1}, {"step": 2, "text": "é"}]
-    assert len(said) == 1 and " 2 " in said[0] and str(path) in said[0]
+    assert len(notes) == 1 and " 2 " in notes[0] and str(path) in notes[0]
     assert (tmp_path / "rows.jsonl.before").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_while_a_run_goes_its_record_is_only_appended_to(tiny, tmp_path):
+def test_rows_are_appended_while_a_run_trains(tiny, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     with Record(tiny, tmp_path, step=1) as record:
-        seen = []
+        contents = []
         for step in (2, 3):
             record.write({"step": step})
-            seen.append((tmp_path / "metrics.jsonl").read_bytes())
-    assert seen == [b'{"step": 1}\n{"step": 2}\n', b'{"step": 1}\n{"step": 2}\n{"step": 3}\n']
+            contents.append((tmp_path / "metrics.jsonl").read_bytes())
+    assert contents == [b'{"step": 1}\n{"step": 2}\n', b'{"step": 1}\n{"step": 2}\n{"step": 3}\n']
 
 
-def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
+def test_wandb_gets_the_maximum_over_heads_without_standard_errors():
     row = {"step": 5, "val/loss": 1.0, "emerged/sink/L0H1": 3} | {
         f"heads/{score}/L{layer}H{head}": layer + head / 100
         for score in ("induction", "induction_se", "sink")
@@ -70,7 +71,7 @@ def test_for_wandb_heads_are_their_maxima_and_errors_stay_in_metrics_jsonl():
     }
 
 
-def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are_known():
+def test_values_have_the_decimals_of_their_standard_errors():
     assert format_with_error(1.3862, 0.0581) == "1.39 ± 0.06"
     assert (
         format_with_error(12.34, 1.7) == "12 ± 2"
@@ -81,23 +82,23 @@ def test_a_birth_lies_between_two_snapshots_and_figures_have_the_digits_that_are
     )
 
 
-def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monkeypatch):
+def test_the_progress_bar_shows_an_activity_until_the_next_step():
     console = Terminal(file=io.StringIO(), force_terminal=True, width=80)
-    monkeypatch.setattr(training.record, "Terminal", lambda: console)
-    with Record(tiny, tmp_path) as record:
+    bar = ProgressBar(console, max_steps=12)
 
-        def shown() -> str:
-            with console.capture() as drawn:
-                console.print(record._bar.get_renderable())
-            return drawn.get()
+    def drawn() -> str:
+        with console.capture() as capture:
+            console.print(bar.render())
+        return Text.from_ansi(capture.get()).plain
 
-        record.show({"step": 12, "tokens": 1, "train_seconds": 1.0, "train/loss": 2.5})
-        assert "loss 2.500" in shown()
-        record.doing("measuring what each head is worth")
-        assert "12/12" in shown() and "measuring what each head is worth …" in shown()
-        assert max(map(len, Text.from_ansi(shown()).plain.splitlines())) <= 80
-        record.advance(12)
-        assert "loss 2.500" in shown() and "measuring" not in shown()
+    bar.update_values({"loss": "2.500"})
+    bar.advance(12)
+    assert "loss 2.500" in drawn()
+    bar.show_activity("measuring head importance")
+    assert "12/12" in drawn() and "measuring head importance …" in drawn()
+    assert max(map(len, drawn().splitlines())) <= 80
+    bar.advance(12)
+    assert "loss 2.500" in drawn() and "measuring" not in drawn()
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_the_progress_bar_names_what_goes_on_until_it_moves(tiny, tmp_path, monk
         ("online", "offline", None, "online"),
     ],
 )
-def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(
+def test_the_wandb_mode_depends_on_the_setting_then_the_environment_then_the_key(
     monkeypatch, tmp_path, setting, env, key, mode
 ):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
@@ -120,11 +121,11 @@ def test_wandb_goes_by_the_setting_then_the_environment_then_the_key(
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert wandb_mode(setting) == mode
+    assert resolve_mode(setting) == mode
 
 
 @pytest.mark.slow
-def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
+def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
     command, tmp_path, text_file
 ):
     done = command(
@@ -142,7 +143,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
     )
     assert done.returncode == 0, done.stderr
     (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    assert "to upload it: wandb sync run/wandb/offline-run-*" in done.stdout
+    assert "wandb sync run/wandb/offline-run-*" in done.stdout
     inspected = subprocess.run(
         [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(record)],
         capture_output=True,
@@ -165,7 +166,7 @@ def test_an_offline_record_reads_back_as_the_metrics_and_the_configuration(
         image = record / "files" / history[step]["attention/map.path"]
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
         assert image.read_bytes() == drawn.read_bytes()
-        assert "after" in history[step]["attention/map.caption"]
+        assert str(step) in history[step]["attention/map.caption"]
     samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
     assert [step for step, _ in samples["data"]] == [0, 3, 6]
     page = (record / "files" / history[6]["attention/explorer.path"]).read_text(encoding="utf-8")
