@@ -10,7 +10,8 @@ from data.tokens import Tokens
 from model import GPT
 from report.page import write_page
 from training.evaluate import Windows
-from training.record import Record, Stopwatch, print_losses, print_summary
+from training.record import Record, print_losses, print_summary
+from training.stopwatch import Stopwatch
 
 
 class Observer:

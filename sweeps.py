@@ -44,7 +44,7 @@ from report.sweep import (
 )
 from report.sweep_page import write_sweep_page
 from report.sweep_table import footer, make_table, write_csv
-from training.record import new_run_dir
+from training.run_folder import new_run_dir
 
 MUTABLE_ON_RESUME = ("max_steps", "wandb.")  # settings that may change when a sweep is resumed
 MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 bytes

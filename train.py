@@ -44,9 +44,10 @@ from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.progress import Progress, read_progress
-from training.record import Stopwatch, run_folder
+from training.run_folder import run_folder
 from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 from training.state import MeanLoss, TrainingState
+from training.stopwatch import Stopwatch
 
 
 def main(launch: cli.Launch) -> None:

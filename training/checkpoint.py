@@ -33,8 +33,8 @@ from training.manifest import (
     write_manifest,
 )
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
-from training.record import Stopwatch
 from training.state import TrainingState
+from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
 
 

@@ -9,7 +9,7 @@ from common.metrics import METRICS, read_rows
 from config import Config
 from training.checkpoint import find_checkpoint, saved_steps
 from training.manifest import Manifest
-from training.record import is_resuming
+from training.run_folder import is_resuming
 
 
 @dataclass(frozen=True)

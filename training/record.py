@@ -5,15 +5,11 @@ import json
 import os
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from itertools import count
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from filelock import FileLock, Timeout
 from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
@@ -25,7 +21,6 @@ from rich.progress import (
 
 from cli import Terminal, printer
 from cli.config_file import config_yaml
-from common.errors import UserError
 from common.files import atomic_write
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from config import Config
@@ -39,83 +34,6 @@ SHOWN_METRICS = {
 }
 # Shown in lines but not in the progress bar, which has to fit 80 columns.
 HIDDEN_IN_PROGRESS_BAR = ("bits/byte",)
-# Files that may lie in a run's folder before the run begins.
-ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", "log.txt"}
-# Entries of a run's folder in which files are removed, so that they must not be links.
-MUST_NOT_BE_LINKS = (".lock", "checkpoints", "attention", "wandb")
-
-
-# --- the run's folder -----------------------------------------------------------------------------
-
-
-def is_resuming(config: Config) -> bool:
-    """Return whether the run continues one that its folder contains."""
-    if not config.run_dir or not config.resume:
-        return False
-    return Path(config.run_dir, "config.yaml").exists()
-
-
-@contextmanager
-def run_folder(config: Config, experiment: str) -> Iterator[Path]:
-    """Open the folder of a run, and lock it against other processes.
-
-    A folder that is still empty at the end is removed if it was created here.
-
-    Args:
-        config: The run's configuration.
-        experiment: Name of the experiment, for the name of a new folder.
-
-    Raises:
-        UserError: If the folder is in use, contains something else or links.
-    """
-    path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-    is_new = not config.run_dir or not path.exists()
-    for name in MUST_NOT_BE_LINKS:
-        if os.path.islink(path / name):
-            raise UserError(
-                f"{path / name} is a link, which run_dir={path} must not contain: "
-                "replace or remove it"
-            )
-    lock = FileLock(path / ".lock")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not is_resuming(config) and _names_in(path) - ALLOWED_BEFORE_START:
-            raise UserError(
-                f"run_dir={path} is not empty: choose another folder, "
-                "or resume the run in it with resume=true"
-            )
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"run_dir={path} is in use by another process: wait for it, or choose another folder"
-        ) from None
-    try:
-        yield path
-    finally:
-        lock.release()
-        with suppress(OSError):  # removing an empty folder is best effort
-            if _names_in(path) <= {".lock"}:
-                (path / ".lock").unlink(missing_ok=True)
-                if is_new:
-                    path.rmdir()
-
-
-def _names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def new_run_dir(name: str) -> Path:
-    """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
-    base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
-    for number in count(1):
-        path = base if number == 1 else base.with_name(f"{base.name}_{number}")
-        with suppress(FileExistsError):
-            path.mkdir(parents=True)
-            return path
-    raise AssertionError("count() does not end")
-
-
-# --- the record -----------------------------------------------------------------------------------
 
 
 class ProgressBar:
@@ -289,64 +207,6 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
         number = path.name.removesuffix(path.suffix).removeprefix("step_")
         if number.isdecimal() and int(number) > step:
             path.unlink()
-
-
-class Stopwatch:
-    """Measures the seconds that a run spends on each activity.
-
-    Args:
-        synchronize: Waits until the device has finished its work.
-        seconds: Seconds by activity that a resumed run has spent before.
-        tokens: Tokens that a resumed run has trained on before.
-    """
-
-    def __init__(
-        self, synchronize: Callable[[], None], seconds: dict[str, float], tokens: int = 0
-    ) -> None:
-        self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
-        self._synchronize = synchronize
-        self._activity: str | None = None
-        self._started = 0.0
-        self._speed_tokens, self._speed_seconds = tokens, self.seconds["train"]
-
-    def switch(self, activity: str | None) -> None:
-        """Attribute the time from now on to an activity, or to none.
-
-        Switching to the current activity does not wait for the device.
-        """
-        if activity != self._activity:
-            self.read_train_seconds()
-            self._activity = activity
-
-    def metrics(self) -> dict[str, float]:
-        """Return the seconds by their names in metrics.jsonl."""
-        return {
-            "train_seconds" if activity == "train" else f"seconds/{activity}": seconds
-            for activity, seconds in self.seconds.items()
-        }
-
-    def read_train_seconds(self) -> float:
-        """Return the seconds of training so far, including the device's pending work."""
-        self._synchronize()
-        now = time.perf_counter()
-        if self._activity is not None:
-            self.seconds[self._activity] += now - self._started
-        self._started = now
-        return self.seconds["train"]
-
-    def speed(self, tokens: int) -> float:
-        """Return the training speed since the last call, in tokens per second.
-
-        Args:
-            tokens: Tokens that the run has trained on so far.
-        """
-        seconds = self.read_train_seconds()
-        speed = (tokens - self._speed_tokens) / (seconds - self._speed_seconds)
-        self._speed_tokens, self._speed_seconds = tokens, seconds
-        return speed
-
-
-# --- the end of a run -----------------------------------------------------------------------------
 
 
 def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:

@@ -16,7 +16,8 @@ from common.errors import UserError
 from common.metrics import read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
-from training.record import ProgressBar, Record, run_folder, truncate_rows
+from training.record import ProgressBar, Record, truncate_rows
+from training.run_folder import run_folder
 from training.wandb_record import resolve_mode
 
 

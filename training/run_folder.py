@@ -1,0 +1,85 @@
+"""Open and lock the folder of a run."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from common.errors import UserError
+from config import Config
+
+# Files that may lie in a run's folder before the run begins.
+ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", "log.txt"}
+# Entries of a run's folder in which files are removed, so that they must not be links.
+MUST_NOT_BE_LINKS = (".lock", "checkpoints", "attention", "wandb")
+
+
+def is_resuming(config: Config) -> bool:
+    """Return whether the run continues one that its folder contains."""
+    if not config.run_dir or not config.resume:
+        return False
+    return Path(config.run_dir, "config.yaml").exists()
+
+
+@contextmanager
+def run_folder(config: Config, experiment: str) -> Iterator[Path]:
+    """Open the folder of a run, and lock it against other processes.
+
+    A folder that is still empty at the end is removed if it was created here.
+
+    Args:
+        config: The run's configuration.
+        experiment: Name of the experiment, for the name of a new folder.
+
+    Raises:
+        UserError: If the folder is in use, contains something else or links.
+    """
+    path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
+    is_new = not config.run_dir or not path.exists()
+    for name in MUST_NOT_BE_LINKS:
+        if os.path.islink(path / name):
+            raise UserError(
+                f"{path / name} is a link, which run_dir={path} must not contain: "
+                "replace or remove it"
+            )
+    lock = FileLock(path / ".lock")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not is_resuming(config) and _names_in(path) - ALLOWED_BEFORE_START:
+            raise UserError(
+                f"run_dir={path} is not empty: choose another folder, "
+                "or resume the run in it with resume=true"
+            )
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"run_dir={path} is in use by another process: wait for it, or choose another folder"
+        ) from None
+    try:
+        yield path
+    finally:
+        lock.release()
+        with suppress(OSError):  # removing an empty folder is best effort
+            if _names_in(path) <= {".lock"}:
+                (path / ".lock").unlink(missing_ok=True)
+                if is_new:
+                    path.rmdir()
+
+
+def _names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def new_run_dir(name: str) -> Path:
+    """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
+    base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}_{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("count() does not end")

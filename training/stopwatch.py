@@ -1,0 +1,59 @@
+"""Measure how long a run spends on each activity."""
+
+import time
+from collections.abc import Callable
+
+
+class Stopwatch:
+    """Measures the seconds that a run spends on each activity.
+
+    Args:
+        synchronize: Waits until the device has finished its work.
+        seconds: Seconds by activity that a resumed run has spent before.
+        tokens: Tokens that a resumed run has trained on before.
+    """
+
+    def __init__(
+        self, synchronize: Callable[[], None], seconds: dict[str, float], tokens: int = 0
+    ) -> None:
+        self.seconds = {"train": 0.0, "evaluate": 0.0, "attention": 0.0, "save": 0.0, **seconds}
+        self._synchronize = synchronize
+        self._activity: str | None = None
+        self._started = 0.0
+        self._speed_tokens, self._speed_seconds = tokens, self.seconds["train"]
+
+    def switch(self, activity: str | None) -> None:
+        """Attribute the time from now on to an activity, or to none.
+
+        Switching to the current activity does not wait for the device.
+        """
+        if activity != self._activity:
+            self.read_train_seconds()
+            self._activity = activity
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds by their names in metrics.jsonl."""
+        return {
+            "train_seconds" if activity == "train" else f"seconds/{activity}": seconds
+            for activity, seconds in self.seconds.items()
+        }
+
+    def read_train_seconds(self) -> float:
+        """Return the seconds of training so far, including the device's pending work."""
+        self._synchronize()
+        now = time.perf_counter()
+        if self._activity is not None:
+            self.seconds[self._activity] += now - self._started
+        self._started = now
+        return self.seconds["train"]
+
+    def speed(self, tokens: int) -> float:
+        """Return the training speed since the last call, in tokens per second.
+
+        Args:
+            tokens: Tokens that the run has trained on so far.
+        """
+        seconds = self.read_train_seconds()
+        speed = (tokens - self._speed_tokens) / (seconds - self._speed_seconds)
+        self._speed_tokens, self._speed_seconds = tokens, seconds
+        return speed
