@@ -24,7 +24,7 @@ class GPTConfig:
     """Shape of a model; `vocab_size` comes from the tokenizer when a run is configured."""
 
     vocab_size: int | None = setting(
-        MISSING, "number of tokens in the vocabulary; null: the tokenizer's", ge=1
+        MISSING, "tokens in the vocabulary; null: the tokenizer's", ge=1
     )
     block_size: int = setting(256, "context length T, in tokens", ge=2)
     n_layer: int = setting(4, "number of transformer blocks", ge=1, le=10_000)
@@ -39,9 +39,7 @@ class GPTConfig:
     mlp_hidden: int | None = setting(
         None, "hidden width of the MLP; null: 4 * n_embd, or 8/3 * n_embd for swiglu", ge=1
     )
-    norm: str = setting(
-        "layernorm", "type of normalization layer", choices=("layernorm", "rmsnorm")
-    )
+    norm: str = setting("layernorm", "type of normalization", choices=("layernorm", "rmsnorm"))
     norm_eps: float = setting(1e-5, "epsilon added to the variance in normalization layers", gt=0)
     norm_embedding: bool = setting(False, "apply RMSNorm to the embeddings before the first block")
     position: str = setting(
@@ -79,9 +77,7 @@ class GPTConfig:
         ge=0,
         le=64,
     )
-    ngram_size: int | None = setting(
-        None, "number of channels of the n-gram embeddings; null: n_embd", ge=1
-    )
+    ngram_size: int | None = setting(None, "channels of the n-gram embeddings; null: n_embd", ge=1)
     ngram_count: int = setting(
         2,
         "n-grams seen at least this often in the training split have their own row of the n-gram "
@@ -89,7 +85,7 @@ class GPTConfig:
         ge=1,
     )
     ngram_rows: int | None = setting(
-        None, "number of rows of the n-gram table; null: inferred from the text", ge=1
+        None, "rows of the n-gram table; null: inferred from the text", ge=1
     )
 
     @property
@@ -180,9 +176,7 @@ class DataConfig:
     name: str | None = setting(
         None, "for data=hf the name of a dataset on the hub, or a folder with its files"
     )
-    subset: str | None = setting(
-        None, "for data=hf the configuration of a dataset that has several"
-    )
+    subset: str | None = setting(None, "for data=hf the configuration, if it has several")
     split: str = setting(
         "train", "for data=hf the split of the dataset; training and validation share it"
     )
@@ -314,9 +308,7 @@ class EvalConfig:
 class CheckpointConfig:
     """When checkpoints are saved."""
 
-    every: int = setting(
-        100, "steps between checkpoints; 0: at the end and at each new best loss", ge=0
-    )
+    every: int = setting(100, "steps between checkpoints; 0: at the end and each new best", ge=0)
     keep: int = setting(2, "number of newest checkpoints to keep besides the best", ge=1)
 
 
@@ -355,9 +347,7 @@ class WandbConfig:
         "auto: WANDB_MODE if set, else online with an API key, else offline",
         choices=("auto", "online", "offline", "disabled"),
     )
-    project: str | None = setting(
-        None, "W&B project of the run; null: WANDB_PROJECT if set, else glassgpt"
-    )
+    project: str | None = setting(None, "W&B project; null: WANDB_PROJECT if set, else glassgpt")
 
 
 @dataclass
@@ -408,9 +398,7 @@ class Config:
         ge=1,
         le=1_000_000,
     )
-    accumulate: int = setting(
-        1, "micro-steps per optimizer step; more of them need less memory", ge=1
-    )
+    accumulate: int = setting(1, "micro-steps per optimizer step; more need less memory", ge=1)
     model: GPTConfig = dataclasses.field(default_factory=lambda: GPTConfig(vocab_size=None))
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
@@ -460,56 +448,3 @@ class ResolvedConfig(Config):
 
     compile: bool = setting(False, "torch.compile")
     shard: int = setting(1, "processes that divide the model", ge=1)
-
-
-@dataclass
-class SampleConfig:
-    """Settings of `sample.py`."""
-
-    run_dir: str | None = setting(None, "folder of the run; null: the newest run in runs/")
-    init_from: str | None = setting(
-        None,
-        "instead of a run: a Hugging Face folder or model name, a .gguf file or nanoGPT's ckpt.pt",
-    )
-    checkpoint: str = setting("best", "checkpoint to load: best, last, or a step number")
-    prompt: str | None = setting(
-        None, "text to continue; -: read it from stdin; null: begin a new text"
-    )
-    score: str | None = setting(
-        None, "score this file instead (loss, bits per byte); -: read it from stdin"
-    )
-    max_new_tokens: int = setting(500, "maximum number of tokens to generate", ge=1, le=10**9)
-    temperature: float = setting(
-        0.8, "divisor of the logits; 0: always take the most likely token", ge=0
-    )
-    top_k: int | None = setting(None, "sample from the k most likely tokens", ge=1)
-    top_p: float | None = setting(
-        None, "sample from the fewest tokens whose probabilities sum to p", gt=0, le=1
-    )
-    min_p: float | None = setting(
-        None, "sample from tokens at least min_p times as likely as the likeliest", ge=0, le=1
-    )
-    num_samples: int = setting(
-        1, "number of texts, generated with seed, seed + 1, …", ge=1, le=100_000
-    )
-    attention: str | None = setting(None, "PATH.html: write a page of the first text's attention")
-    seed: int = setting(1337, "random seed; equal seeds give equal texts", ge=0, le=LARGEST_SEED)
-    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
-    precision: str = setting(
-        "auto",
-        "floating-point format of the weights; auto: bf16 if it decodes faster",
-        choices=("auto", "fp32", "bf16"),
-    )
-
-    def check(self) -> None:
-        """Raise `UserError` if a value is out of bounds or settings contradict each other."""
-        check_settings(self)
-        for alternatives in (("run_dir", "init_from"), ("prompt", "score")):
-            used = [f"{name}=" for name in alternatives if getattr(self, name) is not None]
-            if len(used) > 1:
-                raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
-        if self.attention is not None and not self.attention.endswith(".html"):
-            raise UserError(f"attention={self.attention} must end in .html")
-        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
-        if self.checkpoint not in ("best", "last") and not is_step:
-            raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, TextIO
 
 import cli
 from cli import print_stderr
+from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.paths import expand_home
 from common.text import printable
-from config import SampleConfig
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer

@@ -11,8 +11,9 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from cli.arguments import find_presets, is_nanogpt_setting, unknown_setting
+from cli.sample_config import SampleConfig
 from common.settings import format_value, iterate_settings
-from config import Config, SampleConfig
+from config import Config
 
 Settings = TypeVar("Settings")
 

@@ -23,9 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 import cli
 from cli.arguments import CONFIGS, parse_command_line
 from cli.config_file import config_yaml
+from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
-from config import Config, GPTConfig, SampleConfig, TokenizerConfig
+from config import Config, GPTConfig, TokenizerConfig
 from interop import read_starting_model
 
 ROOT = Path(__file__).parents[1]

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from cli.config_file import absolute_paths, config_from_dict, config_yaml, read_config
+from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
-from config import Config, GPTConfig, SampleConfig
+from config import Config, GPTConfig
 
 ROOT = Path(__file__).parents[1]
 PRESETS = sorted((ROOT / "configs").glob("*/*.yaml"))

@@ -11,7 +11,7 @@ import pytest
 from conftest import TINY
 from processes import Process, exec_script, run_to_end
 
-from config import SampleConfig
+from cli.sample_config import SampleConfig
 from sample import sample
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from processes import drop_privileges, rows
 
 from cli.config_file import read_config
+from cli.sample_config import SampleConfig
 from common.errors import UserError
-from config import SampleConfig
 from sample import sample
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,59 @@
+"""The settings of sample.py. Does not import torch."""
+
+from dataclasses import dataclass
+
+from common.errors import UserError
+from common.settings import LARGEST_SEED, check_settings, setting
+
+
+@dataclass
+class SampleConfig:
+    """Settings of `sample.py`."""
+
+    run_dir: str | None = setting(None, "folder of the run; null: the newest run in runs/")
+    init_from: str | None = setting(
+        None,
+        "instead of a run: a Hugging Face folder or model name, a .gguf file or nanoGPT's ckpt.pt",
+    )
+    checkpoint: str = setting("best", "checkpoint to load: best, last, or a step number")
+    prompt: str | None = setting(
+        None, "text to continue; -: read it from stdin; null: begin a new text"
+    )
+    score: str | None = setting(
+        None, "score this file instead (loss, bits per byte); -: read it from stdin"
+    )
+    max_new_tokens: int = setting(500, "maximum number of tokens to generate", ge=1, le=10**9)
+    temperature: float = setting(
+        0.8, "divisor of the logits; 0: always take the most likely token", ge=0
+    )
+    top_k: int | None = setting(None, "sample from the k most likely tokens", ge=1)
+    top_p: float | None = setting(
+        None, "sample from the fewest tokens whose probabilities sum to p", gt=0, le=1
+    )
+    min_p: float | None = setting(
+        None, "sample from tokens at least min_p times as likely as the likeliest", ge=0, le=1
+    )
+    num_samples: int = setting(
+        1, "number of texts, generated with seed, seed + 1, …", ge=1, le=100_000
+    )
+    attention: str | None = setting(None, "PATH.html: write a page of the first text's attention")
+    seed: int = setting(1337, "random seed; equal seeds give equal texts", ge=0, le=LARGEST_SEED)
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    precision: str = setting(
+        "auto",
+        "floating-point format of the weights; auto: bf16 if it decodes faster",
+        choices=("auto", "fp32", "bf16"),
+    )
+
+    def check(self) -> None:
+        """Raise `UserError` if a value is out of bounds or settings contradict each other."""
+        check_settings(self)
+        for alternatives in (("run_dir", "init_from"), ("prompt", "score")):
+            used = [f"{name}=" for name in alternatives if getattr(self, name) is not None]
+            if len(used) > 1:
+                raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
+        if self.attention is not None and not self.attention.endswith(".html"):
+            raise UserError(f"attention={self.attention} must end in .html")
+        is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
+        if self.checkpoint not in ("best", "last") and not is_step:
+            raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")
