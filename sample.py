@@ -204,11 +204,12 @@ def write_attention(
     from attention_maps.capture import float16_weights
     from attention_maps.findings import summarize
     from attention_maps.rendering import render
+    from report.embedded_model import EmbeddedModel
     from report.pack import pack_weights
-    from report.page import Model, attention_page
+    from report.page import write_prompt_page
 
     config = model.config
-    page = Model(
+    embedded = EmbeddedModel(
         config,
         tokenizer.to_json(),
         2 * model.num_parameters(),
@@ -218,14 +219,9 @@ def write_attention(
     findings = [render(finding) for finding in summarize(analysis)]
     length = len(analysis.arrays["text_ids"])
     title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
-    attention_page(
-        analysis.arrays,
-        title,
-        path,
-        page,
-        analysis.metrics,
-        findings,
-        max(0, length - len(text.tokens)),
+    prompt_tokens = max(0, length - len(text.tokens))
+    write_prompt_page(
+        path, title, analysis.arrays, embedded, analysis.metrics, findings, prompt_tokens
     )
     for finding in findings:
         print_stderr(str(finding))

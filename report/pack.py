@@ -1,236 +1,147 @@
-"""Attention maps, and what predictions needed → compressed bytes for the page. A map is a (T, T)
-table of weights, query row by key column; only its lower triangle is kept, row after row, in a byte
-a weight."""
+"""Compress arrays of a snapshot and a model's weights for a page, in base64.
+
+An attention map is a (T, T) table of weights, query row by key column. Only its lower triangle is
+stored, row after row, one byte per weight.
+"""
 
 import base64
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from functools import cached_property
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attention_maps.scores import without_first_token
-
-PROBES = ("text", "repeated")
-LEVELS = 255  # steps of a byte between zero and the row's largest weight
-LONGEST_TOKEN = 100  # characters shown
-TRIANGLES = ("token_effect", "token_effect_kl")  # of which the lower triangles come first
+LEVELS = 255  # levels of a byte between zero and the largest weight of a row
+# Arrays of a snapshot that explain predictions, in the order in which they are packed.
+TRIANGLES = ("token_effect", "token_effect_kl")  # only their lower triangles are stored
 FLOATS = ("head_effect", "logit_lens", "logit_attribution", "predicted_probs")
 IDS = ("predicted_ids", "promoted_and_suppressed_ids")
+NGRAM_KEYS = "ngrams.keys"  # too large for float16
 
-
-class Probe(NamedTuple):
-    """What a snapshot holds of a probe beside its maps."""
-
-    shape: tuple[int, int, int]  # L, H, T
-    tokens: tuple[str, ...]
-    ids: tuple[int, ...]
-    period: int | None
+# Names and shapes of tensors, and their numbers in base64.
+PackedWeights = tuple[list[tuple[str, tuple[int, ...]]], str]
 
 
 class Packed(NamedTuple):
-    """Two parts of a snapshot in base64, and the top of the scale of their colours."""
+    """Two compressed parts of a snapshot.
+
+    Attributes:
+        parts: The parts in base64.
+        largest: Top of their color scale.
+        words: Texts of the token ids that they contain.
+    """
 
     parts: tuple[str, str]
     largest: float
-    words: dict[int, str]  # tokens that they name by their ids
+    words: dict[int, str]
 
     @property
     def size(self) -> int:
-        return sum(map(len, self.parts)) + 200
+        """Return the bytes that the parts take in a page."""
+        return sum(len(part) for part in self.parts) + 200
 
 
-class Shot:
-    """A snapshot to pack; `held()` opens what its .npz holds. What was packed is cached: the page
-    after the next snapshot costs the work of that one alone."""
+class Blobs(list[str]):
+    """The elements of compressed data in a page, in the order of their numbers."""
 
-    def __init__(self, step: int, load: Callable[[], AbstractContextManager]):
-        self.step, self.held, self._cache = step, load, {}
-
-    @cached_property
-    def probes(self) -> dict[str, Probe]:
-        """The probes it has; none where the file cannot be read, or holds something else."""
-        try:
-            with self.held() as held:
-                if isinstance(held, np.lib.npyio.NpzFile) and held.zip.testzip():
-                    return {}  # a part is not what was written
-                return {name: describe(held, name) for name in PROBES if name in held}
-        except Exception:  # of many kinds: numpy and zipfile have none of their own
-            return {}
-
-    def packed(self, name: str, what: str) -> Packed | None:
-        """What `pack` gives, from the cache where it was packed before."""
-        if (name, what) not in self._cache:
-            self._cache[name, what] = self.pack(name, what)
-        return self._cache[name, what]
-
-    def pack(self, name: str, what: str) -> Packed | None:
-        """A probe's `maps`; `rest`, these without the first token; or its `needs`, None where they
-        were not measured."""
-        with self.held() as held:
-            if what in ("maps", "rest"):
-                maps = shown(held, name)
-                if what == "rest":
-                    maps = np.pad(without_first_token(maps), ((0, 0), (0, 0), (1, 0), (1, 0)))
-                return pack_maps(maps, shown(held, f"{name}_value_norms"))
-            with suppress(KeyError, ValueError, TypeError):  # it holds something else
-                return pack_needs(held, name)
-
-
-def shown(held, key: str) -> np.ndarray:
-    """What a snapshot holds under a key; of the repeats the row with the longest period."""
-    if not key.startswith("repeated"):
-        return held[key]
-    row = np.argmax(held["repeated_periods"])
-    return held[key][row] if key in ("repeated_tokens", "repeated_ids") else held[key][:, row]
-
-
-def describe(held, name: str) -> Probe:
-    """What a snapshot holds of a probe; a ValueError where it is something else."""
-    period = int(held["repeated_periods"].max()) if name == "repeated" else None
-    tokens = tuple(map(str, shown(held, f"{name}_tokens")))
-    maps, norms = shown(held, name), shown(held, f"{name}_value_norms")
-    shape, is_float = maps.shape[:3], {maps.dtype.kind, norms.dtype.kind} == {"f"}
-    if not (
-        is_float
-        and maps.size
-        and maps.shape == (*shape, len(tokens))
-        and shape[2:] == maps.shape[3:]
-        and norms.shape == shape
-    ):
-        raise ValueError(f"its {name} is no maps")
-    ids = shown(held, f"{name}_ids") if f"{name}_ids" in held else ()
-    return Probe(shape, tokens, tuple(map(int, ids)), period)
-
-
-# --- packed ---------------------------------------------------------------------------------------
-
-
-def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
-    """Pack maps (L, H, T, T) and value norms (L, H, T): the rows' largest weights (L, H, T) as
-    little-endian float32, then the codes of the weights; the scale ends at the largest product."""
-    T = maps.shape[-1]
-    lower = np.tri(T, dtype=bool)
-    largest, scales, codes = 0.0, [], []
-    # One head at a time: in float64 all of them can be many gigabytes.
-    for head, norm in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
-        largest = max(largest, float(np.nan_to_num(head * norm).max()))
-        code, scale = to_bytes(head)
-        scales.append(scale.astype("<f4").tobytes())
-        codes.append(code[lower].tobytes())
-    parts = b"".join(scales + codes), norms.astype("<f4").tobytes()
-    return Packed(tuple(map(in_base64, parts)), largest, {})
-
-
-def to_bytes(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Maps (…, T, T) → codes (…, T, T) uint8 and each row's largest weight (…, T) float32:
-    weight ≈ code · largest / LEVELS.
-
-    The running sum is rounded, not the weights: each is off by less than a level, and so is the
-    row's sum, however many small weights it has."""
-    A = np.nan_to_num(A.astype(np.float64))
-    largest = A.max(axis=-1).astype(np.float32)  # exact: a captured weight
-    scale = np.where(largest > 0, largest, 1).astype(np.float64)
-    running = np.floor(np.cumsum(A * (LEVELS / scale)[..., None], axis=-1) + 0.5)
-    return np.diff(running, axis=-1, prepend=0).clip(0, LEVELS).astype(np.uint8), largest
-
-
-def pack_needs(held, name: str) -> Packed | None:
-    """Pack what the predictions of a probe needed, and the cards of its tokens: numbers, ids."""
-    prefix = "" if name == "text" else f"{name}_"
-    if f"{prefix}token_effect" not in held:
-        return None
-    need = held[f"{prefix}token_effect"]
-    numbers = [
-        *(held[prefix + key][np.tri(len(need), dtype=bool)] for key in TRIANGLES),
-        *(held[prefix + key] for key in FLOATS),
-    ]
-    floats = halves(np.concatenate([part.ravel() for part in numbers]))
-    ids = np.concatenate([held[prefix + key].ravel() for key in IDS]).astype("<i4")
-    words = dict(zip(held[f"{prefix}named_ids"].tolist(), map(str, held[f"{prefix}named_tokens"])))
-    largest = float(np.abs(need[np.isfinite(need)]).max(initial=1e-3))
-    return Packed((in_base64(floats), in_base64(ids.tobytes())), largest, words)
-
-
-def pack_weights(tensors: dict[str, np.ndarray]) -> tuple[list, str]:
-    """Weights as float16, one after the other, then n-grams' keys as float64: the name and shape of
-    each, and all in base64."""
-    numbers = [tensor.ravel() for name, tensor in tensors.items() if name != "ngrams.keys"]
-    keys = tensors.get("ngrams.keys", np.empty(0)).astype("<f8")
-    packed = halves(np.concatenate(numbers)) + keys.tobytes()
-    return [[name, tensor.shape] for name, tensor in tensors.items()], in_base64(packed)
-
-
-def halves(numbers: np.ndarray) -> bytes:
-    """Numbers as float16: the low bytes of all, then the high ones, since like bytes compress
-    better. What is too large for float16 shows as unknown."""
-    with np.errstate(over="ignore"):
-        return numbers.ravel().astype("<f2").view(np.uint8).reshape(-1, 2).T.tobytes()
-
-
-def in_base64(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data)).decode()
-
-
-# --- as much as fits ------------------------------------------------------------------------------
-
-
-class Blobs(list):
-    """What is in the page in base64, an element each; the page's data has their places."""
-
-    def put(self, packed: Packed) -> list:
-        """Add what is packed: [the place of its first part, of its second, its largest]."""
+    def put(self, packed: Packed) -> list[float]:
+        """Add both parts; return their numbers and the top of their color scale."""
         self.extend(packed.parts)
         return [len(self) - 2, len(self) - 1, float(f"{packed.largest:.6g}")]
 
 
-def thin(items: list, most: int) -> list:
-    """At most `most` of the items, evenly, with the last, and the first where two have room."""
-    if len(items) <= most:
-        return items
-    if most == 1:
-        return items[-1:]
-    return [items[i] for i in np.linspace(0, len(items) - 1, most).round().astype(int)]
+def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
+    """Pack attention maps, and the norms of what each head writes of each token.
+
+    The first part has the largest weight of each row (L, H, T) in little-endian float32, then the
+    levels of the weights. The color scale ends at the largest product of weight and norm.
+
+    Args:
+        maps: (L, H, T, T)
+        norms: (L, H, T)
+    """
+    T = maps.shape[-1]
+    lower = np.tri(T, dtype=bool)
+    largest = 0.0
+    row_maxima, levels = [], []
+    # One head at a time: in float64 all of them can take many gigabytes.
+    for head_map, head_norms in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
+        largest = max(largest, float(np.nan_to_num(head_map * head_norms).max()))
+        head_levels, head_maxima = quantize(head_map)
+        row_maxima.append(head_maxima.astype("<f4").tobytes())
+        levels.append(head_levels[lower].tobytes())
+    weights = b"".join(row_maxima + levels)
+    return Packed((to_base64(weights), to_base64(norms.astype("<f4").tobytes())), largest, {})
 
 
-def maps_that_fit(
-    shots: list[Shot], names: tuple[str, ...], room: int, blobs: Blobs
-) -> dict | None:
-    """Add as much of the snapshots' maps to `blobs` as fits into `room` bytes, evenly, and give
-    what the page needs to know of those; None where there is none, or no room for it."""
-    # As the newest has them: another page would show other tokens.
-    left = [shot for shot in shots if shot.probes == shots[-1].probes]
-    names = [name for name in names if shots and name in shots[-1].probes]
-    most, tokens = len(left), sum(len(str(shots[-1].probes[name].tokens)) for name in names)
-    while most:
-        chosen = thin(left, most)
-        sizes = (shot.packed(name, "maps").size for shot in chosen for name in names)
-        if all(total <= room for total in accumulate(sizes, initial=tokens)):
-            return put_maps(chosen, names, blobs) | {"snapshotCount": len(shots)}
-        most //= 2
-    return None
+def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quantize attention maps to one byte per weight: weight ≈ level · row maximum / LEVELS.
+
+    The running sum is rounded instead of the weights. So each weight is off by less than a level,
+    and so is the sum of a row, however many small weights it has.
+
+    Args:
+        A: (…, T, T)
+
+    Returns:
+        Levels (…, T, T) in uint8 and row maxima (…, T) in float32.
+    """
+    A = np.nan_to_num(A.astype(np.float64))
+    maxima = A.max(axis=-1).astype(np.float32)  # exact, because weights are captured in float16
+    scale = np.where(maxima > 0, maxima, 1).astype(np.float64)
+    running = np.floor(np.cumsum(A * (LEVELS / scale)[..., None], axis=-1) + 0.5)
+    return np.diff(running, axis=-1, prepend=0).clip(0, LEVELS).astype(np.uint8), maxima
 
 
-def put_maps(shots: list[Shot], names: tuple[str, ...], blobs: Blobs) -> dict:
-    """Add the maps of a run's snapshots to `blobs`; return what the page needs to know of them."""
-    probes = [
-        {
-            "name": name,
-            "period": probe.period,
-            "T": probe.shape[2],
-            "tokens": [clipped(token, LONGEST_TOKEN) for token in probe.tokens],
-            "ids": probe.ids,
-            "maps": [blobs.put(shot.packed(name, "maps")) for shot in shots],
-        }
-        for name, probe in shots[-1].probes.items()
-        if name in names
-    ]
-    shape = next(iter(shots[-1].probes.values())).shape[:2]
-    return {"steps": [shot.step for shot in shots], "shape": shape, "probes": probes}
+def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | None:
+    """Pack what explains the predictions of a probe: numbers, then token ids.
+
+    Args:
+        arrays: Arrays of a snapshot.
+        probe: "text" or "repeated".
+
+    Returns:
+        None if the snapshot has no token effects of the probe.
+    """
+    prefix = "" if probe == "text" else f"{probe}_"
+    if f"{prefix}token_effect" not in arrays:
+        return None
+    effect = arrays[f"{prefix}token_effect"]
+    lower = np.tri(len(effect), dtype=bool)
+    numbers = [arrays[prefix + name][lower] for name in TRIANGLES]
+    numbers += [arrays[prefix + name].ravel() for name in FLOATS]
+    ids = np.concatenate([arrays[prefix + name].ravel() for name in IDS]).astype("<i4")
+    words = {
+        int(token_id): str(word)
+        for token_id, word in zip(arrays[f"{prefix}named_ids"], arrays[f"{prefix}named_tokens"])
+    }
+    largest = float(np.abs(effect[np.isfinite(effect)]).max(initial=1e-3))
+    parts = (to_base64(pack_float16(np.concatenate(numbers))), to_base64(ids.tobytes()))
+    return Packed(parts, largest, words)
 
 
-def clipped(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights:
+    """Pack weights as float16, one tensor after the other, then the n-gram keys as float64.
+
+    Returns:
+        The name and shape of each tensor, and all numbers in base64.
+    """
+    numbers = [tensor.ravel() for name, tensor in tensors.items() if name != NGRAM_KEYS]
+    keys = tensors.get(NGRAM_KEYS, np.empty(0)).astype("<f8")
+    packed = pack_float16(np.concatenate(numbers)) + keys.tobytes()
+    return [(name, tensor.shape) for name, tensor in tensors.items()], to_base64(packed)
+
+
+def pack_float16(numbers: np.ndarray | Sequence[float]) -> bytes:
+    """Return numbers as float16: first the low bytes of all, then the high bytes.
+
+    Bytes of a kind compress better together. Numbers too large for float16 become infinite.
+    """
+    with np.errstate(over="ignore"):
+        halves = np.ravel(numbers).astype("<f2")
+    return halves.view(np.uint8).reshape(-1, 2).T.tobytes()
+
+
+def to_base64(data: bytes) -> str:
+    """Compress bytes and encode them in base64."""
+    return base64.b64encode(zlib.compress(data)).decode()

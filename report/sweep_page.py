@@ -8,8 +8,7 @@ from statistics import fmean
 from urllib.parse import quote
 
 from attention_maps.metrics import read_head_values
-from report.pack import clipped
-from report.page import curve, number, put_together
+from report.html import write_html
 from report.sweep import (
     PAGE,
     Run,
@@ -21,6 +20,7 @@ from report.sweep import (
     reproduce_command,
     shorten_number,
 )
+from report.values import clip_text, finite_number, metric_curve
 
 MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
 MAX_POINTS = 300_000  # of all curves together: about 5 MB
@@ -48,7 +48,7 @@ FORMATION_FIGURES = (
 )
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
 
-clip = partial(clipped, most=500)  # characters of a setting's value or of a failure
+clip = partial(clip_text, max_length=500)  # characters of a setting's value or of a failure
 
 
 def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
@@ -77,7 +77,7 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
             for run in variant.runs
         ],
     }
-    return put_together(folder / PAGE, "sweep.html", content, [])
+    return write_html(folder / PAGE, "sweep.html", content, [])
 
 
 def curve_points(n_runs: int) -> int:
@@ -105,8 +105,8 @@ def describe_run(folder: Path, run: Run, points: int) -> dict:
         "status": run.status,
         "reason": clip(run.failure),
         "maxSteps": run.config.max_steps if run.config else None,
-        "figures": {key: number(run.figures.get(key)) for key in FIGURES},
-        "curves": {key: curve(run.rows, key, points) for key in CURVES},
+        "figures": {key: finite_number(run.figures.get(key)) for key in FIGURES},
+        "curves": {key: metric_curve(run.rows, key, points) for key in CURVES},
     }
 
 
@@ -126,14 +126,16 @@ def describe_heads(run: Run, points: int) -> dict:
     rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
-        "heads": {score: curve(rows, score, points) for score in scores},
+        "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
             score: run.figures[f"emerged/{score}"]
             for score in STRONGEST_HEAD_SCORES
             if f"emerged/{score}" in run.figures
         },
         "formed": {
-            name: number(run.figures[name]) for name in FORMATION_FIGURES if name in run.figures
+            name: finite_number(run.figures[name])
+            for name in FORMATION_FIGURES
+            if name in run.figures
         },
     }
 

@@ -229,7 +229,7 @@ def test_a_stopped_sweep_is_saved_and_resumes(swept, tmp_path, text_file):
 def test_a_stop_signal_while_a_jobs_last_page_is_written_ends_the_sweep(tmp_path, text_file):
     fault = fault_at_call(
         report.page,
-        "put_together",
+        "write_html",
         1,
         lambda: os.kill(os.getpid(), signal.SIGTERM),
         when=lambda path, name, content, *_: content.get("step") == 4,

@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 from cli.config_file import config_yaml
 from config import Config, GPTConfig, TokenizerConfig, WandbConfig
 from report import pack
+from report.embedded_model import EmbeddedModel
 from report.job import JobNote, read_job, write_job
-from report.page import Model
 from sweeps import job_name
 
 HOSTILE = [
@@ -44,7 +44,7 @@ STRONGEST = ("previous_token", "duplicate_token", "induction", "sink")
 # A run's folder, made up
 
 # The model of a prompt's page, too large for one.
-PROMPTED = Model(
+PROMPTED = EmbeddedModel(
     GPTConfig(23, n_layer=2, n_head=4, n_kv_head=2, n_embd=16), {"kind": "char"}, 10**9, {}
 )
 

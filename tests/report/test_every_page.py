@@ -39,14 +39,14 @@ def of_run(folder: Path, words: list[str] | None) -> Path:
 
 def of_prompt(folder: Path, words: list[str] | None) -> Path:
     held = snapshot(words=words) | explain(words=words)
-    return page.attention_page(
-        held,
-        NAME,
+    return page.write_prompt_page(
         folder / "prompt.html",
+        NAME,
+        held,
         PROMPTED,
         {f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)},
         [RenderedFinding(NAME, NAME, [NAME], [])],
-        prompted=9,
+        prompt_tokens=9,
     )
 
 

@@ -93,13 +93,13 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     }
     scores |= {"heads/induction/L1H2": 0.7, "heads/induction_se/L1H2": 0.03}
     words = [f" a long word {i}" for i in range(300)]
-    path = page.attention_page(
-        snapshot(T=300, words=words),
-        "“say</title>\n”",
+    path = page.write_prompt_page(
         tmp_path / "p.html",
+        "“say</title>\n”",
+        snapshot(T=300, words=words),
         PROMPTED,
         scores,
-        prompted=200,
+        prompt_tokens=200,
     )
     tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")

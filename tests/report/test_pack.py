@@ -1,4 +1,4 @@
-"""Maps and needs in the page: what they come back as, and how much of them fits."""
+"""Packed maps and predictions decode to what was captured; as many snapshots as fit are kept."""
 
 import base64
 import os
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
 
 from report import pack, page
+from report.snapshots import PROBES, Snapshot, pack_fitting_maps
 
 
 def packed(maps: np.ndarray) -> bytes:
@@ -19,25 +20,25 @@ def packed(maps: np.ndarray) -> bytes:
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.floats(0, 12), st.integers(0, 2**32))
-def test_maps_come_back_as_they_are_promised(T, H, sharp, seed):
+def test_packed_maps_decode_within_the_promised_error(T, H, sharp, seed):
     A = causal(np.random.default_rng(seed), 1, H, T, sharp=sharp)
     found, bound = unpack(packed(A), 1, H, T)
     check_maps(found, A)
     assert (np.abs(found - A) <= bound[..., None] * 1.0001).all()
 
 
-def test_a_diffuse_row_keeps_its_mass_and_a_diverged_one_breaks_nothing():
+def test_a_diffuse_row_keeps_its_sum_and_a_diverged_one_is_zero():
     row = np.r_[np.full(2000, 1.0), 3000.0]
-    codes, largest = pack.to_bytes((row / row.sum())[None])
+    codes, largest = pack.quantize((row / row.sum())[None])
     assert abs((codes * largest[:, None] / pack.LEVELS).sum() - 1) < 0.01
     for broken in (np.full((3, 3), np.nan), np.zeros((3, 3))):
-        assert not pack.to_bytes(broken)[0].any()
+        assert not pack.quantize(broken)[0].any()
 
 
-def test_what_predictions_needed_comes_back():
+def test_packed_predictions_decode_to_what_was_measured():
     held = explain() | explain(prefix="repeated_")
     for name, prefix in (("text", ""), ("repeated", "repeated_")):
-        found = pack.pack_needs(held, name)
+        found = pack.pack_predictions(held, name)
         floats, ids = (zlib.decompress(base64.b64decode(part)) for part in found.parts)
         need = held[f"{prefix}token_effect"]
         whole = [
@@ -50,7 +51,7 @@ def test_what_predictions_needed_comes_back():
         whole = [held[prefix + key].ravel() for key in pack.IDS]
         assert np.array_equal(np.frombuffer(ids, "<i4"), np.concatenate(whole))
         assert found.words[3] == " n3" and found.largest == pytest.approx(np.nanmax(np.abs(need)))
-    assert pack.pack_needs(snapshot(), "text") is None
+    assert pack.pack_predictions(snapshot(), "text") is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_what_predictions_needed_comes_back():
         {"repeated_periods": np.array(["x"])},
     ],
 )
-def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_path, change):
+def test_an_unreadable_snapshot_is_left_out_and_counted(tmp_path, change):
     run = make_run(tmp_path / "run")
     np.savez(run / "attention" / "step_00000010.npz", **(snapshot(step=10) | change))
     os.mkfifo(run / "attention" / "step_00000030.npz")
@@ -73,13 +74,13 @@ def test_a_snapshot_that_holds_something_else_is_left_out_and_that_is_said(tmp_p
     content, _ = read_back(page.write_page(run))
     assert content["steps"] == [0, 20] and content["unreadableSnapshots"] == 2
     held = snapshot() | explain() | {"logit_lens": np.array(["a"]), "named_ids": np.zeros(3)}
-    assert pack.Shot(0, lambda: nullcontext(held)).pack("text", "needs") is None
+    assert Snapshot(0, lambda: nullcontext(held)).pack("text", "predictions") is None
 
 
 # What fits
 
 
-def test_a_small_run_is_packed_whole(tmp_path):
+def test_a_small_run_is_packed_completely(tmp_path):
     run = make_run(tmp_path / "run")
     path = page.write_page(run)
     assert path == run / "report.html"
@@ -106,13 +107,13 @@ def test_a_small_run_is_packed_whole(tmp_path):
 
 
 @pytest.mark.parametrize(("room", "steps"), [(180_000, 6), (100_000, 3), (40_000, 1)])
-def test_what_is_too_large_is_kept_at_fewer_steps(room, steps):
+def test_a_large_run_keeps_fewer_snapshots(room, steps):
     shots = [
-        pack.Shot(step, lambda step=step: nullcontext(snapshot(2, 2, 80, step)))
+        Snapshot(step, lambda step=step: nullcontext(snapshot(2, 2, 80, step)))
         for step in range(0, 60, 10)
     ]
     blobs = pack.Blobs()
-    found = pack.maps_that_fit(shots, pack.PROBES, room, blobs)
+    found = pack_fitting_maps(shots, PROBES, room, blobs)
     assert len(found["steps"]) == steps and found["snapshotCount"] == 6 and found["steps"][-1] == 50
     assert sum(map(len, blobs)) <= room
-    assert pack.maps_that_fit(shots, pack.PROBES, 100, blobs) is None
+    assert pack_fitting_maps(shots, PROBES, 100, blobs) is None

@@ -48,7 +48,7 @@ def test_many_long_samples_leave_room_for_the_maps(tmp_path):
     run = make_run(tmp_path / "run", samples=["é" * 1_000_000] * 3)
     content, _ = read_back(page.write_page(run))
     assert [len(sample["text"]) for sample in content["samples"]] == [4000] * 3
-    assert (run / "report.html").stat().st_size < page.BUDGET
+    assert (run / "report.html").stat().st_size < page.MAX_PAGE_BYTES
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ def test_a_deep_models_head_grid_fits_the_window_and_the_first_token_can_be_excl
     text = "L20H1 attends to whatever followed the current token last time."
     finding = RenderedFinding("Induction head", text, ["L20H1: score 0.80 ± 0.02"], ["L20H1"])
     tab = open_page(
-        page.attention_page(held, "deep", tmp_path / "p.html", deep, scores, [finding]),
+        page.write_prompt_page(tmp_path / "p.html", "deep", held, deep, scores, [finding]),
         width=1366,
     )
     assert text in tab.inner_text("#headline")

@@ -1,0 +1,121 @@
+"""Embed a model in a page, which runs it on the reader's text."""
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from attention_maps.metrics import read_emergence
+from common.files import ordinary_file, read_json_object
+from config import GPTConfig
+from report.pack import Blobs, PackedWeights, pack_weights, to_base64
+
+MAX_WEIGHTS_BYTES = 12_000_000  # of a page, for weights
+TOKENIZERS = ("char", "bpe")  # the kinds that a page can run
+
+
+class EmbeddedModel(NamedTuple):
+    """A model that a page can run.
+
+    Attributes:
+        config: Its configuration.
+        tokenizer: Contents of tokenizer.json.
+        size: Bytes of its weights in float16.
+        weights: For each step a function that packs its weights, or returns None if they cannot be
+            read; the most important steps first.
+    """
+
+    config: GPTConfig
+    tokenizer: dict[str, Any]
+    size: int
+    weights: Mapping[int, Callable[[], PackedWeights | None]]
+
+
+def find_model(run_dir: Path, config: GPTConfig, latest: dict[str, float]) -> EmbeddedModel | None:
+    """Return the model of a run, with the weights that its snapshots have stored.
+
+    Args:
+        run_dir: Folder of the run.
+        config: The model's configuration.
+        latest: The latest value of each metric.
+
+    Returns:
+        None if the run has no checkpoint yet, or if it cannot be read.
+    """
+    files = (run_dir / "attention").glob("step_" + "[0-9]" * 8 + ".safetensors")
+    paths = {int(path.stem.removeprefix("step_")): path for path in sorted(files)}
+    tokenizers = sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))
+    if not tokenizers:
+        return None
+    newest = tokenizers[-1]
+    with suppress(ValueError, OSError):
+        stats = {step: ordinary_file(paths[step]).stat() for step in _order_steps([*paths], latest)}
+        float32_size = newest.with_name("model.safetensors").stat().st_size
+        size = max((stat.st_size for stat in stats.values()), default=float32_size // 2)
+        weights = {
+            step: partial(_pack_file, paths[step], stat.st_mtime_ns) for step, stat in stats.items()
+        }
+        return EmbeddedModel(config, read_json_object(newest), size, weights)
+    return None
+
+
+def _order_steps(steps: Sequence[int], latest: dict[str, float]) -> list[int]:
+    """Order steps by importance: the last, the first, those around the emergence of heads."""
+    emerged = [
+        bisect_left(steps, step)
+        for step_of_head in read_emergence(latest).values()
+        for step in step_of_head.values()
+    ]
+    before = [k - 1 for k in emerged]
+    indices = [len(steps) - 1, 0, *emerged, *before, *range(len(steps))]
+    return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
+
+
+@lru_cache(maxsize=16)  # steps of the run in progress
+def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
+    """Pack the weights of a snapshot; return None if they cannot be read."""
+    with suppress(SafetensorError, OSError, ValueError):
+        return pack_weights(load_file(path))
+    return None
+
+
+def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
+    """Add the weights of as many steps as fit, and the tokenizer, to `blobs`.
+
+    Returns:
+        What the page needs to know of them; only the size of the weights if they are too large;
+        None if the page cannot run the model.
+    """
+    if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
+        return None
+    if model.size > MAX_WEIGHTS_BYTES:
+        return {"bytes": model.size}
+    tensors: list[tuple[str, tuple[int, ...]]] = []
+    blob_of_step: dict[int, int] = {}
+    room = MAX_WEIGHTS_BYTES
+    is_too_large = False
+    for step, pack in model.weights.items():
+        packed = pack()
+        if packed is None:
+            continue
+        if len(packed[1]) > room:
+            is_too_large = True
+            continue
+        room -= len(packed[1])
+        tensors, weights = packed
+        blob_of_step[step] = len(blobs)
+        blobs.append(weights)
+    if not blob_of_step:
+        return {"bytes": model.size} if is_too_large else None
+    blobs.append(to_base64(json.dumps(model.tokenizer).encode()))
+    return {
+        "tensors": tensors,
+        "blobs": dict(sorted(blob_of_step.items())),
+        "tokenizer": len(blobs) - 1,
+    }

@@ -1,0 +1,228 @@
+"""Read the snapshots of a run, and choose as many of them as fit a page."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from attention_maps.scores import without_first_token
+from common.files import ordinary_file
+from report.pack import Blobs, Packed, pack_maps, pack_predictions
+from report.values import clip_text, thin
+
+PROBES = ("text", "repeated")
+MAX_TOKEN_LENGTH = 100  # characters
+
+Arrays = Mapping[str, np.ndarray]
+Part = Literal["maps", "maps_without_first", "predictions"]
+
+
+class Probe(NamedTuple):
+    """What a snapshot holds of a probe besides its maps.
+
+    Attributes:
+        shape: L, H, T.
+        tokens: The tokens as text.
+        ids: Their ids; empty if the snapshot has none.
+        period: Tokens after which they repeat; None for text.
+    """
+
+    shape: tuple[int, int, int]
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    period: int | None
+
+
+class Snapshot:
+    """A snapshot that is packed for a page.
+
+    Packed parts are cached, so that the page after the next snapshot costs the work of that one
+    only.
+
+    Args:
+        step: Its training step.
+        open_arrays: Opens its arrays.
+    """
+
+    def __init__(
+        self, step: int, open_arrays: Callable[[], AbstractContextManager[Arrays]]
+    ) -> None:
+        self.step = step
+        self.open_arrays = open_arrays
+        self._cache: dict[tuple[str, Part], Packed | None] = {}
+
+    @cached_property
+    def probes(self) -> dict[str, Probe]:
+        """Return its probes; empty if the file cannot be read or holds something else."""
+        try:
+            with self.open_arrays() as arrays:
+                if isinstance(arrays, NpzFile) and arrays.zip and arrays.zip.testzip():
+                    return {}  # a member is damaged
+                return {name: read_probe(arrays, name) for name in PROBES if name in arrays}
+        except Exception:  # numpy and zipfile raise many types for damaged files
+            return {}
+
+    def pack(self, probe: str, part: Part) -> Packed | None:
+        """Pack a part of a probe; return None if the snapshot has no such predictions."""
+        if (probe, part) not in self._cache:
+            self._cache[probe, part] = self._pack(probe, part)
+        return self._cache[probe, part]
+
+    def pack_maps(self, probe: str, part: Part = "maps") -> Packed:
+        """Pack the maps of a probe that the snapshot has."""
+        packed = self.pack(probe, part)
+        assert packed is not None, f"a snapshot with {probe} has its maps"
+        return packed
+
+    def _pack(self, probe: str, part: Part) -> Packed | None:
+        with self.open_arrays() as arrays:
+            if part == "predictions":
+                with suppress(KeyError, ValueError, TypeError):  # the arrays are something else
+                    return pack_predictions(arrays, probe)
+                return None
+            maps = shown_row(arrays, probe)
+            if part == "maps_without_first":
+                maps = np.pad(without_first_token(maps), ((0, 0), (0, 0), (1, 0), (1, 0)))
+            return pack_maps(maps, shown_row(arrays, f"{probe}_value_norms"))
+
+
+def shown_row(arrays: Arrays, name: str) -> np.ndarray:
+    """Return an array of a snapshot; of repeated tokens, the row with the longest period."""
+    array = arrays[name]
+    if not name.startswith("repeated"):
+        return array
+    row = np.argmax(arrays["repeated_periods"])
+    return array[row] if name in ("repeated_tokens", "repeated_ids") else array[:, row]
+
+
+def read_probe(arrays: Arrays, name: str) -> Probe:
+    """Return what a snapshot holds of a probe.
+
+    Raises:
+        ValueError: If the arrays are not maps and norms of one shape.
+    """
+    period = int(arrays["repeated_periods"].max()) if name == "repeated" else None
+    tokens = tuple(str(token) for token in shown_row(arrays, f"{name}_tokens"))
+    maps = shown_row(arrays, name)
+    norms = shown_row(arrays, f"{name}_value_norms")
+    is_float = maps.dtype.kind == "f" and norms.dtype.kind == "f"
+    if not is_float or maps.ndim != 4 or not maps.size:
+        raise ValueError(f"{name} is not a float array of shape (L, H, T, T)")
+    L, H, T, keys = maps.shape
+    if keys != T or len(tokens) != T or norms.shape != (L, H, T):
+        raise ValueError(f"{name} has maps {maps.shape} and norms {norms.shape}")
+    ids = shown_row(arrays, f"{name}_ids") if f"{name}_ids" in arrays else []
+    return Probe((L, H, T), tokens, tuple(int(token_id) for token_id in ids), period)
+
+
+# --- the snapshots of a run -----------------------------------------------------------------------
+
+
+def list_snapshots(run_dir: Path) -> list[Snapshot]:
+    """Return the snapshots of a run in the order of their steps."""
+    cache = _snapshot_cache(run_dir)
+    snapshots = []
+    for path in (run_dir / "attention").glob("step_*.npz"):
+        match = re.fullmatch(r"step_(\d+)", path.stem)
+        if match is None:
+            continue
+        stat = path.stat()
+        version = (path, stat.st_mtime_ns, stat.st_size)
+        if version not in cache:
+            cache[version] = Snapshot(int(match[1]), partial(_open_arrays, path))
+        snapshots.append(cache[version])
+    return sorted(snapshots, key=lambda snapshot: snapshot.step)
+
+
+@lru_cache(maxsize=2)
+def _snapshot_cache(run_dir: Path) -> dict[tuple[Path, int, int], Snapshot]:
+    """Return the snapshots that pages of a run have shown, by file version."""
+    return {}
+
+
+def _open_arrays(path: Path) -> NpzFile:
+    return np.load(ordinary_file(path))
+
+
+# --- what fits a page -----------------------------------------------------------------------------
+
+
+def pack_fitting_maps(
+    snapshots: Sequence[Snapshot], probes: Iterable[str], room: int, blobs: Blobs
+) -> dict[str, Any] | None:
+    """Add the maps of as many snapshots as fit, evenly spaced, to `blobs`.
+
+    Args:
+        snapshots: All readable snapshots.
+        probes: Names of the probes to show.
+        room: Bytes that the maps may take.
+        blobs: Receives the maps.
+
+    Returns:
+        What the page needs to know of them; None if there are none or not one fits.
+    """
+    if not snapshots:
+        return None
+    newest = snapshots[-1]
+    alike = [snapshot for snapshot in snapshots if snapshot.probes == newest.probes]
+    names = [name for name in probes if name in newest.probes]
+    token_bytes = sum(len(str(newest.probes[name].tokens)) for name in names)
+    count = len(alike)
+    while count:
+        chosen = thin(alike, count)
+        sizes = (snapshot.pack_maps(name).size for snapshot in chosen for name in names)
+        if all(total <= room for total in accumulate(sizes, initial=token_bytes)):
+            return {**_describe_maps(chosen, names, blobs), "snapshotCount": len(snapshots)}
+        count //= 2
+    return None
+
+
+def _describe_maps(
+    snapshots: Sequence[Snapshot], names: Sequence[str], blobs: Blobs
+) -> dict[str, Any]:
+    """Add the maps of snapshots to `blobs`, and return what the page needs to know of them."""
+    newest = snapshots[-1]
+    probes = [
+        {
+            "name": name,
+            "period": probe.period,
+            "T": probe.shape[2],
+            "tokens": [clip_text(token, MAX_TOKEN_LENGTH) for token in probe.tokens],
+            "ids": probe.ids,
+            "maps": [blobs.put(snapshot.pack_maps(name)) for snapshot in snapshots],
+        }
+        for name, probe in newest.probes.items()
+        if name in names
+    ]
+    shape = next(iter(newest.probes.values())).shape[:2]
+    return {"steps": [snapshot.step for snapshot in snapshots], "shape": shape, "probes": probes}
+
+
+def pack_fitting_predictions(
+    snapshots: Sequence[Snapshot], probes: Iterable[str], room: int
+) -> dict[tuple[str, int], Packed]:
+    """Pack the predictions of as many snapshots as fit, the newest first.
+
+    Args:
+        snapshots: All readable snapshots.
+        probes: Names of the probes to show.
+        room: Bytes that they may take.
+
+    Returns:
+        The packed predictions by probe and step.
+    """
+    names = list(probes)
+    fitting = {}
+    for snapshot in reversed(snapshots):
+        for name in names:
+            packed = snapshot.pack(name, "predictions") if name in snapshot.probes else None
+            if packed is not None and packed.size <= room:
+                room -= packed.size
+                fitting[name, snapshot.step] = packed
+    return fitting

@@ -1,0 +1,55 @@
+"""Reduce values to what a page shows: rounded numbers, clipped texts, curves of few points."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+Item = TypeVar("Item")
+
+
+def finite_number(value: float | None, digits: int = 6) -> float | None:
+    """Round a number to significant digits; return None if it is not finite, as JSON has no NaN."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.{digits}g}")
+
+
+def clip_text(text: str, max_length: int) -> str:
+    """Shorten a text to at most `max_length` characters."""
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
+def thin(items: Sequence[Item], max_count: int) -> Sequence[Item]:
+    """Return at most `max_count` items, evenly spaced, with the last one.
+
+    The first one is included too, unless `max_count` is 1.
+    """
+    if len(items) <= max_count:
+        return items
+    if max_count == 1:
+        return items[-1:]
+    indices = np.linspace(0, len(items) - 1, max_count).round().astype(int)
+    return [items[i] for i in indices]
+
+
+def metric_curve(rows: Sequence[dict], key: str, max_points: int) -> dict[str, Any]:
+    """Return the steps and values of a metric, thinned, and the number of values measured.
+
+    Args:
+        rows: Rows of metrics.jsonl.
+        key: The metric.
+        max_points: Points of the curve at most.
+    """
+    points = []
+    for row in rows:
+        value = finite_number(row.get(key))
+        if value is not None:
+            points.append((row["step"], value))
+    curve = thin(points, max_points)
+    return {
+        "steps": [step for step, _ in curve],
+        "values": [value for _, value in curve],
+        "of": len(points),
+    }
