@@ -22,8 +22,8 @@ import {
   togglePin,
 } from "./page_state.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
-import { revealToken } from "./text_view.js";
 import { shownAttention, shownView } from "./shown_view.js";
+import { revealToken } from "./text_view.js";
 import { describeTokenEffect, fadeSmallEffect, outlineScoredCells } from "./token_effect.js";
 
 const MAX_MAP_WIDTH = 900;

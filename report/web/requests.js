@@ -1,9 +1,9 @@
 /** The requests that the worker answers: the model at several steps, read with interventions. */
 
+import { breakDown } from "./breakdown.js";
 import { unpackWeights } from "./float16.js";
 import { ForwardPass } from "./forward.js";
 import { outputWeight } from "./layers.js";
-import { breakDown } from "./breakdown.js";
 import { argTop, logNormalizers } from "./logits.js";
 import { attributeScore } from "./score_attribution.js";
 import { createTokenizer } from "./tokenizer.js";
