@@ -1,48 +1,73 @@
-"""What counting alone predicts: interpolated Kneser-Ney (Chen and Goodman 1999), what
-the gain of n-gram tables stands beside."""
+"""Predict tokens by counting alone: interpolated Kneser-Ney, a baseline for n-gram tables.
+
+Reference:
+    Chen & Goodman 1999, "An Empirical Study of Smoothing Techniques for Language Modeling".
+"""
 
 import numpy as np
 
-DISCOUNT = 0.75
+DISCOUNT = 0.75  # subtracted from each count, the value that the reference recommends
 
 
-def kneser_ney(train: np.ndarray, val: np.ndarray, vocab_size: int, longest: int) -> list[float]:
-    """The mean loss of tokens val (M,), which follow tokens train (N,), in nats, by the models of
-    orders 1 … `longest`; vocab_size ** longest has to be below 2⁶³."""
-    before = np.concatenate((train[-longest:], val)).astype(np.int64)
-    grams = [None, *(grams_of(train, n, vocab_size) for n in range(1, longest + 1))]
-    chance, losses = np.full(len(val), 1 / vocab_size), []  # lower orders', of all of val
-    for n in range(1, longest + 1):
-        asked = grams_of(before, n, vocab_size)[-len(val) :]
-        whole = smoothed(*np.unique(grams[n], return_counts=True), asked, vocab_size, chance)
-        losses.append(-np.log(whole).mean())
-        if n < longest:  # as a lower order an n-gram counts once for each token before it
-            kinds = np.unique(np.unique(grams[n + 1]) % vocab_size**n, return_counts=True)
-            chance = smoothed(*kinds, asked, vocab_size, chance)
+def kneser_ney(train: np.ndarray, val: np.ndarray, vocab_size: int, max_order: int) -> list[float]:
+    """Return the mean loss of counting models of orders 1 to `max_order`, in nats per token.
+
+    Args:
+        train: Token ids (N,) that are counted.
+        val: Token ids (M,) that are predicted; they follow `train`.
+        vocab_size: Number of tokens V; V ** max_order must be below 2⁶³.
+        max_order: Length of the longest n-grams.
+    """
+    text = np.concatenate((train[-max_order:], val)).astype(np.int64)
+    train_ngrams = {n: encode_ngrams(train, n, vocab_size) for n in range(1, max_order + 1)}
+    lower_order = np.full(len(val), 1 / vocab_size)  # probability of each token of val: (M,)
+    losses = []
+    for n in range(1, max_order + 1):
+        val_ngrams = encode_ngrams(text, n, vocab_size)[-len(val) :]
+        ngrams, counts = np.unique(train_ngrams[n], return_counts=True)
+        probability = smooth(ngrams, counts, val_ngrams, vocab_size, lower_order)
+        losses.append(float(-np.log(probability).mean()))
+        if n < max_order:  # in a lower order, an n-gram counts once for each token before it
+            distinct = np.unique(train_ngrams[n + 1]) % vocab_size**n
+            ngrams, counts = np.unique(distinct, return_counts=True)
+            lower_order = smooth(ngrams, counts, val_ngrams, vocab_size, lower_order)
     return losses
 
 
-def grams_of(tokens: np.ndarray, n: int, vocab_size: int) -> np.ndarray:
-    """The n-grams of tokens (N,), as one number each: (N + 1 - n,)."""
-    places = vocab_size ** np.arange(n)[::-1]
-    return np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), n) @ places
+def encode_ngrams(tokens: np.ndarray, n: int, vocab_size: int) -> np.ndarray:
+    """Return the n-grams of tokens (N,) as one number each: (N + 1 - n,)."""
+    place_values = vocab_size ** np.arange(n)[::-1]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens.astype(np.int64), n)
+    return windows @ place_values
 
 
-def smoothed(
-    grams: np.ndarray, counts: np.ndarray, asked: np.ndarray, vocab_size: int, lower: np.ndarray
+def smooth(
+    ngrams: np.ndarray,
+    counts: np.ndarray,
+    queries: np.ndarray,
+    vocab_size: int,
+    lower_order: np.ndarray,
 ) -> np.ndarray:
-    """The chance of each n-gram asked for, given all but its last token, by the counts of grams
-    (ascending), less a discount that goes to the order below."""
-    contexts, which = np.unique(grams // vocab_size, return_inverse=True)
-    total, kinds = np.bincount(which, counts), np.bincount(which)
-    here, context = found(grams, asked), found(contexts, asked // vocab_size)
-    count = np.where(here < 0, 0, np.maximum(counts[here] - DISCOUNT, 0))
-    return np.where(
-        context < 0, lower, (count + DISCOUNT * kinds[context] * lower) / total[context]
-    )
+    """Return the probability of the last token of each query, given those before it.
+
+    Args:
+        ngrams: Encoded n-grams, ascending and distinct.
+        counts: How often each occurs.
+        queries: Encoded n-grams to predict: (M,).
+        vocab_size: Number of tokens.
+        lower_order: Probabilities of the order below, which get the discounted share: (M,).
+    """
+    contexts, context_of_ngram = np.unique(ngrams // vocab_size, return_inverse=True)
+    total = np.bincount(context_of_ngram, counts)
+    continuations = np.bincount(context_of_ngram)
+    position = find_sorted(ngrams, queries)
+    context = find_sorted(contexts, queries // vocab_size)
+    discounted = np.where(position < 0, 0, np.maximum(counts[position] - DISCOUNT, 0))
+    interpolated = discounted + DISCOUNT * continuations[context] * lower_order
+    return np.where(context < 0, lower_order, interpolated / total[context])
 
 
-def found(numbers: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """The place of each number asked for in ascending ones, -1 for those that are not there."""
-    place = np.searchsorted(numbers, asked).clip(max=len(numbers) - 1)
-    return np.where(numbers[place] == asked, place, -1)
+def find_sorted(numbers: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the position of each query in ascending numbers, or -1 if it is not among them."""
+    position = np.searchsorted(numbers, queries).clip(max=len(numbers) - 1)
+    return np.where(numbers[position] == queries, position, -1)

@@ -1,11 +1,10 @@
-"""What docs/ shows of real runs, made anew: tables, pages, pictures. 15 minutes on two cores.
+"""Renew what docs/ shows of real runs: tables, pages and pictures. 15 minutes on two cores.
 
     python -m benchmarks.docs [only=sweep,induction,notebook,studies] [sweeps=DIR]
 
-The studies take an hour and a half more. sweeps= is a folder that has or gets theirs.
-
-Needs playwright and Chromium. The sentences around them are not written anew: it prints what they
-have to agree with.
+The studies take an hour and a half more; sweeps= names a folder that has their sweeps or gets them.
+It needs playwright and Chromium. The sentences around tables and pictures are not renewed; the
+output of the runs is printed, so that the sentences can be compared with it.
 """
 
 import os
@@ -14,155 +13,188 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import nbclient
 import nbformat
 
-from benchmarks import ROOT, chosen, options
+from benchmarks.harness import ROOT, Options, read_options, run_command, select
 from report import embedded_model, page
 
 DOCS = ROOT / "docs"
-EXAMPLE = 4_500_000  # bytes of weights in the example's page, which is kept with the code
-STUDIES = {  # and the charts of each that are shown
+EXAMPLE_WEIGHTS_BUDGET = 4_500_000  # bytes; the example's page is part of the repository
+# The charts that docs/findings.md shows of each study: patterns of their ids.
+CHARTS_OF_STUDY = {
     "depth": "copying_gain|tokens_at_emergence/induction|heads/previous",
     "kv": "(copying_gain|tokens_at_emergence/induction|heads/induction)-(0|1|cache)$",
     "ngrams": "copying_gain|heads/",
     "repeats": "(copying_gain|tokens_at_emergence/induction|heads/induction)",
     "optimizer": "(copying_gain|tokens_at_emergence/induction|heads/previous_token)",
 }
-TYPED = "class Reader:\n    def read_line(self):\n        return self.read_line"
+TYPED_TEXT = "class Reader:\n    def read_line(self):\n        return self.read_line"
+SAMPLE_PROMPT = "class BaseStream:\n    def read(self, size=-1):"
+LOAD_MILLISECONDS = 2000  # until a page has drawn everything
+TABLE = r"\S.*\n─+\n(?:.+\n)+"
+SHOW_CHARTS = """pattern => document.querySelectorAll("#formed-charts > div").forEach(
+    chart => { chart.hidden ||= !new RegExp(pattern).test(chart.id); })"""
+UNSTICK = "#steps, #legend { position: static }"  # so that nothing covers the screenshot
 
 
-def command(folder: Path, *argv: str) -> str:
-    """Run a command of the repository in a folder; what it says."""
-    done = subprocess.run(
-        [sys.executable, *argv],
+@dataclass
+class DocsOptions(Options):
+    """Options of this command."""
+
+    only: str = "sweep,induction,notebook"
+    sweeps: str = ""
+
+
+class WindowSize(NamedTuple):
+    """Size of a browser window in pixels."""
+
+    width: int
+    height: int
+
+
+def run_python(folder: Path, *arguments: str) -> str:
+    """Run Python with a script of the repository in a folder, and return its output."""
+    process = subprocess.run(
+        [sys.executable, *arguments],
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
     )
-    return done.stdout
+    return process.stdout
 
 
-def picture(
-    path: Path, out: str, size: tuple[int, int], part: str = "", text: str = "", only: str = ""
+def take_screenshot(
+    path: Path, picture: str, size: WindowSize, element: str = "", text: str = "", charts: str = ""
 ) -> None:
-    """A picture of a page, or of a part of it, in a window of that size, with a text typed; of a
-    sweep's charts those `only` whose names match."""
+    """Write a picture of a page to docs/.
+
+    Args:
+        path: The page.
+        picture: Name of the picture.
+        size: Size of the window.
+        element: Selector of the element to show; empty: the window.
+        text: Text to type first.
+        charts: Pattern of the ids of a sweep's charts to show; empty: all.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        tab = browser.new_page(viewport={"width": size[0], "height": size[1]})
+        tab = browser.new_page(viewport={"width": size.width, "height": size.height})
         tab.goto(path.as_uri())
-        tab.wait_for_timeout(2000)
+        tab.wait_for_timeout(LOAD_MILLISECONDS)
         if text:
             tab.fill("#typed", text)
-            tab.wait_for_timeout(2000)
-        if only:
-            tab.evaluate(
-                """only => document.querySelectorAll("#formed-charts > div").forEach(
-                         chart => { chart.hidden ||= !new RegExp(only).test(chart.id); })""",
-                only,
-            )
-        tab.add_style_tag(content="#steps, #legend { position: static }")  # nothing lies over it
-        (tab.locator(part) if part else tab).screenshot(path=DOCS / out)
+            tab.wait_for_timeout(LOAD_MILLISECONDS)
+        if charts:
+            tab.evaluate(SHOW_CHARTS, charts)
+        tab.add_style_tag(content=UNSTICK)
+        target = tab.locator(element) if element else tab
+        target.screenshot(path=DOCS / picture)
         browser.close()
 
 
-def of_sweep(folder: Path) -> None:
-    """The table of docs/sweeps.md, and the page of that sweep."""
-    said = command(
-        folder,
-        str(ROOT / "train.py"),
-        "-m",
-        "sweep=kv_heads",
-        "wandb.mode=disabled",
-        "hydra.sweep.dir=kv_heads",
-    )
-    table = re.search(r"^n_kv_head .*\n─+\n(?:.+\n)+", said, re.MULTILINE)[0]
+def find_table(output: str, first_column: str = "") -> str:
+    """Return the table in a command's output whose heading begins with a column."""
+    match = re.search(rf"^(?={first_column}){TABLE}", output, re.MULTILINE)
+    assert match, f"there is no table in the output:\n{output}"
+    return match[0]
+
+
+def renew_sweep(folder: Path) -> None:
+    """Renew the table of docs/sweeps.md and the picture of that sweep's page."""
+    arguments = ["-m", "sweep=kv_heads", "wandb.mode=disabled", "hydra.sweep.dir=kv_heads"]
+    output = run_python(folder, str(ROOT / "train.py"), *arguments)
+    table = find_table(output, "n_kv_head ")
     text = (DOCS / "sweeps.md").read_text(encoding="utf-8")
-    text = re.sub(r"(?<=```\n)n_kv_head .*\n─+\n(?:.+\n)+(?=```)", lambda _: table, text)
+    text = re.sub(rf"(?<=```\n)(?=n_kv_head ){TABLE}(?=```)", lambda _: table, text)
     (DOCS / "sweeps.md").write_text(text, encoding="utf-8")
-    picture(folder / "kv_heads" / "sweep.html", "sweep.png", (1280, 1730))
-    print(said)
+    take_screenshot(folder / "kv_heads" / "sweep.html", "sweep.png", WindowSize(1280, 1730))
+    print(output)
 
 
-def of_induction(folder: Path) -> None:
-    """The pages of docs/example, and the pictures of README.md and docs/attention.md."""
-    run = ROOT / "runs" / "induction"  # where the notebook looks for it; refused if it is there
-    said = command(
-        ROOT, "train.py", "experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"
-    )
-    embedded_model.MAX_WEIGHTS_BYTES = EXAMPLE
+def renew_induction(_: Path) -> None:
+    """Renew the pages of docs/example and the pictures of README.md and docs/attention.md."""
+    run = ROOT / "runs" / "induction"  # the notebook looks for it there
+    settings = ["experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"]
+    output = run_python(ROOT, "train.py", *settings)
+    embedded_model.MAX_WEIGHTS_BYTES = EXAMPLE_WEIGHTS_BUDGET
     shutil.copy(page.write_page(run), DOCS / "example" / "run.html")
     shutil.copy(max(run.glob("attention/*.png")), DOCS / "attention.png")
-    command(
+    run_python(
         ROOT,
         "sample.py",
         "run_dir=runs/induction",
         "max_new_tokens=60",
-        "prompt=class BaseStream:\n    def read(self, size=-1):",
+        f"prompt={SAMPLE_PROMPT}",
         f"attention={DOCS / 'example' / 'prompt.html'}",
     )
-    picture(run / "report.html", "page.png", (1400, 1040), text=TYPED)
-    picture(run / "report.html", "heads.png", (1316, 1062), "#heads")
-    print(said)
+    report = run / "report.html"
+    take_screenshot(report, "page.png", WindowSize(1400, 1040), text=TYPED_TEXT)
+    take_screenshot(report, "heads.png", WindowSize(1316, 1062), element="#heads")
+    print(output)
 
 
-def of_studies(folder: Path) -> None:
-    """The tables and figures of docs/findings.md, each of a sweep's folder as it is there."""
+def renew_studies(folder: Path) -> None:
+    """Renew the tables and figures of docs/findings.md, and train the sweeps that are missing."""
     text = (DOCS / "findings.md").read_text(encoding="utf-8")
-    for name, shown in STUDIES.items():
-        sweep = folder / f"study_{name}"
+    for name, charts in CHARTS_OF_STUDY.items():
+        study = f"study_{name}"
+        sweep = folder / study
         if not sweep.exists():
-            command(
-                folder,
-                str(ROOT / "train.py"),
-                "-m",
-                f"sweep=study_{name}",
-                "wandb.mode=disabled",
-                f"hydra.sweep.dir={sweep}",
-            )
-        said = command(folder, str(ROOT / "sweeps.py"), str(sweep))
-        table = re.search(r"^\S.*\n─+\n(?:.+\n)+", said, re.MULTILINE)[0]
-        before, after = text.split(f"study_{name}`\n\n```\n")
-        text = f"{before}study_{name}`\n\n```\n{table}{after[after.index('```') :]}"
-        picture(
-            sweep / "sweep.html", f"study_{name}.png", (1200, 1500), "#formed-charts", only=shown
+            settings = [f"sweep={study}", "wandb.mode=disabled", f"hydra.sweep.dir={sweep}"]
+            run_python(folder, str(ROOT / "train.py"), "-m", *settings)
+        output = run_python(folder, str(ROOT / "sweeps.py"), str(sweep))
+        before, after = text.split(f"{study}`\n\n```\n")
+        remainder = after[after.index("```") :]
+        text = f"{before}{study}`\n\n```\n{find_table(output)}{remainder}"
+        take_screenshot(
+            sweep / "sweep.html",
+            f"{study}.png",
+            WindowSize(1200, 1500),
+            element="#formed-charts",
+            charts=charts,
         )
-        print(said)
+        print(output)
     (DOCS / "findings.md").write_text(text, encoding="utf-8")
 
 
-def of_notebook(folder: Path) -> None:
-    """docs/attention.ipynb, with that run."""
+def renew_notebook(_: Path) -> None:
+    """Run docs/attention.ipynb with the run of `renew_induction`."""
     notebook = nbformat.read(DOCS / "attention.ipynb", as_version=4)
     nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(DOCS)}}).execute()
     for cell in notebook.cells:
-        cell.metadata.clear()  # the times of its run
+        cell.metadata.clear()  # the times of this run
     nbformat.write(notebook, DOCS / "attention.ipynb")
 
 
-def main() -> None:
-    parts = {
-        "sweep": of_sweep,
-        "induction": of_induction,
-        "notebook": of_notebook,
-        "studies": of_studies,
-    }
-    given = options(sys.argv[1:], __doc__, only="sweep,induction,notebook", sweeps="")
-    with tempfile.TemporaryDirectory() as made:
-        for make in chosen(given["only"], parts).values():
-            make(Path(given["sweeps"] or made))
-    print(f"made on {date.today():%d %B %Y}")
+PARTS = {
+    "sweep": renew_sweep,
+    "induction": renew_induction,
+    "notebook": renew_notebook,
+    "studies": renew_studies,
+}
+
+
+def main(argv: list[str]) -> None:
+    """Renew the parts that the options name."""
+    options = read_options(argv, DocsOptions)
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        folder = Path(options.sweeps or temporary_folder).resolve()
+        for renew in select("only", options.only, PARTS).values():
+            renew(folder)
+    print(f"renewed on {date.today():%d %B %Y}")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, __doc__)

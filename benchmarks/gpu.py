@@ -1,16 +1,21 @@
-"""All that must be known on one GPU, in at most 40 minutes: one JSON, one table.
+"""Measure everything on one GPU in at most 40 minutes: one JSON file, one table.
 
     python -m benchmarks.gpu [json=gpu.json] [parts=tests,training,quality,decoding]
                              [device=cuda] [sizes=10M,124M,350M] [peers=compiled] [seconds=15]
                              [models=10.65M,124M] [batches=1,64] [tokens=256] [seeds=3]
                              [experiment=shakespeare_gpu] [data.path=FILE] [max_steps=N …]
 
-The tests marked gpu; tokens per second of whole training steps and their share of the matrix rate,
-against nanoGPT's model and transformers', with the memory that they take beside what is planned
-(benchmarks.throughput); time to nanoGPT's published loss and to 1.44
-(benchmarks.speedrun), to whose runs more settings go; decoding (benchmarks.sampling). Each in
-processes of its own and within its time: one that fails is named, and the rest goes on. The file is
-written after each. On a CPU, for a look: device=cpu, with sizes as small as 4x128 and peers=eager.
+The parts are:
+  tests     the tests that are marked gpu
+  training  speed, share of the matrix rate and memory, measured and planned, of training steps
+            beside nanoGPT's model and transformers (benchmarks.throughput)
+  quality   time to nanoGPT's published loss and to 1.44 (benchmarks.speedrun); other settings are
+            passed to these runs
+  decoding  benchmarks.sampling
+
+Each part runs in processes of its own and within its time limit. A part that fails is reported, and
+the next one starts. The file is written after each part. To try it on a CPU: device=cpu with sizes
+as small as 4x128 and peers=eager.
 """
 
 import json
@@ -20,101 +25,145 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.table import Table
 
-import cli
-from benchmarks import ROOT, chosen, options, write_json
-from benchmarks.speedrun import in_seconds
+from benchmarks.harness import (
+    BYTES_PER_MB,
+    ROOT,
+    PassThroughOptions,
+    read_options,
+    run_command,
+    select,
+    write_json,
+)
+from benchmarks.speedrun import format_times
 from common.errors import UserError
 
-TARGETS = "1.4697,1.44"
-ON_GPU = "tests/test_on_gpu.py"  # has all tests that are marked gpu
-# Seconds that each part may take, in all less than 40 minutes; training for each size.
-BUDGET = {"tests": 420, "training": 360, "quality": 480, "decoding": 360}
+TARGET_LOSSES = ("1.4697", "1.44")  # nanoGPT's published loss, and a lower one
+TEST_FILE = "tests/test_on_gpu.py"  # has all tests that are marked gpu
+MAX_FAILURE_CHARS = 500  # of a failed test's message
+# Time limit of each part in seconds, together below 40 minutes; of training for each size.
+TIME_LIMITS = {"tests": 420, "training": 360, "quality": 480, "decoding": 360}
 
 
-def commands(given: dict) -> dict[str, tuple[int, list[str]]]:
-    """The parts by name: seconds that each may take, and the arguments to Python, to which the file
-    of its results is added."""
-    device, found = f"device={given['device']}", {}
-    for part, budget in chosen(given["parts"], BUDGET).items():
-        if part == "tests":
-            found[part] = (
-                budget,
-                [
-                    "-m",
-                    "pytest",
-                    "-q",
-                    "-n",
-                    "0",
-                    "-m",
-                    "gpu",
-                    ON_GPU,
-                    "-p",
-                    "no:cacheprovider",
-                    "--junitxml=",
-                ],
-            )
-        elif part == "training":
-            for size in given["sizes"].split(","):
-                found[f"training {size}"] = (
-                    budget,
-                    [
-                        "-m",
-                        "benchmarks.throughput",
-                        device,
-                        f"sizes={size}",
-                        "rounds=1",
-                        f"peers={given['peers']}",
-                        f"seconds={given['seconds']}",
-                        "json=",
-                    ],
-                )
-        elif part == "quality":
-            found[part] = (
-                budget,
-                [
-                    "-m",
-                    "benchmarks.speedrun",
-                    f"baseline={given['experiment']}",
-                    "runs=",
-                    f"pairs={given['seeds']}",
-                    f"targets={TARGETS}",
-                    device,
-                    "eval.every=25",
-                    *given["rest"],
-                    "json=",
-                ],
-            )
-        else:
-            found[part] = (
-                budget,
-                [
-                    "-m",
-                    "benchmarks.sampling",
-                    device,
-                    f"sizes={given['models']}",
-                    "rounds=2",
-                    f"batches={given['batches']}",
-                    f"tokens={given['tokens']}",
-                    "json=",
-                ],
-            )
-    return found
+@dataclass
+class GPUOptions(PassThroughOptions):
+    """Options of this benchmark."""
+
+    parts: str = ",".join(TIME_LIMITS)
+    device: str = "cuda"
+    sizes: str = "10M,124M,350M"
+    peers: str = "compiled"
+    seconds: float = 15.0
+    models: str = "10.65M,124M"
+    batches: str = "1,64"
+    tokens: int = 256
+    seeds: int = 3
+    experiment: str = "shakespeare_gpu"
 
 
-def run_part(budget: float, argv: list[str], device: str) -> dict:
-    """What a command has written to the file that is its last argument, as "result", or what went
-    wrong, as "error"; and the "seconds" that it took, at most its budget."""
-    began = time.perf_counter()
+class Part(NamedTuple):
+    """A command that measures one thing.
+
+    Attributes:
+        name: What it is called in the table.
+        time_limit: Seconds after which it is stopped.
+        arguments: Arguments of Python. The last one ends with "=", and the path of the file of
+            results is appended to it.
+    """
+
+    name: str
+    time_limit: float
+    arguments: list[str]
+
+
+class TableRow(NamedTuple):
+    """One line of the table."""
+
+    label: str
+    text: str
+
+
+def make_parts(options: GPUOptions) -> list[Part]:
+    """Return the parts that the options name, with training split by size."""
+    make_arguments: dict[str, Callable[[GPUOptions], dict[str, list[str]]]] = {
+        "tests": lambda options: {"tests": _test_arguments()},
+        "training": _training_arguments,
+        "quality": lambda options: {"quality": _quality_arguments(options)},
+        "decoding": lambda options: {"decoding": _decoding_arguments(options)},
+    }
+    parts = []
+    for kind, time_limit in select("parts", options.parts, TIME_LIMITS).items():
+        for name, arguments in make_arguments[kind](options).items():
+            parts.append(Part(name, time_limit, arguments))
+    return parts
+
+
+def _test_arguments() -> list[str]:
+    options = ["-q", "-n", "0", "-m", "gpu", "-p", "no:cacheprovider"]
+    return ["-m", "pytest", *options, TEST_FILE, "--junitxml="]
+
+
+def _training_arguments(options: GPUOptions) -> dict[str, list[str]]:
+    shared = [
+        f"device={options.device}",
+        "rounds=1",
+        f"peers={options.peers}",
+        f"seconds={options.seconds}",
+        "json=",
+    ]
+    return {
+        f"training {size}": ["-m", "benchmarks.throughput", f"sizes={size}", *shared]
+        for size in options.sizes.split(",")
+    }
+
+
+def _quality_arguments(options: GPUOptions) -> list[str]:
+    return [
+        "-m",
+        "benchmarks.speedrun",
+        f"baseline={options.experiment}",
+        "runs=",
+        f"pairs={options.seeds}",
+        f"targets={','.join(TARGET_LOSSES)}",
+        f"device={options.device}",
+        "eval.every=25",
+        *options.settings,
+        "json=",
+    ]
+
+
+def _decoding_arguments(options: GPUOptions) -> list[str]:
+    return [
+        "-m",
+        "benchmarks.sampling",
+        f"device={options.device}",
+        f"sizes={options.models}",
+        "rounds=2",
+        f"batches={options.batches}",
+        f"tokens={options.tokens}",
+        "json=",
+    ]
+
+
+def run_part(part: Part, device: str) -> dict[str, Any]:
+    """Run a part, and end all of its processes at its time limit.
+
+    Returns:
+        "seconds" it took, and either its "result" or an "error".
+    """
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result")
         process = subprocess.Popen(
-            [sys.executable, *argv[:-1], f"{argv[-1]}{path}"],
+            [sys.executable, *part.arguments[:-1], f"{part.arguments[-1]}{path}"],
             cwd=ROOT,
             text=True,
             env={**os.environ, "GLASSGPT_TEST_DEVICE": device},
@@ -124,139 +173,163 @@ def run_part(budget: float, argv: list[str], device: str) -> dict:
             stderr=subprocess.STDOUT,
         )
         try:
-            said = process.communicate(timeout=budget)[0].strip().splitlines()
-            done = {"error": (said or [f"status {process.returncode}"])[-1]}
+            output, _ = process.communicate(timeout=part.time_limit)
             if path.exists():
-                done = {"result": read(path.read_text())}
+                outcome = {"result": parse_result(path.read_text())}
+            else:
+                lines = output.strip().splitlines() or [f"exit status {process.returncode}"]
+                outcome = {"error": lines[-1]}
         except subprocess.TimeoutExpired:
-            done = {"error": f"not done within {budget:,} s"}
+            outcome = {"error": f"not finished after {part.time_limit:,} s"}
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
+                os.killpg(process.pid, signal.SIGKILL)  # and the processes that it started
                 process.wait()
-    return {"seconds": time.perf_counter() - began, **done}
+    return {"seconds": time.perf_counter() - start, **outcome}
 
 
-def read(text: str) -> dict:
-    """A benchmark's JSON, or pytest's XML as numbers of tests and the messages of failed ones."""
+def parse_result(text: str) -> Any:
+    """Return a benchmark's JSON, or the numbers of tests and failures in pytest's XML."""
     if not text.startswith("<"):
         return json.loads(text)
-    cases, skipped, failed = list(ElementTree.fromstring(text).iter("testcase")), 0, {}
+    cases = list(ElementTree.fromstring(text).iter("testcase"))
+    skipped = 0
+    failed: dict[str, str] = {}
     for case in cases:
-        skipped += case.find("skipped") is not None
-        for fault in (*case.findall("failure"), *case.findall("error")):
-            failed[case.get("name")] = fault.get("message", "")[:500]
+        if case.find("skipped") is not None:
+            skipped += 1
+        for failure in (*case.findall("failure"), *case.findall("error")):
+            failed[case.get("name", "")] = failure.get("message", "")[:MAX_FAILURE_CHARS]
     return {"passed": len(cases) - skipped - len(failed), "skipped": skipped, "failed": failed}
 
 
-def planned(size: str, rows: dict, device: str) -> dict:
-    """Of the rows that are ours, bytes of memory as planned and as they were."""
-    from benchmarks import throughput
+def compare_memory(size: str, rows: dict[str, dict], device: str) -> dict[str, dict[str, float]]:
+    """Return planned and measured bytes of memory of GlassGPT's rows.
+
+    Args:
+        size: Size of the model, as in benchmarks.throughput.
+        rows: Rows of benchmarks.throughput by name.
+        device: Where they were measured.
+    """
+    from benchmarks.throughput import make_config
     from training.plan import memory_needed
 
-    found = {}
+    comparison = {}
     for name, row in rows.items():
         if "GlassGPT" in name:
-            config = throughput.make_config(size, row["precision"], row["compiled"], device)
-            bytes = memory_needed(config, 1)
-            found[name] = {
-                "planned": bytes,
+            config = make_config(size, row["precision"], row["compiled"], device)
+            planned = memory_needed(config, 1)
+            comparison[name] = {
+                "planned": planned,
                 "measured": row["memory"],
-                "ratio": row["memory"] / bytes,
+                "ratio": row["memory"] / planned,
             }
-    return found
+    return comparison
 
 
-def lines(part: str, result: dict) -> list[tuple[str, str]]:
-    """A part's results in words: what, and how much."""
+def describe_result(part: str, result: Any) -> list[TableRow]:
+    """Return a part's result as lines of the table."""
     if part == "tests":
-        counts = [
-            f"{result['passed']} passed",
-            f"{len(result['failed'])} failed",
-            f"{result['skipped']} skipped",
-        ]
-        return [("marked gpu", ", ".join(counts)), *result["failed"].items()]
+        return _describe_tests(result)
     if part.startswith("training"):
-        (rows,) = result["sizes"].values()
-        speeds = [
-            (
-                name,
-                f"{row['tokens_per_second']:,.0f} tok/s, {row['share_of_matmul']:.0%} of "
-                f"the matrix rate, {row['ratio']:.2f}x",
-            )
-            for name, row in rows.items()
-        ]
-        return speeds + [
-            (
-                f"{name}, memory",
-                f"{row['measured'] / 2**20:,.0f} MB, planned "
-                f"{row['planned'] / 2**20:,.0f} ({row['ratio']:.2f}x)",
-            )
-            for name, row in result["memory"].items()
-        ]
+        return _describe_training(result)
     if part == "quality":
-        ((name, runs),) = result.items()
-        return [
-            (f"{name}, to {target}", in_seconds(run["seconds_to"][target] for run in runs))
-            for target in TARGETS.split(",")
-        ] + [(f"{name}, at the end", ", ".join(f"{run['loss']:.4f}" for run in runs))]
+        return _describe_quality(result)
+    return _describe_decoding(result)
+
+
+def _describe_tests(result: dict[str, Any]) -> list[TableRow]:
+    failed = result["failed"]
+    counts = f"{result['passed']} passed, {len(failed)} failed, {result['skipped']} skipped"
     return [
-        (
-            f"{row['size']}, batch {row['batch']}",
-            f"{row['glassgpt']:,.0f} tok/s, {row['ratio']:.1f}x transformers, "
-            f"{row['glassgpt'] / row['bound']:.0%} of the memory's rate",
-        )
-        for row in result["decoding"]
+        TableRow("marked gpu", counts),
+        *(TableRow(name, message) for name, message in failed.items()),
     ]
 
 
-def main(argv: list[str]) -> dict:
-    given = options(
-        argv,
-        __doc__,
-        parts=",".join(BUDGET),
-        device="cuda",
-        sizes="10M,124M,350M",
-        peers="compiled",
-        seconds=15.0,
-        models="10.65M,124M",
-        batches="1,64",
-        tokens=256,
-        seeds=3,
-        experiment="shakespeare_gpu",
-    )
+def _describe_training(result: dict[str, Any]) -> list[TableRow]:
+    (rows,) = result["sizes"].values()
+    table_rows = []
+    for name, row in rows.items():
+        speed = (
+            f"{row['tokens_per_second']:,.0f} tok/s, {row['share_of_matmul']:.0%} of the matrix "
+            f"rate, {row['ratio']:.2f}x"
+        )
+        table_rows.append(TableRow(name, speed))
+    for name, row in result["memory"].items():
+        measured, planned = row["measured"] / BYTES_PER_MB, row["planned"] / BYTES_PER_MB
+        memory = f"{measured:,.0f} MB, planned {planned:,.0f} ({row['ratio']:.2f}x)"
+        table_rows.append(TableRow(f"{name}, memory", memory))
+    return table_rows
+
+
+def _describe_quality(result: dict[str, list[dict]]) -> list[TableRow]:
+    ((name, runs),) = result.items()
+    table_rows = []
+    for target in TARGET_LOSSES:
+        times = format_times(run["seconds_to"][target] for run in runs)
+        table_rows.append(TableRow(f"{name}, to {target}", times))
+    losses = ", ".join(f"{run['loss']:.4f}" for run in runs)
+    return [*table_rows, TableRow(f"{name}, final loss", losses)]
+
+
+def _describe_decoding(result: dict[str, Any]) -> list[TableRow]:
+    table_rows = []
+    for row in result["decoding"]:
+        speed = (
+            f"{row['glassgpt']:,.0f} tok/s, {row['ratio']:.1f}x transformers, "
+            f"{row['glassgpt'] / row['bound']:.0%} of the memory bound"
+        )
+        table_rows.append(TableRow(f"{row['size']}, batch {row['batch']}", speed))
+    return table_rows
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    """Run all parts, print a table and return their results."""
+    options = read_options(argv, GPUOptions)
     import torch
 
     from training.device import describe, pick_device
 
-    if given["device"] == "cuda" and not torch.cuda.is_available():
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "there is no GPU here that torch can use: run this where there is one, "
-            "or with device=cpu sizes=4x128 peers=eager for a look"
+            "torch finds no GPU on this machine; run this on one with a GPU, or try it with "
+            "device=cpu sizes=4x128 peers=eager"
         )
-    device, console = pick_device(given["device"]), Console()
+    device = pick_device(options.device)
+    console = Console()
     table = Table(title=f"{describe(device)}, torch {torch.__version__}")
     for column in ("part", "what", ""):
         table.add_column(column)
-    result = {
+    result: dict[str, Any] = {
         "machine": describe(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "parts": {},
     }
-    for part, (budget, command) in commands(given).items():
-        with console.status(f"{part}, at most {budget} s"):
-            done = result["parts"][part] = run_part(budget, command, device)
-            if part.startswith("training") and "result" in done:
-                ((size, rows),) = done["result"]["sizes"].items()
-                done["result"]["memory"] = planned(size, rows, device)
-        write_json(given["json"] or "gpu.json", result)
-        shown = lines(part, done["result"]) if "result" in done else [("FAILED", done["error"])]
-        for n, (what, how_much) in enumerate(shown):
-            table.add_row(f"{part} ({done['seconds']:.0f} s)" if n == 0 else "", what, how_much)
+    for part in make_parts(options):
+        with console.status(f"{part.name}, at most {part.time_limit} s"):
+            outcome = run_part(part, device)
+        if part.name.startswith("training") and "result" in outcome:
+            ((size, rows),) = outcome["result"]["sizes"].items()
+            outcome["result"]["memory"] = compare_memory(size, rows, device)
+        result["parts"][part.name] = outcome
+        write_json(options.json or "gpu.json", result)
+        add_rows(table, part.name, outcome)
     console.print(table)
     return result
 
 
+def add_rows(table: Table, part: str, outcome: dict[str, Any]) -> None:
+    """Show what `run_part` returned."""
+    if "result" in outcome:
+        rows = describe_result(part, outcome["result"])
+    else:
+        rows = [TableRow("FAILED", outcome["error"])]
+    for number, row in enumerate(rows):
+        label = f"{part} ({outcome['seconds']:.0f} s)" if number == 0 else ""
+        table.add_row(label, row.label, row.text)
+
+
 if __name__ == "__main__":
-    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)
+    run_command(main, __doc__)

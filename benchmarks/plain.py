@@ -1,6 +1,4 @@
-"""The model that nanoGPT trains, in plain torch: what a step of that shape costs with nothing
-around it. The GPT-2 architecture (Radford et al. 2019) with one matrix for queries, keys and
-values, fused attention, and the head tied to the embedding."""
+"""nanoGPT's model in plain PyTorch: the cost of a training step with nothing around it."""
 
 import torch
 import torch.nn.functional as F
@@ -8,39 +6,54 @@ from torch import Tensor, nn
 
 from config import GPTConfig
 
+INIT_STD = 0.02
+
 
 class PlainBlock(nn.Module):
-    def __init__(self, c: GPTConfig):
+    """A block of GPT-2 with one matrix for queries, keys and values, and fused attention."""
+
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.heads, width = c.n_head, c.n_embd
-        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        width = config.n_embd
+        self.heads = config.n_head
+        self.norm_1 = nn.LayerNorm(width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.W_QKV = nn.Linear(width, 3 * width)
+        self.W_O = nn.Linear(width, width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        qkv = self.qkv(self.before_attention(x)).unflatten(-1, (3, self.heads, -1))
+        """Return the residual stream (B, T, C) after the block."""
+        qkv = self.W_QKV(self.norm_1(x)).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, d_k) each
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))  # (B, T, C)
-        return x + self.mlp(self.before_mlp(x))
+        x = x + self.W_O(y.transpose(1, 2).flatten(2))  # (B, T, C)
+        return x + self.mlp(self.norm_2(x))
 
 
 class PlainGPT(nn.Module):
-    def __init__(self, c: GPTConfig):
+    """GPT-2 with its head tied to the embedding.
+
+    Reference:
+        Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(c.vocab_size, c.n_embd)
-        self.positions = nn.Embedding(c.block_size, c.n_embd)
-        self.blocks = nn.Sequential(*(PlainBlock(c) for _ in range(c.n_layer)))
-        self.norm = nn.LayerNorm(c.n_embd)
+        self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
+        self.blocks = nn.Sequential(*(PlainBlock(config) for _ in range(config.n_layer)))
+        self.norm = nn.LayerNorm(config.n_embd)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=INIT_STD)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The mean loss of tokens and targets (B, T)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.norm(self.blocks(self.tokens(tokens) + self.positions(places)))  # (B, T, C)
-        logits = F.linear(x, self.tokens.weight)  # (B, T, V)
+        """Return the mean loss of tokens and targets (B, T)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, C)
+        x = self.norm(self.blocks(x))
+        logits = F.linear(x, self.token_embedding.weight)  # (B, T, V)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

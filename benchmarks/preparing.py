@@ -1,86 +1,111 @@
-"""How fast text of any size becomes BPE tokens, and in how much memory.
+"""Speed and memory of turning text into BPE tokens.
 
     python -m benchmarks.preparing [megabytes=10,100,1000] [vocab_size=2048] [json=FILE]
 
-The text is made up, the same each time: lines of Python's standard library in random order. Each
-size is prepared in a process of its own, on all cores, and deleted afterwards; the largest needs
-twice its size on the disk.
+The text is generated, the same at each call: lines of Python's standard library in random order.
+Each size is prepared in a new process on all cores and then deleted. The largest one needs twice
+its size on the disk.
 """
 
 import os
 import random
-import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-import cli
-from benchmarks import apart, options, write_json
+from benchmarks.harness import Options, read_options, run_command, run_in_process, write_json
 from config import DataConfig, TokenizerConfig
 from data.sources import find_stdlib_files
 
+LINES_PER_DRAW = 10_000
+BYTES_PER_MEGABYTE = 1e6
 
-def generate(path: Path, size: int) -> None:
+
+@dataclass
+class PreparingOptions(Options):
+    """Options of this benchmark."""
+
+    megabytes: str = "10,100,1000"
+    vocab_size: int = 2048
+
+
+@dataclass
+class PreparingResult:
+    """What preparing one text took."""
+
+    seconds: float
+    bytes: int
+    tokens: int
+    memory: int = 0  # bytes, the maximum
+
+
+def generate_text(path: Path, size: int) -> None:
     """Write about `size` bytes of text."""
     lines = [
         line
         for file in find_stdlib_files()[::10]
         for line in file.read_text(encoding="utf-8").splitlines(keepends=True)
     ]
-    choose, done = random.Random(0), 0
+    rng = random.Random(0)
+    written = 0
     with path.open("w", encoding="utf-8") as file:
-        while done < size:
-            done += file.write("".join(choose.choices(lines, k=10_000)))
+        while written < size:
+            written += file.write("".join(rng.choices(lines, k=LINES_PER_DRAW)))
 
 
-def measure(path: str, cache: str, vocab_size: int) -> dict:
+def measure_preparing(path: str, cache: str, vocab_size: int) -> PreparingResult:
+    """Prepare a text in an empty cache."""
     os.environ["GLASSGPT_CACHE"] = cache
     from data.tokens import prepare
 
-    began = time.perf_counter()
-    tokens = prepare(
-        DataConfig(source="text", path=path), TokenizerConfig("bpe", vocab_size), lambda line: None
-    )
-    return {
-        "seconds": time.perf_counter() - began,
-        "bytes": tokens.bytes,
-        "tokens": len(tokens.train) + len(tokens.val),
-    }
+    start = time.perf_counter()
+    data, tokenizer = DataConfig(source="text", path=path), TokenizerConfig("bpe", vocab_size)
+    tokens = prepare(data, tokenizer, lambda line: None)
+    seconds = time.perf_counter() - start
+    return PreparingResult(seconds, tokens.bytes, len(tokens.train) + len(tokens.val))
 
 
 def main(argv: list[str]) -> list[dict]:
-    given = options(argv, __doc__, megabytes="10,100,1000", vocab_size=2048)
-    result, cores = [], os.cpu_count() or 1
-    for size in given["megabytes"].split(","):
+    """Measure every size, print a table and return its figures."""
+    options = read_options(argv, PreparingOptions)
+    results = []
+    for megabytes in options.megabytes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            generate(Path(folder, "text.txt"), int(float(size) * 1e6))
-            result.append(
-                apart(
-                    measure,
-                    str(Path(folder, "text.txt")),
-                    str(Path(folder, "cache")),
-                    given["vocab_size"],
-                )
+            text, cache = Path(folder, "text.txt"), Path(folder, "cache")
+            generate_text(text, int(float(megabytes) * BYTES_PER_MEGABYTE))
+            result, memory = run_in_process(
+                measure_preparing, str(text), str(cache), options.vocab_size
             )
-    table = Table(title=f"text to BPE tokens, vocabulary {given['vocab_size']:,}, {cores} cores")
-    for column in ("MB", "seconds", "MB a minute", "a core", "most memory, MB"):
+            result.memory = memory
+            results.append(result)
+    Console().print(make_table(results, options.vocab_size))
+    figures = [asdict(result) for result in results]
+    write_json(options.json, figures)
+    return figures
+
+
+def make_table(results: list[PreparingResult], vocab_size: int) -> Table:
+    """Show what each size took."""
+    cores = os.cpu_count() or 1
+    table = Table(title=f"Text to BPE tokens, vocabulary {vocab_size:,}, {cores} cores")
+    for column in ("MB", "seconds", "MB per minute", "per core", "peak memory, MB"):
         table.add_column(column, justify="right")
-    for row in result:
-        rate = row["bytes"] / 1e6 / row["seconds"] * 60
+    for result in results:
+        megabytes = result.bytes / BYTES_PER_MEGABYTE
+        rate = megabytes / result.seconds * 60
         table.add_row(
-            f"{row['bytes'] / 1e6:,.0f}",
-            f"{row['seconds']:.1f}",
+            f"{megabytes:,.0f}",
+            f"{result.seconds:.1f}",
             f"{rate:,.0f}",
             f"{rate / cores:,.0f}",
-            f"{row['memory'] / 1e6:,.0f}",
+            f"{result.memory / BYTES_PER_MEGABYTE:,.0f}",
         )
-    Console().print(table)
-    write_json(given["json"], result)
-    return result
+    return table
 
 
 if __name__ == "__main__":
-    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)
+    run_command(main, __doc__)

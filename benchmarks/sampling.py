@@ -1,109 +1,172 @@
-"""Decoding speed: GlassGPT's `generate` against transformers' with its cache, on the same random
-weights' shapes.
+"""Decoding speed of `generate` and of transformers with its KV cache, at equal shapes.
 
     python -m benchmarks.sampling [sizes=0.8M,10.65M,124M] [batches=1,16] [tokens=256] [rounds=2]
-                                  [device=auto] [context=4096] [json=FILE]
+                                  [device=auto] [context=4096] [seconds=2] [json=FILE]
 
-Both sample at temperature 1 after a prompt of 8 tokens, in turns, each time in a process of its
-own; what counts is the fastest of `rounds` whole calls. The bound is what memory allows: the bytes
-of the weights, as they are kept here for sampling, over the rate at which a matrix–vector product
-reads 8192² of them here, times the sequences in the batch. The second table decodes at a long
-context with fewer and fewer key/value heads, the reason for grouping them.
+Both sample at temperature 1 after a prompt of 8 tokens with random weights, in turns, each time in
+a new process. The fastest of `rounds` calls counts. The memory bound is the rate at which this
+machine reads a matrix of 8192² elements in a matrix–vector product, divided by the bytes of the
+weights as decoding keeps them, times the sequences in the batch.
+
+The second table decodes at a long context with fewer and fewer key/value heads, which is what
+grouped-query attention is for (Ainslie et al. 2023). `seconds` is the time for each row.
 """
 
-import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import cli
-from benchmarks import apart, chosen, options, seconds_per, write_json
+from benchmarks.harness import (
+    BYTES_PER_MB,
+    Options,
+    median_step_seconds,
+    read_options,
+    run_command,
+    run_in_process,
+    select,
+    write_json,
+)
 
-# Layers, heads, width, context, vocabulary.
-SIZES = {
-    "0.8M": (4, 4, 128, 512, 65),
-    "10.65M": (6, 6, 384, 512, 65),
-    "124M": (12, 12, 768, 1024, 50257),
+
+class DecodingShape(NamedTuple):
+    """DecodingShape of a model that decodes."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+
+
+DECODING_SHAPES = {
+    "0.8M": DecodingShape(4, 4, 128, 512, 65),
+    "10.65M": DecodingShape(6, 6, 384, 512, 65),
+    "124M": DecodingShape(12, 12, 768, 1024, 50257),
 }
-PROMPT = 8
-LONG = {"n_layer": 4, "n_head": 16, "n_embd": 512}  # the model of the second table
+PROMPT_TOKENS = 8
+WARM_UP_TOKENS = 8
+READ_MATRIX_SIZE = 8192  # in float32 256 MB, larger than any cache
+READ_SECONDS = 1.0
+# The model of the second table; its context length is an option.
+GROUPED_LAYERS = 4
+GROUPED_HEADS = 16
+GROUPED_WIDTH = 512
+GROUPED_VOCAB_SIZE = 65
 
 
-def fastest(generate, tokens: int, rounds: int) -> float:
-    """Seconds of the fastest of `rounds` calls for so many tokens, after a short one."""
-    generate(min(tokens, 8))
+@dataclass
+class SamplingOptions(Options):
+    """Options of this benchmark."""
+
+    sizes: str = ",".join(DECODING_SHAPES)
+    batches: str = "1,16"
+    tokens: int = 256
+    rounds: int = 2
+    context: int = 4096
+    seconds: float = 2.0
+    device: str = "auto"
+
+
+class DecodingTime(NamedTuple):
+    """How long decoding took, and the weights that it read."""
+
+    seconds: float
+    weight_bytes: int = 0
+    dtype: str = ""
+
+
+@dataclass
+class DecodingRow:
+    """Decoding speeds at one size and batch, in tokens per second."""
+
+    size: str
+    batch: int
+    dtype: str
+    transformers: float
+    glassgpt: float
+    ratio: float
+    bound: float  # what reading the weights allows
+
+
+@dataclass
+class GroupedRow:
+    """Decoding with some number of key/value heads."""
+
+    n_kv_head: int
+    tokens_per_second: float
+    cache_bytes: int
+
+
+@dataclass
+class SamplingResult:
+    """Everything that this benchmark measures."""
+
+    machine: str
+    bytes_per_second: float = 0.0
+    decoding: list[DecodingRow] = field(default_factory=list)
+    grouped: list[GroupedRow] = field(default_factory=list)
+
+
+def fastest_seconds(generate: Callable[[int], None], tokens: int, rounds: int) -> float:
+    """Return the seconds of the fastest of `rounds` calls, after a short one to warm up."""
+    generate(min(tokens, WARM_UP_TOKENS))
     times = []
     for _ in range(rounds):
-        began = time.perf_counter()
+        start = time.perf_counter()
         generate(tokens)
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return min(times)
 
 
-def ours(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict:
+def time_glassgpt(size: str, batch: int, tokens: int, rounds: int, device: str) -> DecodingTime:
+    """Time GlassGPT's decoder."""
     import torch
 
     from model import GPT, GPTConfig
     from training.device import move_for_sampling, synchronize
 
-    n_layer, n_head, n_embd, block_size, vocab_size = SIZES[size]
     torch.manual_seed(0)
-    model = move_for_sampling(
-        GPT(
-            GPTConfig(
-                vocab_size,
-                block_size=block_size,
-                n_layer=n_layer,
-                n_head=n_head,
-                n_embd=n_embd,
-                bias=True,
-            )
-        ),
-        device,
-    )
-    prompt = torch.zeros(batch, PROMPT, dtype=torch.long, device=device)
+    config = GPTConfig(**DECODING_SHAPES[size]._asdict(), bias=True)
+    model = move_for_sampling(GPT(config), device)
+    prompt = torch.zeros(batch, PROMPT_TOKENS, dtype=torch.long, device=device)
 
     def generate(tokens: int) -> None:
         model.generate(prompt, tokens, seed=0)
         synchronize(device)
 
-    read = [p for name, p in model.named_parameters() if "position" not in name]
-    return {
-        "seconds": fastest(generate, tokens, rounds),
-        "parameters": model.num_parameters(),
-        "bytes": sum(p.nbytes for p in read),
-        "dtype": str(read[0].dtype).removeprefix("torch."),
-    }
+    seconds = fastest_seconds(generate, tokens, rounds)
+    weights = [p for name, p in model.named_parameters() if "position" not in name]
+    dtype = str(weights[0].dtype).removeprefix("torch.")
+    return DecodingTime(seconds, sum(p.nbytes for p in weights), dtype)
 
 
-def theirs(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict:
+def time_transformers(size: str, batch: int, tokens: int, rounds: int, device: str) -> DecodingTime:
+    """Time transformers' GPT-2 with its KV cache."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, logging
 
     from training.device import synchronize
 
     logging.set_verbosity_error()
-    n_layer, n_head, n_embd, block_size, vocab_size = SIZES[size]
+    shape = DECODING_SHAPES[size]
     torch.manual_seed(0)
-    model = (
-        GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=vocab_size,
-                n_positions=block_size,
-                n_embd=n_embd,
-                n_layer=n_layer,
-                n_head=n_head,
-                bos_token_id=0,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        )
-        .to(device)
-        .eval()
+    config = GPT2Config(
+        vocab_size=shape.vocab_size,
+        n_positions=shape.block_size,
+        n_embd=shape.n_embd,
+        n_layer=shape.n_layer,
+        n_head=shape.n_head,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
     )
-    prompt = torch.zeros(batch, PROMPT, dtype=torch.long, device=device)
+    model = GPT2LMHeadModel(config).to(device).eval()
+    prompt = torch.zeros(batch, PROMPT_TOKENS, dtype=torch.long, device=device)
 
     def generate(tokens: int) -> None:
         torch.manual_seed(0)
@@ -117,11 +180,11 @@ def theirs(size: str, batch: int, tokens: int, rounds: int, device: str) -> dict
         )
         synchronize(device)
 
-    return {"seconds": fastest(generate, tokens, rounds)}
+    return DecodingTime(fastest_seconds(generate, tokens, rounds))
 
 
-def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
-    """A sequence's next token after `context` others, with a cache of n_kv_head key/value heads."""
+def time_grouped(n_kv_head: int, context: int, device: str, seconds: float) -> GroupedRow:
+    """Time the token after `context` - 1 others, with a cache of `n_kv_head` key/value heads."""
     import torch
 
     from decoder import Decoder
@@ -129,148 +192,139 @@ def grouped(n_kv_head: int, context: int, device: str, seconds: float) -> dict:
     from training.device import move_for_sampling, synchronize
 
     torch.manual_seed(0)
-    config = GPTConfig(65, block_size=context, n_kv_head=n_kv_head, position="rope", **LONG)
+    config = GPTConfig(
+        GROUPED_VOCAB_SIZE,
+        block_size=context,
+        n_layer=GROUPED_LAYERS,
+        n_head=GROUPED_HEADS,
+        n_kv_head=n_kv_head,
+        n_embd=GROUPED_WIDTH,
+        position="rope",
+    )
     model = move_for_sampling(GPT(config), device)
     cache = model.make_cache(1)
     cache.keys.normal_()
     cache.values.normal_()
-    decoder, token = Decoder(model, cache), torch.zeros(1, dtype=torch.long, device=device)
+    decoder = Decoder(model, cache)
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
 
     @torch.inference_mode()
     def step() -> None:
         cache.length = context - 1
-        decoder.read(token[:, None])
+        decoder.read(token)
 
-    return {
-        "tokens_per_second": 1 / seconds_per(step, seconds, lambda: synchronize(device)),
-        "cache_bytes": cache.nbytes,
-    }
+    step_seconds = median_step_seconds(step, seconds, lambda: synchronize(device))
+    return GroupedRow(n_kv_head, 1 / step_seconds, cache.nbytes)
 
 
-def read_rate(device: str) -> dict:
-    """Bytes per second at which a matrix–vector product reads its matrix, larger than any cache:
-    the better of two precisions."""
+def measure_read_rate(device: str) -> float:
+    """Return the bytes per second at which a matrix–vector product reads its matrix.
+
+    The faster of two precisions counts.
+    """
     import torch
 
     from training.device import synchronize
 
     rates = []
     for dtype in (torch.float32, torch.bfloat16):
-        weights = torch.randn(8192, 8192, device=device).to(dtype)
-        x = torch.randn(8192, device=device).to(dtype)
-        rates.append(
-            weights.nbytes
-            / seconds_per(lambda x=x, w=weights: torch.mv(w, x), 1.0, lambda: synchronize(device))
-        )
-    return {"bytes_per_second": max(rates)}
+        matrix = torch.randn(READ_MATRIX_SIZE, READ_MATRIX_SIZE, device=device).to(dtype)
+        vector = torch.randn(READ_MATRIX_SIZE, device=device).to(dtype)
+
+        def multiply(matrix: torch.Tensor = matrix, vector: torch.Tensor = vector) -> None:
+            torch.mv(matrix, vector)
+
+        seconds = median_step_seconds(multiply, READ_SECONDS, lambda: synchronize(device))
+        rates.append(matrix.nbytes / seconds)
+    return max(rates)
 
 
-def main(argv: list[str]) -> dict:
-    given = options(
-        argv,
-        __doc__,
-        sizes=",".join(SIZES),
-        batches="1,16",
-        tokens=256,
-        rounds=2,
-        context=4096,
-        seconds=2.0,
-        device="auto",
-    )
-    sizes, batches = chosen(given["sizes"], SIZES), [int(b) for b in given["batches"].split(",")]
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measure everything, print two tables and return their figures."""
+    options = read_options(argv, SamplingOptions)
+    sizes = select("sizes", options.sizes, DECODING_SHAPES)
+    batches = [int(batch) for batch in options.batches.split(",")]
     from training.device import describe, pick_device
 
-    device = pick_device(given["device"])
-    heads = [2**n for n in range(LONG["n_head"].bit_length() - 1, -1, -1)]
-    console, result = Console(), {"machine": describe(device), "decoding": [], "grouped": []}
+    device = pick_device(options.device)
+    kv_heads = [n for n in range(GROUPED_HEADS, 0, -1) if GROUPED_HEADS % n == 0]
+    console, result = Console(), SamplingResult(describe(device))
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("memory", total=1 + 2 * len(sizes) * len(batches) + len(heads))
+        task = progress.add_task("memory", total=1 + 2 * len(sizes) * len(batches) + len(kv_heads))
 
-        def measure(what: str, function, *args) -> dict:
-            progress.update(task, description=what)
-            measured = apart(function, *args)
+        def measure(description: str, function: Callable[..., Any], *args: Any) -> Any:
+            progress.update(task, description=description)
+            value, _ = run_in_process(function, *args)
             progress.advance(task)
-            return measured
+            return value
 
-        rate = result["bytes_per_second"] = measure("memory", read_rate, device)["bytes_per_second"]
+        result.bytes_per_second = measure("memory", measure_read_rate, device)
         for size in sizes:
             for batch in batches:
-                args = (size, batch, given["tokens"], given["rounds"], device)
-                peer = measure(f"{size}, batch {batch}: transformers", theirs, *args)
-                mine = measure(f"{size}, batch {batch}", ours, *args)
-                made = batch * given["tokens"]
-                result["decoding"].append(
-                    {
-                        "size": size,
-                        "batch": batch,
-                        "dtype": mine["dtype"],
-                        "transformers": made / peer["seconds"],
-                        "glassgpt": made / mine["seconds"],
-                        "ratio": peer["seconds"] / mine["seconds"],
-                        "bound": batch * rate / mine["bytes"],
-                    }
+                args = (size, batch, options.tokens, options.rounds, device)
+                peer = measure(f"{size}, batch {batch}: transformers", time_transformers, *args)
+                ours = measure(f"{size}, batch {batch}: GlassGPT", time_glassgpt, *args)
+                new_tokens = batch * options.tokens
+                row = DecodingRow(
+                    size,
+                    batch,
+                    ours.dtype,
+                    transformers=new_tokens / peer.seconds,
+                    glassgpt=new_tokens / ours.seconds,
+                    ratio=peer.seconds / ours.seconds,
+                    bound=batch * result.bytes_per_second / ours.weight_bytes,
                 )
-        for n in heads:
-            result["grouped"].append(
-                {
-                    "n_kv_head": n,
-                    **measure(
-                        f"{n} key/value heads",
-                        grouped,
-                        n,
-                        given["context"],
-                        device,
-                        given["seconds"],
-                    ),
-                }
-            )
-    show(console, result, given["context"])
-    write_json(given["json"], result)
-    return result
+                result.decoding.append(row)
+        for n in kv_heads:
+            settings = (n, options.context, device, options.seconds)
+            result.grouped.append(measure(f"{n} key/value heads", time_grouped, *settings))
+    console.print(make_decoding_table(result))
+    console.print(make_grouped_table(result, options.context))
+    figures = asdict(result)
+    write_json(options.json, figures)
+    return figures
 
 
-def show(console: Console, result: dict, context: int) -> None:
+def make_decoding_table(result: SamplingResult) -> Table:
+    """Show decoding beside transformers."""
     table = Table(
-        title=f"Decoding, tokens per second; {result['machine']}, reading "
-        f"{result['bytes_per_second'] / 1e9:.1f} GB/s"
+        title=f"Decoding, tokens per second; {result.machine}, which reads "
+        f"{result.bytes_per_second / 1e9:.1f} GB/s"
     )
-    for column in (
-        "model",
-        "batch",
-        "transformers",
-        "GlassGPT",
-        "ratio",
-        "of memory's bound",
-        "weights",
-    ):
+    columns = "model", "batch", "transformers", "GlassGPT", "ratio", "of memory bound", "weights"
+    for column in columns:
         table.add_column(column, justify="right")
-    for row in result["decoding"]:
+    for row in result.decoding:
         table.add_row(
-            row["size"],
-            str(row["batch"]),
-            f"{row['transformers']:,.0f}",
-            f"{row['glassgpt']:,.0f}",
-            f"{row['ratio']:.1f}x",
-            f"{row['glassgpt'] / row['bound']:.0%}",
-            row["dtype"],
+            row.size,
+            str(row.batch),
+            f"{row.transformers:,.0f}",
+            f"{row.glassgpt:,.0f}",
+            f"{row.ratio:.1f}x",
+            f"{row.glassgpt / row.bound:.0%}",
+            row.dtype,
         )
-    console.print(table)
+    return table
+
+
+def make_grouped_table(result: SamplingResult, context: int) -> Table:
+    """Show decoding with fewer and fewer key/value heads."""
     table = Table(
-        title=f"{LONG['n_layer']} layers of {LONG['n_embd']}, {LONG['n_head']} query "
-        f"heads, {context:,} tokens in the cache"
+        title=f"{GROUPED_LAYERS} layers of width {GROUPED_WIDTH}, {GROUPED_HEADS} query heads, "
+        f"{context:,} tokens in the cache"
     )
     for column in ("key/value heads", "KV cache", "tokens per second", "ratio"):
         table.add_column(column, justify="right")
-    slowest = result["grouped"][0]["tokens_per_second"]  # with a key/value head for each query head
-    for row in result["grouped"]:
+    multi_head = result.grouped[0].tokens_per_second  # one key/value head for each query head
+    for row in result.grouped:
         table.add_row(
-            str(row["n_kv_head"]),
-            f"{row['cache_bytes'] / 2**20:.1f} MB",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['tokens_per_second'] / slowest:.1f}x",
+            str(row.n_kv_head),
+            f"{row.cache_bytes / BYTES_PER_MB:.1f} MB",
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.tokens_per_second / multi_head:.1f}x",
         )
-    console.print(table)
+    return table
 
 
 if __name__ == "__main__":
-    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)
+    run_command(main, __doc__)

@@ -1,23 +1,25 @@
-"""Time to a loss on tiny Shakespeare by characters: nanoGPT's setting against ours.
+"""Time to a loss on tiny Shakespeare by characters: nanoGPT's recipe and ours.
 
     python -m benchmarks.speedrun [runs=speedrun,speedrun_ngrams,…] [baseline=nanogpt_cpu]
                                   [pairs=1] [targets=1.5,1.4697] [json=FILE]
                                   [data.path=FILE] [max_steps=N …]
 
-In turns, `pairs` times, each with a seed of its own, and with everything that is not training
-switched off. Seconds are `train_seconds`: building batches, compiling, forward, backward, update.
-`targets` are losses: with eval.every=N the first evaluation that reaches one says in how many
-seconds. More settings go to all runs. On a GPU: runs=shakespeare_gpu baseline=nanogpt_gpu.
+The experiments run in turns, `pairs` times, each time with another seed and with everything that is
+not training switched off. Seconds are `train_seconds`: building batches, compiling, forward,
+backward, update. `targets` are losses: with eval.every=N, the time of the first evaluation that
+reaches one is shown. Other settings are passed to all runs. On a GPU use runs=shakespeare_gpu
+baseline=nanogpt_gpu.
 
-Below it stands what counting alone comes to on the same text, so that nobody takes what n-gram
-tables give for understanding.
+The last line is what counting n-grams alone reaches on the same text, as a baseline for n-gram
+tables.
 """
 
-import json
 import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -25,15 +27,15 @@ from rich.console import Console
 from rich.table import Table
 
 import cli
-from benchmarks import ROOT, options, write_json
 from benchmarks.counting import kneser_ney
+from benchmarks.harness import ROOT, PassThroughOptions, read_options, run_command, write_json
+from common.metrics import read_rows
 from data.tokens import prepare
 
-# nanoGPT's losses at these settings, the first on the whole validation split
-PUBLISHED = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}
-RUNS = "speedrun,speedrun_ngrams,shakespeare_cpu_plain,shakespeare_cpu"
-ORDERS = 7  # of the counting model, at most
-QUIET = [
+# nanoGPT's published losses with these recipes; the first on the whole validation split.
+PUBLISHED_LOSSES = {"nanogpt_cpu": 1.886, "nanogpt_gpu": 1.4697}
+MAX_ORDER = 7  # of the counting models
+TRAINING_ONLY = [
     "eval.every=0",
     "attention.every=0",
     "checkpoint.every=0",
@@ -42,100 +44,128 @@ QUIET = [
 ]
 
 
-def measure(experiment: str, seed: int, settings: list[str]) -> list[dict]:
-    """Train an experiment in a process of its own; its rows of metrics."""
+@dataclass
+class SpeedrunOptions(PassThroughOptions):
+    """Options of this benchmark."""
+
+    runs: str = "speedrun,speedrun_ngrams,shakespeare_cpu_plain,shakespeare_cpu"
+    baseline: str = "nanogpt_cpu"
+    pairs: int = 1
+    targets: str = ""
+
+
+@dataclass
+class TrainedRun:
+    """How one run went.
+
+    Attributes:
+        seed: Its seed.
+        loss: Its last validation loss, in nats per token.
+        steps: Its optimizer steps.
+        seconds: Its training time.
+        seconds_to: Training time until each target loss was reached, or None.
+    """
+
+    seed: int
+    loss: float
+    steps: int
+    seconds: float
+    seconds_to: dict[str, float | None]
+
+
+def train(experiment: str, seed: int, settings: list[str], targets: list[str]) -> TrainedRun:
+    """Train an experiment in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, experiment)
-        subprocess.run(
-            [
-                sys.executable,
-                str(ROOT / "train.py"),
-                f"experiment={experiment}",
-                f"seed={seed}",
-                f"run_dir={run}",
-                *QUIET,
-                *settings,
-            ],
-            check=True,
-        )
-        return [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
+        run_dir = Path(folder, experiment)
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            f"experiment={experiment}",
+            f"seed={seed}",
+            f"run_dir={run_dir}",
+            *TRAINING_ONLY,
+            *settings,
+        ]
+        subprocess.run(command, check=True)
+        rows = read_rows(run_dir / "metrics.jsonl")
+    last = rows[-1]
+    seconds_to = {target: seconds_to_loss(float(target), rows) for target in targets}
+    return TrainedRun(seed, last["val/loss"], int(last["step"]), last["train_seconds"], seconds_to)
 
 
-def seconds_to(loss: float, rows: list[dict]) -> float | None:
-    """Seconds of training up to the first evaluation of at most this loss."""
-    return next(
-        (row["train_seconds"] for row in rows if row.get("val/loss", loss + 1) <= loss), None
-    )
+def seconds_to_loss(loss: float, rows: list[dict[str, float]]) -> float | None:
+    """Return the training time until the first evaluation of at most this loss."""
+    for row in rows:
+        if row.get("val/loss", math.inf) <= loss:
+            return row["train_seconds"]
+    return None
 
 
-def counted(settings: list[str]) -> list[float]:
-    """The losses of counting models of orders 1, 2, … on the text of a run with these settings."""
+def count_ngram_losses(settings: list[str]) -> list[float]:
+    """Return the losses of counting models of orders 1, 2, … on the text of these settings."""
     config = cli.configure(cli.compose_job(settings))
     text = prepare(config.data, config.tokenizer)
-    V = text.tokenizer.vocab_size
-    return kneser_ney(text.train, text.val, V, min(ORDERS, int(math.log(2**63, V))))
+    vocab_size = text.tokenizer.vocab_size
+    max_order = min(MAX_ORDER, int(math.log(2**63, vocab_size)))
+    return kneser_ney(text.train, text.val, vocab_size, max_order)
 
 
-def in_seconds(times) -> str:
-    """The times of several runs in words, None where one never came there."""
+def format_times(times: Iterable[float | None]) -> str:
+    """Return the times of several runs as text; None means that the loss was not reached."""
     return ", ".join("never" if time is None else f"{time:.1f} s" for time in times)
 
 
-def main(argv: list[str]) -> dict:
-    given = options(argv, __doc__, runs=RUNS, baseline="nanogpt_cpu", pairs=1, targets="")
-    names = [given["baseline"], *filter(None, given["runs"].split(","))]
-    targets = list(filter(None, given["targets"].split(",")))
-    result = {name: [] for name in names}
-    for seed in range(1, given["pairs"] + 1):
-        for name in names:
-            rows = measure(name, seed, given["rest"])
-            result[name].append(
-                {
-                    "seed": seed,
-                    "loss": rows[-1]["val/loss"],
-                    "steps": rows[-1]["step"],
-                    "seconds": rows[-1]["train_seconds"],
-                    "seconds_to": {target: seconds_to(float(target), rows) for target in targets},
-                }
-            )
+def main(argv: list[str]) -> dict[str, list[dict]]:
+    """Train all experiments, print a table and return its figures."""
+    options = read_options(argv, SpeedrunOptions)
+    experiments = [options.baseline, *_split(options.runs)]
+    targets = _split(options.targets)
+    runs: dict[str, list[TrainedRun]] = {name: [] for name in experiments}
+    for seed in range(1, options.pairs + 1):
+        for name in experiments:
+            runs[name].append(train(name, seed, options.settings, targets))
+    Console().print(make_table(runs, options.baseline, targets))
+    losses = count_ngram_losses([f"experiment={options.baseline}", *options.settings])
+    orders = ", ".join(f"{loss:.4f} (order {n})" for n, loss in enumerate(losses, 1))
+    print(f"counting alone, interpolated Kneser-Ney: {orders}")
+    figures = {name: [asdict(run) for run in trained] for name, trained in runs.items()}
+    write_json(options.json, figures)
+    return figures
 
-    published = PUBLISHED.get(names[0])
-    table = Table(
-        title="tiny Shakespeare, characters"
-        + (f" (nanoGPT, {names[0]}: {published})" if published else "")
-    )
-    for column in (
-        "experiment",
-        "loss, mean",
-        "worst",
-        "seconds, mean",
-        "against the baseline",
-        *(f"to {target}" for target in targets),
-    ):
-        table.add_column(column, justify="right" if column != "experiment" else "left")
-    base = mean(run["seconds"] for run in result[names[0]])
-    for name, runs in result.items():
-        seconds = mean(run["seconds"] for run in runs)
-        ratio = f"{seconds / base:.1f} times as long"
-        if seconds < base:
-            ratio = f"{base / seconds:.1f}x faster"
+
+def make_table(runs: dict[str, list[TrainedRun]], baseline: str, targets: list[str]) -> Table:
+    """Show the mean of every experiment beside the baseline."""
+    title = "Tiny Shakespeare, characters"
+    if baseline in PUBLISHED_LOSSES:
+        title += f" (published loss of {baseline}: {PUBLISHED_LOSSES[baseline]})"
+    table = Table(title=title)
+    table.add_column("experiment")
+    columns = ["loss, mean", "worst", "seconds, mean", "against the baseline"]
+    for column in [*columns, *(f"to {target}" for target in targets)]:
+        table.add_column(column, justify="right")
+    baseline_seconds = mean(run.seconds for run in runs[baseline])
+    for name, trained in runs.items():
+        seconds = mean(run.seconds for run in trained)
+        if name == baseline:
+            ratio = ""
+        elif seconds < baseline_seconds:
+            ratio = f"{baseline_seconds / seconds:.1f}x faster"
+        else:
+            ratio = f"{seconds / baseline_seconds:.1f} times as long"
         table.add_row(
             name,
-            f"{mean(run['loss'] for run in runs):.4f}",
-            f"{max(run['loss'] for run in runs):.4f}",
+            f"{mean(run.loss for run in trained):.4f}",
+            f"{max(run.loss for run in trained):.4f}",
             f"{seconds:.1f}",
-            ratio if name != names[0] else "",
-            *(in_seconds(run["seconds_to"][target] for run in runs) for target in targets),
+            ratio,
+            *(format_times(run.seconds_to[target] for run in trained) for target in targets),
         )
-    Console().print(table)
-    orders = counted([f"experiment={names[0]}", *given["rest"]])
-    print(
-        "counting alone, interpolated Kneser-Ney: "
-        + ", ".join(f"{loss:.4f} of order {n}" for n, loss in enumerate(orders, 1))
-    )
-    write_json(given["json"], result)
-    return result
+    return table
+
+
+def _split(names: str) -> list[str]:
+    return [name for name in names.split(",") if name]
 
 
 if __name__ == "__main__":
-    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)
+    run_command(main, __doc__)

@@ -1,45 +1,58 @@
-"""Training speed at equal architecture: GlassGPT against transformers' GPT2LMHeadModel and
-nanoGPT's model with the same optimizer.
+"""Training speed of GlassGPT, transformers' GPT-2 and nanoGPT's model at equal architecture.
 
     python -m benchmarks.throughput [sizes=4x128,6x384,12x768] [seconds=20] [rounds=2]
                                     [device=auto] [peers=eager] [json=FILE]
     python -m benchmarks.throughput sizes=10M,124M,350M peers=compiled        # on a GPU
 
-All take the same whole training steps (forward, backward, clipping, fused AdamW) on the same random
-tokens, in turns, each time in a process of its own: transformers as it comes (eager, float32) and
-under bf16 autocast, nanoGPT's model in plain torch, GlassGPT eager in float32 and as
-`precision=auto compile=auto` become for a run of 2,000 steps; or with peers=compiled all in bf16,
-compiled. For each the median step of `seconds` is taken, and the median of the rounds. Operations
-are counted from the structure, attention included; their share is of what a matrix product reaches
-here, in the precision used, and on a GPU also of its maker's figure.
+All take the same training steps (forward, backward, clipping, fused AdamW) on the same random
+tokens, in turns, each time in a new process. With peers=eager, transformers runs as it is (eager,
+float32) and under bf16 autocast, nanoGPT's model in plain PyTorch, and GlassGPT eager in float32
+and as precision=auto compile=auto resolve for a run of 2,000 steps. With peers=compiled, all run
+compiled in bf16.
+
+The median step of `seconds`, and the median of the rounds count. Floating-point operations are
+counted from the architecture, attention included. Their rate is compared with that of a matrix
+product here in the same precision, and on a GPU with its data sheet.
 """
 
 import itertools
-import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from statistics import median
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-import cli
-from benchmarks import apart, chosen, options, seconds_per, write_json
+from benchmarks.harness import (
+    BYTES_PER_MB,
+    Options,
+    ProcessResult,
+    TrainingShape,
+    median_step_seconds,
+    read_options,
+    run_command,
+    run_in_process,
+    select,
+    write_json,
+)
+from config import OptimConfig, ResolvedConfig
 
-# Layers, heads, width, context, sequences a step, vocabulary.
-SIZES = {
-    "4x128": (4, 4, 128, 64, 12, 65),
-    "6x384": (6, 6, 384, 256, 16, 65),
-    "12x768": (12, 12, 768, 1024, 1, 50257),
+CPU_SHAPES = {
+    "4x128": TrainingShape(4, 4, 128, 64, 12, 65),
+    "6x384": TrainingShape(6, 6, 384, 256, 16, 65),
+    "12x768": TrainingShape(12, 12, 768, 1024, 1, 50257),
 }
-GPU_SIZES = {
-    "10M": (6, 6, 384, 256, 64, 65),
-    "124M": (12, 12, 768, 1024, 16, 50257),
-    "350M": (24, 16, 1024, 1024, 8, 50257),
+GPU_SHAPES = {
+    "10M": TrainingShape(6, 6, 384, 256, 64, 65),
+    "124M": TrainingShape(12, 12, 768, 1024, 16, 50257),
+    "350M": TrainingShape(24, 16, 1024, 1024, 8, 50257),
 }
-ALL_SIZES = SIZES | GPU_SIZES
-# Dense bf16 operations per second with float32 sums (NVIDIA's data sheets).
-GPUS = {
+THROUGHPUT_SHAPES = CPU_SHAPES | GPU_SHAPES
+# Dense bf16 operations per second with float32 sums, from NVIDIA's data sheets.
+GPU_FLOPS = {
     "B200": 2250e12,
     "H200": 989e12,
     "H100": 989e12,
@@ -49,13 +62,263 @@ GPUS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-STEPS = 2000  # of the run for which compile=auto decides
-OPTIM = {"lr": 3e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+RUN_STEPS = 2000  # length of the run for which compile=auto decides
+LEARNING_RATE = 3e-4
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+GRAD_CLIP = 1.0
+RANDOM_TOKENS = 1 << 20
+GPU_STEPS_PER_TIMING = 10  # a GPU should not wait for the host between steps
 
 
-def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:
-    """Operations per second of a matrix product here, large enough to fill the device, measured for
-    so many seconds."""
+@dataclass
+class ThroughputOptions(Options):
+    """Options of this benchmark."""
+
+    sizes: str = ",".join(CPU_SHAPES)
+    seconds: float = 20.0
+    rounds: int = 2
+    device: str = "auto"
+    peers: str = "eager"
+
+
+@dataclass
+class StepMeasurement:
+    """What one training step took."""
+
+    seconds: float
+    parameters: int
+    precision: str
+    compiled: bool
+
+
+class Runner(NamedTuple):
+    """One way to train.
+
+    Attributes:
+        measure: Called with size, precision, compile, device and seconds.
+        precision: Precision to train in.
+        compile: Whether to compile.
+    """
+
+    measure: Callable[[str, str, bool | str, str, float], StepMeasurement]
+    precision: str
+    compile: bool | str
+
+
+@dataclass
+class ThroughputRow:
+    """The rounds of one runner at one size; `ratio` is to the speed of the first runner."""
+
+    seconds: float
+    tokens_per_second: float
+    ratio: float
+    flops_per_second: float
+    share_of_matmul: float
+    memory: int
+    precision: str
+    compiled: bool
+    parameters: int
+
+
+@dataclass
+class ThroughputResult:
+    """Everything that this benchmark measures.
+
+    Attributes:
+        machine: The device.
+        matmul: Operations per second of a matrix product, by precision.
+        sizes: Rows by size and runner.
+    """
+
+    machine: str
+    matmul: dict[str, float] = field(default_factory=dict)
+    sizes: dict[str, dict[str, ThroughputRow]] = field(default_factory=dict)
+
+
+def make_config(size: str, precision: str, compile: bool | str, device: str) -> ResolvedConfig:
+    """Return the configuration of a run of `RUN_STEPS` steps, resolved for this machine."""
+    from training.device import pick_precision
+    from training.plan import model_size, should_compile
+
+    shape = THROUGHPUT_SHAPES[size]
+    model = shape.model_config(bias=True)
+    if compile == "auto":
+        _, flops_per_token = model_size(model)
+        run_flops = flops_per_token * shape.tokens_per_step * RUN_STEPS
+        compile = should_compile(device, run_flops)
+    return ResolvedConfig(
+        device=device,
+        precision=pick_precision(precision, device),
+        compile=bool(compile),
+        batch_size=shape.batch_size,
+        max_steps=RUN_STEPS,
+        shard=1,
+        model=model,
+        optim=OptimConfig(
+            lr=LEARNING_RATE,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=WEIGHT_DECAY,
+            grad_clip=GRAD_CLIP,
+            schedule="constant",
+            warmup_steps=0,
+        ),
+    )
+
+
+def measure_glassgpt(
+    size: str, precision: str, compile: bool | str, device: str, seconds: float
+) -> StepMeasurement:
+    """Time the training step of train.py."""
+    from train import build_state, train_step
+    from training.device import configure_process
+    from training.processes import World
+
+    config = make_config(size, precision, compile, device)
+    configure_process(config)
+    state = build_state(config, World(), lambda model: None)
+    return time_steps(partial(train_step, state), state.model, config, seconds)
+
+
+def measure_transformers(
+    size: str, precision: str, compile: bool | str, device: str, seconds: float
+) -> StepMeasurement:
+    """Time a training step of transformers' GPT-2."""
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+    logging.set_verbosity_error()
+    config = make_config(size, precision, compile, device)
+    hf_config = GPT2Config(
+        vocab_size=config.model.vocab_size,
+        n_positions=config.model.block_size,
+        n_embd=config.model.n_embd,
+        n_layer=config.model.n_layer,
+        n_head=config.model.n_head,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    model = GPT2LMHeadModel(hf_config)
+
+    def compute_loss(forward: Callable, inputs: Any, targets: Any) -> Any:
+        return forward(inputs, labels=inputs).loss  # it shifts the labels itself
+
+    return measure_peer(model, compute_loss, config, seconds)
+
+
+def measure_nanogpt(
+    size: str, precision: str, compile: bool | str, device: str, seconds: float
+) -> StepMeasurement:
+    """Time a training step of nanoGPT's model."""
+    from benchmarks.plain import PlainGPT
+
+    config = make_config(size, precision, compile, device)
+
+    def compute_loss(forward: Callable, inputs: Any, targets: Any) -> Any:
+        return forward(inputs, targets)
+
+    return measure_peer(PlainGPT(config.model), compute_loss, config, seconds)
+
+
+def measure_peer(
+    model: Any, compute_loss: Callable, config: ResolvedConfig, seconds: float
+) -> StepMeasurement:
+    """Time a training step of another model, with clipping and fused AdamW.
+
+    Args:
+        model: The model, a `torch.nn.Module`.
+        compute_loss: Called with the model's forward pass, inputs and targets.
+        config: Device, precision and batches.
+        seconds: How long to measure.
+    """
+    import torch
+
+    from model import autocast
+    from train import micro_batches
+    from training.processes import World
+
+    model.to(config.device)
+    forward = torch.compile(model) if config.compile else model
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True
+    )
+
+    def train_step(step: int, inputs: Any, targets: Any) -> None:
+        for x, y in micro_batches(inputs, targets, config, World()):
+            with autocast(config.device, config.precision):
+                loss = compute_loss(forward, x, y)
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return time_steps(train_step, model, config, seconds)
+
+
+def time_steps(
+    train_step: Callable, model: Any, config: ResolvedConfig, seconds: float
+) -> StepMeasurement:
+    """Time training steps on batches of random tokens.
+
+    Args:
+        train_step: Called with the number of the step, inputs and targets (batch_size, T).
+        model: The model that it trains.
+        config: Its configuration.
+        seconds: How long to measure.
+    """
+    import numpy as np
+
+    from data.batches import Batches
+    from training.device import synchronize
+
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, config.model.vocab_size, RANDOM_TOKENS, dtype=np.uint16)
+    batches = Batches(tokens, config.model.block_size, config.batch_size, seed=0)
+    numbers = itertools.count()
+
+    def take_step() -> None:
+        step = next(numbers)
+        train_step(step, *batches.batch(step))
+
+    steps_per_timing = GPU_STEPS_PER_TIMING if config.device.startswith("cuda") else 1
+    step_seconds = median_step_seconds(
+        take_step, seconds, lambda: synchronize(config.device), steps_per_timing
+    )
+    parameters = sum(p.numel() for p in model.parameters())
+    return StepMeasurement(step_seconds, parameters, config.precision, config.compile)
+
+
+# What is compared, by name. The others are compared with the first.
+EAGER_RUNNERS = {
+    "transformers": Runner(measure_transformers, "fp32", False),
+    "transformers, bf16": Runner(measure_transformers, "bf16", False),
+    "nanoGPT's model": Runner(measure_nanogpt, "fp32", False),
+    "GlassGPT, eager float32": Runner(measure_glassgpt, "fp32", False),
+    "GlassGPT, auto": Runner(measure_glassgpt, "auto", "auto"),
+}
+COMPILED_RUNNERS = {
+    "nanoGPT's model": Runner(measure_nanogpt, "bf16", True),
+    "transformers": Runner(measure_transformers, "bf16", True),
+    "GlassGPT": Runner(measure_glassgpt, "bf16", True),
+}
+PEERS = {"eager": EAGER_RUNNERS, "compiled": COMPILED_RUNNERS}
+
+
+def measure_matmul_rates(device: str) -> dict[str, float]:
+    """Return the operations per second of a matrix product on a device, by precision."""
+    return {precision: measure_matmul_rate(device, precision) for precision in ("fp32", "bf16")}
+
+
+def measure_matmul_rate(device: str, precision: str, seconds: float = 1.0) -> float:
+    """Return the operations per second of a matrix product that is large enough for the device.
+
+    Args:
+        device: Where to multiply.
+        precision: "fp32" or "bf16".
+        seconds: How long to measure.
+    """
     import torch
     from torch.utils.benchmark import Timer
 
@@ -66,247 +329,110 @@ def matmul_rate(device: str, precision: str, seconds: float = 0.5) -> float:
     return 2 * size**3 / timer.blocked_autorange(min_run_time=seconds).median
 
 
-def make_config(size: str, precision: str, compile: bool | str, device: str):
-    """The run that is measured, resolved for this machine."""
-    from config import Config, GPTConfig, OptimConfig
-    from training.device import pick_precision
-
-    n_layer, n_head, n_embd, block_size, batch_size, vocab_size = ALL_SIZES[size]
-    return Config(
-        device=device,
-        precision=pick_precision(precision, device),
-        compile=compile,
-        batch_size=batch_size,
-        max_steps=STEPS,
-        shard=1,
-        model=GPTConfig(
-            vocab_size,
-            block_size=block_size,
-            n_layer=n_layer,
-            n_head=n_head,
-            n_embd=n_embd,
-            bias=True,
-        ),
-        optim=OptimConfig(
-            lr=OPTIM["lr"],
-            beta1=OPTIM["betas"][0],
-            beta2=OPTIM["betas"][1],
-            weight_decay=OPTIM["weight_decay"],
-            schedule="constant",
-            warmup_steps=0,
-        ),
-    )
-
-
-def ours(size: str, precision: str, compile: bool | str, device: str, seconds: float) -> dict:
-    from model import GPT
-    from training.device import configure_process
-    from training.optimizers import build_optimizers
-    from training.plan import model_size, should_compile
-    from training.processes import compile_model
-
-    config = make_config(size, precision, compile, device)
-    flops = model_size(config.model)[1] * config.batch_size * config.model.block_size
-    if config.compile == "auto":
-        config.compile = should_compile(device, flops * STEPS)
-    configure_process(config)
-    return {
-        **steps(
-            GPT(config.model),
-            lambda model, x, y: model(x, y)[1],
-            config,
-            seconds,
-            partial(build_optimizers, optim=config.optim, precision=config.precision),
-            partial(compile_model, processes=1),
-        ),
-        "flops": flops,
-    }
-
-
-def theirs(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
-    from transformers import GPT2Config, GPT2LMHeadModel, logging
-
-    logging.set_verbosity_error()
-    config = make_config(size, precision, compile, device)
-    c = config.model
-    shape = GPT2Config(
-        vocab_size=c.vocab_size,
-        n_positions=c.block_size,
-        n_embd=c.n_embd,
-        n_layer=c.n_layer,
-        n_head=c.n_head,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
-    )
-    return steps(
-        GPT2LMHeadModel(shape), lambda model, x, y: model(x, labels=x).loss, config, seconds
-    )
-
-
-def nanogpts(size: str, precision: str, compile: bool, device: str, seconds: float) -> dict:
-    from benchmarks.plain import PlainGPT
-
-    config = make_config(size, precision, compile, device)
-    return steps(PlainGPT(config.model), lambda model, x, y: model(x, y), config, seconds)
-
-
-def fused_adamw(model) -> list:
-    import torch
-
-    return [torch.optim.AdamW(model.parameters(), **OPTIM, fused=True)]
-
-
-def steps(
-    model, loss_of, config, seconds: float, make_optimizers=fused_adamw, compiled=None
-) -> dict:
-    """What a step of the model takes, on a GPU of ten that follow each other without a wait."""
-    import numpy as np
-    import torch
-
-    from data.batches import Batches
-    from model import autocast
-    from training.device import synchronize
-
-    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, 1 << 20, dtype=np.uint16)
-    batches = Batches(tokens, config.model.block_size, config.batch_size, seed=0)
-    numbers = itertools.count()
-    model.to(config.device)
-    forward = (compiled or torch.compile)(model) if config.compile else model
-    optimizers = make_optimizers(model)
-
-    def train() -> None:
-        x, y = (torch.from_numpy(part) for part in batches.batch(next(numbers)))
-        if config.device.startswith("cuda"):
-            x, y = x.pin_memory(), y.pin_memory()
-        x, y = (part.to(config.device, non_blocking=True) for part in (x, y))
-        with autocast(config.device, config.precision):
-            loss = loss_of(forward, x, y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    together = 10 if config.device.startswith("cuda") else 1
-    return {
-        "seconds": seconds_per(train, seconds, lambda: synchronize(config.device), together),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "precision": config.precision,
-        "compiled": bool(config.compile),
-    }
-
-
-# Name → what is measured, in which precision, compiled or not. The others are compared with the
-# first.
-RUNNERS = {
-    "transformers": (theirs, "fp32", False),
-    "transformers, bf16": (theirs, "bf16", False),
-    "nanoGPT's model": (nanogpts, "fp32", False),
-    "GlassGPT, eager float32": (ours, "fp32", False),
-    "GlassGPT, auto": (ours, "auto", "auto"),
-}
-COMPILED = {
-    "nanoGPT's model": (nanogpts, "bf16", True),
-    "transformers": (theirs, "bf16", True),
-    "GlassGPT": (ours, "bf16", True),
-}
-PEERS = {"eager": RUNNERS, "compiled": COMPILED}
-
-
-def rates(device: str) -> dict:
-    """Measured operations per second of a matrix product, by precision."""
-    return {
-        precision: matmul_rate(device, precision, seconds=1.0) for precision in ("fp32", "bf16")
-    }
-
-
-def main(argv: list[str]) -> dict:
-    given = options(
-        argv, __doc__, sizes=",".join(SIZES), seconds=20.0, rounds=2, device="auto", peers="eager"
-    )
-    (runners,) = chosen(given["peers"], PEERS).values()
-    sizes = chosen(given["sizes"], ALL_SIZES)
+def main(argv: list[str]) -> dict[str, Any]:
+    """Measure all runners at all sizes, print a table for each size and return the figures."""
+    options = read_options(argv, ThroughputOptions)
+    (runners,) = select("peers", options.peers, PEERS).values()
+    sizes = select("sizes", options.sizes, THROUGHPUT_SHAPES)
     from training.device import describe, pick_device
 
-    device = pick_device(given["device"])
-    console = Console()
-    result = {"machine": describe(device), "sizes": {}}
+    device = pick_device(options.device)
+    console, result = Console(), ThroughputResult(describe(device))
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(
-            "matrix products", total=len(sizes) * given["rounds"] * len(runners) + 1
-        )
-        result["matmul"] = apart(rates, device)
-        console.print(
-            f"{result['machine']}; matrix products: "
-            f"{result['matmul']['fp32'] / 1e9:,.0f} GFLOP/s in float32, "
-            f"{result['matmul']['bf16'] / 1e9:,.0f} in bf16"
-        )
+        total = len(sizes) * options.rounds * len(runners) + 1
+        task = progress.add_task("matrix products", total=total)
+        result.matmul, _ = run_in_process(measure_matmul_rates, device)
         progress.advance(task)
+        console.print(
+            f"{result.machine}; matrix products: {result.matmul['fp32'] / 1e9:,.0f} GFLOP/s in "
+            f"float32, {result.matmul['bf16'] / 1e9:,.0f} in bf16"
+        )
         for size in sizes:
-            measured = {name: [] for name in runners}
-            for _ in range(given["rounds"]):
-                for name, (runner, precision, compile) in runners.items():
+            rounds: dict[str, list[ProcessResult]] = {name: [] for name in runners}
+            for _ in range(options.rounds):
+                for name, runner in runners.items():
                     progress.update(task, description=f"{size}: {name}")
-                    measured[name].append(
-                        apart(runner, size, precision, compile, device, given["seconds"])
-                    )
+                    args = (size, runner.precision, runner.compile, device, options.seconds)
+                    rounds[name].append(run_in_process(runner.measure, *args))
                     progress.advance(task)
-            rows = result["sizes"][size] = summed_up(size, measured, result["matmul"])
-            console.print(table(size, rows, result["machine"]))
-    write_json(given["json"], result)
-    return result
+            result.sizes[size] = summarize(size, rounds, result.matmul)
+            console.print(make_table(size, result.sizes[size], result.machine))
+    figures = asdict(result)
+    write_json(options.json, figures)
+    return figures
 
 
-def summed_up(size: str, measured: dict[str, list[dict]], matmul: dict) -> dict:
-    """The rounds of each runner as one row of figures."""
-    *_, block_size, batch_size, _ = ALL_SIZES[size]
-    tokens, rows = block_size * batch_size, {}
-    flops = next(m["flops"] for rounds in measured.values() for m in rounds if "flops" in m)
-    for name, rounds in measured.items():
-        seconds = median(m["seconds"] for m in rounds)
-        first = next(iter(rows.values()), {"seconds": seconds})
-        rows[name] = {
-            "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
-            "ratio": first["seconds"] / seconds,
-            "flops_per_second": flops / seconds,
-            "share_of_matmul": flops / seconds / matmul[rounds[0]["precision"]],
-            "memory": max(m["memory"] for m in rounds),
-            "precision": rounds[0]["precision"],
-            "compiled": rounds[0]["compiled"],
-            "parameters": rounds[0]["parameters"],
-        }
+def summarize(
+    size: str, rounds: dict[str, list[ProcessResult]], matmul: dict[str, float]
+) -> dict[str, ThroughputRow]:
+    """Reduce the rounds of each runner to one row.
+
+    Args:
+        size: Key of `THROUGHPUT_SHAPES`.
+        rounds: A `StepMeasurement` and the memory of each round, by runner.
+        matmul: Operations per second of a matrix product, by precision.
+    """
+    from training.plan import model_size
+
+    shape = THROUGHPUT_SHAPES[size]
+    tokens = shape.tokens_per_step
+    _, flops_per_token = model_size(shape.model_config(bias=True))
+    median_seconds = {
+        name: median(measurement.seconds for measurement, _ in measurements)
+        for name, measurements in rounds.items()
+    }
+    first_seconds = next(iter(median_seconds.values()))
+    rows = {}
+    for name, measurements in rounds.items():
+        seconds = median_seconds[name]
+        measurement: StepMeasurement = measurements[0].value
+        flops_per_second = flops_per_token * tokens / seconds
+        rows[name] = ThroughputRow(
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            ratio=first_seconds / seconds,
+            flops_per_second=flops_per_second,
+            share_of_matmul=flops_per_second / matmul[measurement.precision],
+            memory=max(peak_memory for _, peak_memory in measurements),
+            precision=measurement.precision,
+            compiled=measurement.compiled,
+            parameters=measurement.parameters,
+        )
     return rows
 
 
-def table(size: str, rows: dict, machine: str) -> Table:
-    n_layer, _, n_embd, block_size, batch_size, _ = ALL_SIZES[size]
-    parameters = next(iter(rows.values()))["parameters"]
+def make_table(size: str, rows: dict[str, ThroughputRow], machine: str) -> Table:
+    """Show the runners at one size."""
+    shape = THROUGHPUT_SHAPES[size]
+    parameters = next(iter(rows.values())).parameters
     table = Table(
-        title=f"{n_layer} layers of {n_embd}, {parameters / 1e6:.1f} M parameters, "
-        f"{batch_size} × {block_size} tokens a step"
+        title=f"{shape.n_layer} layers of width {shape.n_embd}, {parameters / 1e6:.1f} M "
+        f"parameters, {shape.batch_size} × {shape.block_size} tokens per step"
     )
-    gpu = next((rate for name, rate in GPUS.items() if name in machine), None)
-    for column in ("", "tok/s", "ratio", "GFLOP/s", "of matmul", "memory") + (
-        ("of data sheet",) if gpu else ()
-    ):
-        table.add_column(column, justify="right" if column else "left")
+    gpu_flops = next((flops for name, flops in GPU_FLOPS.items() if name in machine), None)
+    columns = ["tok/s", "ratio", "GFLOP/s", "of matmul", "memory"]
+    if gpu_flops:
+        columns.append("of data sheet")
+    table.add_column("")
+    for column in columns:
+        table.add_column(column, justify="right")
     for name, row in rows.items():
-        compiled = "compiled" if row["compiled"] else "eager"
-        how = f" ({row['precision']}, {compiled})" if name.endswith("auto") else ""
-        table.add_row(
-            name + how,
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['ratio']:.2f}x",
-            f"{row['flops_per_second'] / 1e9:,.0f}",
-            f"{row['share_of_matmul']:.0%}",
-            f"{row['memory'] / 2**20:,.0f} MB",
-            *([f"{row['flops_per_second'] / gpu:.0%}"] if gpu else []),
-        )
+        label = name
+        if name.endswith("auto"):
+            label += f" ({row.precision}, {'compiled' if row.compiled else 'eager'})"
+        cells = [
+            label,
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.ratio:.2f}x",
+            f"{row.flops_per_second / 1e9:,.0f}",
+            f"{row.share_of_matmul:.0%}",
+            f"{row.memory / BYTES_PER_MB:,.0f} MB",
+        ]
+        if gpu_flops:
+            cells.append(f"{row.flops_per_second / gpu_flops:.0%}")
+        table.add_row(*cells)
     return table
 
 
 if __name__ == "__main__":
-    cli.start(lambda: main(sys.argv[1:]), lambda: __doc__)
+    run_command(main, __doc__)

@@ -1,23 +1,30 @@
-"""Each benchmark at its smallest, for real: what it compares, and its JSON."""
+"""Each benchmark runs at its smallest, and writes what it returns as JSON."""
 
 import json
 
 import pytest
 
-from benchmarks import sampling, speedrun, throughput
+from benchmarks import preparing, sampling, scaling, speedrun, throughput
 
 pytestmark = pytest.mark.soak
 
 
-def result_of(benchmark, tmp_path, *settings: str):
+def run_benchmark(benchmark, tmp_path, *options: str):
+    """Run a benchmark, and compare what it returns with its JSON file."""
     path = tmp_path / "out.json"
-    result = benchmark.main([*settings, f"json={path}"])
+    result = benchmark.main([*options, f"json={path}"])
     assert json.loads(path.read_text()) == result
     return result
 
 
-def test_sampling_compares_with_transformers_and_groups_with_each_other(tmp_path):
-    result = result_of(
+def test_preparing_measures_each_size(tmp_path):
+    small, large = run_benchmark(preparing, tmp_path, "megabytes=0.1,1", "vocab_size=300")
+    assert 1e5 < small["bytes"] < 1e6 <= large["bytes"]
+    assert all(result["seconds"] > 0 and result["memory"] > 1e7 for result in (small, large))
+
+
+def test_sampling_compares_with_transformers_and_decodes_with_fewer_key_value_heads(tmp_path):
+    result = run_benchmark(
         sampling,
         tmp_path,
         "sizes=0.8M",
@@ -29,18 +36,18 @@ def test_sampling_compares_with_transformers_and_groups_with_each_other(tmp_path
         "device=cpu",
     )
     assert [(row["size"], row["batch"]) for row in result["decoding"]] == [("0.8M", 1), ("0.8M", 2)]
-    assert all(
-        row["ratio"] == pytest.approx(row["glassgpt"] / row["transformers"])
-        for row in result["decoding"]
-    )
+    for row in result["decoding"]:
+        assert row["ratio"] == pytest.approx(row["glassgpt"] / row["transformers"])
     assert [row["n_kv_head"] for row in result["grouped"]] == [16, 8, 4, 2, 1]
     assert result["grouped"][0]["cache_bytes"] == 16 * result["grouped"][-1]["cache_bytes"]
 
 
-def test_throughput_compares_the_same_architecture(tmp_path):
-    result = result_of(throughput, tmp_path, "sizes=4x128", "seconds=0.1", "rounds=1", "device=cpu")
+def test_throughput_compares_models_of_the_same_architecture(tmp_path):
+    result = run_benchmark(
+        throughput, tmp_path, "sizes=4x128", "seconds=0.1", "rounds=1", "device=cpu"
+    )
     rows = result["sizes"]["4x128"]
-    assert set(rows) == set(throughput.RUNNERS) and rows["transformers"]["ratio"] == 1.0
+    assert set(rows) == set(throughput.EAGER_RUNNERS) and rows["transformers"]["ratio"] == 1.0
     assert len({row["parameters"] for row in rows.values()}) == 1, "the architectures differ"
     for row in rows.values():
         assert row["ratio"] == pytest.approx(rows["transformers"]["seconds"] / row["seconds"])
@@ -48,8 +55,30 @@ def test_throughput_compares_the_same_architecture(tmp_path):
         assert row["memory"] > 1e7
 
 
-def test_speedrun_tells_when_a_run_reached_a_loss(test_data, tmp_path):
-    result = result_of(
+def test_scaling_compares_with_ddp(tmp_path):
+    result = run_benchmark(
+        scaling,
+        tmp_path,
+        "sizes=4x128",
+        "processes=1,2",
+        "optim=adamw",
+        "steps=2",
+        "rounds=2",
+        "device=cpu",
+    )
+    assert list(result) == [
+        "4x128 adamw 1 DDP",
+        "4x128 adamw 1 shard=1",
+        "4x128 adamw 2 DDP",
+        "4x128 adamw 2 shard=1",
+        "4x128 adamw 2 shard=all",
+    ]
+    assert result["4x128 adamw 2 DDP"]["of_ddp"] == 1.0
+    assert all(row["seconds"] > 0 and row["memory"] > 1e6 for row in result.values())
+
+
+def test_speedrun_reports_when_a_run_reached_a_loss(test_data, tmp_path):
+    result = run_benchmark(
         speedrun,
         tmp_path,
         "max_steps=2",

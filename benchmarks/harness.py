@@ -1,0 +1,194 @@
+"""What every benchmark uses: its options, processes of its own, timing, and JSON."""
+
+import dataclasses
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from common.errors import UserError, did_you_mean, not_one_of
+from config import GPTConfig
+
+ROOT = Path(__file__).parents[1]
+WARM_UP_STEPS = 2
+MIN_TIMED_STEPS = 3
+BYTES_PER_MB = 2**20
+
+
+@dataclass
+class Options:
+    """Options that every benchmark takes."""
+
+    json: str = ""  # file to write the results to; empty: none
+
+
+@dataclass
+class PassThroughOptions(Options):
+    """Options of a benchmark that passes other arguments on to the runs that it starts."""
+
+    settings: list[str] = field(default_factory=list)
+
+
+class TrainingShape(NamedTuple):
+    """Shape of a model that is trained, and of its batches."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    batch_size: int  # sequences per step, over all processes
+    vocab_size: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a batch."""
+        return self.batch_size * self.block_size
+
+    def model_config(self, bias: bool = False) -> GPTConfig:
+        """Return the settings of the model."""
+        return GPTConfig(
+            self.vocab_size,
+            block_size=self.block_size,
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            n_embd=self.n_embd,
+            bias=bias,
+        )
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+Value = TypeVar("Value")
+Result = TypeVar("Result")
+
+
+class ProcessResult(NamedTuple):
+    """What a function returned in a process of its own, and how much memory that took."""
+
+    value: Any
+    peak_memory: int  # bytes
+
+
+def read_options(argv: list[str], kind: type[AnyOptions]) -> AnyOptions:
+    """Read KEY=VALUE arguments into a dataclass.
+
+    Args:
+        argv: The arguments.
+        kind: The dataclass; each default is a text or a number. Arguments that are none of its
+            fields become `settings` of a `PassThroughOptions`.
+
+    Raises:
+        UserError: An argument is unknown, or not a number.
+    """
+    fields = [f for f in dataclasses.fields(kind) if f.name != "settings"]
+    types: dict[str, Callable[[str], Any]] = {f.name: type(f.default) for f in fields}
+    values: dict[str, Any] = {}
+    settings: list[str] = []
+    for argument in argv:
+        key, _, text = argument.partition("=")
+        if key not in types:
+            settings.append(argument)
+            continue
+        try:
+            values[key] = types[key](text)
+        except ValueError:
+            number = "a whole number" if types[key] is int else "a number"
+            raise UserError(f"{argument} is not {number}; give {key}=NUMBER") from None
+    if issubclass(kind, PassThroughOptions):
+        return kind(settings=settings, **values)
+    if settings:
+        argument = settings[0]
+        hint = did_you_mean(argument.partition("=")[0], types)
+        raise UserError(f"{argument} is not an option; use one of {', '.join(types)}{hint}")
+    return kind(**values)
+
+
+def select(key: str, names: str, choices: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the choices that comma-separated names pick.
+
+    Raises:
+        UserError: A name is not one of the choices.
+    """
+    for name in names.split(","):
+        if name not in choices:
+            raise UserError(not_one_of(key, name, choices))
+    return {name: choices[name] for name in names.split(",")}
+
+
+def run_in_process(function: Callable[..., Any], *args: Any) -> ProcessResult:
+    """Call a function in a new process.
+
+    Args:
+        function: A function of a module; what it returns can be pickled.
+        args: Its arguments, likewise.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_call_and_measure_memory, function, *args).result()
+
+
+def _call_and_measure_memory(function: Callable[..., Any], *args: Any) -> ProcessResult:
+    import torch
+
+    value = function(*args)
+    if torch.cuda.is_available():
+        return ProcessResult(value, torch.cuda.max_memory_allocated())
+    import resource  # not on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024
+    return ProcessResult(value, peak * unit)
+
+
+def median_step_seconds(
+    step: Callable[[], object],
+    seconds: float,
+    synchronize: Callable[[], object] = lambda: None,
+    steps_per_timing: int = 1,
+) -> float:
+    """Return the median time of a step in seconds.
+
+    Args:
+        step: Takes one step.
+        seconds: How long to measure; at least `MIN_TIMED_STEPS` timings are taken.
+        synchronize: Waits until the device has finished.
+        steps_per_timing: Steps between two synchronizations, more than one for a device that
+            should never wait for the host.
+    """
+    for _ in range(WARM_UP_STEPS):
+        step()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < MIN_TIMED_STEPS or time.perf_counter() < end:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(steps_per_timing):
+            step()
+        synchronize()
+        times.append((time.perf_counter() - start) / steps_per_timing)
+    return sorted(times)[len(times) // 2]
+
+
+def write_json(path: str, result: object) -> None:
+    """Write a result to a file; an empty path means none."""
+    if path:
+        Path(path).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def run_command(main: Callable[[list[str]], object], doc: str | None) -> None:
+    """Run a benchmark's `main` with the command line, or print its help.
+
+    Args:
+        main: The benchmark.
+        doc: The docstring of its module.
+    """
+    import cli
+
+    argv = sys.argv[1:]
+    if any(argument.partition("=")[0] in ("help", "--help", "-h") for argument in argv):
+        print(doc)
+    else:
+        cli.start(lambda: main(argv), lambda: doc or "")
