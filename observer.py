@@ -1,6 +1,7 @@
 """Observe a training run: measure its attention heads, write its record and draw its page."""
 
 from pathlib import Path
+from types import TracebackType
 
 import cli
 from attention_maps.rendering import describe_run
@@ -51,8 +52,13 @@ class Observer:
         self.record.__enter__()
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.record.__exit__(*exception)
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.record.__exit__(error_type, error, traceback)
 
     def show(self, step: int, row: dict[str, float]) -> None:
         """Show the step, and the losses of its metrics if there are any, in the terminal."""

@@ -26,8 +26,8 @@ FULL = os.strerror(errno.ENOSPC)
 
 @pytest.fixture
 def small(tmp_path):
-    """A disk of 700 kB: room for the page and snapshots of the tiny run and for one checkpoint."""
-    with mounted(tmp_path / "run", "700k") as path:
+    """A disk of 900 kB: room for the page and snapshots of the tiny run and for one checkpoint."""
+    with mounted(tmp_path / "run", "900k") as path:
         yield path
 
 
