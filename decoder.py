@@ -185,24 +185,30 @@ class DecoderLayer:
         Returns:
             Update (B, C).
         """
-        keys, values = self.keys, self.values
-        q, k, v = project(x, self.projection, rotary, x.dtype)  # (B, H, d_k), 2 x (B, G, d)
+        keys, values, T = self.keys, self.values, position + 1
+        q, k, v = project(x, self.projection, rotary, x.dtype)  # (B, H, d_k), (B, G, d_k or d_v)
         keys.select(2, position).copy_(k)
         values.select(2, position).copy_(v)
-        T = position + 1
-        y = attend_from_last_token(
-            q.to(keys.dtype), keys.narrow(2, 0, T), values.narrow(2, 0, T)
-        )  # (B, H · d_v)
-        return self.W_O(y.to(x.dtype))
+        cache_is_finer = keys.dtype != x.dtype
+        if cache_is_finer:
+            q = q.to(keys.dtype)
+        y = attend_from_last_token(q, keys.narrow(2, 0, T), values.narrow(2, 0, T))  # (B, H · d_v)
+        if cache_is_finer:
+            y = y.to(x.dtype)
+        return self.W_O(y)
 
 
 def as_function(layer: nn.Module) -> Layer:
-    """Return a linear layer or a norm as a function of its weights, without a module's overhead."""
+    """Return a linear layer or a norm as a function of its weights.
+
+    The functions are those that torch.nn.functional calls, without the overhead of Python around
+    them.
+    """
     if isinstance(layer, nn.Linear):
         return partial(F.linear, weight=layer.weight, bias=layer.bias)
     if isinstance(layer, nn.LayerNorm):
         return partial(
-            F.layer_norm,
+            torch.layer_norm,
             normalized_shape=layer.normalized_shape,
             weight=layer.weight,
             bias=layer.bias,
@@ -210,7 +216,7 @@ def as_function(layer: nn.Module) -> Layer:
         )
     if isinstance(layer, RMSNorm):
         return partial(
-            F.rms_norm,
+            torch.rms_norm,
             normalized_shape=layer.normalized_shape,
             weight=layer.weight,
             eps=layer.eps,

@@ -208,20 +208,22 @@ def write_attention(
     from report.pack import pack_weights
     from report.page import write_prompt_page
 
-    config = model.config
-    embedded = EmbeddedModel(
-        config,
-        tokenizer.to_json(),
-        2 * model.num_parameters(),
-        {0: lambda: pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})},
-    )
     analysis = analyze(model, tokenizer, [*text.prompt_tokens, *text.tokens], print_stderr)
     findings = [render(finding) for finding in summarize(analysis)]
-    length = len(analysis.arrays["text_ids"])
-    title = f"“{prompt}”" if prompt else f"Attention over {length} tokens"
-    prompt_tokens = max(0, length - len(text.tokens))
+
+    def weights() -> tuple:
+        arrays = {name: tensor.numpy() for name, tensor in float16_weights(model).items()}
+        return pack_weights(arrays)
+
+    # The page runs the model, with its weights in float16: 2 bytes per parameter.
+    embedded = EmbeddedModel(
+        model.config, tokenizer.to_json(), 2 * model.num_parameters(), {0: weights}
+    )
+    n_shown = len(analysis.arrays["text_ids"])  # the last tokens, at most block_size
+    title = f"“{prompt}”" if prompt else f"Attention over {n_shown} tokens"
+    n_prompt_tokens = max(0, n_shown - len(text.tokens))
     write_prompt_page(
-        path, title, analysis.arrays, embedded, analysis.metrics, findings, prompt_tokens
+        path, title, analysis.arrays, embedded, analysis.metrics, findings, n_prompt_tokens
     )
     for finding in findings:
         print_stderr(str(finding))

@@ -1,4 +1,7 @@
-"""What holds on a GPU, by its real kernels. Without one: GLASSGPT_TEST_DEVICE=cpu runs it there."""
+"""Training, attention and decoding with the kernels of a GPU.
+
+GLASSGPT_TEST_DEVICE=cpu runs these tests on a CPU.
+"""
 
 import os
 from contextlib import nullcontext
@@ -30,8 +33,7 @@ pytestmark = [
 
 @pytest.fixture
 def on_device(tiny: Config) -> Config:
-    """A run of 12 steps in bf16 on the device, of equal bits, with dropout and heads for flash
-    attention."""
+    """A deterministic run of 12 steps in bf16, with dropout and heads for flash attention."""
     model = replace(tiny.model, n_embd=64, dropout=0.2)
     tiny.checkpoint.keep = 9
     return replace(tiny, device=DEVICE, precision="bf16", model=model, deterministic=True)
@@ -50,19 +52,15 @@ def test_a_resumed_run_has_the_same_bits(on_device, train_in_process, tmp_path, 
     assert_same_run(on_device.run_dir, resumed)
 
 
-def test_looking_at_attention_beside_the_fused_kernel_changes_no_bit(
-    on_device, train_in_process, tmp_path
-):
+def test_snapshots_and_evaluation_change_no_weight(on_device, train_in_process, tmp_path):
     train_in_process(on_device)
     on_device.attention.every = on_device.eval.every = 0
-    train_in_process(on_device, run_dir=str(tmp_path / "unseen"))
+    train_in_process(on_device, run_dir=str(tmp_path / "unobserved"))
+    checkpoint = Path("checkpoints") / "step_00000012"
+    observed = Path(on_device.run_dir) / checkpoint
+    unobserved = tmp_path / "unobserved" / checkpoint
     for name in ("model.safetensors", "optimizer.safetensors"):
-        assert same_tensors(
-            *(
-                run / "checkpoints" / "step_00000012" / name
-                for run in (Path(on_device.run_dir), tmp_path / "unseen")
-            )
-        )
+        assert same_tensors(observed / name, unobserved / name)
 
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
@@ -73,47 +71,49 @@ def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(
     module = lively(SelfAttention(GPTConfig(1, n_head=4, n_kv_head=n_kv_head, n_embd=256)))
     module.to(DEVICE, dtype)
     x = torch.randn(2, 600, 256, device=DEVICE, dtype=dtype, requires_grad=True)  # (B, T, C)
-    flash = dtype == torch.bfloat16 and DEVICE == "cuda"
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():  # no other is used
+    is_flash = dtype == torch.bfloat16 and DEVICE == "cuda"
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if is_flash else nullcontext():
         fused = module(x)
-        (of_fused,) = torch.autograd.grad(fused.square().sum(), x)
+        (fused_gradient,) = torch.autograd.grad(fused.square().sum(), x)
     y, _ = attention(*module.project(x), causal_mask(600, 600, x.device))  # (B, H, T, d_v)
-    written = module.W_O(y.transpose(1, 2).flatten(2))
-    (of_written,) = torch.autograd.grad(written.square().sum(), x)
-    for one, other in ((fused, written), (of_fused, of_written)):
-        assert (one - other).abs().max() <= tolerance * other.abs().max()
+    written_out = module.W_O(y.transpose(1, 2).flatten(2))
+    (written_out_gradient,) = torch.autograd.grad(written_out.square().sum(), x)
+    for a, b in ((fused, written_out), (fused_gradient, written_out_gradient)):
+        assert (a - b).abs().max() <= tolerance * b.abs().max()
 
 
 def test_captured_maps_are_the_weights_of_the_fused_kernel():
     model = lively(GPT(small(n_embd=64, n_kv_head=2))).to(DEVICE)
     tokens = random_tokens(3, 16).to(DEVICE)
-    seen = {"v": [], "heads": []}
-    model.run_blocks(tokens, taps={name: partial(store, found) for name, found in seen.items()})
-    for weights, v, gathered in zip(model.attention_maps(tokens), seen["v"], seen["heads"]):
+    values, heads = [], []
+    model.run_blocks(tokens, taps={"v": partial(store, values), "heads": partial(store, heads)})
+    for weights, v, head_outputs in zip(model.attention_maps(tokens), values, heads):
         expected = weights @ v.repeat_interleave(2, dim=1)  # (B, H, T, d_v)
-        assert torch.allclose(gathered, expected.transpose(1, 2), atol=1e-5)
+        assert torch.allclose(head_outputs, expected.transpose(1, 2), atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 5])
-def test_decoding_gives_the_logits_of_the_whole_text(rows):
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_decoder_and_the_forward_pass_agree(batch_size):
     model = lively(GPT(small(n_embd=64, n_kv_head=2, block_size=128))).to(DEVICE)
-    tokens = random_tokens(rows, 128).to(DEVICE)
-    decoder = Decoder(model, model.make_cache(rows))
+    tokens = random_tokens(batch_size, 128).to(DEVICE)
+    decoder = Decoder(model, model.make_cache(batch_size))
     with torch.inference_mode():
         expected = model(tokens)[0]
-        made = [decoder.read(tokens[:, :3])] + [decoder.step(tokens[:, t]) for t in range(3, 128)]
-    assert torch.allclose(torch.stack(made, dim=1), expected[:, 2:], atol=1e-4)
+        logits = [decoder.read(tokens[:, :3])]
+        for t in range(3, 128):
+            logits.append(decoder.step(tokens[:, t]))
+    assert torch.allclose(torch.stack(logits, dim=1), expected[:, 2:], atol=1e-4)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="nothing waits for a CPU")
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has no queue to wait for")
 @pytest.mark.parametrize("compile", [False, True])
-def test_steps_make_nobody_wait(compile):
+def test_a_step_does_not_synchronize_with_the_gpu(compile):
     config = ResolvedConfig(
         device=DEVICE, precision="bf16", compile=compile, batch_size=4, model=small(n_embd=64)
     )
     state, x = build_state(config, World()), random_tokens(4, 16).numpy()
     for step in range(6):
-        if step == 3:  # all is set up
+        if step == 3:  # kernels are compiled
             torch.cuda.set_sync_debug_mode("error")
         try:
             train_step(state, step, x, x)
