@@ -20,12 +20,10 @@ HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 
 
 @dataclass
-class GPTConfig:
-    """Shape of a model; `vocab_size` comes from the tokenizer when a run is configured."""
+class ModelConfig:
+    """Shape of a model; if `vocab_size` is None, it is taken from the tokenizer."""
 
-    vocab_size: int | None = setting(
-        MISSING, "tokens in the vocabulary; null: the tokenizer's", ge=1
-    )
+    vocab_size: int | None = setting(MISSING, "tokens in the vocabulary; null: tokenizer's", ge=1)
     block_size: int = setting(256, "context length T, in tokens", ge=2)
     n_layer: int = setting(4, "number of transformer blocks", ge=1, le=10_000)
     n_head: int = setting(4, "number of query heads H", ge=1)
@@ -48,9 +46,7 @@ class GPTConfig:
         choices=("learned", "rope"),
     )
     rope_theta: float = setting(10000.0, "base of the rotary wavelengths", gt=0)
-    rope_factor: float = setting(
-        1.0, "factor that stretches the rotary wavelengths, for a longer context", ge=1
-    )
+    rope_factor: float = setting(1.0, "stretches the rotary wavelengths for a longer context", ge=1)
     rope_trained: int | None = setting(
         None,
         "context length before stretching, which Llama 3's scaling by wavelength needs; "
@@ -84,9 +80,7 @@ class GPTConfig:
         "table; rarer ones share one",
         ge=1,
     )
-    ngram_rows: int | None = setting(
-        None, "rows of the n-gram table; null: inferred from the text", ge=1
-    )
+    ngram_rows: int | None = setting(None, "rows of the n-gram table; null: set by the text", ge=1)
 
     @property
     def is_rotary(self) -> bool:
@@ -161,6 +155,20 @@ class GPTConfig:
 
 
 @dataclass
+class GPTConfig(ModelConfig):
+    """Shape of a model whose vocabulary is known."""
+
+    vocab_size: int = setting(MISSING, "number of tokens in the vocabulary", ge=1)
+
+    @classmethod
+    def from_settings(cls, settings: ModelConfig) -> "GPTConfig":
+        """Return settings whose vocabulary is known as a `GPTConfig`."""
+        if settings.vocab_size is None:
+            raise UserError("model.vocab_size is not set: set it to the tokenizer's vocabulary")
+        return cls(**dataclasses.asdict(settings))
+
+
+@dataclass
 class DataConfig:
     """The text to train on."""
 
@@ -169,28 +177,18 @@ class DataConfig:
         "Python's standard library, tiny Shakespeare, your text files, or a Hugging Face dataset",
         choices=("stdlib", "shakespeare", "text", "hf"),
     )
-    path: str | None = setting(
-        None, "for data=text a file, folder or glob; for data=shakespeare a local copy"
-    )
-    exclude: str | None = setting(None, "for data=text comma-separated globs of files to leave out")
-    name: str | None = setting(
-        None, "for data=hf the name of a dataset on the hub, or a folder with its files"
-    )
-    subset: str | None = setting(None, "for data=hf the configuration, if it has several")
-    split: str = setting(
-        "train", "for data=hf the split of the dataset; training and validation share it"
-    )
-    val_max_tokens: int = setting(
-        200_000, "maximum number of validation tokens, spread evenly over the split", ge=2
-    )
+    path: str | None = setting(None, "data=text: file, folder or glob; shakespeare: local copy")
+    exclude: str | None = setting(None, "data=text: comma-separated globs of files to leave out")
+    name: str | None = setting(None, "data=hf: name of a hub dataset, or a folder of its files")
+    subset: str | None = setting(None, "data=hf: the configuration, if it has several")
+    split: str = setting("train", "data=hf: the split for training and validation")
+    val_max_tokens: int = setting(200_000, "maximum of validation tokens, spread evenly", ge=2)
     lines: str = setting(
         "kept",
         "keep, deduplicate, shuffle or duplicate the lines of the text",
         choices=("kept", "once", "shuffled", "doubled"),
     )
-    field: str = setting(
-        "text", "for .jsonl and data=hf the field with the text, such as messages.content"
-    )
+    field: str = setting("text", ".jsonl and data=hf: field of the text, as in messages.content")
 
     def check(self) -> None:
         """Raise `UserError` if a setting is missing or belongs to another source."""
@@ -267,11 +265,9 @@ class OptimConfig:
         "learning rate after the warm-up: cosine decay, warmup-stable-decay, or constant",
         choices=("cosine", "wsd", "constant"),
     )
-    warmup_steps: int | None = setting(
-        None, "steps in which the learning rate rises to its peak; null: max_steps / 20", ge=0
-    )
+    warmup_steps: int | None = setting(None, "warm-up steps; null: max_steps / 20", ge=0)
     decay_share: float = setting(
-        0.2, "for schedule=wsd the fraction of all steps in which the rate decays", gt=0, le=1
+        0.2, "schedule=wsd: the fraction of all steps in which the rate decays", gt=0, le=1
     )
     min_lr_ratio: float = setting(0.1, "final learning rate as a fraction of the peak", ge=0, le=1)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", ge=0)
@@ -399,7 +395,7 @@ class Config:
         le=1_000_000,
     )
     accumulate: int = setting(1, "micro-steps per optimizer step; more need less memory", ge=1)
-    model: GPTConfig = dataclasses.field(default_factory=lambda: GPTConfig(vocab_size=None))
+    model: ModelConfig = dataclasses.field(default_factory=lambda: ModelConfig(vocab_size=None))
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
@@ -442,9 +438,10 @@ class Config:
                 raise UserError(f"the path {path!a} is not valid UTF-8: choose another one")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ResolvedConfig(Config):
-    """A run's configuration on its text and machine: no `auto` is left; see `training.plan`."""
+    """A run's configuration on its text and machine, without any `auto`; see `training.plan`."""
 
+    model: GPTConfig
     compile: bool = setting(False, "torch.compile")
     shard: int = setting(1, "processes that divide the model", ge=1)

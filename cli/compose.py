@@ -17,7 +17,7 @@ from cli.config_file import absolute_paths, read_config
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import iterate_settings
-from config import Config, GPTConfig, TokenizerConfig
+from config import Config, ModelConfig, TokenizerConfig
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
@@ -53,7 +53,7 @@ class StartingModel(NamedTuple):
     """What `init_from` determines of a run's configuration."""
 
     init_from: str  # with its commit if it is a model of the Hugging Face hub
-    model: GPTConfig
+    model: ModelConfig
     tokenizer: TokenizerConfig
 
 
@@ -82,7 +82,7 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
 
 def configure(
     job: Job,
-    starting_model: Callable[[str], tuple[str, GPTConfig, TokenizerConfig]] | None = None,
+    starting_model: Callable[[str], tuple[str, ModelConfig, TokenizerConfig]] | None = None,
     log: Callable[[str], None] = print,
 ) -> Config:
     """Return the checked configuration of a job.

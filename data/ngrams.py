@@ -3,13 +3,13 @@
 import numpy as np
 
 from common.errors import UserError
-from config import GPTConfig
+from config import ModelConfig
 from ngrams import NO_NGRAM
 
 MAX_COUNTED_TOKENS = 1 << 25  # the training split's first tokens; counting takes 8 bytes for each
 
 
-def count_ngrams(tokens: np.ndarray, vocab_size: int, config: GPTConfig) -> np.ndarray:
+def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np.ndarray:
     """Return the keys of the n-grams that a text has at least `ngram_count` times.
 
     The key of an n-gram is parent · V + its last token. The parent stands for the tokens before the

@@ -44,7 +44,7 @@ class NanoGPTFile(CheckpointSource):
                 if not name.endswith(".attn.bias") and name != "lm_head.weight"
             }
             settings = {name: saved["model_args"][name] for name in NANOGPT_SETTINGS}
-            schema = OmegaConf.structured(GPTConfig(vocab_size=None))
+            schema = OmegaConf.structured(GPTConfig)
             self._config: GPTConfig = OmegaConf.to_object(OmegaConf.merge(schema, settings))
             self._config.check()
         except Exception as e:  # torch and the reader of pickles raise errors of many classes

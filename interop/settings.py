@@ -100,7 +100,7 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
     else:
         ours |= _llama_settings(settings, family)
         ours |= _rope_settings(settings, rope_type, ours["block_size"])
-    schema = OmegaConf.structured(GPTConfig(vocab_size=None))
+    schema = OmegaConf.structured(GPTConfig)
     return OmegaConf.to_object(OmegaConf.merge(schema, ours))
 
 

@@ -60,7 +60,7 @@ def write_page(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     rows = read_rows(run_dir / METRICS)
     config = load_config(run_dir)
-    model_config = config.model if config else None
+    model_config = GPTConfig.from_settings(config.model) if config else None
     latest = {key: value for row in rows for key, value in row.items()}
     samples = _read_samples(run_dir)
     settings = flatten_settings(config).items()

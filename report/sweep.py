@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, nan, sqrt
+from math import hypot, isfinite, nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -174,7 +174,7 @@ def find_tied_variant(variants: Sequence[Variant], metric: str) -> Variant | Non
     if len(variants) < 2:
         return None
     best, second = variants[:2]
-    error = sqrt(best.error(metric) ** 2 + second.error(metric) ** 2)
+    error = hypot(best.error(metric), second.error(metric))
     return second if second.mean(metric) - best.mean(metric) <= error else None
 
 

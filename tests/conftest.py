@@ -23,8 +23,8 @@ from config import (
     Config,
     DataConfig,
     EvalConfig,
-    GPTConfig,
     LogConfig,
+    ModelConfig,
     TokenizerConfig,
     WandbConfig,
 )
@@ -147,7 +147,7 @@ def tiny(text_file, tmp_path) -> Config:
         compile=False,
         max_steps=12,
         batch_size=4,
-        model=GPTConfig(
+        model=ModelConfig(
             vocab_size=None, block_size=32, n_layer=2, n_head=2, n_kv_head=1, n_embd=32
         ),
         data=DataConfig(source="text", path=str(text_file)),

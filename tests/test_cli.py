@@ -26,7 +26,7 @@ from cli.config_file import config_yaml
 from cli.sample_config import SampleConfig
 from common.errors import UserError
 from common.settings import iterate_settings
-from config import Config, GPTConfig, TokenizerConfig
+from config import Config, ModelConfig, TokenizerConfig
 from interop import read_starting_model
 
 ROOT = Path(__file__).parents[1]
@@ -472,7 +472,7 @@ def test_a_presets_mlp_width_is_reset_by_a_typed_model_width(hydra, capsys):
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, tmp_path, capsys):
-    kept = Config(model=GPTConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
+    kept = Config(model=ModelConfig(vocab_size=77, n_layer=3), tokenizer=TokenizerConfig("char"))
     (tmp_path / "config.yaml").write_text(config_yaml(kept))
     config = configured(f"run_dir={tmp_path}", "resume=true", "max_steps=5000", "optim.lr=0.5")
     assert (config.model, config.max_steps) == (kept.model, 5000)

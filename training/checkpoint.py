@@ -391,8 +391,9 @@ def load_run(
     folder, _ = find_checkpoint(run_dir, "last" if is_snapshot else which, log)
     weights = snapshot if is_snapshot else folder / MODEL_FILE
     config = read_config(folder / CONFIG_FILE)
-    check_weights(weights, config.model)
-    model = GPT(config.model)
+    model_config = GPTConfig.from_settings(config.model)
+    check_weights(weights, model_config)
+    model = GPT(model_config)
     load_weights(model, weights)
     return model.eval(), load_tokenizer(folder / TOKENIZER_FILE), config
 

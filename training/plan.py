@@ -88,7 +88,8 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
 
 def resolve_model(config: Config, text: Tokens) -> GPTConfig:
     """Return the model's settings with the vocabulary and the n-grams of the text."""
-    model = replace(config.model, vocab_size=vocabulary_size(config, text))
+    vocab_size = vocabulary_size(config, text)
+    model = GPTConfig.from_settings(replace(config.model, vocab_size=vocab_size))
     if text.ngrams is None:
         return model
     rows = len(text.ngrams)
@@ -202,7 +203,6 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
     Reference:
         Kaplan et al. 2020; Chowdhery et al. 2022.
     """
-    assert config.vocab_size is not None  # resolved
     with torch.device("meta"):
         models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
     one_layer, two_layers = (model.num_parameters() for model in models)
@@ -222,7 +222,6 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
         processes: Number of processes of the run.
     """
     c = config.model
-    assert c.vocab_size is not None  # resolved
     is_sharded = config.shard > 1
     parameters, _ = model_size(c)
     ngram_weights = (c.ngram_rows or 0) * c.ngram_dim

@@ -23,7 +23,7 @@ from cli import Terminal, printer
 from cli.config_file import config_yaml
 from common.files import atomic_write
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
-from config import Config
+from config import ResolvedConfig
 
 # What the terminal shows of a row: name → metric, format.
 SHOWN_METRICS = {
@@ -90,7 +90,7 @@ class Record:
         step: The last step whose rows and snapshots are kept; -1 keeps none.
     """
 
-    def __init__(self, config: Config, run_dir: Path, step: int = 0) -> None:
+    def __init__(self, config: ResolvedConfig, run_dir: Path, step: int = 0) -> None:
         self.console = Terminal()
         self.log = printer(self.console)
         self.config, self.run_dir = config, run_dir

@@ -14,7 +14,7 @@ from requests.utils import get_netrc_auth
 from attention_maps.metrics import aggregate_heads, emergence_metrics
 from cli import first_line
 from common.files import atomic_write, ordinary_file
-from config import Config
+from config import ResolvedConfig
 from training.plan import model_size
 
 # Seconds to wait for the server, unless W&B's own environment variables set them. W&B's defaults
@@ -32,7 +32,7 @@ HIDDEN_METRICS = ("tokens", "train_seconds", "seconds/*")
 class WandbRecord:
     """A run's record in W&B. After an error it is closed with one note; training continues."""
 
-    def __init__(self, config: Config, run_dir: Path, log: Callable[[str], None]) -> None:
+    def __init__(self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> None:
         self._print = log
         self._run = start(config, run_dir, log)
         self._samples: list[list] = []  # [step, text]
@@ -124,7 +124,7 @@ def has_api_key() -> bool:
     return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(url))
 
 
-def start(config: Config, run_dir: Path, log: Callable[[str], None]) -> Any:
+def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> Any:
     """Start a W&B run without ever raising or prompting.
 
     Returns:
@@ -151,7 +151,7 @@ def start(config: Config, run_dir: Path, log: Callable[[str], None]) -> Any:
 
 
 def _init_online_or_offline(
-    config: Config, run_dir: Path, mode: str, log: Callable[[str], None]
+    config: ResolvedConfig, run_dir: Path, mode: str, log: Callable[[str], None]
 ) -> tuple[Any, str]:
     """Start a W&B run, offline if online fails, and return it with its mode.
 
@@ -175,7 +175,7 @@ def _init_online_or_offline(
     return run, mode
 
 
-def _init(config: Config, run_dir: Path, mode: str, run_id: str | None) -> Any:
+def _init(config: ResolvedConfig, run_dir: Path, mode: str, run_id: str | None) -> Any:
     init_timeout = float(os.environ.get("WANDB_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT))
     finish_timeout = float(os.environ.get("WANDB_FINISH_TIMEOUT", DEFAULT_FINISH_TIMEOUT))
     return wandb.init(

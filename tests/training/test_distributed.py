@@ -22,7 +22,7 @@ import training.checkpoint
 import training.device
 import training.evaluate
 from common.errors import UserError
-from config import GPTConfig, OptimConfig, ResolvedConfig
+from config import Config, GPTConfig, OptimConfig, ResolvedConfig
 from train import build_state, train_step
 from training.checkpoint import find_checkpoint
 from training.plan import check_batch_size, check_shard, memory_needed, pick_shard
@@ -211,7 +211,7 @@ def test_shard_auto_takes_the_smallest_number_of_processes_whose_memory_suffices
 
 def test_a_batch_or_shard_that_the_processes_do_not_divide_is_refused():
     with pytest.raises(UserError) as error:
-        check_batch_size(ResolvedConfig(batch_size=12, accumulate=3), processes=3)
+        check_batch_size(Config(batch_size=12, accumulate=3), processes=3)
     assert "batch_size=12" in str(error.value) and "9" in str(error.value)
     with pytest.raises(UserError) as error:
         check_shard(3, processes=4)

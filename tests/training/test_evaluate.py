@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config import Config, DataConfig, GPTConfig
+from config import Config, DataConfig, GPTConfig, ModelConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
 from training.evaluate import NO_TARGET, Splits, Windows, evaluate
@@ -18,7 +18,7 @@ def config_of(block_size: int, **data) -> Config:
     return Config(
         device="cpu",
         precision="fp32",
-        model=GPTConfig(None, block_size=block_size),
+        model=ModelConfig(None, block_size=block_size),
         data=DataConfig(**data),
     )
 

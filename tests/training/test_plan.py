@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
-from config import Config, GPTConfig, OptimConfig, ResolvedConfig
+from config import Config, GPTConfig, ModelConfig, OptimConfig, ResolvedConfig
 from model import autocast
 from train import build_state, train_step
 from training import plan
@@ -68,7 +68,7 @@ def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch
     monkeypatch.setattr(plan, "has_compiler", lambda: True)
     tokenizer = SimpleNamespace(vocab_size=65)
     text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
-    config = Config(device="cpu", max_steps=10, model=GPTConfig(None, block_size=32))
+    config = Config(device="cpu", max_steps=10, model=ModelConfig(None, block_size=32))
     resolved = resolve(config, World(), text)
     settings = asdict(resolved)
     del settings["distributed"], settings["wandb"]  # they depend on each command's environment
@@ -81,7 +81,7 @@ def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch
 def test_a_text_shorter_than_the_context_is_refused():
     tokenizer = SimpleNamespace(vocab_size=65)
     text = SimpleNamespace(ngrams=None, tokenizer=tokenizer, train=range(999), val=range(99))
-    config = Config(device="cpu", model=GPTConfig(None, block_size=128))
+    config = Config(device="cpu", model=ModelConfig(None, block_size=128))
     with pytest.raises(UserError) as error:
         resolve(config, World(), text)
     assert "model.block_size=128" in str(error.value)
