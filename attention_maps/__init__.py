@@ -1,1 +1,1 @@
-"""Measure what every attention head of a model does, and say it."""
+"""Measure what each attention head of a model does, and report it as findings."""

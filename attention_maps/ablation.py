@@ -1,6 +1,6 @@
-"""Ablations: the loss without a head, and without seeing a token.
+"""Ablations: measure how the loss changes without a head's output, or without a token.
 
-Every effect is measured on the real model; only what lies above or after the change is recomputed.
+Each effect is measured by running the model; earlier layers and tokens are not recomputed.
 """
 
 from collections.abc import Iterator
@@ -17,26 +17,27 @@ from attention_maps.results import Estimates
 from model import GPT, KVCache, autocast, store
 
 MAX_TOKENS_PER_PASS = 4096
-# A pass recomputes all tokens after its first hidden one. Hiding a quarter as many in one pass
-# costs little recomputation; below 8 tokens the cost of starting a pass dominates.
+# A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one
+# pass limits this; with fewer than 8 hidden tokens the overhead of a pass dominates.
 RECOMPUTED_PER_HIDDEN_TOKEN = 4
 MIN_HIDDEN_TOKENS = 8
 
 
 def rows_per_pass(model: GPT, length: int) -> int:
-    """Return how many rows of `length` tokens go through the model at once."""
+    """Return the maximum number of rows of `length` tokens in one batch."""
     return max(1, min(MAX_TOKENS_PER_PASS, max_logit_rows(model)) // length)
 
 
-# --- without a head -------------------------------------------------------------------------------
+# --- head ablation --------------------------------------------------------------------------------
 
 
 class HeadAblation(NamedTuple):
-    """Loss of every token in nats, nan where there is no target.
+    """Losses in nats of W windows of T tokens, with and without each head; nan without a target.
 
     Attributes:
-        loss: Of the whole model, (W, T).
-        loss_without_head: With each head's output zeroed, (L, H, W, T).
+        loss: Loss of the unchanged model, (W, T).
+        loss_without_head: Loss with the output of one head zeroed, (L, H, W, T), for each of the H
+            heads in each of the L layers.
     """
 
     loss: np.ndarray
@@ -45,7 +46,7 @@ class HeadAblation(NamedTuple):
 
 @torch.no_grad()
 def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> HeadAblation:
-    """Measure the loss of windows x with targets y (W, T), with and without each head."""
+    """Compute the losses for inputs x and targets y (W, T), with and without each head."""
     losses, losses_without = [], []
     with model.evaluating(), autocast(x.device.type, precision):
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
@@ -63,8 +64,8 @@ def head_importance(ablation: HeadAblation) -> Estimates:
     """Compute head importance: the increase of the mean loss when a head's output is zeroed.
 
     Returns:
-        Increases in nats and their standard errors over windows, (L, H). They are ratios of sums,
-        because windows may have different numbers of tokens.
+        Increases in nats/token and their standard errors over windows, (L, H). The mean is over all
+        targets, because windows may have different numbers of targets.
 
     Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
     """
@@ -77,15 +78,13 @@ def head_importance(ablation: HeadAblation) -> Estimates:
 def measure_head_effects(
     model: GPT, forward: ForwardPass, max_rows: int | None = None
 ) -> np.ndarray:
-    """Return by how much the loss of each prediction rises when a head's output is zeroed.
+    """Measure how much the loss of each prediction rises when one head's output is zeroed.
 
-    Args:
-        model: The model of the pass.
-        forward: A pass over one text.
-        max_rows: Rows per pass; None for as many as fit.
+    `forward` is a pass over one text. `max_rows` limits the batch size; None chooses one that fits.
 
     Returns:
-        Head effects (L, H, T) in nats: of the prediction after token i; nan for the last.
+        Increases in nats, (L, H, T) for L layers, H heads and T tokens. Element [l, h, i] is about
+        the prediction of token i + 1; the last one is nan, because its target is unknown.
     """
     targets = next_tokens(forward.tokens)  # (1, T)
     residuals = list(forward.residuals)
@@ -101,7 +100,7 @@ def _losses_without_heads(
     residuals: list[Tensor],
     max_rows: int | None = None,
 ) -> Tensor:
-    """Return the loss (L, H, T) of targets (1, T) without each head, from each layer's input."""
+    """Compute the losses (L, H, T) of one text with each head zeroed, from its layer's input on."""
     c = model.config
     max_rows = max_rows or rows_per_pass(model, tokens.shape[1])
     losses = []
@@ -117,7 +116,7 @@ def _losses_without_heads(
 
 
 def _zero_heads(ablated_layer: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
-    """Tap that turns one text (1, T, H, d_v) into n texts that lack one of n heads each."""
+    """Tap: copy the head outputs y (1, T, H, d_v) n times; copy r lacks the output of heads[r]."""
     if layer != ablated_layer:
         return y
     y = y.repeat(len(heads), 1, 1, 1)
@@ -125,16 +124,16 @@ def _zero_heads(ablated_layer: int, heads: Tensor, layer: int, y: Tensor) -> Ten
     return y
 
 
-# --- without a token ------------------------------------------------------------------------------
+# --- attention knockout of tokens -----------------------------------------------------------------
 
 
 class TokenEffects(NamedTuple):
-    """Effects of hiding a token on later predictions, in nats.
+    """Effect of hiding token j from later queries on the prediction after token i, in nats.
 
     Attributes:
-        loss: Element [i, j] is the increase of the loss of the token after i when token j is
-            hidden, (T, T); 0 for j ≥ i; nan in the last row, after which no token is known.
-        kl: Element [i, j] is KL(p ‖ p with j hidden) of the whole prediction, (T, T).
+        loss: Increase of the loss at [i, j], (T, T); 0 if j ≥ i; nan in the last row, whose target
+            is unknown.
+        kl: KL(p ‖ p with j hidden) between the predicted distributions at [i, j], (T, T).
     """
 
     loss: np.ndarray
@@ -145,16 +144,11 @@ class TokenEffects(NamedTuple):
 def measure_token_effects(
     model: GPT, forward: ForwardPass, max_rows: int | None = None
 ) -> TokenEffects:
-    """Measure how every prediction depends on every earlier token (attention knockout).
+    """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
     A hidden token is masked from all later queries, in all layers and heads, and from later
-    n-grams. Queries up to the hidden token are not affected: each pass recomputes only what follows
-    its first hidden token, over the cached keys and values of the tokens before.
-
-    Args:
-        model: The model of the pass.
-        forward: A pass over one text.
-        max_rows: Rows per pass; None for as many as fit.
+    n-grams. Each pass recomputes only the tokens after its first hidden one, and reads the earlier
+    keys and values from a cache. `max_rows` limits the batch size; None chooses one that fits.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
@@ -174,7 +168,7 @@ def measure_token_effects(
 
 
 def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[range]:
-    """Yield consecutive ranges of tokens to hide in one pass, a row for each token."""
+    """Yield the range of tokens that each pass hides, one token per row of its batch."""
     start = 0
     while start < length - 1:
         recomputed = length - start - 1
@@ -188,9 +182,10 @@ def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[rang
 
 
 def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range) -> Tensor:
-    """Return log-probabilities (R, S, V) after the S tokens that follow the first hidden token.
+    """Return next-token log-probabilities (R, S, V) if row r hides token hidden[r].
 
-    Row r is computed with token hidden[r] out of sight of all later queries and n-grams.
+    The S predictions are those at the tokens after `hidden.start`. Later queries and n-grams do not
+    see the hidden token.
     """
     tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
     T = tokens.shape[1]
@@ -198,8 +193,8 @@ def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range)
     queries = positions[first:, None]  # (S, 1)
     hidden_positions = positions[hidden.start : hidden.stop, None, None]  # (R, 1, 1)
     is_hidden = positions == hidden_positions[:, :, 0]  # (R, T)
-    is_out_of_sight = is_hidden[:, None] & (queries > hidden_positions)  # (R, S, T)
-    mask = (positions <= queries) & ~is_out_of_sight  # (R, S, T)
+    is_hidden_from_query = is_hidden[:, None] & (queries > hidden_positions)  # (R, S, T)
+    mask = (positions <= queries) & ~is_hidden_from_query  # (R, S, T)
 
     cache = KVCache(model.config, R, T, tokens.device, forward.k.dtype)
     cache.keys.copy_(forward.k)
@@ -214,26 +209,26 @@ def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range)
 
 
 def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: range) -> Tensor:
-    """Return loss increase and KL (2, S, R) of S predictions for R hidden tokens.
+    """Return the loss increase and the KL divergence, stacked (2, S, R), in nats.
 
     Args:
-        log_p: Log-probabilities (S, V) of the predictions with all tokens in sight.
-        log_q: The same with token hidden[r] hidden in row r, (R, S, V).
-        targets: Ids (S,) of the tokens that follow; -1 for none.
-        hidden: The hidden tokens; the first prediction is after token hidden.start + 1.
+        log_p: Log-probabilities (S, V) of S predictions if no token is hidden.
+        log_q: Log-probabilities (R, S, V) if row r hides token hidden[r].
+        targets: Ids (S,) of the tokens to predict; -1 if unknown.
+        hidden: The R hidden tokens; the first prediction follows token hidden.start + 1.
     """
     R, S, _ = log_q.shape
     ids = targets.clamp(min=0)[:, None]  # (S, 1)
     loss = log_p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(R, -1, 1))[..., 0]  # (R, S)
     p = log_p.exp()
     kl = (p * log_p).sum(-1) - torch.einsum("sv,rsv->rs", p, log_q)  # (R, S)
-    # Row r hides a token r places later than row 0: predictions up to it are not affected.
-    place = torch.arange(max(R, S), device=log_q.device)
-    is_unaffected = place[:S] < place[:R, None]
+    # Row r hides token hidden.start + r, which affects only predictions after later tokens.
+    offsets = torch.arange(max(R, S), device=log_q.device)
+    is_unaffected = offsets[:S] < offsets[:R, None]  # (R, S)
     return torch.stack((loss, kl)).masked_fill(is_unaffected, 0).mT
 
 
 def _log_probabilities(model: GPT, x: Tensor) -> Tensor:
-    """Return ln p (…, V) of the next token from the residual stream x (…, C)."""
+    """Return the next-token log-probabilities (…, V) for a final residual stream x (…, C)."""
     logits = model.head(model.norm(x))
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)

@@ -1,6 +1,6 @@
-"""Measure the attention heads of any model: forward passes over all probes, and what they show.
+"""Measure the attention heads of a model: run it on all probes and compute every measurement.
 
-Training snapshots, `sample.py attention=…` and the Python API use the same measurements.
+Training snapshots, `sample.py attention=…` and the Python API share this code.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,34 +28,33 @@ from attention_maps.results import (
 from data.tokenizer import Tokenizer, encode_prompt
 from model import GPT
 
-RANDOM_ROW_TOKENS = 32  # tokens of a random row of `analyze`: enough for its scores
-EXPECTED_TOKENS = 1 << 16  # tokens drawn as the model expects them, of which rows are drawn
-# Token effects take tokens² · parameters operations; above this they would take more than minutes
-# on two cores.
+RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
+EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
+# Token effects take tokens² · parameters operations: minutes on two CPU cores at this limit.
 MAX_EXPLAINED_COST = 5e12
-# In a larger model fewer heads and components are measured; faithfulness is not.
+# In larger models fewer heads and components are measured, and `analyze` omits faithfulness.
 LARGE_MODEL_PARAMETERS = 20_000_000
 MAX_COMPONENTS_OF_LARGE_MODEL = 4
 
 
 @dataclass(frozen=True)
 class Analysis(Measurements):
-    """What was measured of a model with L layers and H heads on a text of T tokens.
+    """Measurements of a model's attention heads, with arrays for one text of T tokens.
 
-    The measurements (scores, composition, copying gain, faithfulness) are of random tokens.
+    Scores, composition, copying gain and faithfulness are measured on random tokens.
 
     Attributes:
-        arrays: `text` (L, H, T, T), the attention patterns; `text_value_norms` (L, H, T);
-            `text_ids` and `text_tokens` (T,); and, unless the text is too long for the model, what
-            `attention_maps.logit_attribution.explain_predictions` returns: `token_effect` (T, T),
-            `head_effect` (L, H, T), …
+        arrays: Attention patterns `text` (L, H, T, T) of L layers with H heads; `text_value_norms`
+            (L, H, T), see `attention_maps.capture.value_norms`; the tokens as `text_ids` and
+            `text_tokens` (T,). Unless the text is too long for the model, also the arrays of
+            `attention_maps.logit_attribution.explain_predictions`.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The measurements by the keys of metrics.jsonl."""
+        """The measurements as a flat dict with the keys of metrics.jsonl."""
         return {"step": self.step, **flatten(self)}
 
 
@@ -64,14 +63,14 @@ def analyze(
 ) -> Analysis:
     """Measure every attention head on a text and on random tokens.
 
-    The random tokens are drawn as the model expects them in the text, because the training text of
-    an imported model is unknown, and tokens that it never saw would say nothing about its heads.
+    The random tokens are sampled from the model's own predictions on the text. The training data
+    of an imported model is unknown, and its heads may not work on tokens that it never saw.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        text: A text, or ids; only the last `block_size` tokens are used.
-        log: Called with a line before each stage.
+        model: The model; it is not changed.
+        tokenizer: The model's tokenizer.
+        text: A string or token ids; only the last `block_size` tokens are used.
+        log: Called with a line of progress before each stage.
     """
     model = capture.in_float32(model)
     given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
@@ -90,7 +89,7 @@ def analyze(
     log("attention: composition of the strongest heads")
     measurements = run.measure(0, head_scores)
     emergence = update_emergence(measurements, measurements, run.window_length)
-    measurements = replace(measurements, emergence=emergence)  # the heads that pass now
+    measurements = replace(measurements, emergence=emergence)  # heads that pass now
     if not run.is_large:
         measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
     arrays = {
@@ -110,7 +109,7 @@ def analyze(
 
 @torch.no_grad()
 def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int) -> np.ndarray:
-    """Draw `EXPECTED_TOKENS` ids by their mean predicted probability over a text."""
+    """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text."""
     logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
     probabilities = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
     probabilities = probabilities / probabilities.sum()
@@ -118,17 +117,17 @@ def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int)
 
 
 class ProbeRun:
-    """The forward passes of a model over all probes, and the measurements that use them.
+    """Run a model on all probes, and compute measurements from these forward passes.
 
     Attributes:
-        arrays: What a snapshot saves of the passes: see `attention_maps.capture.snapshot_arrays`.
-        is_large: Whether fewer heads and components are measured, to save time.
-        text: The pass over the text.
-        random: The pass over the repeated, reshuffled and control rows.
+        arrays: Arrays to save in a snapshot: see `attention_maps.capture.snapshot_arrays`.
+        is_large: Whether the model is so large that fewer heads and components are measured.
+        text: Pass over the text, one row.
+        random: Pass over the repeated, reshuffled and control rows, in this order.
     """
 
     def __init__(self, model: GPT, probes: Probes, text: capture.ForwardPass | None = None) -> None:
-        """Run the model on the probes; `text` is the pass over their text, if it was run before."""
+        """Run the model on the probes, or use `text` as the pass over `probes.text`."""
         self.model, self.probes = model, probes
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
         self.text = capture.capture(model, probes.text[None]) if text is None else text
@@ -141,7 +140,7 @@ class ProbeRun:
 
     @property
     def window_length(self) -> int:
-        """Tokens of a scored window."""
+        """Number of tokens in each scored window."""
         return self._windows.tokens.shape[1]
 
     @property
@@ -149,7 +148,7 @@ class ProbeRun:
         return len(self.probes.periods) > 0
 
     def score_heads(self) -> Scores:
-        """Return the scores of every head, head importance excepted."""
+        """Compute every score of every head, except head importance."""
         head_scores = scores.score_heads(
             self._windows.weights.cpu().numpy(),
             self.arrays.get("repeated"),
@@ -159,7 +158,7 @@ class ProbeRun:
         if self._has_random_rows:
             mean, error = head_scores["induction"]
             measured = np.ones(mean.shape, bool)
-            if self.is_large:  # induction heads alone
+            if self.is_large:  # measure induction heads only
                 measured = mean - error >= threshold("induction", self.window_length)
             control = capture.split_random_rows(self.random)[2]
             head_scores["copying"] = copying_scores(self.model, control, measured)
@@ -168,12 +167,9 @@ class ProbeRun:
     def measure(
         self, step: int, head_scores: Scores, previous: Measurements | None = None
     ) -> Measurements:
-        """Return all measurements except faithfulness.
+        """Compute all measurements except faithfulness, after `step` optimizer steps.
 
-        Args:
-            step: Optimizer steps taken so far.
-            head_scores: Scores of every head.
-            previous: Measurements of the last snapshot of the run, if there is one.
+        `previous` holds the measurements at the run's previous snapshot; None at the first.
         """
         measurements = Measurements(step, head_scores)
         return replace(
@@ -214,7 +210,7 @@ class ProbeRun:
         return tuple(shares)
 
     def measure_faithfulness(self, measurements: Measurements) -> Faithfulness | None:
-        """Return the faithfulness of the induction circuit; None without a clear copying gain."""
+        """Measure the induction circuit's faithfulness; None if no copying gain is reported."""
         if reported_copying_gain(measurements) is None:
             return None
         repeated_and_reshuffled = self.random.rows(range(2 * len(self.probes.periods)))
@@ -224,7 +220,7 @@ class ProbeRun:
 
 
 def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:
-    """Return the heads whose score minus its error is at least `minimum`, strongest first."""
+    """Return the heads whose score minus its standard error reaches `minimum`, strongest first."""
     passing = np.argwhere(head_scores.mean - head_scores.error >= minimum)
     heads = [Head(int(layer), int(number)) for layer, number in passing]
     return sorted(heads, key=lambda head: -head_scores.mean[head])

@@ -1,4 +1,4 @@
-"""Draw the attention grid: the attention maps of every head of every layer in one PNG."""
+"""Draw the attention grid: one PNG with the attention maps of all heads."""
 
 import re
 from pathlib import Path
@@ -9,24 +9,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from common.files import atomic_write
 
-# The color scale of the page (report/web/): lightness falls in even steps, from a pale yellow to
-# dark indigo.
-SCALE_STOPS = np.array(
-    [
-        [252, 247, 212],
-        [245, 218, 160],
-        [247, 185, 104],
-        [247, 145, 56],
-        [241, 104, 40],
-        [224, 64, 57],
-        [196, 28, 77],
-        [161, 2, 91],
-        [120, 6, 96],
-        [78, 15, 87],
-        [41, 16, 65],
-        [12, 12, 34],
-    ]
-)
+# The color scale of the page (report/web/), whose lightness falls in even steps.
+SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
+SCALE_STOPS = np.frombuffer(bytes.fromhex(SCALE_HEX), np.uint8).reshape(-1, 3)
 _STOP_POSITIONS = np.arange(len(SCALE_STOPS))
 COLORS = np.stack(
     [
@@ -35,31 +20,31 @@ COLORS = np.stack(
     ],
     axis=-1,
 ).astype(np.uint8)  # (256, 3)
-MASKED_COLOR = (243, 241, 238)  # of keys after the query
+MASKED_COLOR = (243, 241, 238)  # color of keys after the query
 TEXT_COLOR = (29, 27, 38)
 NOTE_COLOR = (99, 95, 109)
 FRAME_COLOR = (59, 111, 181)
 
-MAX_GRID_WIDTH = 1800  # pixels of all maps side by side; more tokens are thinned out
-MIN_GRID_WIDTH = 620  # pixels, for the title
-MAX_CELL = 10  # pixels of a weight
-MIN_LABELED_CELL = 7  # pixels of a row from which its token is legible
-MARGIN = 16
-HEADER_HEIGHT = 74
-HEAD_GAP = 14  # between maps of a layer; twice as much between groups
-LAYER_GAP = 34  # between layers, where the names of the heads are
-MAX_LABEL = 12  # characters of a token
+MAX_GRID_WIDTH = 1800  # pixels of a layer's maps; tokens are thinned to fit
+MIN_GRID_WIDTH = 620  # pixels, so that the title fits
+MAX_CELL = 10  # pixels per side of the square of one weight
+MIN_LABELED_CELL = 7  # pixels; token labels on smaller squares would be illegible
+MARGIN = 16  # pixels
+HEADER_HEIGHT = 74  # pixels
+HEAD_GAP = 14  # pixels between maps of a layer; doubled between groups
+LAYER_GAP = 34  # pixels between layers, which leave room for the names of the heads
+MAX_LABEL = 12  # characters of a token label
 VISIBLE_SPACES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"}
 
 
 class Layout(NamedTuple):
-    """Positions of a grid in pixels.
+    """Pixel positions of the maps in an attention grid.
 
     Attributes:
-        cell: Side of a weight's square.
-        side: Side of a map.
-        lefts: Left edge of each head's map, (H,).
-        tops: Top edge of each layer's maps, (L,).
+        cell: Side of the square that shows one attention weight.
+        side: Side of one attention map.
+        lefts: Left edges of the maps in a layer, one per head, (H,).
+        tops: Top edges of the maps, one per layer, (L,).
     """
 
     cell: int
@@ -69,22 +54,21 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the image."""
+        """Width and height of the image, in pixels."""
         width, height = int(self.lefts[-1]) + self.side + 20, int(self.tops[-1]) + self.side + 20
         return max(MIN_GRID_WIDTH, width), height
 
 
 def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: str) -> None:
-    """Draw attention maps and write them as a PNG.
+    """Draw a row of attention maps for each layer, and write the grid as a PNG.
 
-    Colors follow the square root of a weight, so that the small weights of a diffuse head stay
-    visible.
+    The color encodes the square root of a weight, so that small weights remain visible.
 
     Args:
-        maps: Attention patterns (L, H, T, T).
-        tokens: The T tokens.
+        maps: Attention patterns (L, H, T, T) of L layers with H heads.
+        tokens: The T tokens as strings, which label the queries.
         path: File to write.
-        groups: Number of key/value heads; heads that share one have a common frame.
+        groups: Number of key/value heads; if fewer than H, a frame joins the heads that share one.
         title: First line of the image.
     """
     L, H, T, _ = maps.shape
@@ -93,7 +77,8 @@ def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: st
         maps, tokens = _thin_tokens(maps, tokens, max(1, MAX_GRID_WIDTH // max(L, H)))
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
-    layout = _make_layout(L, H, maps.shape[-1], cell, groups, _label_width(labels, font))
+    label_width = max((int(font.getlength(label)) for label in labels), default=8)
+    layout = _make_layout(L, H, maps.shape[-1], cell, groups, label_width)
 
     image = Image.new("RGB", layout.size, "white")
     pen = ImageDraw.Draw(image)
@@ -115,13 +100,9 @@ def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: st
 
 
 def _thin_tokens(maps: np.ndarray, tokens: list[str], count: int) -> tuple[np.ndarray, list[str]]:
-    """Keep `count` evenly spread tokens."""
+    """Keep `count` evenly spaced tokens of the maps (L, H, T, T) and of their labels."""
     kept = np.linspace(0, len(tokens), count, endpoint=False).astype(int)
     return maps[:, :, kept[:, None], kept], [tokens[i] for i in kept]
-
-
-def _label_width(labels: list[str], font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> int:
-    return max((int(font.getlength(label)) for label in labels), default=8)
 
 
 def _make_layout(L: int, H: int, T: int, cell: int, groups: int, label_width: int) -> Layout:
@@ -148,14 +129,14 @@ def _frame_groups(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: in
 
 
 def colorize(A: np.ndarray) -> np.ndarray:
-    """Return the colors (T, T, 3) of an attention pattern (T, T); masked keys are gray."""
+    """Map an attention pattern (T, T) to RGB colors (T, T, 3); keys after the query are gray."""
     image = COLORS[np.rint(255 * np.sqrt(A.clip(0, 1))).astype(int)]
     image[np.triu(np.ones(A.shape, bool), 1)] = MASKED_COLOR
     return image
 
 
 def token_label(token: str) -> str:
-    """Return a token as a label: visible white space, ¤ for what the font may lack, shortened."""
+    """Shorten a token to a label with visible white space; ¤ replaces characters beyond Latin-1."""
     shortened_runs = re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", token)
     label = "".join(map(_visible_character, shortened_runs))
     return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"

@@ -1,4 +1,4 @@
-"""Capture one forward pass over a probe, and save the arrays of a snapshot."""
+"""Record the activations of a forward pass, and save the arrays of a snapshot."""
 
 import copy
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from attention_maps.probes import Probes
 from common.files import atomic_write
 from model import GPT, SelfAttention, Taps, store
 
-MAX_LOGITS = 1 << 25  # computed at once: 128 MB in float32
+MAX_LOGITS = 1 << 25  # logits computed at once: 128 MB in float32
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
-MAX_SAVED_PARAMETERS = 20_000_000  # larger models are not saved beside an attention grid
+MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """What one forward pass over tokens (B, T) computed in each layer.
+    """Activations of one forward pass over B rows of T tokens, in L layers with H heads.
 
     Attributes:
         tokens: Input ids (B, T).
-        residuals: Residual stream (L + 1, B, T, C): the embeddings, then after each block.
-        k: Keys (L, B, G, T, d_k).
+        residuals: Residual stream (L + 1, B, T, C): the embeddings, then the output of each block.
+        k: Keys (L, B, G, T, d_k) of G key/value heads.
         v: Values (L, B, G, T, d_v).
-        heads: Weighted sum of values of each head, before W_O, (L, B, T, H, d_v).
+        heads: Output of each head before W_O, (L, B, T, H, d_v).
         weights: Attention patterns (L, B, H, T, T): rows sum to 1, zero above the diagonal.
     """
 
@@ -43,7 +43,7 @@ class ForwardPass:
     weights: Tensor
 
     def rows(self, which: slice | Sequence[int]) -> "ForwardPass":
-        """Return the same for some of the B rows."""
+        """Select some of the B rows in every array."""
         return ForwardPass(
             self.tokens[which],
             self.residuals[:, which],
@@ -56,7 +56,10 @@ class ForwardPass:
 
 @torch.no_grad()
 def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
-    """Run the model on ids (B, T) without changing its mode or torch's random state."""
+    """Run the model on ids (B, T) and record the activations.
+
+    The model's mode and torch's random state do not change.
+    """
     tokens = torch.from_numpy(ids).to(model.head.weight.device)
     stored: dict[str, list[Tensor]] = {
         name: [] for name in ("residual", "k", "v", "heads", "weights")
@@ -70,31 +73,28 @@ def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
 
 
 def in_float32(model: GPT) -> GPT:
-    """Return the model in float32: a copy if it has fewer bits, since effects on loss are small."""
+    """Return the model, or a float32 copy if its weights have fewer bits.
+
+    Lower precision would hide small effects on the loss.
+    """
     if torch.finfo(model.head.weight.dtype).bits >= 32:
         return model
     model_copy = copy.deepcopy(model).float()
-    model_copy.compute_rotary(model.head.weight.device)  # anew, not from rounded values
+    model_copy.compute_rotary(model.head.weight.device)  # the copied values were rounded
     return model_copy
 
 
 def max_logit_rows(model: GPT) -> int:
-    """Return for how many tokens logits are computed at once."""
+    """Return the maximum number of tokens whose logits are computed at once, to limit memory."""
     vocab_size = len(model.head.weight)
     return max(1, MAX_LOGITS // vocab_size)
 
 
 @torch.no_grad()
 def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of every target in nats.
+    """Compute the loss in nats of targets (…, T) from a residual stream x (…, T, C).
 
-    Args:
-        model: Provides the final norm and the output layer.
-        x: Residual stream after the last block, (…, T, C).
-        targets: Ids (…, T); -1 for none.
-
-    Returns:
-        -ln p of the targets, (…, T); nan where the target is -1.
+    The final norm and the output layer turn x into logits. The loss is nan where the target is -1.
     """
     rows = max_logit_rows(model)
     losses = []
@@ -106,7 +106,7 @@ def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """Return the token that follows each of tokens (…, T); -1 after the last."""
+    """Return the id after each token of (…, T); -1 after the last."""
     return F.pad(tokens[..., 1:], (0, 1), value=-1)
 
 
@@ -118,10 +118,10 @@ def residual_writes(attention: SelfAttention, heads: Tensor) -> Tensor:
 
 @torch.no_grad()
 def value_norms(model: GPT, v: Tensor) -> Tensor:
-    """Return ‖v_j W_O‖ for every token j and head: v (L, B, G, T, d_v) → (L, B, H, T).
+    """Return ‖v_j W_O‖ (L, B, H, T) for each head and token j, from values v (L, B, G, T, d_v).
 
-    It is how much a head writes to the residual stream when it attends to a token. Times the
-    attention weight, it gives the value-weighted attention map.
+    This is the norm of a head's output if it attends to token j only. The value-weighted attention
+    map is the attention weight times this norm.
 
     Reference: Kobayashi et al. 2020, "Attention is Not Only a Weight".
     """
@@ -129,34 +129,31 @@ def value_norms(model: GPT, v: Tensor) -> Tensor:
     v = v.repeat_interleave(H // v.shape[2], dim=2)  # (L, B, H, T, d_v)
     W_O = torch.stack([block.attention.W_O.weight for block in model.blocks])
     W_O = W_O.unflatten(2, (H, d_v))  # (L, C, H, d_v)
-    gram = torch.einsum("lchd,lche->lhde", W_O, W_O)  # ‖W v‖² = vᵀ WᵀW v: of size d_v, not C
+    gram = torch.einsum("lchd,lche->lhde", W_O, W_O)  # ‖W v‖² = vᵀ (WᵀW) v
     squares = torch.einsum("lbhtd,lhde,lbhte->lbht", v, gram, v)
     return squares.clamp(min=0).sqrt()
 
 
 def split_random_rows(random: ForwardPass) -> tuple[ForwardPass, ForwardPass, ForwardPass]:
-    """Split the pass over all random rows into the repeated, reshuffled and control rows."""
+    """Split the pass over all random rows into repeated, reshuffled and control rows."""
     repeated, reshuffled, control = np.split(np.arange(len(random.tokens)), 3)
     return random.rows(repeated), random.rows(reshuffled), random.rows(control)
 
 
 def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[str, np.ndarray]:
-    """Return the arrays that a snapshot saves of its forward passes.
+    """Return the arrays of two forward passes that a snapshot saves.
 
     Args:
-        model: The model of both passes.
-        text: Pass over the text, one row.
-        random: Pass over the repeated, reshuffled and control rows, P each; P may be 0.
+        model: The model that computed both passes.
+        text: Pass over the text, one row of T tokens.
+        random: Pass over P repeated, P reshuffled and P control rows of T_r tokens; P may be 0.
 
     Returns:
-        `text` (L, H, T, T), `repeated` and `control` (L, P, H, T_r, T_r): attention patterns.
-        `text_value_norms` (L, H, T), `repeated_value_norms` (L, P, H, T_r): see `value_norms`.
-        `repeated_loss`, `reshuffled_loss` (P, T_r): loss of the next token, nan for the last.
+        Attention patterns `text` (L, H, T, T), `repeated` and `control` (L, P, H, T_r, T_r).
+        `text_value_norms` (L, H, T) and `repeated_value_norms` (L, P, H, T_r): see `value_norms`.
+        Next-token losses `repeated_loss`, `reshuffled_loss` (P, T_r) in nats; the last is nan.
     """
-    arrays = {
-        "text": text.weights[:, 0],
-        "text_value_norms": value_norms(model, text.v)[:, 0],
-    }
+    arrays = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
     if len(random.tokens):
         repeated, reshuffled, control = split_random_rows(random)
         arrays["repeated"] = repeated.weights
@@ -168,7 +165,7 @@ def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[
 
 
 def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.ndarray]) -> None:
-    """Write a snapshot as an .npz: its arrays, attention patterns as float16, and the probes."""
+    """Write a snapshot as .npz: the probes and the arrays, with attention patterns as float16."""
     saved: dict[str, Any] = {
         "step": step,
         "text_ids": probes.text,
@@ -192,7 +189,7 @@ def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.nd
 
 
 def float16_weights(model: GPT) -> dict[str, Tensor]:
-    """Return the weights as float16 on the CPU; tied weights once."""
+    """Copy the weights to the CPU as float16. Tied weights appear once."""
     weights = {}
     for name, tensor in model.tensors().items():
         if tensor.is_floating_point():
@@ -202,7 +199,7 @@ def float16_weights(model: GPT) -> dict[str, Tensor]:
 
 
 def save_weights(path: Path, model: GPT) -> None:
-    """Write the weights as float16, unless the model has over `MAX_SAVED_PARAMETERS`."""
+    """Write the weights as float16 safetensors, unless there are over `MAX_SAVED_PARAMETERS`."""
     if model.num_parameters() <= MAX_SAVED_PARAMETERS:
         with atomic_write(path) as part:
             part.write_bytes(safetensors_bytes(float16_weights(model)))

@@ -1,27 +1,26 @@
-"""Select the heads that form a circuit, by statistically significant measurements."""
+"""Select the heads of a circuit from statistically significant measurements."""
 
 from statistics import NormalDist
 from typing import NamedTuple
 
 from attention_maps.results import Estimate, Head, Measurements, parse_head
 
-READINGS = 16  # windows or rows over which standard errors are estimated
-MAX_NAMED_HEADS = 2  # heads of one kind that are named and form the circuit
-# A smaller share of a head's score does not make an upstream head part of a circuit.
-MIN_UPSTREAM_SHARE = 0.2
-# A copying gain is reported if it exceeds both.
+READINGS = 16  # windows or rows from which each standard error is estimated
+MAX_NAMED_HEADS = 2  # heads of one kind that findings name and circuits include
+MIN_UPSTREAM_SHARE = 0.2  # of a head's score, for an upstream head to join the circuit
+# A copying gain must exceed both limits to be reported.
 MIN_REPORTED_GAIN_NATS = 0.1
 MIN_REPORTED_GAIN_ERRORS = 3
 
 
 class UpstreamHead(NamedTuple):
-    """A head that another head reads from.
+    """An upstream head on whose output the score of another (downstream) head depends.
 
     Attributes:
         head: The upstream head.
-        input: Which input of the reading head depends on it: "queries" or "keys".
-        share: Share of the reading head's score that is lost without it.
-        is_previous_token_head: Whether it passes the threshold of the previous-token score.
+        input: The downstream head's input through which it depends: "queries" or "keys".
+        share: Share of the downstream head's score that is lost when the upstream head is ablated.
+        is_previous_token_head: Whether the upstream head passes the previous-token threshold.
     """
 
     head: Head
@@ -31,11 +30,11 @@ class UpstreamHead(NamedTuple):
 
 
 def max_errors_by_chance(count: int, probability: float = 0.05) -> float:
-    """Return the bound, in standard errors, for the largest of several means without effect.
+    """Return the significance bound, in standard errors, for the largest of `count` means.
 
-    The largest of `count` means of `READINGS` readings each exceeds the bound with at most the
-    given probability if all true means are 0 (Bonferroni correction of Student's t, by the first
-    terms of its series in the normal quantile).
+    If all true means are 0, the largest estimate exceeds the bound with at most this probability.
+    Each estimate is the mean of `READINGS` readings. The bound is a quantile of Student's t with
+    Bonferroni correction, computed by its series in the normal quantile.
     """
     z = NormalDist().inv_cdf(1 - probability / max(1, count))
     freedom = READINGS - 1
@@ -45,7 +44,7 @@ def max_errors_by_chance(count: int, probability: float = 0.05) -> float:
 
 
 def reported_copying_gain(measurements: Measurements) -> Estimate | None:
-    """Return the copying gain if it is large and significant enough to be reported."""
+    """Return the copying gain, or None if it is small or not significant."""
     gain = measurements.copying_gain
     if gain is None or not gain.exceeds(MIN_REPORTED_GAIN_NATS, MIN_REPORTED_GAIN_ERRORS):
         return None
@@ -55,10 +54,10 @@ def reported_copying_gain(measurements: Measurements) -> Estimate | None:
 def find_active_heads(
     measurements: Measurements, score: str, most: int | None = MAX_NAMED_HEADS
 ) -> list[Head]:
-    """Return the heads that currently pass the threshold of a score, strongest first.
+    """Return at most `most` heads that pass the threshold of a score, strongest first.
 
-    A head counts only if it also passed at the previous snapshot, and if its score exceeds two
-    standard errors. At most `most` heads are returned; None returns all.
+    A head must also have passed at the previous snapshot, and its score must exceed two standard
+    errors. If `most` is None, all such heads are returned.
     """
     emerged = measurements.emergence.emerged.get(score, {})
     lost = measurements.emergence.lost.get(score, {})
@@ -72,11 +71,10 @@ def find_active_heads(
 
 
 def find_upstream_head(measurements: Measurements, score: str, head: Head) -> UpstreamHead | None:
-    """Return the head whose output this head's queries or keys depend on most.
+    """Return the upstream head on which a head's score depends most; None if none is significant.
 
-    For an induction head, previous-token heads are preferred: it finds a token by the one before
-    it. The share must exceed what the same number of heads without any effect would give; None if
-    no head's share does.
+    For an induction head, previous-token heads take precedence over larger shares, because in an
+    induction circuit they mark each key with the token before it.
     """
     previous_token_heads = find_active_heads(measurements, "previous_token")
     candidates = []
@@ -105,7 +103,7 @@ def find_upstream_head(measurements: Measurements, score: str, head: Head) -> Up
 
 
 def find_induction_circuit(measurements: Measurements) -> list[Head]:
-    """Return the strongest induction heads and the head that the strongest one reads from."""
+    """Return the strongest induction heads, and the upstream head of the strongest one."""
     heads = set(find_active_heads(measurements, "induction"))
     for strongest in find_active_heads(measurements, "induction", most=1):
         upstream = find_upstream_head(measurements, "induction", strongest)

@@ -1,7 +1,7 @@
-"""Composition: the share of a head's score that depends on an upstream component.
+"""Measure composition: how much a head's score depends on each upstream component.
 
-Measured by path patching: an upstream component is mean-ablated in the input of a head's queries,
-keys or values, and everything between is recomputed.
+Method: path patching. The component's output is replaced by its mean in the input of the head's
+queries, keys or values, and the layers between are recomputed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,23 +18,22 @@ from attention_maps.capture import ForwardPass, residual_writes
 from attention_maps.results import CompositionShare, Estimates, Head
 from model import GPT, attention_weights, causal_mask
 
-INPUTS = ("queries", "keys", "values")  # of a head, in the order of the rows of readings
-MEASURED_SCORES = ("previous_token", "induction")  # scores whose heads are measured
-MAX_MEASURED_HEADS = 4  # strongest heads of a score that are measured
+INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
+MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured
+MAX_MEASURED_HEADS = 4  # the strongest heads per score
 MIN_RECORDED_SHARE = 0.05
-# Direct shares, which select the components to recompute in a large model, are taken of every
-# fourth row.
+# Large models: direct shares on every fourth row select the components to recompute.
 PRESELECTION_STRIDE = 4
 
 
 class Component(NamedTuple):
-    """A component of the model that writes to the residual stream.
+    """A component that writes to the residual stream: the embedding, a head or an MLP.
 
     Attributes:
-        name: "embedding", or as L0H1 or L0MLP.
-        tap: The tap at which it can be replaced: "embedding", "heads" or "mlp".
-        layer: -1 for the embedding.
-        head: -1 unless it is a head.
+        name: "embedding", a head such as "L0H1", or an MLP such as "L0MLP".
+        tap: The tap of the model that can replace its output: "embedding", "heads" or "mlp".
+        layer: Layer index; -1 for the embedding.
+        head: Head index in the layer; -1 for the embedding or an MLP.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Component(NamedTuple):
 
 
 def components_below(model: GPT, layer: int) -> list[Component]:
-    """Return the components that write to the input of a layer, in order."""
+    """List the components that write to the input of a layer, in order of computation."""
     components = [Component("embedding", "embedding")]
     for lower in range(layer):
         for head in range(model.config.n_head):
@@ -54,7 +53,11 @@ def components_below(model: GPT, layer: int) -> list[Component]:
 
 
 class Rows(NamedTuple):
-    """Rows on which a score is measured: a forward pass, and the periods if they repeat."""
+    """The rows on which a score is measured.
+
+    `forward` is a pass over W windows of text, or over P repeated and then P control rows.
+    `periods` (P,) are the periods of the repeated rows, or None for windows of text.
+    """
 
     forward: ForwardPass
     periods: np.ndarray | None
@@ -74,25 +77,26 @@ def measure_composition(
     heads: Mapping[str, Sequence[Head]],
     max_components: int | None = None,
 ) -> list[CompositionShare]:
-    """Measure on which upstream components the scores of some heads depend.
+    """Measure how much the scores of some heads depend on each upstream component.
 
-    A component is replaced by its mean over tokens in the input of the head's queries, keys or
-    values. For queries and keys, the share is what the head's score loses. Values do not decide
-    where a head attends: their share is that of the squared length of what the head writes, 1 -
-    cos² of the angle between its output with and without the component.
+    The component is mean-ablated in the input of a head's queries, keys or values. For queries and
+    keys, the share is the part of the head's score that is lost. Values do not decide where a head
+    attends, so their share is 1 - cos² of the angle between its output with and without the
+    component.
 
     Args:
-        model: The model of the passes.
-        windows: Pass over windows of the text, for "previous_token".
-        random: Pass over the repeated rows, then as many control rows, for "induction".
+        model: The model that computed the passes.
+        windows: Pass over windows of the text, for the previous-token score.
+        random: Pass over P repeated rows, then P control rows, for the prefix-matching score.
         periods: Periods of the repeated rows, (P,).
-        heads: The heads to measure, by score.
-        max_components: Recompute the layers between only for so many components of a score, those
-            with the largest direct shares on a quarter of the rows; None for all.
+        heads: The heads to measure, by name of the score.
+        max_components: Maximum number of components per score whose ablation is propagated through
+            the layers between: those with the largest direct shares on a quarter of the rows. None
+            is no limit.
 
     Returns:
-        The shares of each component that has a share of at least 0.05 and two standard errors in
-        the queries, keys or values of a head; of those, all three inputs.
+        The shares in all three inputs, for each head and component with at least one share of at
+        least 0.05 and two standard errors.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Wang et al.
     2022, "Interpretability in the Wild"; Goldowsky-Dill et al. 2023, "Localizing Model Behavior
@@ -118,7 +122,7 @@ def measure_composition(
 
 
 def _group_by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
-    """Return the heads' numbers by layer, without layer 0, which has no upstream component."""
+    """Return sorted head numbers by layer, without layer 0, which reads the embedding only."""
     by_layer: dict[int, list[int]] = {}
     for head in heads:
         if head.layer > 0:
@@ -129,7 +133,7 @@ def _group_by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
 def _shares(
     score: str, component: Component, reader: "Reader", recomputed: Tensor, direct: Tensor
 ) -> Iterator[CompositionShare]:
-    """Yield the shares of a component in each head of a reader in which one is significant."""
+    """Yield a component's shares for each head of `reader` that has a significant one."""
     lost = reader.lost_shares(recomputed)  # (3, n)
     is_significant = (lost.mean >= MIN_RECORDED_SHARE) & (lost.mean >= 2 * lost.error)
     significant_heads = np.flatnonzero(is_significant.any(axis=0))
@@ -151,7 +155,7 @@ def _shares(
 def _largest_direct_shares(
     model: GPT, by_layer: dict[int, list[int]], rows: Rows
 ) -> dict[Component, float]:
-    """Return each component's largest direct share in the queries or keys of heads above it."""
+    """Return each component's largest direct share in the queries or keys of the given heads."""
     largest: dict[Component, float] = {}
     for layer, heads in by_layer.items():
         reader = Reader(model, layer, heads, rows)
@@ -165,25 +169,25 @@ def _largest_direct_shares(
 
 
 def _writes_of(model: GPT, forward: ForwardPass, component: Component) -> Tensor:
-    """Return what a component adds to the residual stream, (B, T, C)."""
+    """Return the output of a component in the residual stream, (B, T, C)."""
     residuals, layer = forward.residuals, component.layer
     if component.tap == "embedding":
         return residuals[0]
     heads = residual_writes(model.blocks[layer].attention, forward.heads[layer])  # (B, T, H, C)
     if component.tap == "heads":
         return heads[:, :, component.head]
-    # The MLP, and the bias of W_O, which is its own mean.
+    # The MLP and the bias of W_O; mean ablation leaves the constant bias unchanged.
     return residuals[layer + 1] - residuals[layer] - heads.sum(dim=2)
 
 
 def _inputs_without(
     model: GPT, forward: ForwardPass, component: Component, top: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the input of each layer above a component, up to `top`, with the component ablated.
+    """Mean-ablate a component, and yield the input of each later layer up to `top`.
 
     Yields:
-        The layer; its input (B, T, C) with the layers between recomputed; its input with nothing
-        else changed.
+        The layer; its input (B, T, C) with the layers between recomputed; its input (B, T, C)
+        without recomputation.
     """
     residuals, first = forward.residuals, max(0, component.layer)
     rotary = model.rotary_at(0, residuals.shape[2])
@@ -201,9 +205,9 @@ def _inputs_without(
 
 
 def _mean_ablate(component: Component, layer: int, value: Tensor) -> Tensor:
-    """Tap that replaces the output of a component by its mean over tokens.
+    """Tap: replace a component's output by its mean over rows and tokens.
 
-    The value is that of all heads (B, T, H, d_v), or of an MLP (B, T, C).
+    `value` holds the outputs of all heads (B, T, H, d_v), or the output of the MLP (B, T, C).
     """
     if layer != component.layer:
         return value
@@ -215,12 +219,15 @@ def _mean_ablate(component: Component, layer: int, value: Tensor) -> Tensor:
 
 
 def _mean_over_tokens(x: Tensor) -> Tensor:
-    """Return the mean over rows and tokens of x (B, T, C), repeated for each of them."""
+    """Return the mean of x (B, T, C) over rows and tokens, expanded to the shape of x."""
     return x.mean(dim=(0, 1)).expand_as(x)
 
 
 class Reader:
-    """Some heads of a layer, whose queries, keys or values can be given another input."""
+    """Recompute n heads of one layer with a patched input to their queries, keys or values.
+
+    A reading is a head's score on one of R rows: W windows of text, or P repeated rows.
+    """
 
     def __init__(self, model: GPT, layer: int, heads: list[int], rows: Rows) -> None:
         c, forward = model.config, rows.forward
@@ -239,35 +246,30 @@ class Reader:
         self.unchanged_readings = self._readings(x)
 
     def lost_shares(self, x: Tensor) -> Estimates:
-        """Return the shares of the readings that are lost with the input x (B, T, C).
+        """Return the shares (3, n) of the readings that are lost with layer input x (B, T, C).
 
-        Returns:
-            Shares and standard errors (3, n): by `INPUTS` and head.
+        The first axis is the patched input, in the order of `INPUTS`.
         """
         kept = scores.ratio(self._readings(x), self.unchanged_readings)
         return Estimates(1 - kept.mean, kept.error)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (B, n, T, d) of the heads for an input x (B, T, C)."""
+        """Compute the heads' queries, keys and values (B, n, T, d) from layer input x (B, T, C)."""
         q, k, v = self.block.attention.project(self.block.norm_1(x), self.rotary)
         return q[:, self.heads], k[:, self.groups], v[:, self.groups]
 
     def _write(self, v: Tensor) -> Tensor:
-        """Return what the heads write (B, n, T, C) with unchanged attention and values v."""
+        """Compute the heads' outputs (B, n, T, C) from values v and the unpatched patterns."""
         return torch.einsum("bntd,cnd->bntc", self.weights @ v, self.W_O)
 
     def _readings(self, x: Tensor) -> np.ndarray:
-        """Return readings (3, n, R) with queries, keys or values computed from x (B, T, C).
+        """Return readings (3, n, R) with queries, keys or values recomputed from x (B, T, C).
 
-        For queries and keys these are readings of the score; for values cos² of the angle between
-        what the heads write with these values and with their own.
+        For values, a reading is cos² of the angle between the patched and the unpatched output.
         """
         q, k, v = self._project(x)
         patterns = torch.stack(
-            [
-                attention_weights(q, self.k, self.mask),
-                attention_weights(self.q, k, self.mask),
-            ]
+            [attention_weights(q, self.k, self.mask), attention_weights(self.q, k, self.mask)]
         )
         A = patterns.float().cpu().numpy()  # (2, B, n, T, T)
         cosine = F.cosine_similarity(self._write(v), self.output, dim=-1)  # (B, n, T)

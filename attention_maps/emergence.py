@@ -1,11 +1,10 @@
-"""Decide when attention heads emerge: thresholds on their scores, followed over snapshots."""
+"""Detect at which snapshots of a run attention heads emerge and are lost."""
 
 import numpy as np
 
 from attention_maps.results import Emergence, Head, Measurements
 
-# A head passes a score once it has come this share of the way from what uniform attention scores
-# to 1. Uniform attention scores 0 where a control is subtracted, whatever the length.
+# Thresholds, as shares of the range from the score of uniform attention to 1.
 THRESHOLD_SHARES = {
     "current_token": 0.25,
     "previous_token": 0.25,
@@ -13,19 +12,19 @@ THRESHOLD_SHARES = {
     "induction": 0.2,
     "sink": 0.25,
 }
-CONTROLLED_SCORES = ("duplicate_token", "induction")  # their score on control is subtracted
+# The score on control rows is subtracted from these, so uniform attention scores 0.
+CONTROLLED_SCORES = ("duplicate_token", "induction")
 
 
 def threshold(score: str, length: int) -> float:
-    """Return the score that a head must reach, its standard error subtracted, to pass.
+    """Return the threshold of a score: a head passes if score minus standard error reaches it.
 
-    Args:
-        score: Name of a score in `THRESHOLD_SHARES`.
-        length: Tokens of a scored window; uniform attention scores less on longer windows.
+    `length` is the number of tokens in a scored window, because uniform attention scores less on
+    longer windows.
     """
     uniform = 0.0
     if score not in CONTROLLED_SCORES:
-        # Uniform attention puts 1 / (i + 1) on any one token, at each query i ≥ 1.
+        # Uniform attention of query i to any one token is 1 / (i + 1); queries begin at i = 1.
         uniform = float((1 / np.arange(2, length + 1)).mean())
     return uniform + THRESHOLD_SHARES[score] * (1 - uniform)
 
@@ -33,15 +32,11 @@ def threshold(score: str, length: int) -> float:
 def update_emergence(
     previous: Measurements | None, current: Measurements, length: int
 ) -> Emergence:
-    """Return when heads emerged and were lost, after one more snapshot.
+    """Return the steps at which heads emerged and were lost, updated with the current snapshot.
 
-    A head emerges at the first snapshot at which its score minus its standard error reaches the
-    threshold, if it does so at the next snapshot too. It is lost when it no longer passes.
-
-    Args:
-        previous: Measurements of the last snapshot with its emergence; None at the first.
-        current: Measurements of this snapshot; its emergence is ignored.
-        length: Tokens of a scored window.
+    A head emerges at the first snapshot at which it passes the threshold, if it also passes at the
+    next one. It is lost when it no longer passes. `previous` is None at the first snapshot, and
+    `length` is the number of tokens in a scored window.
     """
     if previous is None:
         return Emergence()

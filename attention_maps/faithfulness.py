@@ -1,4 +1,4 @@
-"""Faithfulness of a circuit: what remains of a behavior when every other head is mean-ablated."""
+"""Measure the faithfulness of a circuit: the behavior that remains if it works alone."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,16 +15,10 @@ from model import GPT, Taps
 
 
 class IsolatedHeads:
-    """A model in which only chosen heads work; every other head outputs its mean over tokens."""
+    """Run a model with only some heads active; all other heads output their mean over tokens."""
 
     def __init__(self, model: GPT, forward: ForwardPass, periods: np.ndarray) -> None:
-        """Prepare to measure copying gains.
-
-        Args:
-            model: The model of the pass.
-            forward: A pass over the repeated, then the reshuffled rows, P each.
-            periods: Periods of the repeated rows, (P,).
-        """
+        """Take a pass over P repeated, then P reshuffled rows, and the repeats' periods (P,)."""
         self.model, self.forward, self.periods = model, forward, periods
 
     @property
@@ -34,13 +28,13 @@ class IsolatedHeads:
         return [Head(layer, head) for layer in range(c.n_layer) for head in range(c.n_head)]
 
     def copying_gains(self, heads: list[Head]) -> np.ndarray:
-        """Return the copying gain of each repeated row with these heads alone, (P,) nats."""
+        """Return the copying gain of each repeated row in nats, (P,), with only `heads` active."""
         repeated, reshuffled = np.split(self.losses(heads), 2)
         return scores.copying_gains(repeated, reshuffled, self.periods)
 
     @torch.no_grad()
     def losses(self, heads: list[Head]) -> np.ndarray:
-        """Return the loss of the next token with these heads alone, (B, T); nan for the last."""
+        """Return next-token losses (B, T) in nats with only `heads` active; the last is nan."""
         forward = self.forward
         works = torch.zeros_like(forward.heads[:, 0, 0, :, :1], dtype=torch.bool)  # (L, H, 1)
         for head in heads:
@@ -56,22 +50,17 @@ class IsolatedHeads:
 
 
 def _ablate_others(works: Tensor, means: Tensor, layer: int, y: Tensor) -> Tensor:
-    """Tap that replaces the outputs y (B, T, H, d_v) of heads that do not work by their means."""
+    """Tap: replace the outputs y (B, T, H, d_v) of inactive heads by their means (L, H, d_v)."""
     return torch.where(works[layer], y, means[layer])
 
 
 def measure_faithfulness(
-    copying_gains: Callable[[list[Head]], np.ndarray],
-    all_heads: list[Head],
-    circuit: list[Head],
+    copying_gains: Callable[[list[Head]], np.ndarray], all_heads: list[Head], circuit: list[Head]
 ) -> Faithfulness:
-    """Measure the share of the copying gain that a circuit keeps on its own.
+    """Measure the share of the copying gain that remains with only the heads of a circuit active.
 
-    Args:
-        copying_gains: Returns the copying gains (P,) with some heads alone, as
-            `IsolatedHeads.copying_gains` does.
-        all_heads: Every head of the model; with all of them the share is 1.
-        circuit: The heads of the circuit.
+    `copying_gains` returns the gains (P,) with only the given heads active, such as
+    `IsolatedHeads.copying_gains`. With `all_heads` of the model active, the share is 1.
 
     Reference: Wang et al. 2022, "Interpretability in the Wild"; Hanna et al. 2024, "Have Faith in
     Faithfulness".

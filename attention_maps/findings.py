@@ -1,7 +1,7 @@
-"""Turn a run's measurements into findings: what its attention heads do, with the evidence.
+"""Turn a run's measurements into findings: observations about heads, with their evidence.
 
-Findings hold at the latest snapshot and exceed two standard errors; "most important head" is
-corrected for multiple comparisons. `attention_maps.rendering` turns them into text.
+Findings hold at the latest snapshot and exceed two standard errors. The most important heads are
+corrected for multiple comparisons. `attention_maps.rendering` turns findings into text.
 """
 
 import math
@@ -19,24 +19,24 @@ from attention_maps.circuit import (
 from attention_maps.metrics import GainAt, read_gain_history, read_latest
 from attention_maps.results import Estimate, Head, Measurements
 
-# Scores whose heads are reported, the most interesting first.
+# Scores whose heads are reported, in order of interest.
 REPORTED_SCORES = ("induction", "previous_token", "duplicate_token", "current_token")
 MAX_FINDINGS = 5
 MIN_REPORTED_IMPORTANCE_NATS = 0.01
-# More heads than this share first place only if none of them stands out.
+# If more heads than this are not distinguishable from the most important one, none is reported.
 MAX_MOST_IMPORTANT_HEADS = 3
-MIN_FAITHFULNESS_ALONE = 0.8  # a circuit with a smaller share is reported together with layer 0
-MIN_REPORTED_FAITHFULNESS = 0.5
-# The copying gain counts as formed once it stays above this share of its current value.
+MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
+MIN_REPORTED_FAITHFULNESS = 0.5  # below this share, nothing is reported
+# The copying gain emerged once it stays above this share of its current value.
 FORMED_GAIN_SHARE = 0.5
 
 
 class Interval(NamedTuple):
-    """Between which snapshots something formed.
+    """The interval between two snapshots in which a head or the copying gain emerged.
 
     Attributes:
-        after: Step of the last snapshot before; equal to `by` if `by` is the first snapshot.
-        by: Step of the first snapshot at which it was there.
+        after: Step of the last snapshot before the emergence; the same as `by` if there is none.
+        by: Step of the first snapshot after the emergence.
     """
 
     after: int
@@ -48,8 +48,8 @@ class Finding:
     """A statistically significant observation about some heads.
 
     Attributes:
-        kind: What was observed: the name of a score, "copying_gain" or "importance".
-        heads: The heads that it is about, strongest first.
+        kind: Name of the score that shows it, or "copying_gain".
+        heads: The observed heads, strongest first.
     """
 
     kind: str
@@ -58,14 +58,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class HeadEvidence:
-    """What was measured of one head of an `AttentionFinding`.
+    """The measurements of one head that support an `AttentionFinding`.
 
     Attributes:
         head: The head.
-        score: Its score.
-        formed: When it emerged; None for a model outside of a run.
-        copying: Copying score of an induction head, if it was measured.
-        upstream: The head that it depends on, if there is one.
+        score: Its score of the finding's kind.
+        formed: The interval in which it emerged; None for a model outside of a run.
+        copying: Its copying score, if it is an induction head and the score was measured.
+        upstream: The upstream head on which its score depends most; None if none is significant.
     """
 
     head: Head
@@ -76,7 +76,10 @@ class HeadEvidence:
 
 
 class CircuitShare(NamedTuple):
-    """The share of the copying gain that a circuit keeps on its own."""
+    """The share of the copying gain that remains with only a circuit active.
+
+    `includes_layer_0` says whether the heads of layer 0 are active too.
+    """
 
     share: Estimate
     includes_layer_0: bool
@@ -84,12 +87,12 @@ class CircuitShare(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionFinding(Finding):
-    """Heads that attend to what their score measures.
+    """The finding that heads attend to the token that their score is about.
 
     Attributes:
-        evidence: What was measured of each head.
-        copying_gain: In-context copying gain that the heads explain, in nats.
-        circuit_share: How much of the gain their circuit keeps on its own.
+        evidence: Measurements of each head, in the order of `heads`.
+        copying_gain: In-context copying gain in nats/token that the induction heads explain.
+        circuit_share: Share of this gain that remains with only their circuit active.
     """
 
     evidence: tuple[HeadEvidence, ...]
@@ -99,7 +102,10 @@ class AttentionFinding(Finding):
 
 @dataclass(frozen=True)
 class CopyingGainFinding(Finding):
-    """The model copies in context, but no induction head passes its threshold."""
+    """The finding that the model copies in context without a detected induction head.
+
+    `copying_gain` is in nats/token; `formed` is the interval in which it emerged, if known.
+    """
 
     copying_gain: Estimate
     formed: Interval | None
@@ -107,14 +113,20 @@ class CopyingGainFinding(Finding):
 
 @dataclass(frozen=True)
 class ImportanceFinding(Finding):
-    """Heads without which the validation loss rises most; `increases` in nats, one per head."""
+    """The finding that the validation loss depends most on one to three heads.
+
+    `increases` holds the loss increase in nats/token when each head is zeroed, in their order.
+    """
 
     increases: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True)
 class SinkFinding(Finding):
-    """Heads that attend to the first token; `score` is that of the first of them."""
+    """The finding that heads attend to the first token (attention sink).
+
+    `score` is the sink score of the first head; `scored_heads` counts all heads with this score.
+    """
 
     score: Estimate
     scored_heads: int
@@ -122,7 +134,10 @@ class SinkFinding(Finding):
 
 @dataclass(frozen=True)
 class LostFinding(Finding):
-    """A head that attended to what its score measures, and no longer does."""
+    """The finding that a head no longer passes the threshold of a score.
+
+    `emerged` and `lost` are the first and last step at which it passed; `score` is its score now.
+    """
 
     emerged: int
     lost: int
@@ -136,12 +151,10 @@ def summarize_rows(rows: list[dict]) -> list[Finding]:
 
 
 def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list[Finding]:
-    """Return the findings that measurements support, the most important first.
+    """Return the significant findings of the latest snapshot, the most important first.
 
-    Args:
-        latest: Current measurements.
-        gain_history: Copying gain at every snapshot of the run, the current one included; empty
-            for a model outside of a run.
+    `gain_history` has the copying gain at every snapshot of the run, the latest one included. It is
+    empty for a model outside of a run.
     """
     snapshots = [gain.step for gain in gain_history]
     attention = {score: _find_attention(latest, score, snapshots) for score in REPORTED_SCORES}
@@ -160,14 +173,14 @@ def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list
 
 
 def emergence_interval(step: int, snapshots: Sequence[int]) -> Interval:
-    """Return between which snapshots something formed that is first seen at `step`."""
+    """Return the interval that ends at `step` and begins at the snapshot before it."""
     return Interval(max((s for s in snapshots if s < step), default=step), step)
 
 
 def _find_attention(
     latest: Measurements, score: str, snapshots: Sequence[int]
 ) -> AttentionFinding | None:
-    """Return what the strongest heads of a score do."""
+    """Report the strongest heads that pass the threshold of a score."""
     heads = find_active_heads(latest, score)
     if not heads:
         return None
@@ -186,7 +199,7 @@ def _find_attention(
 def _explain_copying_gain(
     latest: Measurements, induction: AttentionFinding | None, history: Sequence[GainAt]
 ) -> Finding | None:
-    """Add the copying gain to the induction heads; without heads, report the gain alone."""
+    """Add the copying gain to the finding about induction heads, or report it without heads."""
     gain = reported_copying_gain(latest)
     if gain is None:
         return induction
@@ -201,7 +214,7 @@ def _explain_copying_gain(
 
 
 def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:
-    """Return the circuit's share of the gain: alone if that suffices, else with layer 0."""
+    """Return the circuit's share of the gain, with layer 0 if its share alone is too small."""
     faithfulness = latest.faithfulness
     if faithfulness is None:
         return None
@@ -213,7 +226,7 @@ def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:
 
 
 def _find_most_important_heads(latest: Measurements) -> ImportanceFinding | None:
-    """Return the head, or the two or three, without which the validation loss rises most."""
+    """Report the one to three heads with the largest head importance, if they stand out."""
     importance = {
         head: latest.score("importance", head) for head in latest.scored_heads("importance")
     }
@@ -253,7 +266,7 @@ def _find_sinks(latest: Measurements) -> SinkFinding | None:
 
 
 def _find_lost_head(latest: Measurements, score: str) -> LostFinding | None:
-    """Return the head that passed a score's threshold longest, of those that no longer do."""
+    """Report the lost head of a score that had passed its threshold longest."""
     emerged = latest.emergence.emerged.get(score, {})
     lost = latest.emergence.lost.get(score, {})
     if not lost:

@@ -1,4 +1,4 @@
-"""What the model predicts after each token of a text, and which components contribute to it."""
+"""Explain the predictions of a text: their probabilities, and the components behind them."""
 
 from typing import NamedTuple
 
@@ -21,27 +21,30 @@ from attention_maps.scores import mean_and_error
 from data.tokenizer import Tokenizer
 from model import GPT
 
-PREDICTED_TOKENS = 5  # most probable next tokens that are listed
-PROMOTED_TOKENS = 3  # tokens that a head promotes most, and as many that it suppresses most
-MAX_TOKEN_CHARACTERS = 40  # of a listed token
-COPYING_RANKS = 10  # a token is copied if it is among so many highest logits
-COPYING_TOKENS_PER_ROW = 8  # attended tokens for which copying is measured
+PREDICTED_TOKENS = 5  # most probable next tokens, listed for each token
+PROMOTED_TOKENS = 3  # tokens listed as promoted by a head, and as suppressed
+MAX_TOKEN_CHARACTERS = 40  # longer tokens are cut
+COPYING_RANKS = 10  # highest (and lowest) logits in which the copying score finds a token
+COPYING_TOKENS_PER_ROW = 8  # tokens per row on which copying scores are measured
 
 
 class LogitAttribution(NamedTuple):
-    """Predictions of a text of T tokens and the contributions of K = 2 + L (H + 1) components.
+    """Predictions at T tokens, and contributions of K = 2 + L (H + 1) components to their logits.
+
+    The components are the embedding, then the H heads and the MLP of each of L layers, then all
+    biases together.
 
     Attributes:
-        predicted_ids: Most probable next tokens (T, 5); -1 if the vocabulary has fewer.
+        predicted_ids: The five most probable next tokens, (T, 5); -1 if the vocabulary has fewer.
         predicted_probs: Their probabilities, (T, 5).
-        logit_lens: Loss of the next token after the embedding and after each block, through the
-            final norm, in nats (L + 1, T); nan for the last token.
-        logit_attribution: Contributions (K, T, 6) to the logits of the token that follows (the most
-            probable token after the last) and of the five most probable ones. Components are the
-            embedding, then each layer's heads and MLP, then all biases. They sum to the logit minus
-            the mean of all logits: what raises all logits changes no probability.
-        promoted_and_suppressed_ids: The three tokens that each head promotes most, and the three
-            that it suppresses most, (L, H, T, 6).
+        logit_lens: Next-token loss in nats from the embedding and from the output of each block,
+            through the final norm, (L + 1, T); nan for the last token.
+        logit_attribution: Contributions (K, T, 6) to six logits at each token: of the actual next
+            token (after the last token, the most probable one), then of the five `predicted_ids`.
+            They sum to the logit minus the mean of all logits, because a shift of all logits does
+            not change the probabilities.
+        promoted_and_suppressed_ids: The three tokens whose logits each head raises most, then the
+            three whose logits it lowers most, (L, H, T, 6).
     """
 
     predicted_ids: np.ndarray
@@ -54,11 +57,12 @@ class LogitAttribution(NamedTuple):
 def explain_predictions(
     model: GPT, forward: ForwardPass, tokenizer: Tokenizer
 ) -> dict[str, np.ndarray]:
-    """Measure on what the predictions of one text depend, as arrays of a snapshot.
+    """Measure how the predictions of one text depend on its tokens, heads and components.
 
     Returns:
-        `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T), the arrays of
-        `LogitAttribution`, and `named_ids` with `named_tokens`: how the ids among them are spelled.
+        Snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T), and
+        the fields of `LogitAttribution`. `named_ids` lists the token ids in these fields, and
+        `named_tokens` their spelling.
     """
     token_effects = measure_token_effects(model, forward)
     attribution = attribute_logits(model, forward)
@@ -67,7 +71,7 @@ def explain_predictions(
     named_ids = named_ids[named_ids >= 0]
     named_tokens = []
     for id in named_ids.tolist():
-        # An imported model may have more ids than its tokenizer.
+        # The vocabulary of an imported model may be larger than its tokenizer's.
         token = spell_token(tokenizer, id) if id < tokenizer.vocab_size else f"<{id}>"
         named_tokens.append(token[:MAX_TOKEN_CHARACTERS])
     return {
@@ -82,7 +86,7 @@ def explain_predictions(
 
 @torch.no_grad()
 def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
-    """Compute direct logit attribution and logit lens of one text.
+    """Compute the direct logit attribution and the logit lens of one text.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"
     (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
@@ -97,8 +101,8 @@ def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
     logit_lens = token_losses(model, residuals, following.expand(L + 1, -1))
     logit_lens[:, -1] = torch.nan
 
-    # Contributions of the embedding, heads and MLPs are linear once the final norm's scale is
-    # known; what they leave of the logits comes from biases.
+    # With the scale of the final norm fixed, logits are linear in the outputs of embedding, heads
+    # and MLPs. The remainder of the logits comes from biases.
     writes = _component_writes(model, forward)  # (1 + L (H + 1), T, C)
     writes = scale_like_norm(model.norm, writes, residuals[-1])
     attributed_ids = torch.cat((following[:, None], predicted_ids), dim=1).clamp(min=0)  # (T, 6)
@@ -121,7 +125,7 @@ def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
 
 
 def _component_writes(model: GPT, forward: ForwardPass) -> Tensor:
-    """Return what embedding, heads and MLPs of one text write to the residual stream."""
+    """Return the outputs of embedding, heads and MLPs in the residual stream, (K - 1, T, C)."""
     residuals = forward.residuals[:, 0]
     writes = [residuals[0]]
     for layer, block in enumerate(model.blocks):
@@ -133,7 +137,7 @@ def _component_writes(model: GPT, forward: ForwardPass) -> Tensor:
 
 
 def _promoted_and_suppressed_ids(model: GPT, writes: Tensor) -> Tensor:
-    """Return the ids that scaled writes (N, C) promote most, then suppress most: (N, 6)."""
+    """Return the ids that normalized outputs (N, C) promote most, then suppress most: (N, 6)."""
     ids = []
     for some in writes.split(max_logit_rows(model)):
         logits = some @ model.head.weight.T  # (n, V)
@@ -150,17 +154,17 @@ def _largest_ids(logits: Tensor, count: int) -> Tensor:
 
 
 def _to_numpy(values: Tensor) -> np.ndarray:
-    """Return values as float32 or int32 on the CPU."""
+    """Convert values to float32 or int32 on the CPU."""
     return (values.float() if values.is_floating_point() else values.int()).cpu().numpy()
 
 
 def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
-    """Scale parts of a residual stream as the final norm scales the whole of it.
+    """Apply the final norm to parts of a residual stream, with the scale of the whole.
 
     Args:
-        norm: LayerNorm or RMSNorm. It is linear once its scale is fixed; its bias is left out.
-        writes: What components wrote, (…, T, C).
-        x: The residual stream that determines the scale, (T, C) or like `writes`.
+        norm: LayerNorm or RMSNorm. With a fixed scale it is linear; its bias is not added.
+        writes: Outputs of components, (…, T, C).
+        x: The residual stream that sets the scale, (T, C) or the shape of `writes`.
     """
     if isinstance(norm, nn.LayerNorm):
         scale = (x.var(dim=-1, correction=0, keepdim=True) + norm.eps).rsqrt()
@@ -172,15 +176,16 @@ def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copying_scores(model: GPT, forward: ForwardPass, measured: np.ndarray) -> Estimates:
-    """Measure how often attending to a token makes it likely as the next token.
+    """Compute copying scores: how strongly attending to a token promotes the same token.
 
-    The score is the share of tokens j that v_j W_O puts among the ten highest logits, through the
-    final norm and the output layer, minus the share that it puts among the ten lowest.
+    A head's output v_j W_O for token j goes through the final norm and the output layer. The score
+    is the share of tokens whose own logit is among the ten highest, minus the share whose own logit
+    is among the ten lowest. About eight evenly spaced tokens of each row are used.
 
     Args:
-        model: The model of the pass.
-        forward: A pass over B rows; evenly spread tokens of each are used.
-        measured: Which heads to measure, (L, H) bool.
+        model: The model that computed `forward`.
+        forward: A pass over B rows.
+        measured: Mask of the heads to measure, (L, H) bool.
 
     Returns:
         Scores and standard errors over rows, (L, H); nan for heads that are not measured.

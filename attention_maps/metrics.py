@@ -1,7 +1,6 @@
-"""Measurements as flat metrics, and back: the only place that knows their keys.
+"""Convert measurements to flat metrics and back; no other module builds or parses these keys.
 
-`flatten` turns measurements into the keys of metrics.jsonl, W&B and the page; the readers turn a
-row of metrics into typed measurements again.
+The metrics have the keys of metrics.jsonl, W&B and the page.
 """
 
 import math
@@ -24,25 +23,18 @@ from attention_maps.results import (
 )
 from common.metrics import COMPANION_SUFFIXES, is_scored
 
-# The keys of a snapshot's metrics begin with these.
-SNAPSHOT_PREFIXES = (
-    "heads/",
-    "emerged/",
-    "lost/",
-    "composition/",
-    "probe/",
-    "faithfulness",
-)
+# Prefixes of the metrics that snapshots measure.
+SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0")
 _HEAD_KEY = re.compile(r"(heads|emerged|lost)/(?P<score>\w+)/L(?P<layer>\d+)H(?P<number>\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
 
 
-# --- writing --------------------------------------------------------------------------------------
+# --- measurements to metrics ----------------------------------------------------------------------
 
 
 def flatten(measurements: Measurements) -> dict[str, float]:
-    """Return measurements as metrics; what is unknown is left out."""
+    """Convert measurements to flat metrics, without unknown (nan) values."""
     row: dict[str, float] = {}
     row.update(_flatten_scores(measurements.scores))
     for kind in ("emerged", "lost"):
@@ -81,11 +73,11 @@ def _flatten_scores(scores: Mapping[str, Estimates]) -> dict[str, float]:
     }
 
 
-# --- reading --------------------------------------------------------------------------------------
+# --- metrics to measurements ----------------------------------------------------------------------
 
 
 class GainAt(NamedTuple):
-    """The copying gain at a snapshot; 0 if it was not measured."""
+    """The copying gain at the snapshot of a step; 0 if it was not measured."""
 
     step: int
     nats: float
@@ -99,7 +91,7 @@ def read_gain_history(rows: list[dict]) -> list[GainAt]:
 
 
 def read_latest(rows: list[dict]) -> Measurements | None:
-    """Return the measurements of the last snapshot of a run; None before the first."""
+    """Return the measurements of a run's last snapshot; None if there is none."""
     for row in reversed(rows):
         if is_scored(row):
             return read_measurements(row)
@@ -107,7 +99,7 @@ def read_latest(rows: list[dict]) -> Measurements | None:
 
 
 def read_measurements(row: dict) -> Measurements:
-    """Return the measurements in a row of metrics: the inverse of `flatten`."""
+    """Convert a row of metrics to measurements: the inverse of `flatten`."""
     gain = None
     if "probe/copying_gain" in row:
         gain = _read_estimate(row, "probe/copying_gain", "probe/copying_gain_se")
@@ -122,7 +114,7 @@ def read_measurements(row: dict) -> Measurements:
 
 
 def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int]]:
-    """Return the steps at which heads emerged (or were lost), by score and head."""
+    """Return the step at which each head emerged (or was lost, if `kind` is "lost"), by score."""
     return {
         score: {head: int(step) for head, step in steps.items()}
         for score, steps in read_head_values(row, kind).items()
@@ -130,12 +122,10 @@ def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int
 
 
 def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
-    """Return the finite values of a row by score and head.
+    """Return the finite values of one group of a row's metrics, by score and head.
 
-    Args:
-        row: A row of metrics.jsonl.
-        group: "heads" for scores (without errors and other companions), "emerged" or "lost" for
-            steps.
+    `group` is "heads" for scores (without standard errors and other companions), "emerged" or
+    "lost" for steps.
     """
     finite_values = {}
     for score, values in _all_head_values(row, group).items():
@@ -183,7 +173,7 @@ def _read_composition(row: dict) -> Iterator[CompositionShare]:
             continue
         score, name, read, upstream = match.groups()
         head, place = parse_head(name), f"/{name}/{read}/{upstream}"
-        assert head is not None  # by the pattern
+        assert head is not None  # the pattern ensures it
         prefix = f"composition/{score}"
         yield CompositionShare(
             score,
@@ -212,12 +202,12 @@ def _read_faithfulness(row: dict) -> Faithfulness | None:
 
 
 def is_snapshot_metric(key: str) -> bool:
-    """Return whether a metric was measured by a snapshot (and not by training)."""
+    """Return whether a metric belongs to a snapshot, not to training."""
     return key.startswith(SNAPSHOT_PREFIXES)
 
 
 def emergence_metrics(row: dict) -> dict[str, float]:
-    """Return the metrics of a row that say when heads emerged."""
+    """Return the metrics of a row that hold steps of emergence."""
     return {key: value for key, value in row.items() if key.startswith("emerged/")}
 
 

@@ -1,4 +1,4 @@
-"""The fixed texts on which every snapshot of a run measures the attention heads."""
+"""Make the probes: texts and random rows on which every snapshot measures the attention heads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import numpy as np
 from data.tokenizer import Tokenizer
 
 MAX_ROWS = 16  # windows of the text, and random rows of each kind
-DIFFERENT_PERIODS = 4  # among the repeated rows, if the rows are long enough
-MIN_PERIOD = 3  # tokens: a shorter period has no other order that begins alike
-MIN_VOCABULARY = 5  # tokens: with fewer, random rows cannot avoid accidental repeats
-MAX_SCORED_LENGTH = 64  # tokens: longer rows make scores no better and snapshots larger
-# The frequency of tokens is counted on evenly spread pieces of a long training split.
+DIFFERENT_PERIODS = 4  # number of different periods in the repeated rows, if long enough
+MIN_PERIOD = 3  # tokens; fewer cannot be reshuffled with the first one kept in place
+MIN_VOCABULARY = 5  # tokens; with fewer, random rows cannot avoid accidental repeats
+MAX_SCORED_LENGTH = 64  # tokens; longer rows improve no score and make snapshots larger
+# Token frequencies are counted on evenly spaced pieces of a long training split.
 PIECE_TOKENS = 1 << 16
 MAX_COUNTED_TOKENS = 1 << 22
 
@@ -25,13 +25,13 @@ class Probes:
     Attributes:
         text: An excerpt of the validation split, (T,).
         text_tokens: The tokens of `text` as strings.
-        windows: Excerpts spread over the validation split, (W, T_w); the first begins as `text`.
-        repeated: Rows of random tokens, (P, T_r): row r repeats its first periods[r] tokens right
-            after themselves. No rows if the vocabulary is too small.
+        windows: Excerpts spread over the validation split, (W, T_w); the first begins like `text`.
+        repeated: Rows of random tokens, (P, T_r). Row r begins with periods[r] different tokens,
+            then repeats them. P is 0 if the vocabulary is too small.
         repeated_tokens: The tokens of `repeated` as strings.
         reshuffled: The rows of `repeated` with the repetition in another order, (P, T_r).
         control: Rows of random tokens without repetition, (P, T_r).
-        periods: Periods of the repeated rows, (P,).
+        periods: Periods of the repeated rows, in tokens, (P,).
     """
 
     text: np.ndarray
@@ -52,14 +52,14 @@ class Probes:
 def make_probes(
     train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int
 ) -> Probes:
-    """Make probes of up to `length` tokens, the same for the same arguments.
+    """Make the probes; equal arguments give equal probes.
 
     Args:
-        train: Ids of the training split, at least one. Random tokens are drawn by their frequency
-            in it, so that the model has seen all of them.
-        val: Ids of the validation split, at least one.
-        tokenizer: Spells the tokens.
-        length: Tokens of the text; rows have at most `MAX_SCORED_LENGTH`.
+        train: Token ids of the training split, at least one. Random tokens follow their frequencies
+            in it, so that the model has seen every one.
+        val: Token ids of the validation split, at least one.
+        tokenizer: Tokenizer of both splits.
+        length: Maximum tokens of the text; rows have at most `MAX_SCORED_LENGTH`.
         seed: Seed of the random rows.
     """
     start = _start_of_line(val, tokenizer, length)
@@ -85,7 +85,7 @@ def make_probes(
 
 
 def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
-    """Return the index after the first line break, if `length` tokens follow it, else 0."""
+    """Return the index after the first line break if `length` tokens follow it, else 0."""
     for index, id in enumerate(val[:1000]):
         if b"\n" in tokenizer.token_bytes(int(id)):
             return index + 1 if index + 1 + length <= len(val) else 0
@@ -93,7 +93,7 @@ def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
 
 
 class RandomRows(NamedTuple):
-    """Random rows of `Probes`."""
+    """The random rows of `Probes`: three arrays of ids (P, T_r), and the periods (P,)."""
 
     repeated: np.ndarray
     reshuffled: np.ndarray
@@ -104,14 +104,14 @@ class RandomRows(NamedTuple):
 def make_random_rows(
     probabilities: np.ndarray, length: int, generator: np.random.Generator
 ) -> RandomRows:
-    """Draw rows of up to `length` tokens by the probabilities (V,) of the tokens."""
+    """Draw random rows of at most `length` tokens, given the probability of each token (V,)."""
     vocabulary = np.count_nonzero(probabilities)
     size = max(min(length, MAX_SCORED_LENGTH, vocabulary), 2 * MIN_PERIOD)
     if vocabulary < MIN_VOCABULARY or length < size:
         no_rows = np.zeros((0, 2 * MIN_PERIOD), np.int64)
         return RandomRows(no_rows, no_rows, no_rows, np.zeros(0, np.int64))
-    # No token occurs twice except by repetition. A vocabulary of five has one token too few: the
-    # first token occurs once more, at a distance that is no period.
+    # A row draws different tokens. Only a vocabulary of five is smaller than a row: its first token
+    # occurs again, at a distance that is not a period.
     rows = np.array(
         [
             np.resize(
@@ -124,7 +124,7 @@ def make_random_rows(
         ]
     )
     repeated, control = rows[:MAX_ROWS], rows[MAX_ROWS:]
-    # A head that attends a fixed distance back fits at most one of several periods.
+    # Several periods, because a head that attends at a fixed distance can match only one.
     different = np.linspace(size // 4, size // 2, DIFFERENT_PERIODS).astype(int)
     periods = np.sort(np.resize(np.unique(different.clip(min=MIN_PERIOD)), MAX_ROWS))
     reshuffled = repeated.copy()
@@ -144,13 +144,13 @@ def draw_other_order(count: int, generator: np.random.Generator) -> np.ndarray:
 
 
 def token_frequencies(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Count how often each id occurs in `ids`, or in evenly spread pieces of it: (vocab_size,)."""
+    """Count each id in `ids`, or in evenly spaced pieces of long `ids`: (vocab_size,)."""
     counts = [np.bincount(piece, minlength=vocab_size) for piece in _spread_pieces(ids)]
     return np.sum(counts, axis=0, dtype=np.float64)
 
 
 def _spread_pieces(ids: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield pieces that cover ids, or are evenly spread over them if there are many."""
+    """Yield consecutive pieces of `ids`, or evenly spaced ones if there are too many."""
     count = -(-len(ids) // PIECE_TOKENS)
     chosen = min(count, MAX_COUNTED_TOKENS // PIECE_TOKENS)
     for piece in np.linspace(0, count - 1, chosen).astype(int):

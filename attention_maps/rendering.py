@@ -19,11 +19,11 @@ from attention_maps.findings import (
 from attention_maps.results import Estimate, Head
 from common.text import format_with_error
 
-FULL_ATTENTION = 0.5  # a head with a smaller score attends "in part"
+FULL_ATTENTION = 0.5  # with a smaller score, a head attends "in part"
 
 
 class Phenomenon(NamedTuple):
-    """The name of what a head does, and what it attends to."""
+    """The name of a kind of head, and the token that it attends to."""
 
     name: str
     target: str
@@ -41,10 +41,10 @@ class RenderedFinding(NamedTuple):
     """A finding as text.
 
     Attributes:
-        title: The phenomenon: "Induction head".
-        text: Sentences that explain it.
-        details: The evidence, a phrase with standard errors for each measurement.
-        heads: Names of the heads that it is about, strongest first.
+        title: Name of the phenomenon, such as "Induction head".
+        text: Sentences that state the finding.
+        details: Measurements with standard errors, one phrase per head or measurement.
+        heads: Names of the heads, strongest first.
     """
 
     title: str
@@ -97,7 +97,7 @@ def _render_attention(finding: AttentionFinding) -> tuple[str, str, list[str]]:
 
 
 def _attention_sentence(evidence: Sequence[HeadEvidence], target: str) -> str:
-    """Say what heads attend to, and which of them do so only in part."""
+    """State which token the heads attend to, fully or in part."""
     full = [one.head for one in evidence if one.score.value >= FULL_ATTENTION]
     partial = [one.head for one in evidence if one.score.value < FULL_ATTENTION]
     if not full:
@@ -128,7 +128,7 @@ def _upstream_name(upstream: UpstreamHead) -> str:
 
 
 def _circuit_sentence(finding: AttentionFinding, circuit: CircuitShare) -> str:
-    """Say how much of the copying gain the circuit accounts for."""
+    """State the share of the copying gain that remains with only the circuit active."""
     is_one_head = len(finding.heads) == 1 and finding.evidence[0].upstream is None
     account = "it accounts" if is_one_head else "they account"
     if circuit.includes_layer_0:
@@ -155,7 +155,7 @@ def _formed_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
 
 
 def _head_details(evidence: HeadEvidence) -> str:
-    """List the measurements of one head."""
+    """List the measurements of one head, separated by commas."""
     facts = [f"score {format_with_error(*evidence.score)}"]
     if evidence.copying is not None:
         facts.append(f"copying score {format_with_error(*evidence.copying)}")
@@ -213,7 +213,7 @@ def _render_lost_head(finding: LostFinding) -> tuple[str, str, list[str]]:
 
 
 def format_interval(interval: Interval) -> str:
-    """Say between which snapshots something formed."""
+    """Format an interval between two snapshots: "between steps 100 and 200"."""
     if interval.by - interval.after > 1:
         return f"between steps {interval.after:,} and {interval.by:,}"
     return f"at step {interval.by:,}"

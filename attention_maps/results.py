@@ -1,6 +1,6 @@
 """Types of the attention measurements: scores, emergence, composition, faithfulness.
 
-Only NumPy is needed here, so that the HTML report can read measurements without importing torch.
+This module needs NumPy only, so that the HTML report can read measurements without torch.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Head(NamedTuple):
-    """An attention head: its layer and its number in the layer, written L2H3."""
+    """An attention head: layer index and index within the layer, written L2H3."""
 
     layer: int
     number: int
@@ -22,35 +22,35 @@ class Head(NamedTuple):
 
 
 def parse_head(name: str) -> Head | None:
-    """Return the head called `name`, or None if it is the name of something else."""
+    """Parse a name such as L2H3; None if it does not name a head."""
     match = re.fullmatch(r"L(\d+)H(\d+)", name)
     return Head(int(match[1]), int(match[2])) if match else None
 
 
 class Estimate(NamedTuple):
-    """A value with its standard error; nan where unknown."""
+    """An estimated value and its standard error; nan if unknown."""
 
     value: float
     error: float = math.nan
 
     @property
     def is_known(self) -> bool:
-        """Whether the value is finite and has a positive, finite standard error."""
+        """Whether the value is finite, with a positive and finite standard error."""
         return math.isfinite(self.value) and 0 < self.error < math.inf
 
     def exceeds(self, minimum: float = -math.inf, errors: float = 2) -> bool:
-        """Return whether the value is at least `minimum` and at least `errors` standard errors."""
+        """Return whether the value reaches both `minimum` and `errors` standard errors."""
         return self.is_known and self.value >= max(minimum, errors * self.error)
 
 
 class Estimates(NamedTuple):
-    """Values with their standard errors, as two arrays of one shape; nan where unknown."""
+    """Estimated values and their standard errors, in two arrays of one shape; nan if unknown."""
 
     mean: np.ndarray
     error: np.ndarray
 
     def at(self, index: tuple[int, ...]) -> Estimate:
-        """Return the estimate at an index of both arrays."""
+        """Return the value and standard error at one index."""
         return Estimate(float(self.mean[index]), float(self.error[index]))
 
 
@@ -59,11 +59,12 @@ Scores = dict[str, Estimates]  # name of a score → its estimates, (n_layer, n_
 
 @dataclass(frozen=True)
 class Emergence:
-    """When heads began and ceased to pass the threshold of a score, by score and head.
+    """Steps at which heads emerged and were lost, as dicts: score → head → step.
 
     Attributes:
-        emerged: First step at which the head passed, and passed at the next snapshot too.
-        lost: Last step at which the head passed; only of heads that no longer pass.
+        emerged: First step at which the head passed the threshold. It must also have passed at the
+            next snapshot.
+        lost: Last step at which the head passed; only for heads that no longer pass.
     """
 
     emerged: dict[str, dict[Head, int]] = field(default_factory=dict)
@@ -75,12 +76,12 @@ class CompositionShare:
     """The share of a head's score that is lost when an upstream component is mean-ablated.
 
     Attributes:
-        score: The score of the head: "previous_token" or "induction".
-        head: The downstream head.
-        input: Which input of the head lacks the component: "queries", "keys" or "values".
+        score: Name of the score: "previous_token" or "induction".
+        head: The downstream head, whose score it is.
+        input: The head's input in which the component is ablated: "queries", "keys" or "values".
         upstream: The component: a head (L0H1), an MLP (L0MLP) or "embedding".
-        share: With all layers between recomputed (path patching).
-        direct: Without recomputation.
+        share: Share if all layers between are recomputed (path patching).
+        direct: Share if the layers between keep their outputs.
     """
 
     score: str
@@ -93,13 +94,13 @@ class CompositionShare:
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The share of the copying gain that remains when only some heads work.
+    """The share of the copying gain that remains when all other heads are mean-ablated.
 
     Attributes:
         heads: The heads of the circuit.
-        none: Share without any head.
-        circuit: Share with the heads of the circuit alone.
-        circuit_and_layer_0: Share with the circuit and every head of layer 0.
+        none: Share with no active head.
+        circuit: Share with only the circuit active.
+        circuit_and_layer_0: Share with only the circuit and all heads of layer 0 active.
     """
 
     heads: tuple[Head, ...]
@@ -110,14 +111,14 @@ class Faithfulness:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything measured of a model's heads at one moment.
+    """All measurements of a model's heads at one snapshot.
 
     Attributes:
-        step: Optimizer steps taken so far; 0 for a model outside of a run.
+        step: Number of optimizer steps taken; 0 for a model outside of a run.
         scores: Scores of every head.
-        emergence: Which heads pass a threshold, since when.
-        copying_gain: In-context copying gain in nats; None if it was not measured.
-        composition: Composition of the strongest heads; only significant upstream components.
+        emergence: Steps at which heads emerged and were lost.
+        copying_gain: In-context copying gain in nats/token; None if it was not measured.
+        composition: Significant composition of the strongest heads.
         faithfulness: Faithfulness of the induction circuit; None if it was not measured.
     """
 
@@ -129,7 +130,7 @@ class Measurements:
     faithfulness: Faithfulness | None = None
 
     def score(self, name: str, head: Head) -> Estimate:
-        """Return a score of a head, unknown (nan) if it was not measured."""
+        """Return one head's score; nan if it was not measured."""
         table = self.scores.get(name)
         if table is None or head.layer >= len(table.mean) or head.number >= len(table.mean[0]):
             return Estimate(math.nan)

@@ -1,4 +1,4 @@
-"""Scores of attention heads: functions of the attention pattern A[i, j], query i on key j.
+"""Scores of attention heads, computed from the attention pattern A[i, j] (query i, key j).
 
 A score is the mean of readings: one per window of the text, or one per row of random tokens. Its
 standard error is that of this mean. docs/attention.md defines every score.
@@ -10,17 +10,17 @@ from attention_maps.results import Estimate, Estimates, Scores
 
 
 def current_token(A: np.ndarray) -> np.ndarray:
-    """Return A[i, i] for each i ≥ 1; A (…, T, T) gives (…, T - 1)."""
+    """Return the attention to the query's own token, A[i, i] for i ≥ 1: (…, T, T) → (…, T - 1)."""
     return np.diagonal(A, axis1=-2, axis2=-1)[..., 1:]
 
 
 def previous_token(A: np.ndarray) -> np.ndarray:
-    """Return A[i, i-1] for each i ≥ 1; A (…, T, T) gives (…, T - 1)."""
+    """Return the attention to the previous token, A[i, i-1] for i ≥ 1: (…, T, T) → (…, T - 1)."""
     return np.diagonal(A, offset=-1, axis1=-2, axis2=-1)
 
 
 def sink(A: np.ndarray) -> np.ndarray:
-    """Return the attention to the first token, A[i, 0], for each i ≥ 1.
+    """Return the attention to the first token, A[i, 0] for i ≥ 1: (…, T, T) → (…, T - 1).
 
     Reference: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks"; Gu et
     al. 2024, "When Attention Sink Emerges in Language Models".
@@ -29,7 +29,7 @@ def sink(A: np.ndarray) -> np.ndarray:
 
 
 def entropy(A: np.ndarray) -> np.ndarray:
-    """Return the entropy of A[i, :i+1] divided by log(i + 1), for each i ≥ 1.
+    """Return the entropy of A[i, :i+1] over log(i + 1) for i ≥ 1: (…, T, T) → (…, T - 1).
 
     It is 0 if all attention is on one token, and 1 if it is uniform.
     """
@@ -39,7 +39,7 @@ def entropy(A: np.ndarray) -> np.ndarray:
 
 
 def distance(A: np.ndarray) -> np.ndarray:
-    """Return the mean distance attended to, Σ_j A[i, j] (i - j) tokens, for each i: (…, T)."""
+    """Return the mean distance attended to, Σ_j A[i, j] (i - j), in tokens: (…, T, T) → (…, T)."""
     positions = np.arange(A.shape[-1])
     return (A * (positions[:, None] - positions)).sum(axis=-1)
 
@@ -48,24 +48,26 @@ def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) 
     """Return the mean attention of second occurrences to the token `shift` after their first.
 
     Args:
-        A: Attention patterns of repeated tokens, (…, P, H, T, T).
+        A: Attention patterns on repeated tokens, (…, P, H, T, T).
         periods: Periods of the rows, (P,): tokens p … 2p - 1 of a row repeat tokens 0 … p - 1.
         shift: 0 for the first occurrence itself, 1 for the token after it.
 
     Returns:
-        One reading per head and row, (…, H, P).
+        One reading for each head and row, (…, H, P).
     """
     readings = []
     for row, period in enumerate(periods):
         queries = np.arange(period, 2 * period)
         keys = queries - period + shift
-        # Indexing puts the axis of the queries first.
+        # This indexing moves the axis of the queries to the front.
         readings.append(A[..., row, :, queries, keys].mean(axis=0))
     return np.stack(readings, axis=-1)
 
 
 def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
-    """Return the attention of second occurrences to their first, minus the same on control.
+    """Return the attention of second occurrences to their first, (…, H, P).
+
+    The same reading on control rows is subtracted, so that a purely positional head scores 0.
 
     Reference: Wang et al. 2022, "Interpretability in the Wild".
     """
@@ -74,9 +76,10 @@ def duplicate_token(repeated: np.ndarray, control: np.ndarray, periods: np.ndarr
 
 
 def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) -> np.ndarray:
-    """Return the prefix-matching score: attention to the token after the first occurrence.
+    """Return the prefix-matching score, (…, H, P).
 
-    The same reading on control is subtracted, so that a purely positional head scores 0.
+    It is the attention of second occurrences to the token after their first occurrence. The same
+    reading on control rows is subtracted, so that a purely positional head scores 0.
 
     Reference: Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
@@ -87,17 +90,11 @@ def induction(repeated: np.ndarray, control: np.ndarray, periods: np.ndarray) ->
 def copying_gains(
     repeated_loss: np.ndarray, reshuffled_loss: np.ndarray, periods: np.ndarray
 ) -> np.ndarray:
-    """Return the in-context copying gain of each row, in nats.
+    """Return the in-context copying gain of each row in nats/token, (P,).
 
-    It is the loss on a reshuffled second half minus the loss on an exact repeat.
-
-    Args:
-        repeated_loss: Loss of the token after each token of the repeated rows, (P, T).
-        reshuffled_loss: The same for the reshuffled rows, (P, T).
-        periods: Periods of the rows, (P,).
-
-    Returns:
-        Gains (P,). The first token of a second half is left out: nothing announces it.
+    It is the mean loss on a reshuffled second half minus the mean loss on an exact repeat. Neither
+    includes the first token of the half, which is unpredictable in both. The arguments are the
+    next-token losses at each token, (P, T), and the periods of the rows, (P,).
 
     Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
@@ -108,9 +105,9 @@ def copying_gains(
 
 
 def without_first_token(A: np.ndarray) -> np.ndarray:
-    """Return A without the first token, renormalized: (…, T - 1, T - 1).
+    """Remove the first token from A and renormalize each row: (…, T, T) → (…, T - 1, T - 1).
 
-    Rows that attended to nothing else are nan.
+    A row becomes nan if all its attention was on the first token.
     """
     A = A[..., 1:, 1:].astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -123,7 +120,7 @@ def score_heads(
     control: np.ndarray | None,
     periods: np.ndarray,
 ) -> Scores:
-    """Return every score that `readings` takes, with its standard error."""
+    """Compute the mean and standard error of every score in `readings`."""
     taken = readings(windows, repeated, control, periods)
     return {name: mean_and_error(values) for name, values in taken.items()}
 
@@ -134,17 +131,16 @@ def readings(
     control: np.ndarray | None,
     periods: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Take the readings of every score that depends on attention patterns alone.
+    """Compute the readings of all scores that depend on attention patterns only.
 
     Args:
-        windows: Attention patterns of the text's windows, (L, W, H, T, T).
-        repeated: Attention patterns of the repeated rows, (L, P, H, T_r, T_r).
-        control: Attention patterns of the control rows, (L, P, H, T_r, T_r).
-        periods: Periods of the repeated rows, (P,); without rows, `repeated` and `control` are
-            None.
+        windows: Attention patterns on W windows of text, (L, W, H, T, T).
+        repeated: Attention patterns on P repeated rows, (L, P, H, T_r, T_r); None without rows.
+        control: Attention patterns on P control rows, (L, P, H, T_r, T_r); None without rows.
+        periods: Periods of the repeated rows, (P,).
 
     Returns:
-        Readings by the name of the score, (L, H, W) or (L, H, P).
+        Readings by name of the score, (L, H, W) or (L, H, P).
     """
     renormalized = without_first_token(windows)
     by_query = {  # (L, W, H, T) each
@@ -167,7 +163,7 @@ def readings(
 def mean_and_error(values: np.ndarray) -> Estimates:
     """Return the mean over the last axis and its standard error, ignoring nan.
 
-    Both are nan where there are too few values.
+    The mean is nan without values, and the error is nan with fewer than two.
     """
     n = (~np.isnan(values)).sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
