@@ -56,7 +56,7 @@ class NGramEmbedding(nn.Module):
         """
         rows = self.look_up(tokens, previous, hidden)  # (B, T, n - 1)
         x = F.embedding_bag(rows.flatten(0, 1), self.table, mode="sum", sparse=self.sparse)
-        x = x.view(*rows.shape[:2], -1)  # (B, T, ngram_dim)
+        x = x.unflatten(0, rows.shape[:2])  # (B, T, ngram_dim)
         return F.pad(x, (0, self.untouched_channels))  # (B, T, C)
 
     def look_up(self, tokens: Tensor, previous: Tensor | None, hidden: Tensor | None) -> Tensor:

@@ -57,7 +57,7 @@ def make_probes(
     Args:
         train: Token ids of the training split, at least one. Random tokens follow their frequencies
             in it, so that the model has seen every one.
-        val: Token ids of the validation split, at least one.
+        val: Token ids of the validation split, at least two.
         tokenizer: Tokenizer of both splits.
         length: Maximum tokens of the text; rows have at most `MAX_SCORED_LENGTH`.
         seed: Seed of the random rows.
@@ -71,7 +71,9 @@ def make_probes(
 
     frequencies = token_frequencies(train, tokenizer.vocab_size)
     frequencies[list(tokenizer.special)] = 0
-    rows = make_random_rows(frequencies / frequencies.sum(), length, np.random.default_rng(seed))
+    rows = make_random_rows(
+        frequencies / max(1, frequencies.sum()), length, np.random.default_rng(seed)
+    )
     return Probes(
         text=text,
         text_tokens=spell_tokens(tokenizer, text),
@@ -108,7 +110,7 @@ def make_random_rows(
     vocabulary = np.count_nonzero(probabilities)
     size = max(min(length, MAX_SCORED_LENGTH, vocabulary), 2 * MIN_PERIOD)
     if vocabulary < MIN_VOCABULARY or length < size:
-        no_rows = np.zeros((0, 2 * MIN_PERIOD), np.int64)
+        no_rows = np.zeros((0, length), np.int64)
         return RandomRows(no_rows, no_rows, no_rows, np.zeros(0, np.int64))
     # A row draws different tokens. Only a vocabulary of five is smaller than a row: its first token
     # occurs again, at a distance that is not a period.

@@ -10,7 +10,7 @@ MAX_COUNTED_TOKENS = 1 << 25  # the training split's first tokens; counting take
 
 
 def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np.ndarray:
-    """Return the keys of the n-grams that a text has at least `ngram_count` times.
+    """Return the keys of the n-grams that occur at least `ngram_count` times in a text.
 
     The key of an n-gram is parent · V + its last token. The parent stands for the tokens before the
     last: a token id, or V + the place in the keys of a shorter n-gram. Every part of a frequent
@@ -26,11 +26,11 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
         Keys (number of frequent n-grams,) int64, ascending.
 
     Raises:
-        UserError: If no n-gram is frequent.
+        UserError: Every n-gram occurs fewer than `ngram_count` times.
     """
     tokens = np.asarray(tokens[:MAX_COUNTED_TOKENS], np.int64)
     keys: list[np.ndarray] = []  # of each length
-    n_keys = 0
+    n_keys = highest_count = 0
     prefixes = tokens  # number of the n-gram that ends at each token, at first the token's id
     for _ in range(config.ngrams - 1):
         tokens, prefixes = tokens[1:], prefixes[:-1]
@@ -40,6 +40,7 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
             return_inverse=True,
             return_counts=True,
         )
+        highest_count = counts.max(initial=highest_count)
         is_frequent = counts >= config.ngram_count
         place = n_keys + np.cumsum(is_frequent) - 1
         numbers = np.where(is_frequent, vocab_size + place, NO_NGRAM)
@@ -47,9 +48,10 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
         prefixes[continues] = numbers[which]
         keys.append(candidates[is_frequent])
         n_keys += int(is_frequent.sum())
-    if n_keys == 0:
+    if n_keys == 0 and highest_count:
         raise UserError(
-            f"no n-gram occurs model.ngram_count={config.ngram_count} times in the training text: "
-            "lower it, or set model.ngrams=0"
+            f"model.ngram_count={config.ngram_count} leaves no n-gram, because the most frequent "
+            f"one in the training text occurs {highest_count} times: set model.ngram_count to at "
+            f"most {highest_count}, or model.ngrams=0"
         )
     return np.concatenate(keys)

@@ -153,3 +153,20 @@ def test_the_run_keeps_the_configuration_that_cfg_job_prints(command, text_file,
     }
     differ = {name for name, value in kept.items() if value != OmegaConf.select(printed, name)}
     assert differ <= {"device", "shard", "model.vocab_size", "model.mlp_hidden"}
+
+
+@pytest.mark.parametrize(("alphabet", "block_size", "heads"), [("AC", 2, 1), ("ACGT", 5, 2)])
+def test_tiny_contexts_and_vocabularies_train_and_sample(
+    command, tmp_path, alphabet, block_size, heads
+):
+    (tmp_path / "dna.txt").write_text(alphabet * 40)
+    shape = [f"model.block_size={block_size}", f"model.n_head={heads}", "model.n_kv_head=1"]
+    ngrams = ["model.n_layer=1", "model.ngrams=3", "model.ngram_count=2"]
+    text = ["data=text", "data.path=dna.txt", "run_dir=run", "max_steps=2", "attention.every=1"]
+    done = command("train.py", *TINY, *shape, *ngrams, *text)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").exists()
+    for request in (["attention=page.html", f"prompt={alphabet[0]}"], ["score=dna.txt"]):
+        done = command("sample.py", "run_dir=run", "max_new_tokens=9", *request)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "page.html").exists()

@@ -9,14 +9,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from models import lively, small
+from hypothesis import given
+from hypothesis import strategies as st
+from models import few, lively, small
 from processes import rows
 from safetensors.torch import load_file
 
 from attention_maps import ablation, scores, snapshot
+from attention_maps.analysis import ProbeRun, analyze
 from attention_maps.capture import capture
+from attention_maps.findings import summarize
+from attention_maps.probes import make_probes
 from common.metrics import COMPANION_SUFFIXES
-from config import AttentionConfig, Config
+from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
 from training.checkpoint import load_run
@@ -44,6 +49,31 @@ def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
         return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext, sample_tokens=8)
 
     return make
+
+
+tiny_models = st.builds(
+    GPTConfig,
+    vocab_size=st.integers(1, 6),
+    block_size=st.integers(2, 8),
+    n_layer=st.integers(1, 2),
+    n_head=st.sampled_from([1, 2]),
+    n_embd=st.just(8),
+    position=st.sampled_from(["learned", "rope"]),
+    ngrams=st.sampled_from([0, 2, 5]),
+    ngram_rows=st.integers(1, 3),
+)
+
+
+@few
+@given(tiny_models, st.lists(st.integers(0, 5), min_size=2, max_size=20))
+def test_models_and_texts_of_any_size_can_be_measured(config, ids):
+    model, tokenizer = GPT(config), CharTokenizer("ACGTN\n"[: config.vocab_size])
+    text = np.array(ids) % config.vocab_size
+    run = ProbeRun(model, make_probes(text, text, tokenizer, config.block_size, seed=0))
+    assert np.isfinite(run.measure(0, run.score_heads()).scores["entropy"].mean).all()
+    analysis = analyze(model, tokenizer, text.tolist(), lambda line: None)
+    assert analysis.arrays["text"].shape[-1] == min(len(text), config.block_size)
+    summarize(analysis)
 
 
 @pytest.mark.parametrize(
