@@ -340,10 +340,10 @@ class WandbConfig:
 
     mode: str = setting(
         "auto",
-        "auto: WANDB_MODE if set, else online with an API key, else offline",
+        "auto: as WANDB_MODE or `wandb offline` say, else online with an API key, else offline",
         choices=("auto", "online", "offline", "disabled"),
     )
-    project: str | None = setting(None, "W&B project; null: WANDB_PROJECT if set, else glassgpt")
+    project: str | None = setting(None, "W&B project; null: W&B's own setting, else glassgpt")
 
 
 @dataclass

@@ -44,6 +44,7 @@ from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.progress import Progress, read_progress
+from training.record import check_wandb
 from training.run_folder import run_folder
 from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 from training.state import MeanLoss, TrainingState
@@ -130,8 +131,10 @@ def train(config: Config, world: World, run_dir: Path) -> float:
     if progress.first_step > config.max_steps:
         return report_finished(config, run_dir, progress, log) if world.rank == 0 else nan
 
-    # Text
-    device.pick_device(config.device, world.size)  # fails before the text is prepared
+    # Text, after the checks of the device and of W&B
+    device.pick_device(config.device, world.size)
+    if world.rank == 0:
+        check_wandb(config.wandb)
     initial = starting_point(config, run_dir, progress, log)
     text = prepare_data(config, world, initial.tokenizer, progress, console)
     resolved = resolve(config, world, text, progress.step)

@@ -30,8 +30,8 @@ RANK_TIMEOUT = timedelta(days=1)
 CONNECTION_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe", re.IGNORECASE)
 
 
-class Stopped(Exception):
-    """A signal asked the run to stop.
+class Stopped(BaseException):
+    """A signal asked the run to stop. Like `KeyboardInterrupt`, it is not an `Exception`.
 
     Args:
         exit_status: 130 after SIGINT, 143 after SIGTERM.

@@ -23,7 +23,7 @@ from cli import Terminal, printer
 from cli.config_file import config_yaml
 from common.files import atomic_write
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
-from config import ResolvedConfig
+from config import ResolvedConfig, WandbConfig
 
 # What the terminal shows of a row: name → metric, format.
 SHOWN_METRICS = {
@@ -184,6 +184,14 @@ class Record:
                     f"({e.strerror or e}); training continues, but its record may be incomplete"
                 )
             self._has_reported_io_error = True
+
+
+def check_wandb(config: WandbConfig) -> None:
+    """Raise `UserError` if W&B would refuse to start because of a setting."""
+    if config.mode != "disabled":
+        from training.wandb_record import check_settings
+
+        check_settings(config)
 
 
 def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dict]:

@@ -3,28 +3,33 @@
 import os
 import shlex
 from collections.abc import Callable
+from configparser import ConfigParser
+from contextlib import suppress
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import wandb
+from pydantic import ValidationError
 from requests.utils import get_netrc_auth
+from wandb.sdk import wandb_setup
 
 from attention_maps.metrics import aggregate_heads, emergence_metrics
 from cli import first_line
+from common.errors import UserError
 from common.files import atomic_write, ordinary_file
-from config import ResolvedConfig
+from config import ResolvedConfig, WandbConfig
 from training.plan import model_size
 
-# Seconds to wait for the server, unless W&B's own environment variables set them. W&B's defaults
-# would delay a run without a network by minutes.
+# Seconds to wait for the server, unless W&B's own settings set them. W&B's defaults would
+# delay a run without a network by minutes.
 DEFAULT_INIT_TIMEOUT = 20
 DEFAULT_FINISH_TIMEOUT = 30
 DEFAULT_PROJECT = "glassgpt"
-DEFAULT_URL = "https://api.wandb.ai"
-MODES = ("online", "offline", "disabled")
 MAX_RUN_ID_BYTES = 100
+MAX_RUN_NAME = 128  # characters that the server accepts
+FALSE_WORDS = ("", "0", "f", "false", "n", "no", "off")  # values of WANDB_DISABLED
 # Metrics without a panel of their own, so that the losses and scores come first.
 HIDDEN_METRICS = ("tokens", "train_seconds", "seconds/*")
 
@@ -42,17 +47,17 @@ class WandbRecord:
 
     def log(self, row: dict, grid: Path | None) -> None:
         """Log a step's metrics, and the attention grid if there is one."""
-        values: dict[str, Any] = {**aggregate_heads(row)}
+        step = row["step"]
+        self._call(lambda run: run.log(aggregate_heads(row), step=step))
         if grid:
-            caption = f"attention patterns of all heads after {row['step']} steps"
-            values["attention/map"] = wandb.Image(str(grid), caption=caption)
-        self._log(row["step"], values)
+            caption = f"attention patterns of all heads after {step} steps"
+            self._log_media(step, "attention/map", lambda: wandb.Image(str(grid), caption=caption))
 
     def log_sample(self, step: int, text: str) -> None:
         """Log a generated text in a table with the earlier ones."""
         self._samples.append([step, text])
-        table = wandb.Table(columns=["step", "text"], data=self._samples)
-        self._log(step, {"step": step, "samples": table})
+        columns = ["step", "text"]
+        self._log_media(step, "samples", lambda: wandb.Table(columns=columns, data=self._samples))
 
     def log_page(self, path: Path, row: dict, findings: list[str], is_last: bool) -> None:
         """Log the findings of a snapshot, and the run's page at the first and last step.
@@ -64,15 +69,12 @@ class WandbRecord:
             is_last: Whether the run is finished; its summary then gets the findings and the
                 emergence steps of all heads.
         """
-        values: dict[str, Any] = {}
-        if is_last or row["step"] == 0:
-            html = path.read_text(encoding="utf-8")
-            values["attention/explorer"] = wandb.Html(html, inject=False)
+        step = row["step"]
+        if is_last or step == 0:
+            self._log_media(step, "attention/explorer", lambda: _html(path.read_text("utf-8")))
         if findings:
             html = "".join(f"<p>{escape(finding)}</p>" for finding in findings)
-            values["findings"] = wandb.Html(html, inject=False)
-        if values:
-            self._log(row["step"], {"step": row["step"], **values})
+            self._log_media(step, "findings", lambda: _html(html))
         if is_last:
             summary = {**emergence_metrics(row), "findings": "\n".join(findings)}
             self._call(lambda run: run.summary.update(summary))
@@ -81,7 +83,15 @@ class WandbRecord:
         """Upload the rest and close the W&B run."""
         self._call(lambda run: run.finish(exit_code=int(failed)))
 
-    def _log(self, step: int, values: dict[str, Any]) -> None:
+    def _log_media(self, step: int, key: str, make: Callable[[], Any]) -> None:
+        """Log an image, a table or a page, with a note instead if it cannot be made."""
+        if self._run is None:
+            return
+        try:
+            values = {"step": step, key: make()}
+        except Exception as e:  # a damaged image raises errors of many types
+            self._print(f"warning: {key} is not logged to W&B ({_error_reason(e)})")
+            return
         self._call(lambda run: run.log(values, step=step))
 
     def _call(self, action: Callable[[Any], None]) -> None:
@@ -98,30 +108,84 @@ class WandbRecord:
             self._run = None
 
 
+def _html(content: str) -> wandb.Html:
+    return wandb.Html(content, inject=False)  # without W&B's remote stylesheet
+
+
 def _error_reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{first['loc'][0]}={first['input']}: {first['msg']}"
     name, reason = type(error).__name__, first_line(error)
     return name if reason == name else f"{name}: {reason}"
 
 
-def resolve_mode(mode: str) -> str:
+def load_settings() -> wandb.Settings:
+    """Return W&B's own settings, from its settings files and environment variables.
+
+    Raises:
+        UserError: If W&B rejects one of them. It would ignore a file that it cannot read, even one
+            that says offline.
+    """
+    for name, value in list(os.environ.items()):
+        if name.startswith("WANDB_") and not value:
+            del os.environ[name]  # empty means unset, but W&B rejects many empty values
+    try:
+        own = wandb_setup.singleton().settings
+        for path in filter(None, (own.settings_system, own.settings_workspace)):
+            with suppress(FileNotFoundError):
+                ConfigParser().read_string(ordinary_file(Path(path)).read_text(encoding="utf-8"))
+        from_files = own.read_system_settings().all()
+        if from_files.keys() - own.model_fields_set:  # W&B ignores files with an invalid value
+            wandb.Settings(**from_files)
+    except Exception as e:
+        wandb.teardown()  # forget the settings that were read before the error
+        raise UserError(
+            f"W&B rejects its settings ({_error_reason(e)}): correct the environment variable "
+            "(WANDB_…) or the settings file of W&B, or set wandb.mode=disabled"
+        ) from None
+    return own
+
+
+def check_settings(config: WandbConfig) -> None:
+    """Raise `UserError` if W&B would refuse to start because of a setting."""
+    own = load_settings()
+    for source, name in (("wandb.project", config.project), ("WANDB_ENTITY", own.entity)):
+        if not name:
+            continue
+        try:
+            wandb.Settings(project=name)  # W&B has the same rules for both, but checks one only
+        except Exception as e:
+            reason = first_line(e).rpartition("': ")[2]
+            raise UserError(f"{source}={name} is not a name that W&B accepts: {reason}") from None
+        if not name.isprintable() or name != name.strip():
+            raise UserError(
+                f"{source}={name!r} has control characters or spaces at its ends: choose a name "
+                "without them"
+            )
+
+
+def resolve_mode(mode: str, own: wandb.Settings) -> str:
     """Return online, offline or disabled.
 
     Args:
-        mode: The setting wandb.mode. `auto` uses the environment variable WANDB_MODE, or else
-            online if an API key is set and offline if not.
+        mode: The setting wandb.mode. `auto` follows W&B's own settings; if they do not switch W&B
+            off or offline, it means online with an API key and offline without one.
+        own: W&B's own settings.
     """
     if mode != "auto":
         return mode
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode in MODES:
-        return mode
-    return "online" if has_api_key() else "offline"
+    is_disabled = os.environ.get("WANDB_DISABLED", "").lower() not in FALSE_WORDS
+    if own.mode == "disabled" or is_disabled:
+        return "disabled"
+    if own.mode in ("offline", "dryrun"):
+        return "offline"
+    return "online" if has_api_key(own) else "offline"
 
 
-def has_api_key() -> bool:
-    """Return whether a W&B key is set, in the environment or by `wandb login`."""
-    url = os.environ.get("WANDB_BASE_URL", DEFAULT_URL)
-    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(url))
+def has_api_key(own: wandb.Settings) -> bool:
+    """Return whether W&B's settings have an API key, or `wandb login` has stored one."""
+    return bool(own.api_key or own.identity_token_file or get_netrc_auth(own.base_url))
 
 
 def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> Any:
@@ -131,14 +195,17 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
         The run, which is offline if the server does not respond in time; None if W&B is disabled
         or cannot start.
     """
-    mode = resolve_mode(config.wandb.mode)
-    if mode == "disabled":
+    if config.wandb.mode == "disabled":
         return None
-    if mode == "online" and not has_api_key():
-        log("W&B      no API key is set (wandb login), so the run is recorded offline")
-        mode = "offline"
     try:
-        run, mode = _init_online_or_offline(config, run_dir, mode, log)
+        own = load_settings()
+        mode = resolve_mode(config.wandb.mode, own)
+        if mode == "disabled":
+            return None
+        if mode == "online" and not has_api_key(own):
+            log("W&B      no API key is set (wandb login), so the run is recorded offline")
+            mode = "offline"
+        run, mode = _init_online_or_offline(config, run_dir, mode, own, log)
         define_metrics(run)
     except Exception as e:
         reason = _error_reason(e)
@@ -151,7 +218,11 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
 
 
 def _init_online_or_offline(
-    config: ResolvedConfig, run_dir: Path, mode: str, log: Callable[[str], None]
+    config: ResolvedConfig,
+    run_dir: Path,
+    mode: str,
+    own: wandb.Settings,
+    log: Callable[[str], None],
 ) -> tuple[Any, str]:
     """Start a W&B run, offline if online fails, and return it with its mode.
 
@@ -159,39 +230,45 @@ def _init_online_or_offline(
     """
     (run_dir / "wandb").mkdir(exist_ok=True)
     id_file = run_dir / "wandb" / "glassgpt-run-id"
-    run_id = None
-    if id_file.exists():
-        run_id = ordinary_file(id_file, MAX_RUN_ID_BYTES).read_text().strip()
+    run_id = _read_run_id(id_file)
     try:
-        run = _init(config, run_dir, mode, run_id)
+        run = _init(config, run_dir, mode, own, run_id)
     except Exception as e:
         if mode == "offline":
             raise
         log(f"W&B      did not start online ({_error_reason(e)}), so the run is recorded offline")
         mode = "offline"
-        run = _init(config, run_dir, mode, run_id)
+        run = _init(config, run_dir, mode, own, run_id)
     with atomic_write(id_file) as part:
         part.write_text(run.id)
     return run, mode
 
 
-def _init(config: ResolvedConfig, run_dir: Path, mode: str, run_id: str | None) -> Any:
-    init_timeout = float(os.environ.get("WANDB_INIT_TIMEOUT", DEFAULT_INIT_TIMEOUT))
-    finish_timeout = float(os.environ.get("WANDB_FINISH_TIMEOUT", DEFAULT_FINISH_TIMEOUT))
+def _read_run_id(path: Path) -> str | None:
+    """Return the id in a file; None without the file or with content that is not an id."""
+    try:
+        return wandb.Settings(run_id=ordinary_file(path, MAX_RUN_ID_BYTES).read_text()).run_id
+    except (OSError, ValueError, wandb.Error):
+        return None
+
+
+def _init(
+    config: ResolvedConfig, run_dir: Path, mode: str, own: wandb.Settings, run_id: str | None
+) -> Any:
+    timeouts = {"init_timeout": DEFAULT_INIT_TIMEOUT, "finish_timeout": DEFAULT_FINISH_TIMEOUT}
+    for name in timeouts.keys() & own.model_fields_set:
+        timeouts[name] = getattr(own, name)
+    run_name = run_dir.name.encode(errors="replace").decode()[:MAX_RUN_NAME]
     return wandb.init(
-        project=config.wandb.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
-        name=os.environ.get("WANDB_NAME") or run_dir.name,
+        project=config.wandb.project or own.project or DEFAULT_PROJECT,
+        name=own.run_name or run_name,
         config=asdict(config),
         dir=str(run_dir),
         mode=mode,
         id=run_id,
         resume="allow" if run_id and mode == "online" else None,
         settings=wandb.Settings(
-            silent=True,
-            console="off",
-            init_timeout=init_timeout,
-            login_timeout=init_timeout,
-            finish_timeout=finish_timeout,
+            silent=True, console="off", login_timeout=timeouts["init_timeout"], **timeouts
         ),
     )
 

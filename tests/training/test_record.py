@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import wandb
 from conftest import TINY
 from rich.text import Text
 
@@ -16,9 +17,10 @@ from common.errors import UserError
 from common.metrics import read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
+from config import WandbConfig
 from training.record import ProgressBar, Record, truncate_rows
 from training.run_folder import run_folder
-from training.wandb_record import resolve_mode
+from training.wandb_record import check_settings, load_settings, resolve_mode, start
 
 
 def test_a_folder_is_locked_by_one_run_and_removed_if_it_stays_empty(tiny):
@@ -102,27 +104,113 @@ def test_the_progress_bar_shows_an_activity_until_the_next_step():
     assert "loss 2.500" in drawn() and "measuring" not in drawn()
 
 
+@pytest.fixture
+def wandb_environment(monkeypatch, tmp_path):
+    """Return a function that sets W&B's environment variables and settings files, nothing else."""
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "user"))
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+    def set_environment(variables: dict[str, str], files: dict[str, str] | None = None) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        for name, text in (files or {}).items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+    wandb.teardown()
+    yield set_environment
+    wandb.teardown()  # the settings of the next test
+
+
+KEY = {"WANDB_API_KEY": "0" * 40}
+OFFLINE, DISABLED = "[default]\nmode = offline\n", "[default]\nmode = disabled\n"
+
+
 @pytest.mark.parametrize(
-    ("setting", "env", "key", "mode"),
+    ("setting", "variables", "files", "mode"),
     [
-        ("auto", None, None, "offline"),
-        ("auto", None, "k", "online"),
-        ("auto", "disabled", "k", "disabled"),
-        ("auto", "offline", "k", "offline"),
-        ("disabled", "online", "k", "disabled"),
-        ("offline", "online", "k", "offline"),
-        ("online", "offline", None, "online"),
+        ("auto", {}, {}, "offline"),
+        ("auto", KEY, {}, "online"),
+        ("auto", KEY | {"WANDB_MODE": ""}, {}, "online"),
+        ("auto", {"WANDB_MODE": "online", "WANDB_API_KEY": ""}, {}, "offline"),
+        *(
+            ("auto", KEY | {"WANDB_MODE": word}, {}, mode)
+            for word, mode in (
+                ("disabled", "disabled"),
+                ("offline", "offline"),
+                ("dryrun", "offline"),
+                ("run", "online"),
+                ("shared", "online"),
+            )
+        ),
+        *(
+            ("auto", KEY | {"WANDB_DISABLED": word}, {}, mode)
+            for word, mode in (("true", "disabled"), ("1", "disabled"), ("false", "online"))
+        ),
+        ("auto", KEY, {"work/wandb/settings": OFFLINE}, "offline"),
+        ("auto", KEY, {"work/wandb/settings": DISABLED}, "disabled"),
+        ("auto", KEY, {"user/settings": OFFLINE}, "offline"),
+        ("auto", KEY, {"user/settings": OFFLINE, "work/wandb/settings": DISABLED}, "disabled"),
+        ("auto", KEY, {"work/wandb/settings": "[default]\n"}, "online"),
+        ("auto", {}, {"user/settings": f"[default]\napi_key = {'0' * 40}\n"}, "online"),
+        ("disabled", KEY | {"WANDB_MODE": "online"}, {}, "disabled"),
+        ("offline", KEY | {"WANDB_MODE": "online"}, {}, "offline"),
+        ("online", {"WANDB_MODE": "offline"}, {}, "online"),
     ],
 )
-def test_the_wandb_mode_depends_on_the_setting_then_the_environment_then_the_key(
-    monkeypatch, tmp_path, setting, env, key, mode
+def test_the_wandb_mode_depends_on_the_setting_then_wandb_then_the_key(
+    wandb_environment, setting, variables, files, mode
 ):
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    for name, value in (("WANDB_MODE", env), ("WANDB_API_KEY", key)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    assert resolve_mode(setting) == mode
+    wandb_environment(variables, files)
+    check_settings(WandbConfig())
+    assert resolve_mode(setting, load_settings()) == mode
+
+
+@pytest.mark.parametrize(
+    ("project", "variables", "files", "named"),
+    [
+        ("a/b", {}, {}, "wandb.project=a/b"),
+        ("p" * 129, {}, {}, "wandb.project=ppp"),
+        ("a\nb", {}, {}, "wandb.project"),
+        (" ", {}, {}, "wandb.project"),
+        (None, {"WANDB_PROJECT": "a:b"}, {}, "a:b"),
+        (None, {"WANDB_ENTITY": "a/b"}, {}, "WANDB_ENTITY=a/b"),
+        (None, {"WANDB_RUN_ID": "a/b"}, {}, "Run ID"),
+        (None, {"WANDB_MODE": "OFFLINE"}, {}, "mode=OFFLINE"),
+        (None, {"WANDB_INIT_TIMEOUT": "soon"}, {}, "init_timeout=soon"),
+        (None, {"WANDB_BASE_URL": "nowhere"}, {}, "base_url=nowhere"),
+        (None, {}, {"work/wandb/settings": "[default]\nmode = ofline\n"}, "mode=ofline"),
+        (None, {}, {"work/wandb/settings": OFFLINE + "typo = 1\n"}, "typo=1"),
+        (None, {}, {"user/settings": "mode = offline\n"}, "section"),
+        (None, {}, {"user/settings": "[default]\nbase_url = nowhere\n"}, "base_url=nowhere"),
+    ],
+)
+def test_settings_that_wandb_rejects_or_would_ignore_are_refused(
+    wandb_environment, project, variables, files, named
+):
+    wandb_environment(KEY | variables, files)
+    for _ in range(2):  # the first error leaves nothing behind
+        with pytest.raises(UserError) as error:
+            check_settings(WandbConfig(project=project))
+        assert named in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_damaged_run_id_costs_neither_the_run_nor_its_record(wandb_environment, tmp_path, tiny):
+    wandb_environment({})
+    tiny.wandb.mode = "offline"
+    for content in (b"", b"a/b", b"\xff\xfe", b"x" * 200):
+        folder = tmp_path / f"run{len(content)}"
+        (folder / "wandb").mkdir(parents=True)
+        (folder / "wandb" / "glassgpt-run-id").write_bytes(content)
+        notes = []
+        run = start(tiny, folder, notes.append)
+        assert run is not None, notes
+        run.finish()
+        assert (folder / "wandb" / "glassgpt-run-id").read_text() == run.id
 
 
 @pytest.mark.slow
