@@ -49,20 +49,26 @@ def sample(
     """
     text = read_text(config)
     path = find_model(config)
-    if sys.stderr.isatty():
+    if cli.is_terminal(sys.stderr):
         print_stderr("loading …")
+    import torch
+
     from interop import load
     from training.device import move_for_sampling, pick_device
 
     model, tokenizer = load(path, config.checkpoint, print_stderr)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
+    n_threads = torch.get_num_threads()
     move_for_sampling(model, pick_device(config.device), precision)
-    if config.score is not None:
-        print_score(model, tokenizer, text)
-    else:
+    try:
+        if config.score is not None:
+            print_score(model, tokenizer, text)
+            return
         summary = write_texts(config, model, tokenizer, text, max_batch_size, max_cache_bytes)
         print_stderr(f"{path}: {summary}")
+    finally:
+        torch.set_num_threads(n_threads)  # a run that the same notebook trains depends on them
 
 
 def read_text(config: SampleConfig) -> str:
@@ -81,12 +87,21 @@ def read_utf8(path: str) -> str:
     """Read a file, or stdin for "-"."""
     try:
         if path == "-":
-            return sys.stdin.buffer.read().decode("utf-8")
+            return read_stdin().decode("utf-8")
         return expand_home("score", path).read_bytes().decode("utf-8")
     except UnicodeDecodeError as e:
         byte = f"byte {e.object[e.start]:#04x} at offset {e.start}"
         name = "stdin" if path == "-" else path
         raise UserError(f"{name} is not UTF-8 text ({byte}): convert it to UTF-8") from None
+
+
+def read_stdin() -> bytes:
+    """Read standard input, which a notebook or an editor may have replaced, to its end."""
+    try:
+        content = getattr(sys.stdin, "buffer", sys.stdin).read()
+        return content.encode() if isinstance(content, str) else content
+    except (AttributeError, OSError, ValueError):
+        raise UserError("standard input cannot be read here: give the text or a file") from None
 
 
 def find_model(config: SampleConfig) -> Path:
@@ -181,7 +196,7 @@ def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
         text: Text, which may have grown or even ended while others were written.
         steps: Iterator whose steps add a token to the text.
     """
-    if sys.stdout.isatty() and sys.stderr.isatty():
+    if cli.is_terminal(sys.stdout) and cli.is_terminal(sys.stderr):
         write_now(prompt, sys.stderr)
     write_now(text.text, sys.stdout)
     while text.end_reason is None:
@@ -193,7 +208,8 @@ def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
 
 def write_now(text: str, stream: TextIO) -> None:
     """Write to a stream and flush it; control characters do not reach a terminal."""
-    print(printable(text) if stream.isatty() else text, end="", file=stream, flush=True)
+    shown = printable(text) if cli.is_terminal(stream) else text
+    print(shown, end="", file=stream, flush=True)
 
 
 def write_attention(

@@ -53,10 +53,25 @@ from training.stopwatch import Stopwatch
 
 def main(launch: cli.Launch) -> None:
     """Train the run, or the runs of the sweep, that the command line asks for."""
-    if launch.job is None:
-        sweeps.run_sweep(launch.command_line, run)
-    else:
-        run(launch.job)
+    try:
+        if launch.job is None:
+            sweeps.run_sweep(launch.command_line, run)
+        else:
+            run(launch.job)
+    finally:
+        launch.restore_signals()
+
+
+def train_from(*settings: str) -> float:
+    """Train one run from Python, as in a notebook; return the best validation loss.
+
+    Args:
+        *settings: Arguments of `python train.py`, such as "data=text", "data.path=notes.txt".
+
+    Raises:
+        UserError: If a setting is unknown or cannot work.
+    """
+    return run(cli.read_job(settings))
 
 
 def run(job: cli.Job) -> float:

@@ -9,6 +9,7 @@ from cli.command import (
     error_sentence,
     explain_error,
     first_line,
+    is_terminal,
     print_stderr,
     printer,
     process_rank,
@@ -16,5 +17,5 @@ from cli.command import (
     start,
 )
 from cli.compose import Job, StartingModel, compose_job, compose_settings, configure
-from cli.launch import Launch, prepare_launch, run_hydra
+from cli.launch import Launch, prepare_launch, read_job, run_hydra
 from cli.settings import read_settings, sample_help, settings_help

@@ -1,5 +1,6 @@
 """Run a command: exit statuses, one-line errors, and printing to a terminal."""
 
+import io
 import os
 import re
 import sys
@@ -41,7 +42,11 @@ def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     Returns:
         What `main` returns. Exits instead after the help or a user's mistake; see `run`.
     """
-    _prepare_streams()
+    sys.stdout = _usable_stream(sys.stdout, "replace")
+    sys.stderr = _usable_stream(sys.stderr, "backslashreplace")
+    # The processes that this one starts, such as a sweep's jobs, inherit it.
+    encoding, _, _ = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
 
     def print_help_or_run() -> Result:
@@ -53,14 +58,36 @@ def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     return run(print_help_or_run)
 
 
-def _prepare_streams() -> None:
-    """Make printing safe if a stream is closed or its encoding lacks a character."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
-    # The processes that this one starts, such as a sweep's jobs, inherit it.
-    os.environ["PYTHONIOENCODING"] = f"{sys.stdout.encoding}:replace"
+def _usable_stream(stream: Any, errors: str) -> io.TextIOBase:
+    """Return a stream of text that can always be printed to.
+
+    Args:
+        stream: Standard output or error: a file, what a notebook or an editor puts in its place,
+            or None in a program without a console.
+        errors: How characters are written that the encoding of a file lacks.
+    """
+    if stream is None or getattr(stream, "closed", False):
+        return open(os.devnull, "w", encoding="utf-8", errors=errors)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=errors)
+    return stream if isinstance(stream, io.TextIOBase) else _Stream(stream)
+
+
+class _Stream(io.TextIOBase):
+    """A stream that writes to an object of which only the method `write` is known."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def write(self, text: str) -> int:
+        try:
+            self._target.write(text)
+        except UnicodeEncodeError:
+            self._target.write(text.encode("ascii", "replace").decode())
+        return len(text)
+
+    def flush(self) -> None:
+        getattr(self._target, "flush", super().flush)()
 
 
 def run(main: Callable[[], Result]) -> Result:
@@ -133,8 +160,12 @@ def first_line(error: BaseException) -> str:
 
 
 def discard_output() -> None:
-    """Drop what stdout still buffers, so that Python does not fail on it when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Drop what stdout buffers but cannot write, so that Python does not fail on it at the end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):  # a stream that is not a file has no number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def process_rank() -> int:
@@ -143,12 +174,33 @@ def process_rank() -> int:
 
 
 class Terminal(Console):
-    """A console that goes silent when its reader is gone: a run under `| head` continues."""
+    """A console that goes silent when its reader is gone: a run under `| head` continues.
+
+    Args:
+        **options: See `rich.console.Console`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        # In a notebook Rich would display HTML, even in place of writing to a file.
+        super().__init__(force_jupyter=False, **options)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the cursor can be moved; FORCE_COLOR, which notebooks set, does not say so."""
+        return is_terminal(self.file) and super().is_terminal
 
     def on_broken_pipe(self) -> None:
         """Stop printing, without exiting as Rich does."""
-        with suppress(SystemExit):
-            super().on_broken_pipe()
+        self.quiet = True
+        discard_output()
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal; None, a closed stream and a notebook's are not."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def print_stderr(line: str) -> None:

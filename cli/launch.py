@@ -1,9 +1,8 @@
 """Launch train.py: answer help, Hydra's options and mistakes before torch is imported."""
 
-import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import hydra
 from omegaconf import DictConfig
@@ -12,7 +11,9 @@ from cli.arguments import CONFIGS, CommandLine, parse_command_line
 from cli.command import Terminal, printer, process_rank, start
 from cli.compose import Job, compose_job, configure
 from cli.settings import train_help
+from common.errors import UserError
 from common.paths import require_path
+from common.signals import exit_on_stop_signals
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Launch:
 
     command_line: CommandLine
     job: Job | None  # the run to train; None for a sweep, whose jobs Hydra composes
+    restore_signals: Callable[[], None] = lambda: None  # to be called at the end
 
 
 def prepare_launch() -> Launch:
@@ -29,9 +31,11 @@ def prepare_launch() -> Launch:
     Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
     about a mistake.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # no traceback if stopped during the imports
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
-    return start(_read_command_line, lambda: train_help(compose_job([]).config))
+    launch = start(_read_command_line, lambda: train_help(compose_job([]).config))
+    restore_signals = exit_on_stop_signals()
+    if process_rank() == 0:
+        printer(Terminal())("loading PyTorch …")
+    return replace(launch, restore_signals=restore_signals)
 
 
 def _read_command_line() -> Launch:
@@ -39,10 +43,19 @@ def _read_command_line() -> Launch:
     if command_line.is_for_hydra:
         run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
         sys.exit()
-    job = None if command_line.is_sweep else _compose_and_check(command_line)
-    if process_rank() == 0:
-        printer(Terminal())("loading PyTorch …")
-    return Launch(command_line, job)
+    return Launch(command_line, None if command_line.is_sweep else _compose_and_check(command_line))
+
+
+def read_job(arguments: Sequence[str]) -> Job:
+    """Return the run that these arguments of train.py describe.
+
+    Raises:
+        UserError: If they are not valid, or ask for something else than one run.
+    """
+    command_line = parse_command_line(list(arguments))
+    if command_line.is_sweep or command_line.is_for_hydra:
+        raise UserError(f"{command_line.options[0]} is not for one run: use python train.py")
+    return _compose_and_check(command_line)
 
 
 def _compose_and_check(command_line: CommandLine) -> Job:

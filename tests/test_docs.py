@@ -11,6 +11,8 @@ import pytest
 from conftest import ROOT
 from processes import run, run_to_end
 
+import train
+
 pytestmark = pytest.mark.slow
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -151,6 +153,18 @@ def test_a_documented_command_succeeds(line, place, tmp_path, test_data):
         folder = folder / "notes"
     done = run(folder, script, *argv, env={"TIKTOKEN_CACHE_DIR": str(test_data / "tiktoken_cache")})
     assert done.returncode == 0, done.stderr
+
+
+def test_the_documented_python_code_trains(place, tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shutil.copy(place / "notes" / "a.md", tmp_path / "notes.txt")
+    monkeypatch.chdir(tmp_path)
+    train_from = train.train_from
+    monkeypatch.setattr(train, "train_from", lambda *argv: train_from(*small([*argv])))
+    names = {}
+    exec(code, names)
+    assert names["loss"] > 0 and names["model"].config.n_layer == 1
 
 
 def test_the_example_pages_are_small_and_name_no_local_folder():

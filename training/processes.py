@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed import DeviceMesh, init_device_mesh
 
 from common.errors import UserError
+from common.signals import STOP_SIGNALS, set_handlers
 from config import ResolvedConfig
 from model import GPT
 from training.tensors import full_tensor
@@ -61,21 +62,19 @@ class World:
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "World":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, self._note_signal)
+        self._handlers = set_handlers(dict.fromkeys(STOP_SIGNALS, self._note_signal))
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            # torchrun sends signals to processes that are still ending.
-            is_ignored = self._exit_status and self.size > 1
-            signal.signal(number, signal.SIG_IGN if is_ignored else handler)
+        # torchrun sends signals to processes that are still ending.
+        is_ignored = self._exit_status and self.size > 1
+        set_handlers(dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN) if is_ignored else self._handlers)
         if self._exit_status and exception_type is None and self.size == 1:
             raise SystemExit(self._exit_status)  # so that a sweep starts no more jobs
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._exit_status = 128 + number
-        signal.signal(signal.SIGINT, self._handlers[signal.SIGINT])
+        set_handlers({signal.SIGINT: self._handlers[signal.SIGINT]})
         if self._is_interruptible:
             raise Stopped(self._exit_status)
 

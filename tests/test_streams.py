@@ -1,0 +1,207 @@
+"""Commands run where a notebook or an editor has replaced the standard streams, and in threads."""
+
+import io
+import os
+import shutil
+import signal
+import sys
+import threading
+from functools import partial
+
+import pytest
+from conftest import TINY
+
+import cli
+import interop.__main__
+import sample
+import sweeps
+import train
+from common.errors import UserError
+from common.signals import STOP_SIGNALS
+from report.job import JobNote, write_job
+
+
+class OnlyWrites:
+    """What Python's documentation requires of sys.stdout."""
+
+    def __init__(self):
+        self.texts = []
+
+    def write(self, text):
+        self.texts.append(text)
+
+    def getvalue(self):
+        return "".join(self.texts)
+
+
+class LacksCharacters(OnlyWrites):
+    def write(self, text):
+        super().write(text.encode("ascii").decode())
+
+
+class ClaimsToBeATerminal(OnlyWrites):
+    encoding = "cp1252"
+
+    def isatty(self):
+        return True
+
+    def flush(self):
+        pass
+
+
+class Notebook(io.TextIOBase, OnlyWrites):
+    """A stream without a file, as Jupyter's and IDLE's."""
+
+    encoding = "UTF-8"
+    write = OnlyWrites.write
+    __init__ = OnlyWrites.__init__
+
+
+class Latin1(io.TextIOWrapper):
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="latin-1", write_through=True)
+
+    def getvalue(self):
+        return self.buffer.getvalue().decode("latin-1")
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+SILENT = (closed, lambda: None)
+STREAMS = [
+    OnlyWrites,
+    LacksCharacters,
+    ClaimsToBeATerminal,
+    Notebook,
+    Latin1,
+    io.StringIO,
+    *SILENT,
+]
+
+
+def run_command(argv: list[str]) -> int:
+    """Run `python ARGV` in this process and thread; return its exit status."""
+    name, *sys.argv[1:] = argv
+    try:
+        if name == "train.py":
+            cli.run(partial(train.main, cli.prepare_launch()))
+        elif name == "sample.py":
+            cli.start(sample.main, cli.sample_help)
+        elif name == "sweeps":
+            cli.start(sweeps.main, str)
+        else:
+            cli.start(interop.__main__.main, interop.__main__.export_help)
+    except SystemExit as e:
+        return e.code or 0
+    return 0
+
+
+def in_thread(function, *args):
+    """Call a function in a new thread, and return its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function(*args)))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+QUICK = [*TINY, "data=text", "max_steps=1", "attention.tokens=8"]
+
+
+@pytest.fixture(scope="module")
+def trained(text_file, shared):
+    """A folder with a run and a sweep of one step."""
+
+    def make(folder):
+        settings = [*QUICK, f"data.path={text_file}"]
+        train.train_from(*settings, f"run_dir={folder / 'run'}")
+        job = folder / "sweep" / "seed=1"
+        shutil.copytree(folder / "run", job)
+        write_job(job, JobNote({"seed": "1"}, ["seed"]))
+
+    return shared("streams", make)
+
+
+@pytest.fixture
+def try_command(tmp_path, monkeypatch):
+    """Return try_command(argv, make, thread), which checks a command with streams of `make`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["script"])
+    for name in ("PYTHONIOENCODING", "HYDRA_FULL_ERROR", "PYTHONPATH", "WANDB_RUN_GROUP"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+    def run(argv, make, text, thread=False, status=0):
+        handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+        out, err = make(), make()
+        with monkeypatch.context() as replaced:
+            for name, stream in (("stdout", out), ("stderr", err), ("stdin", None)):
+                replaced.setattr(sys, name, stream)
+            returned = in_thread(run_command, argv) if thread else run_command(argv)
+        printed = "" if make in SILENT else out.getvalue() + err.getvalue()
+        assert returned == status, printed
+        assert make in SILENT or text in printed
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
+        assert not os.environ["PYTHONIOENCODING"].startswith("None")
+
+    return run
+
+
+@pytest.mark.parametrize("make", STREAMS)
+def test_commands_run_with_replaced_streams(make, try_command, trained):
+    run = f"run_dir={trained / 'run'}"
+    try_command(["train.py", "--help"], make, "max_steps=")
+    try_command(["train.py", "max_steps=0"], make, "max_steps=0", thread=True, status=1)
+    try_command(["sample.py", run, "prompt=the", "max_new_tokens=2"], make, "2 tokens")
+    try_command(["sample.py", run, "score=-"], make, "input", status=1)
+    try_command(["interop", run, "to=exported"], make, "exported", thread=True)
+    try_command(["sweeps", str(trained / "sweep")], make, "sweep.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize(
+    "make", [LacksCharacters, SILENT[1], pytest.param(Notebook, marks=pytest.mark.soak)]
+)
+def test_training_runs_with_replaced_streams(make, thread, try_command, text_file):
+    settings = [*QUICK, f"data.path={text_file}"]
+    try_command(["train.py", *settings, "run_dir=run"], make, "report.html", thread)
+    try_command(
+        ["train.py", "-m", *settings, "seed=1", "hydra.sweep.dir=s"], make, "s/sweep", thread
+    )
+
+
+@pytest.mark.parametrize(
+    "stdin, prompt",
+    [
+        (io.StringIO("the"), "the"),
+        (io.TextIOWrapper(io.BytesIO(b"the")), "the"),
+        (None, None),
+        (closed(), None),
+        (object(), None),
+        (io.TextIOWrapper(io.FileIO(os.devnull, "w")), None),
+    ],
+)
+def test_a_prompt_is_read_from_any_stdin_or_refused(stdin, prompt, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", stdin)
+    if prompt is None:
+        with pytest.raises(UserError, match="input"):
+            sample.read_stdin()
+    else:
+        assert sample.read_stdin() == prompt.encode()
+
+
+@pytest.mark.slow
+def test_train_from_works_in_any_thread(tmp_path, text_file):
+    settings = [*QUICK, f"data.path={text_file}"]
+    first = train.train_from(*settings, f"run_dir={tmp_path / 'main'}")
+    assert in_thread(train.train_from, *settings, f"run_dir={tmp_path / 'thread'}") == first
+
+
+@pytest.mark.parametrize("argument", ["-m", "--cfg=job", "max_step=3", "max_steps=0", "--help"])
+def test_train_from_refuses_what_is_not_one_run(argument):
+    with pytest.raises(UserError, match=argument.partition("=")[0]):
+        train.train_from("seed=1", argument)
