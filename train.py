@@ -241,8 +241,9 @@ def train_step(
         targets: The token after each input, of the same shape.
 
     Raises:
-        UserError: If the loss or a gradient is not finite. On a CPU the update is not made; a GPU
-            is not waited for, and the error is raised at the next step.
+        UserError: If the loss or a gradient is not finite. On a CPU it is raised before the update.
+            A GPU computes while Python goes on, so there the update is made and the error is raised
+            at the next step, or before an evaluation or a checkpoint: it is never saved.
     """
     config, world = state.config, state.world
     set_learning_rates(state.optimizers, lr_factor(step, config.optim, config.max_steps))

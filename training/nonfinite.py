@@ -19,8 +19,10 @@ class PendingCheck(NamedTuple):
 class NonFiniteGuard:
     """Raises `UserError` if the loss or a gradient is NaN or infinite.
 
-    On a CPU it raises before the update of that step. A GPU is not waited for: there the result is
-    read before the next update, and by `flush` before anything is saved.
+    On a CPU it raises before the update of that step. On a GPU, reading the result at once would
+    make Python wait for the step to end. There the update is made, and the result is read before
+    the next update, and by `flush` before anything is evaluated or saved: the weights in memory may
+    become NaN, but they are never saved.
 
     Args:
         model: The model, whose parameters name the gradients.
@@ -61,6 +63,6 @@ class NonFiniteGuard:
         if loss_is_finite:
             quantity = f"the gradient of {self._names[gradients_are_finite.index(False)]}"
         raise UserError(
-            f"step {pending.step + 1}: {quantity} is not a finite number, so this update is not "
-            "made; continue from the last checkpoint with resume=auto and a lower optim.lr."
+            f"step {pending.step + 1}: {quantity} is not a finite number, so the run ends; "
+            "continue from the last checkpoint with resume=auto and a lower optim.lr."
         )

@@ -192,6 +192,7 @@ def pristine(finished_run, shared) -> Path:
         job = {"overrides": {"seed": "1"}, "swept": ["seed"], "failed": ""}
         (run / "job.json").write_text(json.dumps(job))
         prepared(folder)
+        shutil.copytree(run / "checkpoints", folder / "undamaged")  # tests damage the others
 
     return shared("pristine", make)
 
@@ -204,9 +205,9 @@ def run(finished_run, tmp_path) -> Path:
 
 def read_checkpoint(place: Path) -> None:
     """Load the newest checkpoint; if a note was printed, it is the previous one."""
-    run, notes = place / "sweep" / "job", []
-    loaded = load_run(run, "last", notes.append)[0].state_dict()
-    expected = load_file(run / "checkpoints" / f"step_0000000{4 if notes else 8}" / MODEL_FILE)
+    notes = []
+    loaded = load_run(place / "sweep" / "job", "last", notes.append)[0].state_dict()
+    expected = load_file(place / "undamaged" / f"step_{4 if notes else 8:08d}" / MODEL_FILE)
     assert all(loaded[name].equal(tensor) for name, tensor in expected.items())
 
 

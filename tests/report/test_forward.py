@@ -15,6 +15,7 @@ from attention_maps import ablation
 from attention_maps.capture import capture
 from attention_maps.logit_attribution import attribute_logits
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
+from decoding import window_start
 from model import GPT, causal_mask
 from report.bundle import bundle
 
@@ -23,7 +24,8 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
   const { HANDLERS, cachedPass, models, passes, runModel, session } = engine;
   for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
   models.set(0, weights);
-  Object.assign(session, { config, tokenizer: { tokenText: String } });
+  const tokenizer = { tokenText: String, decode: String };
+  Object.assign(session, { config, tokenizer });
   passes.clear();
   const pass = cachedPass({ step: 0, off });
   pass.read(ids.slice(0, 4), [2]);
@@ -42,7 +44,11 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
   }
   const tokenEffects = [];
   await HANDLERS.tokenEffects(plain, part => tokenEffects.push(part), 1);
+  let continued = [];
+  const keepIds = part => { continued = part.ids; };
+  await HANDLERS.continue({ ...changed, temperature: 0, maxTokens: 14 }, keepIds, 1);
   return {
+    continued,
     losses,
     was,
     scores,
@@ -92,10 +98,12 @@ def next_token_losses(logits, ids) -> np.ndarray:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     configs,
+    st.sampled_from([13, 16]),
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3),
     st.lists(st.integers(0, 10), max_size=3, unique=True),
 )
-def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
+def test_the_page_computes_what_the_model_computes(tab, config, block_size, off, hidden):
+    config.block_size = block_size
     model, ids = lively(GPT(config)).double(), random_tokens(12)
     weights = {
         name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
@@ -135,6 +143,16 @@ def test_the_page_computes_what_the_model_computes(tab, config, off, hidden):
         expected = (row[score["j"]] - row.mean()).item()
         tolerance = 1e-4 * (1 + np.abs(score["terms"]).sum())
         assert sum(score["terms"]) == pytest.approx(expected, abs=tolerance)
+
+    continued = torch.tensor(computed["continued"])
+    assert len(continued) == 12 + 14
+    assert continued[:12].tolist() == ids.tolist()
+    for length in range(12, len(continued)):
+        start = window_start(length, block_size)
+        hidden_here = [j - start for j in hidden if j >= start]
+        with torch.no_grad():
+            logits, _ = run_with_interventions(model, continued[start:length], off, hidden_here)
+        assert logits[-1, continued[length]] == pytest.approx(logits[-1].max(), abs=1e-3)
 
 
 BPE = {

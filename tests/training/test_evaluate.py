@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from config import Config, DataConfig, GPTConfig, ModelConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
-from training.evaluate import NO_TARGET, Splits, Windows, evaluate
+from training.evaluate import NO_TARGET, Splits, Windows, evaluate, make_splits
 from training.processes import World
 
 
@@ -44,6 +45,21 @@ LETTERS = CharTokenizer("".join(map(chr, range(1000, 1300))))
 def make_windows(length: int, block_size: int, world: World | None = None, **data) -> Windows:
     """Windows of a text of `length` tokens, which are all different if there are at most 300."""
     return Windows(np.arange(length) % 300, LETTERS, config_of(block_size, **data), world)
+
+
+def test_each_split_is_measured_on_its_own_tokens():
+    model = GPT(GPTConfig(300, block_size=10, n_layer=1, n_head=1, n_embd=4))
+    text = SimpleNamespace(train=np.arange(200), val=np.arange(250, 300), tokenizer=LETTERS)
+    splits = make_splits(text, config_of(10), World())
+    assert splits.validation.targets.unique().tolist() == [NO_TARGET, *range(251, 300)]
+    assert splits.training.inputs.shape == splits.validation.inputs.shape  # as many windows
+    assert splits.training.inputs.max() < 200
+    metrics = evaluate(model, splits, is_last=True)
+    for name, tokens in (("val/loss", text.val), ("train/eval_loss", text.train)):
+        windows = Windows(tokens, LETTERS, config_of(10), max_windows=5)
+        assert metrics[name] == windows.loss(model)
+    assert metrics["val/loss"] != metrics["train/eval_loss"]
+    assert "train/eval_loss" not in evaluate(model, splits)
 
 
 def test_windows_cover_the_first_the_middle_and_the_last_document():

@@ -1,5 +1,7 @@
 """One optimizer step, as `train.train_step` takes it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,3 +48,43 @@ def test_a_step_applies_the_clipped_mean_gradient_in_however_many_micro_steps(na
         weights.append([p.detach().clone() for p in parameters])
     for others in weights[1:]:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights[0], others))
+
+
+class LonelyWorld(World):
+    """One of two ranks, whose sums are its own values."""
+
+    def sum(self, values):
+        return values
+
+
+def random_numbers(seed: int, step: int, rank: int) -> list[float]:
+    """Return the random number that each of three micro-steps of a rank draws first."""
+    config = ResolvedConfig(
+        device="cpu",
+        precision="fp32",
+        seed=seed,
+        batch_size=6,
+        accumulate=3,
+        model=GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4),
+    )
+    state, numbers = build_state(config, World()), []
+
+    def forward(x, y):
+        numbers.append(torch.rand(()).item())
+        return state.model(x, y)
+
+    tokens = torch.ones(3, 8, dtype=torch.int64).numpy()  # this rank's half of the batch
+    train_step(replace(state, world=LonelyWorld(rank, 2), forward=forward), step, tokens, tokens)
+    return numbers
+
+
+def test_dropout_draws_new_numbers_in_each_micro_step_of_each_step_rank_and_seed():
+    drawn = [
+        number
+        for seed in (1, 2)
+        for step in (0, 1)
+        for rank in (0, 1)
+        for number in random_numbers(seed, step, rank)
+    ]
+    assert len(set(drawn)) == len(drawn) == 2 * 2 * 2 * 3
+    assert random_numbers(1, 0, 0) == drawn[:3]  # and the same numbers in the same place
