@@ -6,6 +6,7 @@ from types import TracebackType
 import cli
 from attention_maps.rendering import describe_run
 from attention_maps.snapshot import ABLATION_TOKENS, Snapshot, Snapshots
+from common.files import exists
 from config import ResolvedConfig
 from data.tokens import Tokens
 from model import GPT
@@ -90,7 +91,7 @@ class Observer:
         self.clock.switch("attention")
         page = self.run_dir / "report.html"
         with self.record.tolerate_io_errors():
-            if not page.exists():
+            if not exists(page):
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
             self.record.show_activity("drawing the page")
             rows = self.record.rows

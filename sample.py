@@ -17,6 +17,7 @@ import cli
 from cli import print_stderr
 from cli.sample_config import SampleConfig
 from common.errors import UserError
+from common.files import exists, is_folder, list_folder
 from common.paths import expand_home
 from common.text import printable
 
@@ -111,14 +112,16 @@ def find_model(config: SampleConfig) -> Path:
     if not config.run_dir:
         return find_newest_run(Path("runs"))
     path = expand_home("run_dir", config.run_dir)
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"run_dir={config.run_dir} does not exist: name the folder of a run")
     return path
 
 
 def find_newest_run(folder: Path) -> Path:
     """Return the run in a folder, or in a sweep there, that saved a checkpoint last."""
-    pointers = [*folder.glob("*/checkpoints/last"), *folder.glob("*/*/checkpoints/last")]
+    folders = [path for path in list_folder(folder) if is_folder(path)]
+    folders += [path for sweep in folders for path in list_folder(sweep) if is_folder(path)]
+    pointers = [path for run in folders if exists(path := run / "checkpoints" / "last")]
     if not pointers:
         raise UserError(
             f"{folder}/ has no run yet: train one with python train.py, or name one with "

@@ -28,6 +28,7 @@ from rich.console import Console
 import cli
 from cli.arguments import quote
 from common.errors import UserError
+from common.files import exists, list_folder
 from common.settings import format_value
 from common.text import printable
 from report.job import JobNote, read_job, write_job
@@ -235,7 +236,7 @@ def job_note(plan: SweepPlan, overrides: dict[str, str], swept: list[str]) -> Jo
 
 def check_unchanged(path: Path, note: JobNote) -> None:
     """Raise `UserError` if a job was trained with other settings than it has now."""
-    if not (path / "config.yaml").exists():
+    if not exists(path / "config.yaml"):
         return
     before, now = read_job(path).overrides, note.overrides
     changed = [
@@ -293,7 +294,8 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
         return new_run_dir("sweep")
     folder = Path(typed)
     folder.mkdir(parents=True, exist_ok=True)
-    if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:  # Hydra's, before a first job
+    names = {path.name for path in list_folder(folder)}
+    if names <= {"multirun.yaml"}:  # Hydra's, before a first job
         return folder
     if not is_sweep(folder):
         raise UserError(

@@ -26,6 +26,7 @@ from torch._dynamo.exc import TorchDynamoException
 import interop
 import sweeps
 from common.errors import UserError
+from common.files import exists
 from common.metrics import METRICS, best_row, read_rows
 from config import Config, ResolvedConfig
 from data.batches import Batches
@@ -327,7 +328,7 @@ def report_finished(
         f"{config.max_steps}; a larger max_steps extends it"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
-    if not page.exists() or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
+    if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
         write_page(run_dir)
     return val_loss(best_row(read_rows(metrics)))
 

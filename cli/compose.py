@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from cli.arguments import CONFIGS, quote
 from cli.config_file import absolute_paths, read_config
 from common.errors import UserError
+from common.files import exists
 from common.paths import expand_home
 from common.settings import iterate_settings
 from config import Config, ModelConfig, TokenizerConfig
@@ -130,7 +131,7 @@ def _config_to_continue(requested: Config) -> Config | None:
     if requested.run_dir is None or not requested.resume:
         return None
     path = Path(requested.run_dir) / "config.yaml"
-    if path.exists():
+    if exists(path):
         return absolute_paths(read_config(path))
     if requested.resume is True:
         raise UserError(

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from common.errors import UserError
+from common.files import ordinary_file
 from common.settings import check_settings
 from config import HUB_MODEL, Config
 
@@ -49,9 +50,7 @@ def read_config(path: Path) -> Config:
 
 def _read_yaml(path: Path) -> dict:
     """Read a YAML file of a trusted size and without anchors, which can expand without bound."""
-    if path.exists() and not (path.is_file() and path.stat().st_size <= MAX_CONFIG_BYTES):
-        raise ValueError(f"it is not a regular file of at most {MAX_CONFIG_BYTES:,} bytes")
-    text = path.read_text(encoding="utf-8")
+    text = ordinary_file(path, MAX_CONFIG_BYTES).read_text(encoding="utf-8")
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
     return {**yaml.safe_load(text)}

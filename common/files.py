@@ -1,4 +1,4 @@
-"""Write files atomically, refuse special and oversized files, and compute hashes."""
+"""Write files atomically, list folders, refuse special and oversized files, and compute hashes."""
 
 import errno
 import hashlib
@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 MAX_JSON_BYTES = 100_000_000
@@ -32,6 +33,40 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the paths in a folder whose names match a glob, sorted; none if it does not exist.
+
+    Raises:
+        OSError: If the folder cannot be listed, which `Path.glob` takes for an empty folder.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, ValueError):  # no path contains a null character
+        return []
+    return [folder / name for name in sorted(names) if fnmatchcase(name, pattern)]
+
+
+def exists(path: Path, follow_links: bool = True) -> bool:
+    """Return whether a path exists.
+
+    Raises:
+        OSError: If that is unknown, which `Path.exists` takes for a missing file in some cases.
+    """
+    return bool(_mode(path, follow_links))
+
+
+def is_folder(path: Path, follow_links: bool = True) -> bool:
+    """Return whether a path is a folder; raise `OSError` if that is unknown."""
+    return stat.S_ISDIR(_mode(path, follow_links))
+
+
+def _mode(path: Path, follow_links: bool) -> int:
+    try:
+        return os.stat(path, follow_symlinks=follow_links).st_mode
+    except (FileNotFoundError, ValueError):  # no path contains a null character
+        return 0
 
 
 def ordinary_file(path: Path, max_bytes: int | None = None) -> Path:
@@ -60,8 +95,6 @@ def read_json_object(path: Path) -> dict:
         ValueError: If the file is missing, unreadable, too large or contains something else.
     """
     try:
-        if not path.is_file():
-            raise ValueError("the file does not exist")
         value = json.loads(ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8"))
     except (OSError, RecursionError) as e:
         raise ValueError(getattr(e, "strerror", None) or e) from None

@@ -6,7 +6,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
-from common.files import ordinary_file
+from common.files import exists, ordinary_file
 
 METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
 SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
@@ -23,7 +23,7 @@ def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict
         path: The file; if it does not exist there are no rows.
         log: Receives a note if lines are skipped because they are not valid rows.
     """
-    lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
+    lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if exists(path) else []
     rows = [row for row in map(parse_row, lines) if row is not None]
     if log and len(rows) < len(lines):
         log(f"note: {len(lines) - len(rows)} invalid lines of {path} are skipped")

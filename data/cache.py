@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
+from common.files import list_folder
 
 KEY_LENGTH = 16  # hex digits that name an entry
 SILENT_WAIT_SECONDS = 1  # a shorter wait for another process is not worth a message
@@ -57,7 +58,7 @@ def locked_build_folder(key: str, log: Callable[[str], None]) -> Iterator[Path]:
 
 def _remove_abandoned_folders(root: Path) -> None:
     """Remove the build folders of killed processes: those whose lock is free."""
-    for folder in root.glob("[0-9a-f]" * KEY_LENGTH + ".*.part"):
+    for folder in list_folder(root, "[0-9a-f]" * KEY_LENGTH + ".*.part"):
         lock = FileLock(root / f"{folder.name[:KEY_LENGTH]}.lock", timeout=0)
         with suppress(OSError), lock:
             shutil.rmtree(folder)

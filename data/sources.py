@@ -10,15 +10,14 @@ import os
 import sysconfig
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from common.errors import UserError
-from common.files import ordinary_file, sha256_of_file, sync
+from common.files import exists, is_folder, list_folder, ordinary_file, sha256_of_file, sync
 from common.paths import expand_home, require_path
 from common.text import printable
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
@@ -43,13 +42,6 @@ NOT_LIBRARY_FOLDERS = {
 READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
-class Candidates(NamedTuple):
-    """Paths that may be text files, and the folder that they are below."""
-
-    root: Path
-    paths: Iterable[Path]
-
-
 def is_jsonl(path: Path) -> bool:
     """Whether each line of a file is a document."""
     return path.name.removesuffix(".gz").endswith(".jsonl")
@@ -66,12 +58,24 @@ def find_stdlib_files() -> tuple[Path, ...]:
     Its tests and installed packages are left out.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    files: list[Path] = []
-    for folder, subfolders, names in os.walk(root):
-        # os.walk does not enter what is removed from its list
-        subfolders[:] = [name for name in subfolders if name not in NOT_LIBRARY_FOLDERS]
-        files += [Path(folder, name) for name in names if name.endswith(".py")]
-    return tuple(sorted(files, key=lambda path: path.relative_to(root).as_posix()))
+    files = walk_folder(root, lambda path: path.name in NOT_LIBRARY_FOLDERS)
+    sources = [path for path in files if path.name.endswith(".py")]
+    return tuple(sorted(sources, key=lambda path: path.relative_to(root).as_posix()))
+
+
+def walk_folder(folder: Path, is_skipped: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield the files below a folder, without what is skipped and without following links.
+
+    Raises:
+        OSError: If a folder cannot be listed.
+    """
+    for path in list_folder(folder):
+        if is_skipped(path):
+            continue
+        if is_folder(path, follow_links=False):
+            yield from walk_folder(path, is_skipped)
+        else:
+            yield path
 
 
 def download_shakespeare(
@@ -122,14 +126,14 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
     """
     # A changed folder is another dataset
     folder = expand_home("data.name", name)
-    paths = sorted(folder.rglob("*")) if folder.is_dir() else []
+    paths = sorted(walk_folder(folder, lambda path: False)) if folder.is_dir() else []
     stamps = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
     identity = json.dumps([name, subset, split, stamps])
     key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
 
     with locked_build_folder(key, log) as build_folder:
         # The name of a finished file includes its size, which shows whether it is complete
-        for file in cache_root().glob(f"{key}_*.jsonl"):
+        for file in list_folder(cache_root(), f"{key}_*.jsonl"):
             if file.stem == f"{key}_{ordinary_file(file).stat().st_size}":
                 return file
         log(f"downloading {name} (kept in {cache_root()})")
@@ -183,14 +187,12 @@ def find_text_files(
         return (require_text_file(path),)
 
     # Sort the candidates into text files and others
-    root, candidates = _list_candidates(path)
-    is_skipped = cache(partial(_is_skipped, root, _parse_globs(exclude)))
+    root, pattern = _split_glob(path)
+    is_skipped = partial(_is_skipped, root, _parse_globs(exclude))
+    candidates = set(_find_matches(root, pattern, is_skipped))
     text_files: list[Path] = []
     other_files: list[Path] = []
     for file in sorted(candidates, key=lambda candidate: candidate.as_posix()):
-        folders = [folder for folder in file.parents if root in folder.parents]
-        if os.path.isdir(file) or any(is_skipped(part) for part in (file, *folders)):
-            continue
         if _is_text(file):
             text_files.append(file)
         else:
@@ -226,11 +228,39 @@ def require_text_file(path: str) -> Path:
     return file
 
 
-def _list_candidates(path: str) -> Candidates:
-    if os.path.isdir(path):
-        return Candidates(Path(path), Path(path).rglob("*"))
-    root = Path(*takewhile(lambda part: not glob.has_magic(part), Path(path).parts))
-    return Candidates(root, (Path(name) for name in glob.iglob(path, recursive=True)))
+def _split_glob(path: str) -> tuple[Path, list[str]]:
+    """Split a folder or a glob into the folder to search and the parts of a pattern in it."""
+    parts = Path(path).parts
+    fixed = parts if os.path.isdir(path) else tuple(takewhile(_is_plain, parts))
+    return Path(*fixed), list(parts[len(fixed) :]) or ["**"]
+
+
+def _is_plain(part: str) -> bool:
+    return not glob.has_magic(part)
+
+
+def _find_matches(
+    folder: Path, pattern: list[str], is_skipped: Callable[[Path], bool]
+) -> Iterator[Path]:
+    """Yield the files in a folder that match the parts of a glob, some of them repeatedly.
+
+    Raises:
+        OSError: If a folder cannot be listed, which `glob.glob` takes for an empty folder.
+    """
+    part, *rest = pattern
+    if part == "**" and not rest:
+        yield from walk_folder(folder, is_skipped)
+        return
+    if part == "**":
+        yield from _find_matches(folder, rest, is_skipped)
+        part, rest = "*", pattern
+    for path in [folder / part] if _is_plain(part) else list_folder(folder, part):
+        if is_skipped(path):
+            continue
+        if is_folder(path):
+            yield from _find_matches(path, rest, is_skipped) if rest else ()
+        elif not rest and exists(path, follow_links=False):
+            yield path
 
 
 def _parse_globs(exclude: str | None) -> list[str]:
@@ -250,7 +280,7 @@ def _is_skipped(root: Path, globs: list[str], path: Path) -> bool:
         return False
     if path.is_symlink() or path.resolve() == cache_root().resolve():
         return True
-    entries = set(os.listdir(path))
+    entries = {entry.name for entry in list_folder(path)}
     is_run = "config.yaml" in entries and not entries.isdisjoint(("metrics.jsonl", "checkpoints"))
     is_sweep = "multirun.yaml" in entries
     return is_run or is_sweep

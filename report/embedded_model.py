@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from attention_maps.metrics import read_emergence
-from common.files import ordinary_file, read_json_object
+from common.files import exists, list_folder, ordinary_file, read_json_object
 from config import GPTConfig
 from report.pack import Blobs, PackedWeights, pack_weights, to_base64
 
@@ -48,9 +48,10 @@ def find_model(run_dir: Path, config: GPTConfig, latest: dict[str, float]) -> Em
     Returns:
         None if the run has no checkpoint yet, or if it cannot be read.
     """
-    files = (run_dir / "attention").glob("step_" + "[0-9]" * 8 + ".safetensors")
-    paths = {int(path.stem.removeprefix("step_")): path for path in sorted(files)}
-    tokenizers = sorted(run_dir.glob("checkpoints/step_*/tokenizer.json"))
+    files = list_folder(run_dir / "attention", "step_" + "[0-9]" * 8 + ".safetensors")
+    paths = {int(path.stem.removeprefix("step_")): path for path in files}
+    checkpoints = list_folder(run_dir / "checkpoints", "step_*")
+    tokenizers = [path for folder in checkpoints if exists(path := folder / "tokenizer.json")]
     if not tokenizers:
         return None
     newest = tokenizers[-1]

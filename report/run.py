@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from attention_maps.metrics import read_head_values
 from cli.config_file import read_config
-from common.files import ordinary_file
+from common.files import exists, list_folder, ordinary_file
 from common.metrics import best_row
 from common.settings import iterate_settings
 from config import MIN_BF16_DECODING_WIDTH, Config
@@ -28,7 +28,7 @@ SCORES_WITH_TIMING = ("previous_token", "induction")  # the heads that in-contex
 def load_config(run_dir: Path) -> Config | None:
     """Return the resolved configuration of a run, or None if it has not started training."""
     path = run_dir / "config.yaml"
-    return _parse_config(path, path.stat().st_mtime_ns) if path.exists() else None
+    return _parse_config(path, path.stat().st_mtime_ns) if exists(path) else None
 
 
 @lru_cache(maxsize=1000)
@@ -122,12 +122,10 @@ def share_of_repeated_pairs(run_dir: Path) -> float | None:
 
     This is what a text offers induction heads. The windows are those of the newest snapshot.
     """
-    for path in sorted(run_dir.glob("attention/step_*.npz"))[-1:]:
-        with (
-            suppress(OSError, ValueError, KeyError, BadZipFile),
-            np.load(ordinary_file(path)) as snapshot,
-        ):
-            ids = snapshot["window_ids"].astype(np.int64)  # (W, T)
+    with suppress(OSError, ValueError, KeyError, BadZipFile):
+        for path in list_folder(run_dir / "attention", "step_*.npz")[-1:]:
+            with np.load(ordinary_file(path)) as snapshot:
+                ids = snapshot["window_ids"].astype(np.int64)  # (W, T)
             pairs = (ids[:, :-1] * (ids.max() + 1) + ids[:, 1:]).tolist()
             return fmean(pair in row[:k] for row in pairs for k, pair in enumerate(row))
     return None
@@ -135,10 +133,11 @@ def share_of_repeated_pairs(run_dir: Path) -> float | None:
 
 def count_parameters(run_dir: Path) -> int | None:
     """Count the trained parameters in the newest checkpoint, or return None without one."""
-    for path in sorted(run_dir.glob("checkpoints/step_*/model.safetensors"))[-1:]:
-        with suppress(SafetensorError, OSError), safe_open(ordinary_file(path), "np") as tensors:
-            names = set(tensors.keys()) - {"ngrams.keys"}
-            return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
+    with suppress(SafetensorError, OSError):
+        for folder in list_folder(run_dir / "checkpoints", "step_*")[-1:]:
+            with safe_open(ordinary_file(folder / "model.safetensors"), "np") as tensors:
+                names = set(tensors.keys()) - {"ngrams.keys"}
+                return sum(prod(tensors.get_slice(name).get_shape()) for name in names)
     return None
 
 

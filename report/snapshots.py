@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from attention_maps.scores import without_first_token
-from common.files import ordinary_file
+from common.files import list_folder, ordinary_file
 from report.pack import Blobs, Packed, pack_maps, pack_predictions
 from report.values import clip_text, thin
 
@@ -128,7 +128,7 @@ def list_snapshots(run_dir: Path) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
     cache = _snapshot_cache(run_dir)
     snapshots = []
-    for path in (run_dir / "attention").glob("step_*.npz"):
+    for path in list_folder(run_dir / "attention", "step_*.npz"):
         match = re.fullmatch(r"step_(\d+)", path.stem)
         if match is None:
             continue

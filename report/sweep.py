@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from common.errors import UserError
+from common.files import exists, is_folder, list_folder
 from common.metrics import METRICS, read_rows
 from config import Config
 from report.job import JOB, JobNote, read_job
@@ -42,7 +43,11 @@ class Run:
 
 def is_sweep(folder: Path) -> bool:
     """Return whether a sweep has started a job in this folder."""
-    return any(folder.glob(f"*/{JOB}"))
+    return bool(_job_folders(folder))
+
+
+def _job_folders(folder: Path) -> list[Path]:
+    return [path for path in list_folder(folder) if is_folder(path) and exists(path / JOB)]
 
 
 def require_sweep(folder: Path) -> None:
@@ -56,12 +61,12 @@ def require_sweep(folder: Path) -> None:
 def read_sweep(folder: Path) -> list[Run]:
     """Read the runs of a sweep, sorted by the names of their folders."""
     require_sweep(folder)
-    return [read_run(job.parent) for job in sorted(folder.glob(f"*/{JOB}"))]
+    return [read_run(job) for job in _job_folders(folder)]
 
 
 def read_run(path: Path) -> Run:
     """Read a run from its folder, with the note of its sweep if it belongs to one."""
-    note = read_job(path) if (path / JOB).exists() else JobNote(overrides={}, swept=[])
+    note = read_job(path) if exists(path / JOB) else JobNote(overrides={}, swept=[])
     config, rows = load_config(path), read_rows(path / METRICS)
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"

@@ -8,6 +8,7 @@ from statistics import fmean
 from urllib.parse import quote
 
 from attention_maps.metrics import read_head_values
+from common.files import exists
 from report.html import write_html
 from report.sweep import (
     PAGE,
@@ -101,7 +102,7 @@ def describe_run(folder: Path, run: Run, points: int) -> dict:
     page = run.path / "report.html"
     return {
         "name": clip(run.path.relative_to(folder).as_posix()),
-        "page": relative_url(folder, page) if page.exists() else None,
+        "page": relative_url(folder, page) if exists(page) else None,
         "status": run.status,
         "reason": clip(run.failure),
         "maxSteps": run.config.max_steps if run.config else None,

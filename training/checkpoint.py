@@ -3,8 +3,8 @@
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cli.config_file import config_yaml, read_config
 from common.errors import UserError
-from common.files import atomic_write, ordinary_file, sync
+from common.files import atomic_write, exists, is_folder, list_folder, ordinary_file, sync
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from config import Config, GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
@@ -68,6 +68,7 @@ class Checkpoints:
         self.world = state.world
         self.last_step: int | None = None
         self.best_row: dict[str, float] | None = None
+        self._has_reported_error = False
 
     def restore(self, manifest: Manifest, rows: list[dict[str, float]]) -> None:
         """Load a checkpoint into the training state and set later checkpoints aside.
@@ -182,10 +183,12 @@ class Checkpoints:
             save_tokenizer(self.text.tokenizer, part / TOKENIZER_FILE)
             (part / CONFIG_FILE).write_text(config_yaml(self.state.config), encoding="utf-8")
             write_manifest(part, manifest)
-            record = [self.run_dir / name for name in (METRICS, SAMPLES, "attention", "")]
-            existing = [path for path in record if path.exists()]
-            for path in [*part.iterdir(), part, *existing]:
+            for path in [*list_folder(part), part]:
                 sync(path)
+            for name in (METRICS, SAMPLES, "attention", ""):
+                with self._tolerate_errors():
+                    if exists(self.run_dir / name):
+                        sync(self.run_dir / name)
             part.rename(folder)
             sync(folder.parent)
         except (OSError, SafetensorError) as e:
@@ -201,21 +204,36 @@ class Checkpoints:
     def prune(self) -> None:
         """Point `last` and `best` at their checkpoints and remove the ones that are not kept.
 
-        Remains of interrupted saves are removed too. What fails is retried at the next call.
+        Remains of interrupted saves are removed too. What fails is retried at the next call; the
+        first failure is printed.
         """
         if self.world.rank > 0:
             return
         best_step = int(self.best_row["step"]) if self.best_row else None
         for name, step in (("last", self.last_step), ("best", best_step)):
-            with suppress(OSError):
+            with self._tolerate_errors():
                 if step is not None and read_pointer(self.run_dir, name) != step:
                     write_pointer(self.run_dir, name, step)
-        with suppress(OSError):
+        with self._tolerate_errors():
             for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
                     remove_path(step_folder(self.run_dir, step))
-            for part in (self.run_dir / "checkpoints").glob(".step_*.part"):
+            for part in list_folder(self.run_dir / "checkpoints", ".step_*.part"):
                 remove_path(part)
+
+    @contextmanager
+    def _tolerate_errors(self) -> Iterator[None]:
+        """Continue after an error of reading or writing, and print a note about the first."""
+        try:
+            yield
+        except OSError as e:
+            if not self._has_reported_error:
+                path = e.filename or self.run_dir / "checkpoints"
+                self.log(
+                    f"note: {path} cannot be read or written ({e.strerror or e}); "
+                    "training continues"
+                )
+            self._has_reported_error = True
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -226,7 +244,7 @@ def step_folder(run_dir: Path, step: int) -> Path:
 def saved_steps(run_dir: Path) -> list[int]:
     """Return the steps that have a checkpoint folder, in ascending order."""
     steps = []
-    for path in (run_dir / "checkpoints").glob("step_*"):
+    for path in list_folder(run_dir / "checkpoints", "step_*"):
         if match := re.fullmatch(r"step_(\d{8,})", path.name):
             steps.append(int(match[1]))
     return sorted(steps)
@@ -235,7 +253,7 @@ def saved_steps(run_dir: Path) -> list[int]:
 def set_aside(folder: Path) -> Path:
     """Rename an unreadable checkpoint to an unused name that no step has; return the new path."""
     paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
-    unused = next(path for path in paths if not os.path.lexists(path))
+    unused = next(path for path in paths if not exists(path, follow_links=False))
     return folder.rename(unused)
 
 
@@ -290,10 +308,12 @@ def find_checkpoint(
     Raises:
         UserError: If there is none, or it and all alternatives are damaged.
     """
+    if not is_folder(run_dir):
+        problem = "is not the folder of a run" if exists(run_dir) else "does not exist"
+        raise UserError(f"{run_dir} {problem}.")
     steps = saved_steps(run_dir)
     if not steps:
-        problem = "has no checkpoint" if run_dir.is_dir() else "does not exist"
-        raise UserError(f"{run_dir} {problem}.")
+        raise UserError(f"{run_dir} has no checkpoint.")
     preferred = _preferred_step(run_dir, which, steps)
     candidates = [step for step in reversed(steps) if step <= preferred]
     if which == "best":
@@ -321,7 +341,7 @@ def _preferred_step(run_dir: Path, which: str | int, steps: list[int]) -> int:
             return step
         row = best_saved_row(run_dir, read_rows(run_dir / METRICS))  # the pointer is damaged
         return int(row["step"]) if row else steps[-1]
-    if not str(which).isdigit():
+    if not str(which).isdecimal():
         return steps[-1]
     if int(which) not in steps:
         existing = ", ".join(str(step) for step in steps)
@@ -387,7 +407,8 @@ def load_run(
     """
     run_dir = Path(run_dir)
     snapshot = run_dir / "attention" / f"step_{which:0>8}.safetensors"
-    is_snapshot = snapshot.is_file() and int(which) not in saved_steps(run_dir)
+    is_step = str(which).isdecimal()
+    is_snapshot = is_step and int(which) not in saved_steps(run_dir) and exists(snapshot)
     folder, _ = find_checkpoint(run_dir, "last" if is_snapshot else which, log)
     weights = snapshot if is_snapshot else folder / MODEL_FILE
     config = read_config(folder / CONFIG_FILE)
@@ -399,8 +420,9 @@ def load_run(
 
 
 def remove_path(path: Path) -> None:
-    """Remove a folder, a file or a link, but never the target of a link."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    """Remove a folder, a file or a link, but never the target of a link, as far as possible."""
+    with suppress(OSError):
+        if is_folder(path, follow_links=False):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()

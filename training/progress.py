@@ -50,17 +50,25 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
     """Find the checkpoint and the metrics that a run resumes from; none for a new run.
 
     Raises:
-        UserError: If the run has no checkpoint that can be loaded.
+        UserError: If the run has no checkpoint that can be loaded. `resume=auto` starts over if the
+            run was stopped before its first save, but never if a row was recorded after one.
+        OSError: If the checkpoints cannot be listed.
     """
     if not is_resuming(config):
         return Progress()
+    rows = read_rows(run_dir / METRICS)
     if not saved_steps(run_dir):
+        if any(row.get("seconds/save") for row in rows):
+            raise UserError(
+                f"run_dir={run_dir} has lost its checkpoints: {run_dir / METRICS} records "
+                f"{rows[-1]['step']:,} steps, but {run_dir / 'checkpoints'} holds none; restore "
+                "them, or start a new run in another folder."
+            )
         if config.resume == "auto":
             return Progress()
         raise UserError(
             f"run_dir={run_dir} was stopped before its first checkpoint; "
             "start it again with resume=auto."
         )
-    rows = read_rows(run_dir / METRICS)
     _, manifest = find_checkpoint(run_dir, "last", log)
     return Progress(manifest, [row for row in rows if row["step"] <= manifest.step])

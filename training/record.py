@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -21,7 +21,7 @@ from rich.progress import (
 
 from cli import Terminal, printer
 from cli.config_file import config_yaml
-from common.files import atomic_write
+from common.files import atomic_write, exists, list_folder
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from config import ResolvedConfig, WandbConfig
 
@@ -156,7 +156,10 @@ class Record:
         self.rows.append(row)
         self._append(METRICS, row)
         grid = self.run_dir / "attention" / f"step_{row['step']:08d}.png"
-        self.wandb.log(row, grid if grid.exists() else None)
+        has_grid = False
+        with self.tolerate_io_errors():
+            has_grid = exists(grid)
+        self.wandb.log(row, grid if has_grid else None)
 
     def write_sample(self, step: int, text: str) -> None:
         """Append a text that the model generated after `step` steps to samples.jsonl and W&B."""
@@ -199,7 +202,7 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 
     The previous file is kept beside it, as `<name>.before`.
     """
-    if not path.exists():
+    if not exists(path):
         return []
     rows = [row for row in read_rows(path, log) if row["step"] <= step]
     with atomic_write(path.with_name(f"{path.name}.before")) as part:
@@ -211,7 +214,7 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 
 def remove_snapshots_after(folder: Path, step: int) -> None:
     """Remove the snapshots after `step`, from which a resumed run may differ."""
-    for path in folder.glob("step_*.*"):
+    for path in list_folder(folder, "step_*.*"):
         number = path.name.removesuffix(path.suffix).removeprefix("step_")
         if number.isdecimal() and int(number) > step:
             path.unlink()
@@ -237,7 +240,9 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
 def print_summary(log: Callable[[str], None], run_dir: Path, seconds: dict[str, float]) -> None:
     """Print where a run's files are, how long it took, and what to do next."""
     times = [f"{activity} {spent:.0f} s" for activity, spent in seconds.items() if spent]
-    grids = sorted((run_dir / "attention").glob("*.png"))
+    grids: list[Path] = []
+    with suppress(OSError):
+        grids = list_folder(run_dir / "attention", "*.png")
     lines = [("run", str(run_dir))]
     if grids:
         lines.append(("attention", str(grids[-1])))

@@ -10,6 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common.errors import UserError
+from common.files import exists, list_folder
 from config import Config
 
 # Files that may lie in a run's folder before the run begins.
@@ -22,7 +23,7 @@ def is_resuming(config: Config) -> bool:
     """Return whether the run continues one that its folder contains."""
     if not config.run_dir or not config.resume:
         return False
-    return Path(config.run_dir, "config.yaml").exists()
+    return exists(Path(config.run_dir, "config.yaml"))
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
         UserError: If the folder is in use, contains something else or links.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-    is_new = not config.run_dir or not path.exists()
+    is_new = not config.run_dir or not exists(path)
     for name in MUST_NOT_BE_LINKS:
         if os.path.islink(path / name):
             raise UserError(
@@ -71,7 +72,7 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
 
 
 def _names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    return {path.name for path in list_folder(folder)}
 
 
 def new_run_dir(name: str) -> Path:

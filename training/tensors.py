@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 
 from common.errors import UserError
+from common.files import ordinary_file
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -26,12 +27,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def open_safetensors(path: Path) -> Iterator:
     """Open a safetensors file for reading; raise `UserError` if it cannot be read."""
     try:
-        if not path.is_file():
-            raise OSError("the file does not exist")
-        with safe_open(path, framework="pt") as file:
+        with safe_open(ordinary_file(path), framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as e:
-        raise UserError(f"{path} cannot be read as safetensors: {e}") from None
+        reason = getattr(e, "strerror", None) or e
+        raise UserError(f"{path} cannot be read as safetensors: {reason}") from None
 
 
 def copy_rows(file: Any, name: str, tensor: Tensor) -> None:

@@ -1,7 +1,14 @@
-"""A run's folder must be writable and has one owner; running out of memory loses no checkpoint."""
+"""A run's folder must be writable and has one owner; running out of memory loses no checkpoint.
 
+A folder that cannot be listed is not an empty one.
+"""
+
+import errno
+import os
 import resource
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,14 +18,24 @@ from processes import (
     KILL,
     Process,
     assert_same_run,
+    copy_after_8_steps,
     drop_privileges,
     fault_at_call,
+    rows,
     run_to_end,
     tiny_arguments,
 )
 
 import training.device
-from training.checkpoint import find_checkpoint
+from cli.compose import Job, configure
+from common.errors import UserError
+from data.sources import find_text_files
+from report.page import write_page
+from report.sweep import is_sweep, read_sweep
+from sample import find_newest_run
+from sweeps import open_sweep
+from training.checkpoint import find_checkpoint, load_run
+from training.progress import read_progress
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +77,134 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended(
     assert (tmp_path / "run" / ".lock").exists()
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
     assert_same_run(finished_run, tmp_path / "run")
+
+
+# --- folders that cannot be listed ----------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+@pytest.fixture
+def sweep(finished_run, tmp_path) -> Path:
+    """A sweep in runs/ with one run, and a folder of texts."""
+    run = copy_after_8_steps(finished_run, tmp_path / "runs" / "sweep" / "job")
+    (run / "job.json").write_text('{"overrides": {}, "swept": [], "failed": ""}')
+    (tmp_path / "texts" / "sub").mkdir(parents=True)
+    for name in ("a.txt", "sub/b.txt"):
+        (tmp_path / "texts" / name).write_text("text")
+    return run.parent
+
+
+def resume(tiny, run: Path):
+    tiny.run_dir, tiny.resume = str(run), "auto"
+    return read_progress(configure(Job(tiny, [])), run, print)
+
+
+RUN = "runs/sweep/job"
+READERS = {  # the folder, and what reads it given the root, the run and a configuration
+    "read_progress": (f"{RUN}/checkpoints", lambda root, run, tiny: resume(tiny, run)),
+    "find_checkpoint": (f"{RUN}/checkpoints", lambda root, run, tiny: find_checkpoint(run)),
+    "load_run": (f"{RUN}/checkpoints", lambda root, run, tiny: load_run(run, 12)),
+    "page of checkpoints": (f"{RUN}/checkpoints", lambda root, run, tiny: write_page(run)),
+    "page of snapshots": (f"{RUN}/attention", lambda root, run, tiny: write_page(run)),
+    "is_sweep": ("runs/sweep", lambda root, run, tiny: is_sweep(run.parent)),
+    "read_sweep": ("runs/sweep", lambda root, run, tiny: read_sweep(run.parent)),
+    "open_sweep": ("runs/sweep", lambda root, run, tiny: open_sweep(str(run.parent), False)),
+    "newest run": ("runs", lambda root, run, tiny: find_newest_run(root / "runs")),
+    "newest job": ("runs/sweep", lambda root, run, tiny: find_newest_run(root / "runs")),
+    "texts": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/texts", print)),
+    "glob": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/**/*.txt", print)),
+    "two globs": ("texts/sub", lambda root, run, tiny: find_text_files(f"{root}/t*/*/*", print)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(
+    sweep, tmp_path, tiny, monkeypatch, reader
+):
+    name, read = READERS[reader]
+    before, code = contents(tmp_path), 0
+    originals = {"listdir": os.listdir, "scandir": os.scandir}
+
+    def list_or_refuse(function, path="."):
+        if os.fspath(path) == str(tmp_path / name):
+            raise OSError(code, os.strerror(code), str(path))
+        return originals[function](path)
+
+    for function in originals:
+        monkeypatch.setattr(os, function, partial(list_or_refuse, function))
+    for code in (errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOTDIR):  # noqa: B007
+        with pytest.raises((OSError, UserError)) as error:
+            read(tmp_path, sweep / "job", tiny)
+        assert str(tmp_path / name) in str(error.value)
+    code = errno.ENOENT
+    with suppress(UserError):  # an empty folder may be refused, but is no error of the system
+        read(tmp_path, sweep / "job", tiny)
+    monkeypatch.undo()
+    (sweep / "job" / "report.html").unlink()
+    before.pop(sweep / "job" / "report.html")
+    assert contents(tmp_path) == before
+
+
+def make_unlistable(path: Path, how: str) -> None:
+    if how == "mode":
+        path.chmod(0)
+    else:
+        path.rename(path.with_name("away"))
+        if how == "file":
+            path.touch()
+
+
+@pytest.mark.parametrize(
+    "how, mode", [("mode", "auto"), ("file", "auto"), ("lost", "auto"), ("mode", "true")]
+)
+def test_a_run_with_rows_never_starts_over_because_its_checkpoints_cannot_be_seen(
+    tmp_path, text_file, finished_run, how, mode
+):
+    run = copy_after_8_steps(finished_run, tmp_path / "run")
+    make_unlistable(run / "checkpoints", how)
+    before = contents(run / "attention"), (run / "metrics.jsonl").read_bytes()
+    argv = tiny_arguments(text_file, f"resume={mode}")
+    for _ in range(2):
+        run_to_end(tmp_path, *argv, status=1, fault=drop_privileges)
+        (message,) = (tmp_path / "err.txt").read_text().splitlines()
+        assert str(run.name) + "/checkpoints" in message
+    assert before == (contents(run / "attention"), (run / "metrics.jsonl").read_bytes())
+    assert not (run / "metrics.jsonl.before").exists()
+
+
+def test_a_run_without_a_save_starts_over(tmp_path, text_file, finished_run):
+    first = Process(
+        tmp_path,
+        *tiny_arguments(text_file),
+        fault=fault_at_call(
+            training.device, "seed_micro_step", 3, lambda: os.kill(os.getpid(), KILL)
+        ),
+    )
+    assert first.wait() == -KILL and rows(tmp_path / "run")
+    run_to_end(tmp_path, *tiny_arguments(text_file, "resume=auto"))
+    assert_same_run(finished_run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "how, name, status", [("mode", "attention", 0), ("file", "checkpoints", 1)]
+)
+def test_a_folder_that_becomes_unlistable_costs_a_note_and_not_the_run(
+    tmp_path, text_file, how, name, status
+):
+    def fault():
+        drop_privileges()
+        fault_at_call(training.device, "seed_micro_step", 6, make)()
+
+    def make():
+        make_unlistable(tmp_path / "run" / name, how)
+
+    output = run_to_end(tmp_path, *tiny_arguments(text_file), status=status, fault=fault)
+    assert f"run/{name}" in output and len(rows(tmp_path / "run")) >= 12
+    if name == "attention":  # without the last checkpoint, the status is 1
+        assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 12
 
 
 # --- memory ---------------------------------------------------------------------------------------
