@@ -118,7 +118,8 @@ class Decoder:
         self.device = weight.device
         self.block_size = model.config.block_size
         self.vocab_size = weight.shape[0]
-        self.rotary = None if model.rotary is None else model.rotary.to(weight.dtype)
+        rotary = model.rotary_at(0, cache.capacity)
+        self.rotary = None if rotary is None else rotary.to(weight.dtype)
         self.norm = as_function(model.norm)
         self.head = as_function(model.head)
         self.layers = [

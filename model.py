@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
+ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows when more are needed
 
 # Functions (layer, value) → value, by name, that a forward pass calls to record or replace a value:
 # embedding, q, k, v, weights (only then attention is written out), heads (output of each head
@@ -253,7 +254,7 @@ class GPT(nn.Module):
     """
 
     generate = generate
-    rotary: Tensor | None  # (2, block_size, d_k) in float32; None unless positions are rotary
+    rotary: Tensor | None  # (2, positions, d_k) in float32; None unless positions are rotary
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -289,16 +290,20 @@ class GPT(nn.Module):
         return tensors
 
     def compute_rotary(self, device: torch.device | None = None) -> None:
-        """Compute the rotary table (2, block_size, d_k) in float32, if positions are rotary."""
+        """Compute the start of the rotary table in float32, if positions are rotary."""
         if self.config.is_rotary:
-            self.rotary = rotary_table(self.config.block_size, self.config).to(device)
+            length = min(ROTARY_LENGTH, self.config.block_size)
+            self.rotary = rotary_table(length, self.config).to(device)
 
     def rotary_at(self, start: int, end: int) -> Tensor | None:
-        """Return the rotary table (2, T, d_k) of positions start … end - 1.
-
-        None if positions are not rotary.
-        """
-        return None if self.rotary is None else self.rotary[:, start:end]
+        """Return the rotary table (2, T, d_k) of positions start … end - 1, if they are rotary."""
+        if self.rotary is None:
+            return None
+        if end > self.rotary.shape[1]:
+            length = min(2 * end, self.config.block_size)
+            with torch.inference_mode(False):  # training may use the table later
+                self.rotary = rotary_table(length, self.config).to(self.rotary)
+        return self.rotary[:, start:end]
 
     def embed(
         self, tokens: Tensor, previous: Tensor | None = None, hidden: Tensor | None = None

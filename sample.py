@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -49,7 +50,10 @@ def sample(
         max_cache_bytes: Bytes that the KV caches of these texts may take.
     """
     text = read_text(config)
-    path = find_model(config)
+    key = "init_from" if config.init_from is not None else "run_dir"
+    path = config.run_dir if config.init_from is None else config.init_from
+    if path is None:
+        path = str(find_newest_run(Path("runs")))
     if cli.is_terminal(sys.stderr):
         print_stderr("loading …")
     import torch
@@ -57,7 +61,7 @@ def sample(
     from interop import load
     from training.device import move_for_sampling, pick_device
 
-    model, tokenizer = load(path, config.checkpoint, print_stderr)
+    model, tokenizer = load(path, config.checkpoint, print_stderr, key)
     # A page of attention shows the model itself, not one with rounded weights.
     precision = config.precision if config.attention is None else "fp32"
     n_threads = torch.get_num_threads()
@@ -103,18 +107,6 @@ def read_stdin() -> bytes:
         return content.encode() if isinstance(content, str) else content
     except (AttributeError, OSError, ValueError):
         raise UserError("standard input cannot be read here: give the text or a file") from None
-
-
-def find_model(config: SampleConfig) -> Path:
-    """Return the path of the model: `run_dir`, `init_from`, or the newest run in runs/."""
-    if config.init_from:
-        return expand_home("init_from", config.init_from)
-    if not config.run_dir:
-        return find_newest_run(Path("runs"))
-    path = expand_home("run_dir", config.run_dir)
-    if not exists(path):
-        raise UserError(f"run_dir={config.run_dir} does not exist: name the folder of a run")
-    return path
 
 
 def find_newest_run(folder: Path) -> Path:
@@ -265,7 +257,9 @@ def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
         raise UserError(
             "the tokenizer of this model finds no token in the text: name a file with other text"
         )
-    config = Config(model=model.config, device=str(model.head.weight.device), precision="fp32")
+    # A window of a text that is shorter than the context would be padded to it
+    shape = replace(model.config, block_size=min(model.config.block_size, len(ids)))
+    config = Config(model=shape, device=str(model.head.weight.device), precision="fp32")
     tokens = np.array([start_token(tokenizer), *ids])
     loss = Windows(tokens, tokenizer, config, max_windows=len(tokens)).loss(model)
     n_bytes = len(text.encode())

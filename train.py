@@ -348,7 +348,7 @@ def starting_point(
         folder = checkpoint.step_folder(run_dir, progress.step)
         return StartingPoint(load_tokenizer(folder / TOKENIZER_FILE))
     if config.init_from:
-        return StartingPoint(*interop.open_starting_weights(Path(config.init_from), log))
+        return StartingPoint(*interop.open_starting_weights(config.init_from, log))
     return StartingPoint()
 
 

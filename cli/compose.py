@@ -16,7 +16,7 @@ from cli.arguments import CONFIGS, quote
 from cli.config_file import absolute_paths, read_config
 from common.errors import UserError
 from common.files import exists
-from common.paths import expand_home
+from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
 from config import Config, ModelConfig, TokenizerConfig
 
@@ -102,7 +102,9 @@ def configure(
         UserError: If settings are invalid, or contradict each other or the run to be continued.
     """
     run_dir = _expand_home("run_dir", job.config.run_dir)
-    init_from = _expand_home("init_from", job.config.init_from)
+    init_from = job.config.init_from
+    if init_from is not None:
+        init_from = expand_model_name("init_from", init_from)
     requested = replace(job.config, run_dir=run_dir, init_from=init_from)
     run = _config_to_continue(requested)
     if init_from is None:

@@ -2,9 +2,15 @@
 
 import glob
 import os
+import re
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from common.errors import UserError
+
+# Page of a model on the Hugging Face hub.
+HUB_ADDRESS = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)/?")
 
 
 def expand_home(key: str, path: str) -> Path:
@@ -24,6 +30,29 @@ def expand_home(key: str, path: str) -> Path:
             f"(for a file whose name begins with ~, write ./{path})"
         )
     return Path(expanded)
+
+
+def expand_model_name(key: str, name: str) -> str:
+    """Return the path or the name on the Hugging Face hub that a user typed for a model.
+
+    Args:
+        key: The setting with the name, for the message.
+        name: A path, which may begin with ~ or file://, or a name or address on the hub.
+
+    Raises:
+        UserError: If it is empty, another address, or its ~ names an unknown user.
+    """
+    if not name:
+        raise UserError(f"{key}= is empty: give the path of a model")
+    address = urlsplit(name)
+    if address.scheme == "file" and address.netloc in ("", "localhost"):
+        return url2pathname(address.path)
+    on_hub = HUB_ADDRESS.fullmatch(name)
+    if on_hub:
+        return on_hub[1]
+    if "://" in name:
+        raise UserError(f"{key}={name} is an address: download the model and give its path")
+    return str(expand_home(key, name)) if name.startswith("~") else name
 
 
 def require_path(path: str) -> None:

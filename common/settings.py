@@ -12,6 +12,8 @@ from common.errors import UserError, not_one_of
 LARGEST_SEED = 2**63 - 1  # of torch's generators
 # The largest value of a number by its type; a float has to fit into float32.
 LARGEST_NUMBERS = {bool: 1, int: LARGEST_SEED, float: 1e30}
+TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+SHOWN_VALUE_CHARS = 80  # of a value that a file contains
 # Bounds of a number: the comparison that violates the bound, and its words.
 BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "lt": (ge, "below")}
 
@@ -46,10 +48,11 @@ def check_settings(node: Any, prefix: str = "") -> None:
     """
     for name, field, value in iterate_settings(node, prefix):
         if value is not None:
-            _check_value(name, value, field.metadata)
+            check_value(name, value, field.metadata)
 
 
-def _check_value(name: str, value: Any, limits: Any) -> None:
+def check_value(name: str, value: Any, limits: Any) -> None:
+    """Raise `UserError` if the value of a setting violates the limits that its field declares."""
     choices = limits.get("choices")
     if choices and value not in choices:
         raise UserError(not_one_of(name, value, map(format_value, choices)))
@@ -68,6 +71,12 @@ def format_value(value: Any) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show_value(value: Any) -> str:
+    """Format a value of any size for a message."""
+    text = format_value(value)
+    return text if len(text) <= SHOWN_VALUE_CHARS else f"{text[:SHOWN_VALUE_CHARS]}…"
 
 
 def iterate_settings(node: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:

@@ -60,7 +60,7 @@ class HFTokenizer:
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
         # What the tokenizer puts before a text is known only by encoding one
         encoded = self._library.encode(self._vocabulary[min(ordinary)])
-        has_begin = encoded.special_tokens_mask[:1] == [1]
+        has_begin = encoded.special_tokens_mask[:1] == [1] and encoded.ids[0] in self._vocabulary
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
 
     def encode(self, text: str) -> list[int]:
@@ -115,6 +115,28 @@ class HFTokenizer:
             else:
                 bytes_of[id] = token.encode()
         return bytes_of
+
+    def limit_special_tokens(self, vocab_size: int) -> "HFTokenizer":
+        """Return the tokenizer without the special tokens that a model's vocabulary lacks.
+
+        Such tokens, for example for padding, are added after the training of a model. A tokenizer
+        that has other tokens of such ids is returned as it is.
+
+        Args:
+            vocab_size: Number of tokens of the model.
+        """
+        extra = {id for id in self._vocabulary if id >= vocab_size}
+        if not extra or extra - self.special.keys():
+            return self
+        content = json.loads(self.description)
+        content["added_tokens"] = [t for t in content["added_tokens"] if t["id"] not in extra]
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            kept: Any = {token: id for token, id in vocabulary.items() if id not in extra}
+        else:
+            kept = vocabulary[:vocab_size]
+        content["model"]["vocab"] = kept
+        return HFTokenizer(json.dumps(content), self.end_of_text)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `load_tokenizer` needs."""

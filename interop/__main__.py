@@ -7,8 +7,7 @@ import cli
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import check_settings, setting
-from interop import save_hf
-from training.checkpoint import load_run
+from interop import load, save_hf
 
 HELP = """Export a run's model for transformers, and for tools that load its format
 (such as vLLM).
@@ -36,9 +35,8 @@ def main() -> None:
     """Write a run's model and tokenizer as a folder of Hugging Face's format."""
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
     assert config.run_dir is not None and config.to is not None  # check requires them
-    run_dir = expand_home("run_dir", config.run_dir)
     to = expand_home("to", config.to)
-    model, tokenizer, _ = load_run(run_dir, config.checkpoint, cli.print_stderr)
+    model, tokenizer = load(config.run_dir, config.checkpoint, cli.print_stderr, "run_dir")
     save_hf(model, to, tokenizer)
     cli.print_stderr(f"wrote {to}: {model.num_parameters():,} parameters")
 

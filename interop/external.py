@@ -9,26 +9,16 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from data.hf_tokenizer import HFTokenizer
 from data.tokenizer import Tokenizer
-from interop.folder import HF_CONFIG_FILE, HFFolder
-from interop.gguf_file import GGUFFile
 from interop.layout import map_tensors
-from interop.nanogpt import NanoGPTFile
+from interop.locate import RunPath, identify
+from interop.names import MODULE_NAMES
 from interop.source import CheckpointSource
 from model import GPT
 from training.checkpoint import check_shapes, parameter_shapes
 
-HEAD_TENSORS = {"lm_head.weight", "output.weight"}  # of a head that is not the embedding
-
-
-def is_external(path: Path) -> bool:
-    """Whether a path is a checkpoint of another library, rather than a run.
-
-    It is one if it is a .gguf file, a .pt file, or a folder with a config.json but no config.yaml.
-    """
-    if path.suffix in (".gguf", ".pt"):
-        return True
-    return (path / HF_CONFIG_FILE).is_file() and not (path / "config.yaml").is_file()
+HEAD_TENSORS = {"lm_head.weight", "output.weight"}  # names of the weights of the head
 
 
 class ExternalCheckpoint:
@@ -40,49 +30,69 @@ class ExternalCheckpoint:
         tokenizer_name: Value of the setting `tokenizer.name` for its tokenizer.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, source: CheckpointSource | str | os.PathLike) -> None:
         """Check all that can be checked without reading the weights.
 
         Args:
-            path: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
+            source: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
 
         Raises:
             UserError: It cannot be read, or our model has no counterpart.
         """
-        self.path = Path(path)
-        self._source = _open_source(self.path)
-        self.tokenizer_name = self._source.tokenizer_name
-        self.config = self._source.read_config()
-        shapes = self._source.tensor_shapes()
+        if not isinstance(source, CheckpointSource):
+            model = identify(Path(source))
+            if isinstance(model, RunPath):
+                raise UserError(f"{source} is a run; load it with interop.load")
+            source = model
+        self.path = source.path
+        self._source = source
+        self.tokenizer_name = source.tokenizer_name
+        self.config = source.read_config()
+        shapes = source.tensor_shapes()
         if self.config.n_layer > len(shapes):  # a model of so many layers would take long to build
             raise UserError(
                 f"{self.path} has {len(shapes):,} tensors, too few for {self.config.n_layer:,} "
                 "layers; download it again"
             )
-        if HEAD_TENSORS & shapes.keys():
-            self.config = replace(self.config, tie_embeddings=False)
+        if self.config.tie_embeddings:
+            for head in HEAD_TENSORS & shapes.keys():
+                if self._repeats_embedding(head, shapes):
+                    del shapes[head]
+                else:
+                    self.config = replace(self.config, tie_embeddings=False)
         our_shapes = parameter_shapes(self.config)
+        self._mappings = list(map_tensors(our_shapes, source.naming))
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
-        self._mappings = list(map_tensors(our_shapes, self._source.naming))
         expected = {mapping.name: mapping.shape for mapping in self._mappings}
         check_shapes(self.path, shapes, expected)
+
+    def _repeats_embedding(self, head: str, shapes: dict[str, list[int]]) -> bool:
+        """Return whether the weights of the head are stored, but equal to the embedding."""
+        top = MODULE_NAMES[self._source.naming].top
+        embedding = next(name for name, ours in top.items() if ours == ("token_embedding",))
+        if shapes.get(f"{embedding}.weight") != shapes[head]:
+            return False
+        ours, theirs = (self._source.read_tensor(name) for name in (f"{embedding}.weight", head))
+        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer beside the weights, or None if that is the alphabet of a text.
 
         Raises:
-            UserError: It cannot be read, or has more tokens than the model.
+            UserError: It cannot be read, or can encode text as tokens that the model lacks.
         """
+        vocab_size = self.config.vocab_size
         try:
             tokenizer = self._source.read_tokenizer()
+            if isinstance(tokenizer, HFTokenizer):
+                tokenizer = tokenizer.limit_special_tokens(vocab_size)
         except UserError:
             raise
         except Exception as e:  # the library raises plain Exceptions
             raise UserError(
                 f"{self.path} has no tokenizer that can be read ({e}); download it again"
             ) from None
-        vocab_size = self.config.vocab_size
-        if tokenizer and vocab_size is not None and tokenizer.vocab_size > vocab_size:
+        if tokenizer and tokenizer.vocab_size > vocab_size:
             raise UserError(
                 f"{self.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, more than the "
                 f"{vocab_size:,} of its model; use the tokenizer that belongs to it"
@@ -121,11 +131,3 @@ class ExternalCheckpoint:
             parts = tensor.split([self._rows[name] for name in mapping.parameters])
             for name, part in zip(mapping.parameters, parts):
                 yield name, part.contiguous()
-
-
-def _open_source(path: Path) -> CheckpointSource:
-    if path.suffix == ".gguf":
-        return GGUFFile(path)
-    if path.suffix == ".pt":
-        return NanoGPTFile(path)
-    return HFFolder(path)

@@ -3,35 +3,35 @@
 import math
 import mmap
 import struct
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Library
 from torch import Tensor
 
-from attention import ROPE_HIGH, ROPE_LOW
+from attention import ROPE_HIGH, ROPE_LOW, rotary_frequencies
 from common.errors import UserError
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from interop.gguf_header import parse_header
+from interop.gguf_tokenizer import read_gguf_tokenizer
 from interop.names import GGUF_SETTINGS
 from interop.settings import HFSettings, read_model_config
 from interop.source import CheckpointSource
 
+EMBEDDING_TENSOR = "token_embd.weight"
 ROPE_TENSOR = "rope_freqs.weight"  # factors by which Llama 3 stretches the rotary wavelengths
-CONTROL_TOKEN = 3  # types of tokens in tokenizer.ggml.token_type
-USER_DEFINED_TOKEN = 4
-TOKENIZER_PREFIX = "tokenizer.ggml."
-# Of Llama 3 and Qwen 2: how text is split before merging, without the number of digits in a group.
-WORD_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
+DEFAULT_ROPE_THETA = 1e4
+MAX_FACTOR_ERROR = 0.01  # of the factors that Llama 3's settings give, relative to those in a file
+# Settings of a model that are not whole numbers.
+SETTING_TYPES: dict[str, type] = {
+    "attention.layer_norm_epsilon": float,
+    "attention.layer_norm_rms_epsilon": float,
+    "rope.freq_base": float,
+    "rope.scaling.factor": float,
+    "rope.scaling.type": str,
+}
 
 
 class GGUFFile(CheckpointSource):
@@ -43,7 +43,7 @@ class GGUFFile(CheckpointSource):
         """Read the header of a file.
 
         Raises:
-            UserError: The library gguf is not installed, or the file is damaged.
+            UserError: The library gguf is not installed, or the file is damaged or not a model.
         """
         try:
             from gguf.quants import dequantize
@@ -56,169 +56,162 @@ class GGUFFile(CheckpointSource):
         try:
             with path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            header = parse_header(self._bytes)
+            self._metadata, self._tensors = parse_header(self._bytes)
+            self._architecture = self._metadata.read("general.architecture", str)
+            kind = self._metadata.read("general.type", str)
+            n_files = self._metadata.read("split.count", int)
         except (OSError, ValueError, KeyError, struct.error) as e:
             raise UserError(
                 f"{path} is not a .gguf file that can be read ({e}); download it again"
             ) from None
-        self._metadata, self._tensors = header
-        self._architecture = self._metadata.get("general.architecture")
-        self.naming = "gguf_gpt2" if self._architecture == "gpt2" else "gguf"
+        if kind not in (None, "model"):
+            raise UserError(f"{path} contains not a model, but {kind!a:.40}; give the model's file")
+        if n_files is not None and n_files > 1:
+            raise UserError(
+                f"{path} is one of {n_files} files of a model; join them with "
+                "llama-gguf-split --merge"
+            )
+        self._family = "gpt2" if self._architecture == "gpt2" else "llama"
+        self.naming = "gguf_gpt2" if self._family == "gpt2" else "gguf"
 
     def read_config(self) -> GPTConfig:
         """Return our settings for the model."""
-        return read_model_config(self.path, self._hf_settings)
+        keys = {theirs: self._key(name) for name, theirs in GGUF_SETTINGS[self._family].items()}
+        return read_model_config(self.path, self._read_settings, keys)
 
     def tensor_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of every tensor except the rotary factors."""
-        return {name: tensor.shape for name, tensor in self._tensors.items() if name != ROPE_TENSOR}
+        """Return the shape of every tensor except the rotary factors.
+
+        Raises:
+            UserError: A tensor is stored in a way that cannot be read.
+        """
+        from gguf import GGML_QUANT_SIZES
+
+        for stored_type in {tensor.type for tensor in self._tensors.values()}:
+            try:
+                self._dequantize(np.zeros(GGML_QUANT_SIZES[stored_type][1], np.uint8), stored_type)
+            except NotImplementedError as e:
+                raise UserError(
+                    f"{self.path} has tensors in {stored_type.name}, which cannot be read ({e}); "
+                    "use a file of another quantization, such as Q8_0"
+                ) from None
+        return {
+            name: tensor.shape
+            for name, tensor in self._tensors.items()
+            if name != ROPE_TENSOR or self._family == "gpt2"
+        }
 
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor in float32, with its rows in the order of Hugging Face's format."""
         stored = self._tensors[name]
         content = np.frombuffer(self._bytes, np.uint8, stored.length, stored.offset)
         rows = math.prod(stored.shape[:-1])
-        try:
-            numbers = self._dequantize(content.reshape(rows, -1), stored.type)
-        except NotImplementedError as e:
-            raise UserError(
-                f"{self.path} has {name} in {stored.type.name}, which cannot be read ({e}); "
-                "use a file of another quantization, such as Q8_0"
-            ) from None
+        numbers = self._dequantize(content.reshape(rows, -1), stored.type)
         tensor = torch.from_numpy(np.array(numbers, np.float32)).view(stored.shape)
         if self._architecture == "llama":
             return self._unpair_rotary_rows(name, tensor)
         return tensor
 
     def read_tokenizer(self) -> HFTokenizer:
-        """Return the byte-level BPE tokenizer in the file.
+        """Return the byte-level BPE tokenizer in the file; see `read_gguf_tokenizer`."""
+        try:
+            return read_gguf_tokenizer(self._metadata)
+        except UserError as e:
+            raise UserError(f"{self.path}: {e}") from None
+
+    def _key(self, name: str) -> str:
+        return f"{self._architecture}.{name}"
+
+    def _read_settings(self) -> HFSettings:
+        """Return the settings in the header, by the names that a config.json gives them.
 
         Raises:
-            UserError: The tokenizer is of another kind, or splits text in an unknown way.
+            ValueError: A setting has the wrong type.
+            UserError: The wavelengths are stretched in an unknown way.
         """
-        settings = self._tokenizer_settings()
-        split = settings.get("pre")
-        tokens, token_types = settings["tokens"], settings["token_type"]
-
-        # Build the vocabulary and the merges
-        ids = {token: id for id, token in enumerate(tokens)}
-        merges = [tuple(pair.split(" ", 1)) for pair in settings["merges"]]
-        library = Library(models.BPE(ids, merges, ignore_merges=split == "llama-bpe"))
-        library.pre_tokenizer = self._build_pre_tokenizer(split)
-        library.decoder = decoders.ByteLevel()
-        if split == "qwen2":
-            library.normalizer = normalizers.NFC()
-
-        # Mark the tokens that the merges do not make
-        for token_type in (USER_DEFINED_TOKEN, CONTROL_TOKEN):
-            is_special = token_type == CONTROL_TOKEN
-            added = [
-                AddedToken(token, special=is_special, normalized=False)
-                for token, type_of_token in zip(tokens, token_types)
-                if type_of_token == token_type
-            ]
-            library.add_tokens(added)
-
-        # Put begin-of-text before each text
-        if settings.get("add_bos_token", split == "llama-bpe"):
-            begin = settings["bos_token_id"]
-            library.post_processor = processors.TemplateProcessing(
-                single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
-            )
-        return HFTokenizer(library.to_str(), settings.get("eos_token_id"))
-
-    def _hf_settings(self) -> HFSettings:
-        """The model's settings as a config.json would have them."""
-        names = GGUF_SETTINGS["gpt2" if self._architecture == "gpt2" else "llama"]
         settings: HFSettings = {
-            theirs: self._metadata.get(f"{self._architecture}.{name}")
-            for name, theirs in names.items()
+            theirs: self._metadata.read(self._key(name), SETTING_TYPES.get(name, int))
+            for name, theirs in GGUF_SETTINGS[self._family].items()
         }
-        if ROPE_TENSOR in self._tensors:
-            theta = settings["rope_theta"] or 1e4
-            settings |= infer_llama3_rope(self.read_tensor(ROPE_TENSOR), theta)
-        embedding = self._tensors.get("token_embd.weight")
-        vocab_size = embedding.shape[0] if embedding else None
-        width = embedding.shape[-1] if embedding else 0
-        heads = self._metadata.get(f"{self._architecture}.attention.head_count") or 1
-        head_dim: float = settings.get("head_dim") or width / heads
-        rotary_dim: float = self._metadata.get(
-            f"{self._architecture}.rope.dimension_count", head_dim
-        )
-        return settings | {
+
+        # What only the tensors tell
+        embedding = self._tensors.get(EMBEDDING_TENSOR)
+        if embedding is None:
+            raise ValueError(f"the tensor {EMBEDDING_TENSOR} is missing")
+        settings |= {
             "model_type": self._architecture,
-            "vocab_size": vocab_size,
+            "vocab_size": embedding.shape[0],
             "tie_word_embeddings": "output.weight" not in self._tensors,
-            "partial_rotary_factor": rotary_dim / head_dim,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
         }
+        mlp = self._tensors.get("blk.0.ffn_up.weight")
+        if self._family == "gpt2":
+            return settings
+        if settings["intermediate_size"] is None and mlp is not None:
+            settings["intermediate_size"] = mlp.shape[0]
+
+        # Rotary positions
+        n_head = settings["num_attention_heads"]
+        head_dim = settings["head_dim"]
+        if head_dim is None and n_head and settings["hidden_size"]:
+            head_dim = settings["hidden_size"] // n_head
+        rotary_dim = self._metadata.read(self._key("rope.dimension_count"), int)
+        if head_dim and rotary_dim is not None:
+            settings["partial_rotary_factor"] = rotary_dim / head_dim
+        if ROPE_TENSOR in self._tensors:
+            theta = settings["rope_theta"] or DEFAULT_ROPE_THETA
+            settings |= infer_llama3_rope(self.read_tensor(ROPE_TENSOR), theta, head_dim or 0)
+        return settings
 
     def _unpair_rotary_rows(self, name: str, tensor: Tensor) -> Tensor:
         """Reorder the rows of Llama's W_Q and W_K, where rows that rotate together are adjacent."""
         key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
         if key is None:
             return tensor
-        query_heads = self._metadata["llama.attention.head_count"]
-        heads = self._metadata.get(f"llama.attention.{key}") or query_heads
+        heads = self._metadata.read(f"llama.attention.{key}", int)
+        heads = heads or self._metadata.read("llama.attention.head_count", int)
+        assert heads is not None  # read_config requires it
         return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
-    def _tokenizer_settings(self) -> dict[str, Any]:
-        settings = {
-            key.removeprefix(TOKENIZER_PREFIX): value for key, value in self._metadata.items()
-        }
-        if settings.get("model") != "gpt2":
-            raise UserError(
-                f"{self.path} has a tokenizer of type {settings.get('model')}, and only byte-level "
-                "BPE (gpt2) can be read; use the model's Hugging Face folder instead"
-            )
-        return settings
 
-    def _build_pre_tokenizer(self, split: str | None) -> pre_tokenizers.PreTokenizer:
-        """The rule by which a family of models splits text before merging."""
-        byte_level = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
-        if split == "gpt-2":
-            return pre_tokenizers.Sequence([byte_level()])
-        if split == "smollm":
-            digits = pre_tokenizers.Digits(individual_digits=True)
-            return pre_tokenizers.Sequence([digits, byte_level()])
-        if split not in DIGIT_GROUPS:
-            supported = ", ".join(["gpt-2", "smollm", *DIGIT_GROUPS])
-            raise UserError(
-                f"{self.path} splits text by the rule {split}, and only {supported} are supported; "
-                "use the model's Hugging Face folder instead"
-            )
-        pattern = Regex(WORD_PATTERN.format(digits=DIGIT_GROUPS[split]))
-        words = pre_tokenizers.Split(pattern, "isolated")
-        return pre_tokenizers.Sequence([words, byte_level(use_regex=False)])
-
-
-def infer_llama3_rope(factors: Tensor, theta: float) -> HFSettings:
+def infer_llama3_rope(factors: Tensor, theta: float, head_dim: int) -> HFSettings:
     """Infer Llama 3's settings from the factors by which it stretches rotary wavelengths.
 
     Args:
         factors: Factor of each wavelength: (d_k / 2,).
         theta: Base of the wavelengths.
+        head_dim: Size d_k of a query or key.
 
     Returns:
         The largest factor, and the context length of training; see `rotary_frequencies`.
 
     Raises:
-        UserError: The wavelengths are stretched in another way.
+        UserError: There is not a factor for each wavelength, or they are stretched in another way.
     """
+    n_wavelengths = head_dim // 2
+    if list(factors.shape) != [n_wavelengths] or not (factors.isfinite() & (factors > 0)).all():
+        raise UserError(
+            f"{ROPE_TENSOR} of shape {list(factors.shape)} does not contain a positive number for "
+            f"each of the {n_wavelengths} rotary wavelengths; download it again"
+        )
     largest = factors.max()
     unstretched_share = (1 / factors - 1 / largest) / (1 - 1 / largest)
     turns = ROPE_LOW + unstretched_share * (ROPE_HIGH - ROPE_LOW)
-    wavelengths = 2 * math.pi * theta ** (torch.arange(len(factors)) / len(factors))
+    wavelengths = 2 * math.pi * theta ** (torch.arange(n_wavelengths) / n_wavelengths)
     is_between = (unstretched_share > 0.01) & (unstretched_share < 0.99)
-    if not is_between.any():
-        raise UserError(
-            f"{ROPE_TENSOR} stretches wavelengths in another way than Llama 3, which is not "
-            "supported"
-        )
-    trained_length = (turns * wavelengths)[is_between].median()
-    return {
-        "rope_type": "llama3",
-        "factor": largest.item(),
-        "original_max_position_embeddings": round(trained_length.item()),
-    }
+    trained_lengths = (turns * wavelengths)[is_between]
+    if len(trained_lengths) and trained_lengths.isfinite().all():
+        factor, trained_length = largest.item(), round(trained_lengths.median().item())
+        plain = GPTConfig(1, position="rope", head_dim=head_dim, rope_theta=theta)
+        stretched = replace(plain, rope_factor=factor, rope_trained=trained_length)
+        inferred = rotary_frequencies(plain) / rotary_frequencies(stretched)
+        if torch.allclose(inferred, factors, rtol=MAX_FACTOR_ERROR):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "original_max_position_embeddings": trained_length,
+            }
+    raise UserError(
+        f"{ROPE_TENSOR} stretches wavelengths in another way than Llama 3, which is not supported"
+    )

@@ -6,7 +6,11 @@ Every size in the header is validated against the file's size before memory is a
 import math
 import mmap
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from common.settings import TYPE_WORDS, show_value
+
+Value = TypeVar("Value", int, float, bool, str)
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -28,11 +32,49 @@ STRING_TYPE = 8
 ARRAY_TYPE = 9
 MAX_LIST_ITEMS = 1 << 22  # a tokenizer's lists have up to a few hundred thousand
 MAX_ENTRIES = 1 << 16  # of the metadata, and tensors
+MAX_NAME_BYTES = 1 << 10  # of a key or a tensor; llama.cpp's tensors have up to 64
 MAX_DIMENSIONS = 4
 MIN_ENTRY_BYTES = 12  # a name's length and a value's type
 MIN_TENSOR_BYTES = 24  # a name's length, dimensions, type and offset
 MIN_STRING_BYTES = 8  # its length
 DEFAULT_ALIGNMENT = 32
+
+
+class Metadata(dict[str, Any]):
+    """The metadata of a .gguf file: values of any type by their keys."""
+
+    def read(self, key: str, value_type: type[Value]) -> Value | None:
+        """Return a value, or None if the file does not have it.
+
+        A list of equal numbers, one for each block, counts as that number.
+
+        Raises:
+            ValueError: The value has another type.
+        """
+        value = self.get(key)
+        if isinstance(value, list) and value and value == value[:1] * len(value):
+            value = value[0]
+        if value_type is float and type(value) is int:
+            value = float(value)
+        if value is not None and type(value) is not value_type:
+            raise self._wrong_type(key, TYPE_WORDS[value_type])
+        return value
+
+    def read_list(self, key: str, value_type: type[Value]) -> list[Value] | None:
+        """Return a list, or None if the file does not have it.
+
+        Raises:
+            ValueError: The value is not a list, or an item has another type.
+        """
+        values = self.get(key)
+        if values is None:
+            return None
+        if type(values) is not list or any(type(value) is not value_type for value in values):
+            raise self._wrong_type(key, f"a list in which every item is {TYPE_WORDS[value_type]}")
+        return values
+
+    def _wrong_type(self, key: str, expected: str) -> ValueError:
+        return ValueError(f"{key}={show_value(self[key])} is not {expected}")
 
 
 class StoredGGUFTensor(NamedTuple):
@@ -59,7 +101,7 @@ class GGUFHeader(NamedTuple):
         tensors: Tensors by their names.
     """
 
-    metadata: dict[str, Any]
+    metadata: Metadata
     tensors: dict[str, StoredGGUFTensor]
 
 
@@ -77,27 +119,30 @@ def parse_header(file: mmap.mmap) -> GGUFHeader:
         ValueError, KeyError or struct.error: The file is not a .gguf file, or it is damaged.
     """
     reader = _Reader(file)
-    if file.read(len(MAGIC)) != MAGIC or reader.read_number("I") not in SUPPORTED_VERSIONS:
+    if file.read(len(MAGIC)) != MAGIC or reader.read_scalar("I") not in SUPPORTED_VERSIONS:
         raise ValueError("it does not begin like a file of version 2 or 3")
     tensor_count = reader.read_count(MIN_TENSOR_BYTES, MAX_ENTRIES)
     entry_count = reader.read_count(MIN_ENTRY_BYTES, MAX_ENTRIES)
-    metadata = {}
+    metadata = Metadata()
     for _ in range(entry_count):
-        key = reader.read_text()
-        metadata[key] = reader.read_value(reader.read_number("I"))
-    entries = [reader.read_tensor_entry() for _ in range(tensor_count)]
+        key = reader.read_name(metadata)
+        metadata[key] = reader.read_value(reader.read_scalar("I"))
+    entries: dict[str, _TensorEntry] = {}
+    for _ in range(tensor_count):
+        name = reader.read_name(entries)
+        entries[name] = reader.read_tensor_entry(name)
 
     # The tensors begin at the next multiple of the alignment
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise ValueError(f"general.alignment is {alignment}")
+    if type(alignment) is not int or alignment < 1:
+        raise ValueError(f"general.alignment is {alignment!a:.40}")
     start = -(-file.tell() // alignment) * alignment
-    tensors = {entry.name: _locate_tensor(entry, start, len(file)) for entry in entries}
+    tensors = {name: _locate_tensor(entry, start, len(file)) for name, entry in entries.items()}
     return GGUFHeader(metadata, tensors)
 
 
 def _locate_tensor(entry: _TensorEntry, start: int, file_size: int) -> StoredGGUFTensor:
-    """Where a tensor is, if all of it is inside the file."""
+    """Return where a tensor is; raise `ValueError` unless all of it is inside the file."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     quantization = GGMLQuantizationType(entry.type_number)
@@ -116,44 +161,53 @@ class _Reader:
     def __init__(self, file: mmap.mmap) -> None:
         self._file = file
 
-    def read_number(self, format: str) -> Any:
-        """Read a number of a type of `struct`."""
-        content = self._file.read(struct.calcsize("<" + format))
-        return struct.unpack("<" + format, content)[0]
+    def read_scalar(self, format: str) -> Any:
+        """Read a number or a truth value of a type of `struct`."""
+        return self._read_scalars(format, 1)[0]
+
+    def _read_scalars(self, format: str, count: int) -> list[Any]:
+        format = f"<{count}{format}"
+        return list(struct.unpack(format, self._file.read(struct.calcsize(format))))
 
     def read_count(self, min_bytes: int, max_count: int | None = None) -> int:
         """Read a number of items that take at least `min_bytes` bytes each."""
-        count = self.read_number("Q")
+        count = self.read_scalar("Q")
         remaining = len(self._file) - self._file.tell()
         is_too_many = max_count is not None and count > max_count
         if count * min_bytes > remaining or is_too_many:
             raise ValueError(f"it claims to have {count:,} items of at least {min_bytes} bytes")
         return count
 
-    def read_text(self) -> str:
-        return self._file.read(self.read_count(1)).decode()
+    def read_text(self, max_bytes: int | None = None) -> str:
+        return self._file.read(self.read_count(1, max_bytes)).decode()
+
+    def read_name(self, used: dict[str, Any]) -> str:
+        """Read a key or the name of a tensor, which is not among those read before."""
+        name = self.read_text(MAX_NAME_BYTES)
+        if name in used:
+            raise ValueError(f"it has {name!a} twice")
+        return name
 
     def read_value(self, type_number: int) -> Any:
-        """Read a number, a text, or a list of them."""
+        """Read a scalar, a text, or a list of them."""
         if type_number == STRING_TYPE:
             return self.read_text()
         if type_number != ARRAY_TYPE:
-            return self.read_number(_scalar_format(type_number))
-        item_type = self.read_number("I")
+            return self.read_scalar(_scalar_format(type_number))
+        item_type = self.read_scalar("I")
         if item_type == STRING_TYPE:
-            min_bytes = MIN_STRING_BYTES
-        else:
-            min_bytes = struct.calcsize("<" + _scalar_format(item_type))
-        count = self.read_count(min_bytes, MAX_LIST_ITEMS)
-        return [self.read_value(item_type) for _ in range(count)]
+            count = self.read_count(MIN_STRING_BYTES, MAX_LIST_ITEMS)
+            return [self.read_text() for _ in range(count)]
+        format = _scalar_format(item_type)
+        count = self.read_count(struct.calcsize("<" + format), MAX_LIST_ITEMS)
+        return self._read_scalars(format, count)
 
-    def read_tensor_entry(self) -> _TensorEntry:
-        name = self.read_text()
-        dimensions = self.read_number("I")
+    def read_tensor_entry(self, name: str) -> _TensorEntry:
+        dimensions = self.read_scalar("I")
         if dimensions > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has {dimensions:,} dimensions")
-        shape = [self.read_number("Q") for _ in range(dimensions)]
-        return _TensorEntry(name, shape, self.read_number("I"), self.read_number("Q"))
+        shape = self._read_scalars("Q", dimensions)
+        return _TensorEntry(name, shape, self.read_scalar("I"), self.read_scalar("Q"))
 
 
 def _scalar_format(type_number: int) -> str:

@@ -1,19 +1,24 @@
 """Download models of the Hugging Face hub by name, into the hub's own cache."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from cli import print_stderr
 from common.errors import UserError
+from common.files import exists
+from common.paths import expand_model_name
 from config import HUB_MODEL
 
 # What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.
 WEIGHTS_FILE = "model.safetensors"
 SHARDS_GLOB = "model-*-of-*.safetensors"
+INDEX_FILE = "model.safetensors.index.json"  # of the shards
 DOWNLOADED_FILES = [
     WEIGHTS_FILE,
     SHARDS_GLOB,
+    INDEX_FILE,
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -22,42 +27,55 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@([0-9a-f]{40}))?")
 MAX_HUB_ERROR_CHARS = 200
 
 
-def pin_model(init_from: str) -> str:
+def pin_model(name: str, key: str = "init_from") -> str:
     """Download a model if it is named by its name on the hub.
 
     Args:
-        init_from: A path, or "owner/name" or "owner/name@commit" on the hub.
+        name: A path, or "owner/name" or "owner/name@commit" on the hub.
+        key: The setting with the name. Only `init_from` may name a model on the hub.
 
     Returns:
-        The path as it is, or "owner/name@commit" of the downloaded model.
+        The path, without ~ or file://, or "owner/name@commit" of the downloaded model.
 
     Raises:
         UserError: The path does not exist, or the model cannot be downloaded.
     """
-    if Path(init_from).exists():
-        return init_from
-    match = HUB_NAME.fullmatch(init_from)
-    first_folder = Path(init_from).parts[:1]
-    is_path = first_folder == ("runs",) or Path(*first_folder).is_dir()
+    path = expand_model_name(key, name)
+    if exists(Path(path)):
+        return path
+    match = HUB_NAME.fullmatch(path.rstrip("/"))
+    first_folder = Path(path).parts[0]
+    is_path = first_folder == "runs" or Path(first_folder).is_dir() or key != "init_from"
     if not match or is_path:
-        raise UserError(
-            f"init_from={init_from} does not exist; give the folder of a run or of Hugging Face "
-            "weights, a .gguf file, nanoGPT's ckpt.pt, or a name on the Hugging Face hub"
-        )
-    name, commit = match.groups()
-    print_stderr(f"downloading {init_from} from the Hugging Face hub")
+        raise UserError(_describe_missing(key, name, path, is_name=match is not None))
+    repository, commit = match.groups()
+    print_stderr(f"downloading {path} from the Hugging Face hub")
     try:
-        folder = _download_snapshot(name, commit)
+        folder = _download_snapshot(repository, commit)
     except Exception as e:  # the library and those below it raise errors of many classes
         cause = str(e).strip().partition("\n")[0][:MAX_HUB_ERROR_CHARS]
         raise UserError(
-            f"init_from={init_from} is not a folder here and could not be downloaded from the "
+            f"init_from={name} is not a folder here and could not be downloaded from the "
             f"Hugging Face hub ({type(e).__name__}: {cause}); check the name and the network"
         ) from None
-    return f"{name}@{folder.name}"
+    return f"{repository}@{folder.name}"
 
 
-def find_model_folder(init_from: str | Path) -> Path:
+def _describe_missing(key: str, name: str, path: str, is_name: bool) -> str:
+    if os.path.islink(path):
+        return f"{key}={name} is a link to {os.readlink(path)}, which does not exist; correct it"
+    if key != "init_from":
+        return f"{key}={name} does not exist; name the folder of a run"
+    message = (
+        f"init_from={name} does not exist; give a run, a folder of Hugging Face's format, a .gguf "
+        "file, nanoGPT's ckpt.pt, or a model's name on the Hugging Face hub, OWNER/NAME"
+    )
+    if is_name:
+        message += f" (where there is no folder {Path(path).parts[0]} here)"
+    return message
+
+
+def find_model_folder(init_from: str | os.PathLike) -> Path:
     """Return the path of a model: the hub's cache for a name that `pin_model` returned."""
     match = HUB_MODEL.fullmatch(str(init_from))
     if not match:

@@ -13,11 +13,12 @@ from cli.config_file import read_config
 from common.errors import UserError
 from config import TokenizerConfig
 from data.tokenizer import Tokenizer, load_tokenizer
-from interop.external import ExternalCheckpoint, is_external
+from interop.external import ExternalCheckpoint
 from interop.hub import find_model_folder, pin_model
+from interop.locate import RunPath, identify
 from model import GPT
-from training.checkpoint import find_checkpoint, load_run, load_weights
-from training.manifest import MODEL_FILE, TOKENIZER_FILE
+from training.checkpoint import find_checkpoint, load_checkpoint, load_run, load_weights
+from training.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 
 
 class StartingWeights(NamedTuple):
@@ -45,15 +46,19 @@ def load_hf(path: str | os.PathLike) -> GPT:
 
 
 def load(
-    name: str | os.PathLike, which: str | int = "best", log: Callable[[str], None] = print
+    name: str | os.PathLike,
+    which: str | int = "best",
+    log: Callable[[str], None] = print,
+    key: str = "init_from",
 ) -> tuple[GPT, Tokenizer]:
     """Load a model and its tokenizer on the CPU, for evaluation.
 
     Args:
-        name: A run, a folder of Hugging Face's format, a .gguf file, nanoGPT's ckpt.pt, or a name
-            on the Hugging Face hub.
-        which: Checkpoint of a run: "best", "last" or a step.
+        name: A run or one of its checkpoints, a folder of Hugging Face's format, a .gguf file,
+            nanoGPT's ckpt.pt, or a name on the Hugging Face hub.
+        which: Checkpoint of a run: "best", "last" or a step. "best" if the name is a checkpoint's.
         log: Called with a line if a checkpoint is damaged and another one is loaded.
+        key: Setting with this name, for error messages.
 
     Returns:
         The model and the tokenizer. Weights from safetensors are memory-mapped and keep their
@@ -62,11 +67,17 @@ def load(
     Raises:
         UserError: It cannot be read, or our model has no counterpart.
     """
-    path = find_model_folder(pin_model(str(name)))
-    if not is_external(path):
-        model, tokenizer, _ = load_run(path, which, log)
-        return model, tokenizer
-    checkpoint = ExternalCheckpoint(path)
+    path = find_model_folder(pin_model(os.fspath(name), key))
+    model = identify(path)
+    if isinstance(model, RunPath):
+        if model.which is not None and which not in ("best", model.which):
+            raise UserError(
+                f"{path} is a checkpoint, but checkpoint={which}; leave out one of them"
+            )
+        if model.is_copy:
+            return load_checkpoint(_verify_copy(model.folder))[:2]
+        return load_run(model.folder, model.which or which, log)[:2]
+    checkpoint = ExternalCheckpoint(model)
     external_tokenizer = checkpoint.read_tokenizer()
     if external_tokenizer is None:
         raise UserError(
@@ -87,29 +98,47 @@ def read_starting_model(init_from: str) -> StartingModel:
         UserError: It cannot be read, or our model has no counterpart.
     """
     init_from = pin_model(init_from)
-    path = find_model_folder(init_from)
-    if is_external(path):
-        checkpoint = ExternalCheckpoint(path)
-        tokenizer = TokenizerConfig(name=checkpoint.tokenizer_name)
-        return StartingModel(init_from, checkpoint.config, tokenizer)
-    config = read_config(path / "config.yaml")
-    return StartingModel(init_from, config.model, config.tokenizer)
+    model = identify(find_model_folder(init_from))
+    if isinstance(model, RunPath):
+        config = read_config(_find_checkpoint(model, log=lambda note: None) / CONFIG_FILE)
+        return StartingModel(init_from, config.model, config.tokenizer)
+    checkpoint = ExternalCheckpoint(model)
+    tokenizer = TokenizerConfig(name=checkpoint.tokenizer_name)
+    return StartingModel(init_from, checkpoint.config, tokenizer)
 
 
-def open_starting_weights(path: Path, log: Callable[[str], None] = print) -> StartingWeights:
+def open_starting_weights(
+    init_from: str | os.PathLike, log: Callable[[str], None] = print
+) -> StartingWeights:
     """Open the weights that training starts from.
 
     Args:
-        path: Path of their model, or its name on the hub with its commit.
+        init_from: Path of their model, or its name on the hub with its commit.
         log: Called with a line if a checkpoint is damaged and another one is loaded.
 
     Raises:
         UserError: They cannot be read, or our model has no counterpart.
     """
-    path = find_model_folder(path)
-    if is_external(path):
-        checkpoint = ExternalCheckpoint(path)
-        return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
-    folder, _ = find_checkpoint(path, "best", log)
-    copy_to = partial(load_weights, path=folder / MODEL_FILE)
-    return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to)
+    model = identify(find_model_folder(init_from))
+    if isinstance(model, RunPath):
+        folder = _find_checkpoint(model, log)
+        copy_to = partial(load_weights, path=folder / MODEL_FILE)
+        return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to)
+    checkpoint = ExternalCheckpoint(model)
+    return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
+
+
+def _find_checkpoint(run: RunPath, log: Callable[[str], None]) -> Path:
+    """Return the folder of a verified checkpoint: the one that a path names, or a run's best."""
+    if run.is_copy:
+        return _verify_copy(run.folder)
+    return find_checkpoint(run.folder, run.which or "best", log)[0]
+
+
+def _verify_copy(folder: Path) -> Path:
+    """Return the folder of a checkpoint that is not in its run; refuse a damaged one."""
+    try:
+        verify_checkpoint(folder)
+    except ValueError as e:
+        raise UserError(f"{folder} is a damaged checkpoint ({e}); copy it again") from None
+    return folder

@@ -1,17 +1,16 @@
 """Translate a config.json of Hugging Face's format to our settings, and ours to one."""
 
+import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from types import NoneType
+from typing import Any, get_args
 
 import cli
 from attention import ROPE_HIGH, ROPE_LOW
 from common.errors import UserError
-from common.settings import format_value
+from common.settings import TYPE_WORDS, check_value, format_value, show_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.names import HF_SETTINGS
@@ -52,47 +51,62 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "rope_type": ("default", "none", "linear", "llama3"),
     "low_freq_factor": (ROPE_LOW,),
     "high_freq_factor": (ROPE_HIGH,),
+    "attention_bias": (True, False),
+    "mlp_bias": (True, False),
 }
+# Settings of stretched rotary wavelengths → ours.
+ROPE_SETTINGS = {"factor": "rope_factor", "original_max_position_embeddings": "rope_trained"}
 
 
-def read_model_config(path: Path, read_settings: Callable[[], HFSettings]) -> GPTConfig:
-    """Translate the settings of a model, and check them.
+def read_model_config(
+    path: Path, read_settings: Callable[[], HFSettings], names: dict[str, str] | None = None
+) -> GPTConfig:
+    """Translate the settings of a model to ours, and check them.
 
     Args:
-        path: Where the settings are, for error messages.
-        read_settings: Returns the settings as a config.json has them.
+        path: The file with the settings, for error messages.
+        read_settings: Returns the settings by the names that a config.json gives them.
+        names: What the file calls them, by these names, for error messages.
 
     Raises:
-        UserError: Our model has no counterpart of a setting, or a value is invalid.
+        UserError: A setting is missing, invalid, or not supported by our model.
     """
     try:
-        config = config_from_hf(read_settings())
-        config.check()
-        return config
-    except (UserError, OmegaConfBaseException, ArithmeticError, TypeError) as e:
+        return config_from_hf(read_settings(), names)
+    except (UserError, ValueError, ArithmeticError, TypeError) as e:
         raise UserError(f"{path} cannot be used: {cli.error_sentence(e)}") from None
 
 
-def config_from_hf(settings: HFSettings) -> GPTConfig:
-    """Translate the settings of a config.json to ours.
+def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) -> GPTConfig:
+    """Translate the settings of a config.json to ours, and check them.
+
+    Args:
+        settings: The content of the config.json.
+        names: Other names of these settings, for error messages.
 
     Raises:
-        UserError: Our model has no counterpart of a setting, or a setting is missing.
-        OmegaConfBaseException: A value has the wrong type.
+        UserError: A setting is missing, invalid, or not supported by our model.
     """
+    names = names or {}
     family = _read_family(settings)
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(settings.get(name), (dict, NoneType)):
+            raise UserError(
+                f"{name}={show_value(settings[name])} is not an object; download it again"
+            )
     settings = settings | (settings.get("rope_parameters") or settings.get("rope_scaling") or {})
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
-    _require_supported({**settings, "rope_type": rope_type})
+    _require_supported({**settings, "rope_type": rope_type}, names)
 
     # Translate the settings that have another name
     values = _defaults_of(family)
-    names = HF_SETTINGS[_dialect_of(family)]
-    values |= {name: settings[name] for name in names if settings.get(name) is not None}
-    missing = names.keys() - values.keys()
+    translations = HF_SETTINGS[_dialect_of(family)]
+    values |= {name: settings[name] for name in translations if settings.get(name) is not None}
+    missing = translations.keys() - values.keys()
     if missing:
-        raise UserError(f"the setting {min(missing)} is missing; add it")
-    ours = {names[name]: value for name, value in values.items()}
+        name = min(missing)
+        raise UserError(f"the setting {names.get(name, name)} is missing; add it")
+    ours = {translations[name]: value for name, value in values.items()}
 
     # Add those that the family implies
     if family == "gpt2":
@@ -100,8 +114,42 @@ def config_from_hf(settings: HFSettings) -> GPTConfig:
     else:
         ours |= _llama_settings(settings, family)
         ours |= _rope_settings(settings, rope_type, ours["block_size"])
-    schema = OmegaConf.structured(GPTConfig)
-    return OmegaConf.to_object(OmegaConf.merge(schema, ours))
+    theirs = {our_name: name for name, our_name in (translations | ROPE_SETTINGS).items()}
+    return checked_config(ours, {our_name: names.get(n, n) for our_name, n in theirs.items()})
+
+
+def checked_config(values: dict[str, Any], names: dict[str, str] | None = None) -> GPTConfig:
+    """Return the settings of a model, whose values may come from a damaged file.
+
+    Args:
+        values: Values by our names of the settings.
+        names: What the file calls the settings, by our names, for error messages.
+
+    Raises:
+        UserError: A value has the wrong type, is out of bounds or contradicts another one.
+    """
+    names = names or {}
+    checked = {}
+    for field in fields(GPTConfig):
+        if field.name not in values:
+            continue
+        name, value = names.get(field.name, field.name), values[field.name]
+        types = get_args(field.type) or (field.type,)
+        if type(value) is int and float in types:
+            value = float(str(value))  # infinite if it is too large
+        if type(value) not in types:
+            words = " or ".join(TYPE_WORDS[kind] for kind in types if kind in TYPE_WORDS)
+            raise UserError(f"{name}={show_value(value)} is not {words}; download it again")
+        if value is not None:
+            check_value(name, value, field.metadata)
+        checked[field.name] = value
+    config = GPTConfig(**checked)
+    try:
+        config.check()
+    except UserError as e:
+        in_file = re.sub(r"model\.(\w+)", lambda name: names.get(name[1], name[1]), str(e))
+        raise UserError(in_file) from None
+    return config
 
 
 def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSettings:
@@ -196,13 +244,14 @@ def _defaults_of(family: str) -> HFSettings:
     return dict(LLAMA_DEFAULTS)
 
 
-def _require_supported(settings: HFSettings) -> None:
+def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
     """Refuse settings under which our model computes something else."""
     for name, supported in SUPPORTED_VALUES.items():
         value = settings.get(name)
         if value is not None and value not in supported:
             choices = " or ".join(format_value(choice) for choice in supported)
-            raise UserError(f"{name}={format_value(value)} is not supported; only {choices} is")
+            shown = f"{names.get(name, name)}={show_value(value)}"
+            raise UserError(f"{shown} is not supported; only {choices} is")
     layer_types = set(settings.get("layer_types") or ()) - {"full_attention"}
     if layer_types:
         raise UserError(

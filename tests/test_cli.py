@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from models import few
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from run_folders import write_run
 
 import cli
 from cli.arguments import CONFIGS, parse_command_line
@@ -490,8 +491,7 @@ def test_a_resumed_run_keeps_its_configuration_except_for_typed_settings(hydra, 
 
 def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "config.yaml").write_text(config_yaml(Config()))
+    write_run(tmp_path / "base")
     config = configured("run_dir=~/run", "init_from=~/base")
     assert (config.run_dir, config.init_from) == (str(tmp_path / "run"), str(tmp_path / "base"))
     with pytest.raises(UserError) as error:

@@ -369,7 +369,7 @@ def check_weights(path: Path, config: GPTConfig) -> None:
 def check_shapes(path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]) -> None:
     """Raise `UserError` if the tensors of a file, name → shape, are not the expected ones."""
     differences = [
-        f"{name}: {shapes.get(name, 'missing')} in the file, "
+        f"{name:.80}: {shapes.get(name, 'missing')} in the file, "
         f"{expected.get(name, 'absent')} in the model"
         for name in sorted(shapes.keys() | expected.keys())
         if shapes.get(name) != expected.get(name)
@@ -410,7 +410,17 @@ def load_run(
     is_step = str(which).isdecimal()
     is_snapshot = is_step and int(which) not in saved_steps(run_dir) and exists(snapshot)
     folder, _ = find_checkpoint(run_dir, "last" if is_snapshot else which, log)
-    weights = snapshot if is_snapshot else folder / MODEL_FILE
+    return load_checkpoint(folder, snapshot if is_snapshot else None)
+
+
+def load_checkpoint(folder: Path, weights: Path | None = None) -> tuple[GPT, Tokenizer, Config]:
+    """Load the model of a checkpoint whose files are verified; see `load_run`.
+
+    Args:
+        folder: Folder of the checkpoint.
+        weights: Another file with weights of the same run; None: those of the checkpoint.
+    """
+    weights = weights or folder / MODEL_FILE
     config = read_config(folder / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
     check_weights(weights, model_config)

@@ -118,7 +118,8 @@ def _parse(content: dict, folder: Path) -> Manifest:
             raise ValueError(f"{MANIFEST_FILE} has no valid {name}")
     if [type(value) for value in content["losses"]] != [float, int]:
         raise ValueError(f"{MANIFEST_FILE} has no valid losses")
-    if folder.name != f"step_{content['step']:08d}":
+    is_of_a_step = folder.name.startswith("step_")  # a copy may have any other name
+    if is_of_a_step and folder.name != f"step_{content['step']:08d}":
         raise ValueError(f"{MANIFEST_FILE} belongs to step {content['step']}")
     total, count = content["losses"]
     return Manifest(

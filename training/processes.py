@@ -182,6 +182,7 @@ def shard_model(
     Returns:
         What to call for a forward pass in training, and the mesh of the ranks (None for one rank).
     """
+    model.rotary_at(0, config.model.block_size)  # a compiled forward pass cannot grow the table
     if size == 1:
         model.to(config.device)
         if model.ngrams is not None:

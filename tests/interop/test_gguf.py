@@ -93,6 +93,8 @@ def write_gguf(
     changes = changes or {}
     family = changes.get("family", find_family(model.config))
     file = gguf.GGUFWriter(path, family)
+    for key in changes.keys() & {"general.type"}:
+        file.add_string(key, changes[key])
     add_settings(file, model, family, changes)
     add_tensors(file, model, family, type)
     add_tokenizer(file, pre, changes)
@@ -224,23 +226,23 @@ def test_the_rotary_settings_of_llama3_are_inferred_from_its_factors(factor, the
         9, position="rope", rope_theta=theta, head_dim=size, rope_factor=factor, rope_trained=8192
     )
     plain = rotary_frequencies(GPTConfig(9, position="rope", rope_theta=theta, head_dim=size))
-    settings = infer_llama3_rope(plain / rotary_frequencies(config), theta)
+    settings = infer_llama3_rope(plain / rotary_frequencies(config), theta, size)
     assert settings["factor"] == pytest.approx(factor, rel=1e-4)
     assert settings["original_max_position_embeddings"] == pytest.approx(8192, rel=1e-3)
     with pytest.raises(UserError):
-        infer_llama3_rope(torch.ones(8), theta)
+        infer_llama3_rope(torch.ones(8), theta, 16)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"family": "gemma"}, ["model_type=gemma", "gpt2, llama"]),
-        ({"expert_count": 8}, ["num_experts=8"]),
+        ({"expert_count": 8}, ["llama.expert_count=8"]),
         ({"model": "llama"}, ["tokenizer", "llama"]),
         ({"pre": "tekken"}, ["tekken", "llama-bpe"]),
-        ({"attention.sliding_window": 512}, ["use_sliding_window=512"]),
+        ({"attention.sliding_window": 512}, ["llama.attention.sliding_window=512"]),
         ({"block_count": 3}, ["blk.2"]),
-        ({"rope.scaling.type": 7}, ["rope_type=7"]),
+        ({"rope.scaling.type": 7}, ["llama.rope.scaling.type=7"]),
         ({"embedding_length": 128}, ["128"]),
     ],
 )

@@ -1,0 +1,150 @@
+"""Find out what a path is by what it contains: a run, or a model of another library."""
+
+import os
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import UserError
+from common.files import is_folder, ordinary_file
+from interop.folder import ADAPTER_CONFIG_FILE, HF_CONFIG_FILE, HFFolder, pickle_error
+from interop.gguf_file import GGUFFile
+from interop.gguf_header import MAGIC as GGUF_MAGIC
+from interop.nanogpt import NanoGPTFile
+from interop.source import CheckpointSource
+from training.manifest import CONFIG_FILE, MANIFEST_FILE
+
+TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
+LFS_MAGIC = b"version https://git-lfs"
+SAFETENSORS_START = re.compile(rb"[\s\S]{8}\{")  # the length of a JSON object, and the object
+# Files of a run, by whose path the run itself can be named.
+RUN_FILES = {CONFIG_FILE, "metrics.jsonl", "samples.jsonl", "report.html"}
+# Files by which a folder that contains a model is recognized.
+MODEL_MARKS = {HF_CONFIG_FILE, ADAPTER_CONFIG_FILE, MANIFEST_FILE}
+MAX_DEPTH = 2  # of the folders in which models are looked for, below the one that was given
+MAX_FOLDERS = 1000
+
+
+class RunPath(NamedTuple):
+    """A run, or one of its checkpoints.
+
+    Attributes:
+        folder: Folder of the run, or a copy of a checkpoint's folder.
+        which: The checkpoint that the path names: "last", "best" or a step. None: the path names
+            the run.
+        is_copy: Whether the folder is that of a checkpoint which is not in its run.
+    """
+
+    folder: Path
+    which: str | None = None
+    is_copy: bool = False
+
+
+def identify(path: Path) -> RunPath | CheckpointSource:
+    """Return the run or the model of another library at a path.
+
+    Args:
+        path: A run, or a folder or file in it; a folder of Hugging Face's format, or a file in it;
+            a .gguf file; or nanoGPT's ckpt.pt. Files may have any name.
+
+    Raises:
+        UserError: There is something else.
+        OSError: The path cannot be read.
+    """
+    if is_folder(path):
+        model = _identify_folder(path)
+    else:
+        model = _identify_file(path)
+    if model is None:
+        kind = "a folder without a model" if is_folder(path) else "not a model"
+        raise UserError(f"{path} is {kind}{_suggest(path)}")
+    return model
+
+
+def _identify_folder(path: Path) -> RunPath | CheckpointSource | None:
+    names = set(os.listdir(path))
+    if {MANIFEST_FILE, CONFIG_FILE} <= names:
+        return _find_run(path) or RunPath(path, is_copy=True)
+    is_run = CONFIG_FILE in names and "checkpoints" in names
+    if ADAPTER_CONFIG_FILE in names or (HF_CONFIG_FILE in names and not is_run):
+        return HFFolder(path)
+    return RunPath(path) if _is_run(path) else _find_run(path)
+
+
+def _identify_file(path: Path) -> RunPath | CheckpointSource | None:
+    with ordinary_file(path).open("rb") as file:
+        start = file.read(64)
+    folder = path.parent
+    is_hf = any((folder / name).is_file() for name in (HF_CONFIG_FILE, ADAPTER_CONFIG_FILE))
+    if start.startswith(GGUF_MAGIC):
+        return GGUFFile(path)
+    if start.startswith(LFS_MAGIC):
+        raise UserError(f"{path} is a pointer of Git LFS, not the file itself; run git lfs pull")
+    if start.startswith(TORCH_MAGICS) and is_hf:
+        raise pickle_error(path)
+    if start.startswith(TORCH_MAGICS):
+        return NanoGPTFile(path)
+    if is_hf and SAFETENSORS_START.match(start):
+        return HFFolder(folder, path)
+    if is_hf and path.suffix == ".json":
+        return HFFolder(folder)
+    if run := _find_run(path):
+        return run
+    if (folder / MANIFEST_FILE).is_file() and (folder / CONFIG_FILE).is_file():
+        return RunPath(folder, is_copy=True)
+    if SAFETENSORS_START.match(start):
+        raise UserError(
+            f"{path} contains weights, but its folder has no {HF_CONFIG_FILE} that describes the "
+            f"model; give a folder with a {HF_CONFIG_FILE}"
+        )
+    return None
+
+
+def _find_run(path: Path) -> RunPath | None:
+    """Return the run that a path names by a checkpoint or another file or folder in it."""
+    path = path.absolute()
+    for run in path.parents[:3]:
+        if not _is_run(run):
+            continue
+        parts = path.relative_to(run).parts
+        if parts == ("checkpoints",) or parts[0] in RUN_FILES:
+            return RunPath(run)
+        step = re.match(r"(?:step_0*(\d+)|(last|best)$)", parts[-1] if len(parts) < 3 else parts[1])
+        if parts[0] in ("checkpoints", "attention") and step:
+            return RunPath(run, step[1] or step[2])
+        return None
+    return None
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, which may have no checkpoint yet."""
+    if is_folder(folder / "checkpoints"):
+        return True
+    return (folder / CONFIG_FILE).is_file() and not (folder / MANIFEST_FILE).is_file()
+
+
+def _suggest(path: Path) -> str:
+    """Return the end of a message about a path that is not a model: what to give instead."""
+    if is_folder(path):
+        models = [model for model in find_models(path) if model.exists()]
+        if models:
+            newest = max(models, key=lambda model: model.stat().st_mtime)
+            return f"; give a model in it, such as {newest}"
+    for folder in path.absolute().parents[:3]:
+        if _is_run(folder):
+            return f"; give the run that it belongs to, {folder}"
+    return "; give a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
+
+
+def find_models(folder: Path) -> Iterator[Path]:
+    """Yield the paths below a folder that look like models, a few levels deep."""
+    for root, folders, files in islice(os.walk(folder), MAX_FOLDERS):
+        path = Path(root)
+        yield from (path / name for name in files if name.lower().endswith((".gguf", ".pt")))
+        is_model = MODEL_MARKS & set(files) or "checkpoints" in folders
+        if path != folder and is_model:
+            yield path
+        if is_model or len(path.relative_to(folder).parts) == MAX_DEPTH:
+            folders.clear()

@@ -1,0 +1,293 @@
+"""What `init_from` and `run_dir` name is decided by content, however it is named."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hf_models import WEIGHTS, write_model, write_model_and_tokenizer
+from models import lively
+from run_folders import SHAPE, TEXT, write_run
+from safetensors.torch import load_file, save_file
+from test_gguf import make_model, write_gguf
+
+import interop
+from cli.sample_config import SampleConfig
+from common.errors import UserError
+from config import GPTConfig
+from data.hf_tokenizer import HFTokenizer
+from interop.__main__ import main as export
+from interop.layout import map_tensors
+from model import GPT
+from sample import sample
+from training.checkpoint import parameter_shapes
+
+
+def write_nanogpt(path: Path, **options) -> None:
+    """Write a checkpoint as nanoGPT does, with the vocabulary of a text."""
+    config = GPTConfig(len(TEXT), **SHAPE, bias=True)
+    parameters = dict(lively(GPT(config)).named_parameters())
+    state = {
+        f"_orig_mod.{mapping.name}": torch.cat([parameters[name] for name in mapping.parameters])
+        for mapping in map_tensors(parameter_shapes(config), "gpt2")
+    }
+    state["_orig_mod.lm_head.weight"] = state["_orig_mod.transformer.wte.weight"]
+    torch.save({"model": state, "model_args": asdict(config)}, path, **options)
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory) -> Path:
+    """A folder with a model of each kind: gpt2, shards, m.gguf, ckpt.pt and runs/x."""
+    root = tmp_path_factory.mktemp("intact")
+    write_model_and_tokenizer("gpt2", root / "gpt2")
+    write_model_and_tokenizer("llama", root / "shards")
+    (root / "shards" / WEIGHTS).unlink()
+    write_model("llama", root / "shards", max_shard_size="70KB")
+    write_gguf(root / "m.gguf", make_model("llama", n_layer=1))
+    write_nanogpt(root / "ckpt.pt")
+    write_run(root / "runs" / "x")
+    return root
+
+
+@pytest.fixture
+def here(intact, tmp_path, monkeypatch) -> Path:
+    """A copy of `intact`, which is the current folder and the home folder."""
+    shutil.copytree(intact, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def rename(old: str, new: str):
+    return lambda: Path(old).rename(new)
+
+
+def change_weights(path: str, change):
+    def apply():
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return apply
+
+
+def add_tokens(*tokens: dict):
+    """Return a function that adds tokens, from id 420 on, to the tokenizer of gpt2."""
+
+    def apply():
+        path = Path("gpt2/tokenizer.json")
+        content = json.loads(path.read_text())
+        for id, token in enumerate(tokens, 420):
+            flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            content["added_tokens"].append({"id": id, **flags, **token})
+            content["model"]["vocab"][token["content"]] = id
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+def index_of_one_file():
+    tensors = load_file("gpt2/" + WEIGHTS)
+    Path("gpt2", WEIGHTS).rename("gpt2/weights.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "weights.safetensors")}
+    Path("gpt2/model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def repeat_head(factor: float):
+    def change(tensors):
+        tensors["lm_head.weight"] = factor * tensors["transformer.wte.weight"]
+
+    return change_weights("gpt2/" + WEIGHTS, change)
+
+
+def nothing():
+    pass
+
+
+STEP_3, STEP_6 = (f"runs/x/checkpoints/step_0000000{step}" for step in (3, 6))
+# What is done to the models, the name of one, and the original that it is.
+ACCEPTED = [
+    (nothing, "gpt2/", "gpt2"),
+    (nothing, "./gpt2", "gpt2"),
+    (nothing, "~/gpt2", "gpt2"),
+    (nothing, "file://{here}/gpt2/", "gpt2"),
+    (nothing, "file:gpt2", "gpt2"),
+    (nothing, "gpt2/model.safetensors", "gpt2"),
+    (nothing, "gpt2/config.json", "gpt2"),
+    (nothing, "gpt2/tokenizer.json", "gpt2"),
+    (rename("gpt2/model.safetensors", "gpt2/any name.safetensors"), "gpt2", "gpt2"),
+    (index_of_one_file, "gpt2", "gpt2"),
+    (index_of_one_file, "gpt2/model.safetensors.index.json", "gpt2"),
+    (repeat_head(1), "gpt2", "gpt2"),
+    (add_tokens({"content": "<pad>", "special": True}), "gpt2", "gpt2"),
+    (nothing, "shards/model-00001-of-00003.safetensors", "shards"),
+    (lambda: Path("shards/model.safetensors.index.json").unlink(), "shards", "shards"),
+    (rename("m.gguf", "M.GGUF"), "M.GGUF", "m.gguf"),
+    (rename("m.gguf", "m"), "m", "m.gguf"),
+    (rename("m.gguf", "m.pt"), "m.pt", "m.gguf"),
+    (rename("m.gguf", "runs/x/m.gguf"), "runs/x/m.gguf", "m.gguf"),
+    (lambda: os.symlink("m.gguf", "link"), "link", "m.gguf"),
+    (nothing, "m.gguf/", "m.gguf"),
+    (rename("gpt2", "runs/x/export"), "runs/x/export", "gpt2"),
+    (nothing, "runs/x/", STEP_3),
+    (nothing, "runs/x/checkpoints", STEP_3),
+    (nothing, "runs/x/config.yaml", STEP_3),
+    (nothing, "runs/x/metrics.jsonl", STEP_3),
+    (nothing, "runs/x/checkpoints/best", STEP_3),
+    (nothing, "runs/x/checkpoints/last", STEP_6),
+    (nothing, STEP_6 + "/", STEP_6),
+    (nothing, STEP_6 + "/model.safetensors", STEP_6),
+    (rename(STEP_6, "step_00000006"), "step_00000006", STEP_6),
+    (rename(STEP_6, "my best"), "my best", STEP_6),
+    (rename(STEP_6, "my best"), "my best/model.safetensors", STEP_6),
+    (lambda: Path("runs/x/config.yaml").unlink(), "runs/x", STEP_3),
+]
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    return dict(interop.load(path)[0].named_parameters())
+
+
+@pytest.mark.parametrize(("prepare", "name", "original"), ACCEPTED)
+def test_a_model_is_loaded_by_whatever_names_it(prepare, name, original, here, intact):
+    prepare()
+    name = name.format(here=here)
+    expected = weights_of(intact / original)
+
+    model, tokenizer = interop.load(name)
+    weights = dict(model.named_parameters())
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    vocab_size = model.config.vocab_size
+    assert all(id < vocab_size for id in [*tokenizer.encode(TEXT), tokenizer.end_of_text or 0])
+
+    # Training starts from the same weights
+    start = interop.read_starting_model(name)
+    assert vocab_size == start.model.vocab_size
+    copy = GPT(GPTConfig.from_settings(start.model))
+    interop.open_starting_weights(start.init_from).copy_to(copy)
+    copied = dict(copy.named_parameters())
+    assert all(torch.equal(copied[key], expected[key].float()) for key in expected)
+
+
+def write_adapter():
+    Path("adapter").mkdir()
+    content = {"base_model_name_or_path": "owner/base", "peft_type": "LORA"}
+    Path("adapter/adapter_config.json").write_text(json.dumps(content))
+    save_file({"lora": torch.zeros(2)}, "adapter/adapter_model.safetensors")
+
+
+def quantize():
+    def change(tensors):
+        tensors["transformer.h.0.attn.c_attn.qweight"] = torch.zeros(4, 8, dtype=torch.int32)
+
+    config = json.loads(Path("gpt2/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq"}
+    Path("gpt2/config.json").write_text(json.dumps(config))
+    change_weights("gpt2/" + WEIGHTS, change)()
+
+
+def lora_of_gguf():
+    write_gguf(Path("a.gguf"), make_model("llama", n_layer=1), changes={"general.type": "adapter"})
+
+
+# What is done to the models, the name of one, and what the message names.
+REFUSED = [
+    (write_adapter, "adapter", ["adapter", "owner/base", "merge"]),
+    (write_adapter, "adapter/adapter_model.safetensors", ["owner/base"]),
+    (lora_of_gguf, "a.gguf", ["adapter"]),
+    (quantize, "gpt2", ["gptq", "I32"]),
+    (lambda: Path("gpt2/tokenizer.json").unlink(), "gpt2", ["tokenizer.json"]),
+    (rename("gpt2/model.safetensors", "gpt2/model.bin"), "gpt2", ["model.bin", "save_pretrained"]),
+    (rename("ckpt.pt", "gpt2/model.bin"), "gpt2/model.bin", ["model.bin", "save_pretrained"]),
+    (rename("m.gguf", "runs/m.gguf"), "runs", ["runs/"]),
+    (nothing, "runs", ["runs/x"]),
+    (nothing, ".", ["give"]),
+    (lambda: Path("out").mkdir(), "out", ["out"]),
+    (lambda: Path("t.txt").write_text("text"), "t.txt", ["t.txt"]),
+    (lambda: Path("t.gguf").write_text(""), "t.gguf", ["t.gguf"]),
+    (lambda: Path("t").write_text("version https://git-lfs.github.com/spec/v1"), "t", ["lfs"]),
+    (lambda: shutil.copy("gpt2/" + WEIGHTS, "w"), "w", ["config.json"]),
+    (lambda: os.symlink("nowhere", "link"), "link", ["link", "nowhere"]),
+    (lambda: os.mkfifo("pipe"), "pipe", ["pipe"]),
+    (lambda: Path("shards/model-00002-of-00003.safetensors").unlink(), "shards", ["00002"]),
+    (add_tokens({"content": "word", "special": False}), "gpt2", ["421", "420"]),
+    (nothing, "runs/x/checkpoints/step_00000009", ["step_00000009"]),
+    (nothing, "gpt3", ["init_from=gpt3"]),
+    (nothing, "https://example.com/m.gguf", ["https://example.com"]),
+    (nothing, "", ["init_from="]),
+]
+
+
+@pytest.mark.parametrize(("prepare", "name", "named"), REFUSED)
+def test_what_is_not_a_model_is_refused_with_what_it_is(prepare, name, named, here):
+    prepare()
+    with pytest.raises((UserError, OSError)) as error:
+        interop.load(name)
+    message = str(error.value)
+    assert all(part in message for part in named) and "\n" not in message
+    is_missing = name and not os.path.lexists(name) and "://" not in name
+    assert ("does not exist" in message) == bool(is_missing or os.path.islink(name))
+
+
+def test_special_tokens_that_the_model_lacks_are_removed(here):
+    add_tokens({"content": "<pad>", "special": True}, {"content": "<x>", "special": True})()
+    tokenizer = interop.load("gpt2")[1]
+    assert isinstance(tokenizer, HFTokenizer) and tokenizer.vocab_size <= 420
+    assert not tokenizer.special.keys() & {420, 421}
+    text = "the <pad> glass<x>"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}])
+def test_a_checkpoint_of_nanogpt_may_have_any_name_age_and_settings_left_out(options, here):
+    write_nanogpt(here / "mine", **options)
+    saved = torch.load("mine")
+    for name in ("bias", "dropout"):  # which older versions do not save
+        del saved["model_args"][name]
+    torch.save(saved, "mine", **options)
+    model = interop.load_hf("mine")
+    original = interop.load_hf("ckpt.pt")
+    assert model.config.tie_embeddings and model.config.bias is True
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), original.parameters()))
+
+    # A head of its own is not tied
+    saved["model"]["_orig_mod.lm_head.weight"] = torch.ones(len(TEXT), SHAPE["n_embd"])
+    torch.save(saved, "mine", **options)
+    assert not interop.load_hf("mine").config.tie_embeddings
+
+
+def test_a_head_that_differs_from_the_embedding_is_kept(here):
+    repeat_head(2)()
+    model = interop.load_hf("gpt2")
+    assert torch.equal(model.head.weight, 2 * model.token_embedding.weight)
+
+
+@pytest.mark.parametrize("key", ["run_dir", "init_from"])
+@pytest.mark.parametrize("name", ["~/m.gguf", "runs/x/checkpoints/last", "gpt2/"])
+def test_the_commands_take_every_kind_of_model(key, name, here, capsys, monkeypatch):
+    sample(SampleConfig(**{key: name}, prompt="a", max_new_tokens=2))
+    assert capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["interop", f"run_dir={name}", "to=out"])
+    export()
+    exported, original = weights_of(Path("out")), weights_of(Path(name))
+    assert torch.equal(
+        exported["token_embedding.weight"], original["token_embedding.weight"].float()
+    )
+
+
+@pytest.mark.parametrize("key", ["run_dir", "init_from"])
+def test_the_commands_name_the_setting_of_a_model_that_does_not_exist(key, here):
+    with pytest.raises(UserError) as error:
+        sample(SampleConfig(**{key: "runs/y"}))
+    assert f"{key}=runs/y" in str(error.value)
+
+
+def test_a_checkpoint_and_another_one_exclude_each_other(here):
+    with pytest.raises(UserError) as error:
+        interop.load(STEP_3, "last")
+    assert "checkpoint=last" in str(error.value)
+    assert interop.load(STEP_3, "3")

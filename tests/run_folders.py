@@ -1,0 +1,50 @@
+"""Write the folder of a run without training it."""
+
+from pathlib import Path
+
+import torch
+from models import lively
+from safetensors.torch import save_file
+
+from cli.config_file import config_yaml
+from config import Config, GPTConfig, ModelConfig, TokenizerConfig
+from data.tokenizer import CharTokenizer, save_tokenizer
+from model import GPT
+from training.checkpoint import step_folder, write_pointer
+from training.manifest import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    TOKENIZER_FILE,
+    Manifest,
+    write_manifest,
+)
+
+SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
+TEXT = "abc"
+
+
+def write_run(folder: Path) -> None:
+    """Write a run with checkpoints of steps 3 and 6, of which the first is the best."""
+    tokenizer = CharTokenizer(TEXT)
+    (folder / "checkpoints").mkdir(parents=True)
+    config = Config(
+        run_dir=str(folder),
+        model=ModelConfig(vocab_size=len(TEXT), **SHAPE),
+        tokenizer=TokenizerConfig(name="char"),
+    )
+    (folder / CONFIG_FILE).write_text(config_yaml(config))
+    (folder / "metrics.jsonl").write_text("")
+    for step in (3, 6):
+        checkpoint = step_folder(folder, step)
+        checkpoint.mkdir()
+        model = lively(GPT(GPTConfig(len(TEXT), **SHAPE)), seed=step)
+        tensors = {name: tensor.detach().clone() for name, tensor in model.tensors().items()}
+        save_file(tensors, checkpoint / MODEL_FILE)
+        save_file({"none": torch.zeros(1)}, checkpoint / OPTIMIZER_FILE)
+        save_tokenizer(tokenizer, checkpoint / TOKENIZER_FILE)
+        (checkpoint / CONFIG_FILE).write_text(config_yaml(config))
+        metrics = {"val/loss": step / 3}
+        write_manifest(checkpoint, Manifest(step, {}, metrics, "0" * 64, (0.0, 0)))
+    write_pointer(folder, "best", 3)
+    write_pointer(folder, "last", 6)
