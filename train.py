@@ -27,7 +27,7 @@ import interop
 import sweeps
 from common.errors import UserError
 from common.files import exists
-from common.metrics import METRICS, best_row, read_rows
+from common.metrics import METRICS
 from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.ngrams import count_ngrams
@@ -36,8 +36,9 @@ from data.tokens import Tokens, open_tokens, prepare_text
 from model import GPT, autocast
 from observer import Observer, tokens_until
 from report.page import write_page
-from training import checkpoint, device
+from training import device
 from training.checkpoint import Checkpoints
+from training.checkpoint_folders import best_saved_row, step_folder
 from training.evaluate import Splits, evaluate, make_splits
 from training.manifest import TOKENIZER_FILE
 from training.nonfinite import NonFiniteGuard
@@ -160,7 +161,7 @@ def train(config: Config, world: World, run_dir: Path) -> float:
     state = build_state(resolved, world, partial(init_weights, initial=initial, text=text))
     checkpoints = Checkpoints(run_dir, state, text, log)
     if progress.manifest:
-        checkpoints.restore(progress.manifest, progress.rows)
+        checkpoints.restore(progress.manifest)
     print_run(log, resolved, state.model, text, world.size)
 
     # Loop
@@ -330,7 +331,7 @@ def report_finished(
     page, metrics = run_dir / "report.html", run_dir / METRICS
     if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
         write_page(run_dir)
-    return val_loss(best_row(read_rows(metrics)))
+    return val_loss(best_saved_row(run_dir))
 
 
 class StartingPoint(NamedTuple):
@@ -345,7 +346,7 @@ def starting_point(
 ) -> StartingPoint:
     """Return what a run takes from its own checkpoint or from the model that init_from names."""
     if progress.manifest:
-        folder = checkpoint.step_folder(run_dir, progress.step)
+        folder = step_folder(run_dir, progress.step)
         return StartingPoint(load_tokenizer(folder / TOKENIZER_FILE))
     if config.init_from:
         return StartingPoint(*interop.open_starting_weights(config.init_from, log))

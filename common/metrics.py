@@ -43,10 +43,11 @@ def parse_row(line: bytes) -> dict | None:
     if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return None
     numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
-    return row if all(map(_is_valid_number, numbers)) else None
+    return row if all(map(is_valid_number, numbers)) else None
 
 
-def _is_valid_number(value: Any) -> bool:
+def is_valid_number(value: Any) -> bool:
+    """Return whether a value is a number that a metric can have: not huge, but maybe NaN or Inf."""
     return type(value) in (int, float) and not MAX_METRIC <= abs(value) < inf
 
 

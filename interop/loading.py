@@ -17,7 +17,8 @@ from interop.external import ExternalCheckpoint
 from interop.hub import find_model_folder, pin_model
 from interop.locate import RunPath, identify
 from model import GPT
-from training.checkpoint import find_checkpoint, load_checkpoint, load_run, load_weights
+from training.checkpoint import load_checkpoint, load_run, load_weights
+from training.checkpoint_folders import find_checkpoint
 from training.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 
 

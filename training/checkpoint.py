@@ -1,11 +1,8 @@
 """Checkpoints: written completely or not at all, verified by hash before use, never pickled."""
 
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 
@@ -16,26 +13,36 @@ from torch import Tensor
 
 from cli.config_file import config_yaml, read_config
 from common.errors import UserError
-from common.files import atomic_write, exists, is_folder, list_folder, ordinary_file, sync
-from common.metrics import METRICS, SAMPLES, best_row, read_rows
+from common.files import exists, list_folder, sync
+from common.metrics import METRICS, SAMPLES
 from config import Config, GPTConfig
 from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
 from model import GPT
+from training.checkpoint_folders import (
+    best_saved_row,
+    find_checkpoint,
+    read_pointer,
+    remove_path,
+    saved_steps,
+    set_aside,
+    step_folder,
+    write_pointer,
+)
 from training.manifest import (
     CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     TOKENIZER_FILE,
     Manifest,
-    read_manifest,
-    verify_checkpoint,
     write_manifest,
 )
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
+
+NGRAM_KEYS = "ngrams.keys"  # the only tensor of integers
 
 
 class NotSavedError(UserError):
@@ -70,16 +77,13 @@ class Checkpoints:
         self.best_row: dict[str, float] | None = None
         self._has_reported_error = False
 
-    def restore(self, manifest: Manifest, rows: list[dict[str, float]]) -> None:
-        """Load a checkpoint into the training state and set later checkpoints aside.
-
-        Args:
-            manifest: The manifest of the checkpoint.
-            rows: The run's metrics up to it.
-        """
+    def restore(self, manifest: Manifest) -> None:
+        """Load the checkpoint of a manifest into the training state and set later ones aside."""
         folder = step_folder(self.run_dir, manifest.step)
         load_weights(self.state.model, folder / MODEL_FILE)
-        load_optimizer_tensors(self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE)
+        load_optimizer_tensors(
+            self.state.optimizers, self.state.model, folder / OPTIMIZER_FILE, manifest.step
+        )
         self.state.mean_loss.restore(manifest.losses)
         self.last_step = manifest.step
         best = None
@@ -88,7 +92,7 @@ class Checkpoints:
                 if step > manifest.step:  # unreadable here, but maybe not damaged
                     kept_as = set_aside(step_folder(self.run_dir, step))
                     self.log(f"the unreadable checkpoint of step {step:,} is kept as {kept_as}")
-            best = best_saved_row(self.run_dir, rows)
+            best = best_saved_row(self.run_dir)
         self.best_row = self.world.broadcast(best)
         self.prune()
         self.log(f"resuming at step {manifest.step:,}")
@@ -236,130 +240,28 @@ class Checkpoints:
             self._has_reported_error = True
 
 
-def step_folder(run_dir: Path, step: int) -> Path:
-    """Return the folder of a step's checkpoint."""
-    return run_dir / "checkpoints" / f"step_{step:08d}"
-
-
-def saved_steps(run_dir: Path) -> list[int]:
-    """Return the steps that have a checkpoint folder, in ascending order."""
-    steps = []
-    for path in list_folder(run_dir / "checkpoints", "step_*"):
-        if match := re.fullmatch(r"step_(\d{8,})", path.name):
-            steps.append(int(match[1]))
-    return sorted(steps)
-
-
-def set_aside(folder: Path) -> Path:
-    """Rename an unreadable checkpoint to an unused name that no step has; return the new path."""
-    paths = (folder.with_name(f"aside_{number}_{folder.name}") for number in count(1))
-    unused = next(path for path in paths if not exists(path, follow_links=False))
-    return folder.rename(unused)
-
-
-def best_saved_row(run_dir: Path, rows: list[dict[str, float]]) -> dict[str, float] | None:
-    """Return the metrics of the checkpoint with the lowest validation loss, or None.
-
-    Args:
-        run_dir: Folder of the run.
-        rows: The run's metrics, which take precedence over those in the manifests.
-    """
-    recorded = {row["step"]: row for row in rows}
-    candidates = []
-    for step in saved_steps(run_dir):
-        try:
-            metrics = read_manifest(step_folder(run_dir, step)).metrics
-        except ValueError:
-            continue  # reported if this checkpoint is to be loaded
-        candidates.append({**metrics, **recorded.get(step, {}), "step": step})
-    return best_row(candidates)
-
-
-def write_pointer(run_dir: Path, name: str, step: int) -> None:
-    """Make the file checkpoints/`name` hold the name of a step's folder, durably."""
-    with atomic_write(run_dir / "checkpoints" / name) as part:
-        part.write_text(f"step_{step:08d}\n")
-    sync(run_dir / "checkpoints")
-
-
-def read_pointer(run_dir: Path, name: str) -> int | None:
-    """Return the step that the file checkpoints/`name` names, or None."""
-    try:
-        text = ordinary_file(run_dir / "checkpoints" / name, 100).read_text()
-    except (OSError, UnicodeDecodeError):
-        return None
-    match = re.fullmatch(r"step_(\d{8,})", text.strip())
-    return int(match[1]) if match else None
-
-
-def find_checkpoint(
-    run_dir: Path, which: str | int = "last", log: Callable[[str], None] = print
-) -> tuple[Path, Manifest]:
-    """Find a checkpoint and verify it; if it is damaged, take an earlier one and say so.
-
-    Args:
-        run_dir: Folder of the run.
-        which: "last", "best" or a step. For a damaged "best", later checkpoints are tried too.
-        log: Prints a line about a damaged checkpoint.
-
-    Returns:
-        The folder of the checkpoint and its manifest.
-
-    Raises:
-        UserError: If there is none, or it and all alternatives are damaged.
-    """
-    if not is_folder(run_dir):
-        problem = "is not the folder of a run" if exists(run_dir) else "does not exist"
-        raise UserError(f"{run_dir} {problem}.")
-    steps = saved_steps(run_dir)
-    if not steps:
-        raise UserError(f"{run_dir} has no checkpoint.")
-    preferred = _preferred_step(run_dir, which, steps)
-    candidates = [step for step in reversed(steps) if step <= preferred]
-    if which == "best":
-        candidates += [step for step in steps if step > preferred]
-    for index, step in enumerate(candidates):
-        folder = step_folder(run_dir, step)
-        try:
-            return folder, verify_checkpoint(folder)
-        except ValueError as e:
-            note = f"checkpoint {folder} is damaged or cannot be read ({e})"
-            if index + 1 < len(candidates):
-                note += f": loading the checkpoint of step {candidates[index + 1]} instead"
-            log(note)
-    raise UserError(
-        f"every checkpoint of {run_dir} up to step {max(candidates)} is damaged or unreadable; "
-        "restore one, or start a new run."
-    )
-
-
-def _preferred_step(run_dir: Path, which: str | int, steps: list[int]) -> int:
-    """Return the saved step that "last", "best" or a number names."""
-    if which == "best":
-        step = read_pointer(run_dir, "best")
-        if step in steps:
-            return step
-        row = best_saved_row(run_dir, read_rows(run_dir / METRICS))  # the pointer is damaged
-        return int(row["step"]) if row else steps[-1]
-    if not str(which).isdecimal():
-        return steps[-1]
-    if int(which) not in steps:
-        existing = ", ".join(str(step) for step in steps)
-        raise UserError(f"{run_dir} has no checkpoint of step {which}; it has {existing}.")
-    return int(which)
-
-
 def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
     """Return the shapes of a model's tensors by name, without allocating them."""
     with torch.device("meta"):
         return {name: list(t.shape) for name, t in GPT(config).tensors().items()}
 
 
-def check_weights(path: Path, config: GPTConfig) -> None:
-    """Raise `UserError` if a file's weights do not fit a model; more positions are accepted."""
+def check_weights(path: Path, config: GPTConfig, dtype: str = "F32") -> None:
+    """Raise `UserError` if a file's weights do not fit a model; more positions are accepted.
+
+    Args:
+        path: A safetensors file.
+        config: The model's configuration.
+        dtype: The type of all weights, as safetensors names it.
+    """
     with open_safetensors(path) as file:
         names = file.keys()
-        shapes = {name: list(file.get_slice(name).get_shape()) for name in names}
+        slices = {name: file.get_slice(name) for name in names}
+        shapes = {name: list(saved.get_shape()) for name, saved in slices.items()}
+        for name, saved in slices.items():
+            expected = "I64" if name == NGRAM_KEYS else dtype
+            if saved.get_dtype() != expected:
+                raise UserError(f"{path}: {name} is of type {saved.get_dtype()}, not {expected}")
     positions = shapes.get("position_embedding.weight")
     if positions:
         positions[0] = min(positions[0], config.block_size)
@@ -380,9 +282,9 @@ def check_shapes(path: Path, shapes: dict[str, list[int]], expected: dict[str, l
 
 
 @torch.no_grad()
-def load_weights(model: GPT, path: Path) -> None:
+def load_weights(model: GPT, path: Path, dtype: str = "F32") -> None:
     """Copy weights from a file into a model; of more positions than it has, the first ones."""
-    check_weights(path, model.config)
+    check_weights(path, model.config, dtype)
     with open_safetensors(path) as file:
         for name, tensor in model.tensors().items():
             copy_rows(file, name, tensor)
@@ -413,26 +315,17 @@ def load_run(
     return load_checkpoint(folder, snapshot if is_snapshot else None)
 
 
-def load_checkpoint(folder: Path, weights: Path | None = None) -> tuple[GPT, Tokenizer, Config]:
+def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, Tokenizer, Config]:
     """Load the model of a checkpoint whose files are verified; see `load_run`.
 
     Args:
         folder: Folder of the checkpoint.
-        weights: Another file with weights of the same run; None: those of the checkpoint.
+        snapshot: The float16 weights of a snapshot of the same run, to load instead.
     """
-    weights = weights or folder / MODEL_FILE
+    weights, dtype = (snapshot, "F16") if snapshot else (folder / MODEL_FILE, "F32")
     config = read_config(folder / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
-    check_weights(weights, model_config)
+    check_weights(weights, model_config, dtype)
     model = GPT(model_config)
-    load_weights(model, weights)
+    load_weights(model, weights, dtype)
     return model.eval(), load_tokenizer(folder / TOKENIZER_FILE), config
-
-
-def remove_path(path: Path) -> None:
-    """Remove a folder, a file or a link, but never the target of a link, as far as possible."""
-    with suppress(OSError):
-        if is_folder(path, follow_links=False):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()

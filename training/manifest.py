@@ -3,9 +3,13 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
+from common.errors import UserError
 from common.files import ordinary_file, sha256_of_file
+from common.metrics import is_valid_number
 
 CHECKPOINT_FORMAT = 2
 MODEL_FILE = "model.safetensors"
@@ -19,6 +23,10 @@ CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
 SEAL = ',\n "sha256": "'
 # A manifest has about 2 kB; a larger file is not one.
 MAX_MANIFEST_BYTES = 1 << 24
+
+
+class OtherFormatError(UserError):
+    """A checkpoint is intact, but another version of GlassGPT wrote it in another format."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,31 @@ class Manifest:
     metrics: dict[str, float]
     fingerprint: str
     losses: tuple[float, int]
+
+
+def _are_seconds(value: Any) -> bool:
+    return type(value) is dict and all(is_valid_number(x) and x >= 0 for x in value.values())
+
+
+def _are_metrics(value: Any) -> bool:
+    return type(value) is dict and "step" not in value and all(map(is_valid_number, value.values()))
+
+
+def _are_losses(value: Any) -> bool:
+    if type(value) is not list or [type(x) for x in value] != [float, int]:
+        return False
+    total, count = value
+    return isfinite(total) and count >= 0
+
+
+# Whether a manifest's value is valid, by its name.
+VALUE_CHECKS = {
+    "step": lambda value: type(value) is int and value >= 0,
+    "seconds": _are_seconds,
+    "metrics": _are_metrics,
+    "fingerprint": lambda value: type(value) is str,
+    "losses": _are_losses,
+}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -61,7 +94,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint and verify its hash, but not the other files.
 
     Raises:
-        ValueError: If the manifest is damaged or of another format; the message says how.
+        ValueError: If the manifest is damaged; the message says how.
+        OtherFormatError: If it is of another format.
     """
     return _parse(_read_sealed(folder), folder)
 
@@ -70,7 +104,8 @@ def verify_checkpoint(folder: Path) -> Manifest:
     """Verify size and hash of every file of a checkpoint and return its manifest.
 
     Raises:
-        ValueError: If a file is damaged, missing or of another format; the message says how.
+        ValueError: If a file is damaged or missing; the message says how.
+        OtherFormatError: If the checkpoint is of another format.
     """
     content = _read_sealed(folder)
     manifest = _parse(content, folder)
@@ -99,25 +134,25 @@ def _read_sealed(folder: Path) -> dict:
         raise ValueError(f"{MANIFEST_FILE}: {e.strerror}") from e
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise ValueError(f"{MANIFEST_FILE} is damaged") from e
-    if found_format != CHECKPOINT_FORMAT:
-        raise ValueError(
-            f"its format is {found_format!a:.20}, but this version of GlassGPT reads format "
-            f"{CHECKPOINT_FORMAT}"
-        )
-    unsealed = text[: text.rfind(SEAL)] + "\n}"
-    if text != seal(unsealed):
+    is_sealed = SEAL in text
+    if is_sealed and text != seal(text[: text.rfind(SEAL)] + "\n}"):
         raise ValueError(f"{MANIFEST_FILE} was changed: its sha256 differs")
+    if found_format != CHECKPOINT_FORMAT:  # others may have no seal
+        raise OtherFormatError(
+            f"the checkpoint {folder} has the format {found_format!a:.20}, but this version of "
+            f"GlassGPT reads format {CHECKPOINT_FORMAT}: use the version that wrote it, or start a "
+            "new run"
+        )
+    if not is_sealed:
+        raise ValueError(f"{MANIFEST_FILE} has no sha256")
     return content
 
 
 def _parse(content: dict, folder: Path) -> Manifest:
-    """Return the manifest in a JSON object, whose values must have the right types."""
-    types = {"step": int, "seconds": dict, "metrics": dict, "fingerprint": str, "losses": list}
-    for name, expected in types.items():
-        if type(content.get(name)) is not expected:
+    """Return the manifest in a JSON object, whose values must have the right types and ranges."""
+    for name, is_valid in VALUE_CHECKS.items():
+        if not is_valid(content.get(name)):
             raise ValueError(f"{MANIFEST_FILE} has no valid {name}")
-    if [type(value) for value in content["losses"]] != [float, int]:
-        raise ValueError(f"{MANIFEST_FILE} has no valid losses")
     is_of_a_step = folder.name.startswith("step_")  # a copy may have any other name
     if is_of_a_step and folder.name != f"step_{content['step']:08d}":
         raise ValueError(f"{MANIFEST_FILE} belongs to step {content['step']}")

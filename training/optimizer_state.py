@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 from common.errors import UserError
 from common.text import printable
 from training.optimizers import Muon, RowAdagrad
-from training.tensors import copy_rows, open_safetensors
+from training.tensors import copy_rows, local_part, open_safetensors
 
 # The fields that each optimizer stores per parameter.
 STATE_FIELDS: dict[type[Optimizer], list[str]] = {
@@ -18,6 +19,8 @@ STATE_FIELDS: dict[type[Optimizer], list[str]] = {
     RowAdagrad: ["row_squares"],
     AdamW: ["step", "exp_avg", "exp_avg_sq"],
 }
+# Fields with running means of squares.
+NEVER_NEGATIVE = ("row_squares", "exp_avg_sq")
 
 
 def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str, Tensor]:
@@ -32,31 +35,40 @@ def optimizer_tensors(optimizers: list[Optimizer], model: nn.Module) -> dict[str
 
 
 @torch.no_grad()
-def load_optimizer_tensors(optimizers: list[Optimizer], model: nn.Module, path: Path) -> None:
+def load_optimizer_tensors(
+    optimizers: list[Optimizer], model: nn.Module, path: Path, step: int
+) -> None:
     """Restore the state that `optimizer_tensors` returned, bit for bit.
 
     Args:
         optimizers: New optimizers of the model.
         model: The model.
-        path: A safetensors file; without tensors if no step was taken before it was saved.
+        path: A safetensors file, without tensors at step 0.
+        step: Number of optimizer steps taken before it was saved.
 
     Raises:
-        UserError: If the file holds the state of other parameters or optimizers.
+        UserError: If the file holds the state of other parameters or optimizers, or impossible
+            values.
     """
     names = {p: name for name, p in model.named_parameters()}
     with open_safetensors(path) as file:
         saved_keys = set(file.keys())
-        if not saved_keys:
+        if not saved_keys and step == 0:
             return
         _check_keys(saved_keys, {f"{names[p]}/{field}" for _, p, field in _state_of(optimizers)})
         for optimizer, p, field in _state_of(optimizers):
             key = f"{names[p]}/{field}"
             if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
-                optimizer.state[p][field] = file.get_tensor(key).to(p.device)
-                continue
-            like = p[:, :1] if field == "row_squares" else p
-            optimizer.state[p][field] = torch.empty_like(like)
-            copy_rows(file, key, optimizer.state[p][field])
+                _check_tensor(file, key, [])
+                state = file.get_tensor(key).to(p.device)
+                if state.item() not in range(1, step + 1):
+                    _refuse(key, f"is {state.item()} after {step} steps")
+            else:
+                state = torch.empty_like(p[:, :1] if field == "row_squares" else p)
+                _check_tensor(file, key, list(state.shape))
+                copy_rows(file, key, state)
+                _check_values(key, field, local_part(state))
+            optimizer.state[p][field] = state
 
 
 def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, str]]:
@@ -69,12 +81,28 @@ def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, 
 
 
 def _check_keys(saved: set[str], expected: set[str]) -> None:
-    if saved == expected:
-        return
-    key = min(saved ^ expected)
-    problem = "is missing" if key in expected else "is unexpected"
-    key = printable(key, one_line=True)[:100]
+    if saved != expected:
+        key = min(saved ^ expected)
+        _refuse(key, "is missing" if key in expected else "is unexpected")
+
+
+def _check_tensor(file: Any, key: str, shape: list[int]) -> None:
+    """Refuse a saved tensor of another shape or type, which copying would broadcast or convert."""
+    saved = file.get_slice(key)
+    if saved.get_shape() != shape or saved.get_dtype() != "F32":
+        _refuse(key, f"is {saved.get_dtype()} {saved.get_shape()} instead of F32 {shape}")
+
+
+def _check_values(key: str, field: str, values: Tensor) -> None:
+    """Refuse values that no optimizer reaches; only squares may overflow to infinity."""
+    is_valid = values >= 0 if field in NEVER_NEGATIVE else values.isfinite()
+    if not is_valid.all():
+        _refuse(key, "contains impossible values")
+
+
+def _refuse(key: str, problem: str) -> NoReturn:
     raise UserError(
-        f"the optimizer state in the checkpoint does not fit this run: {key} {problem}; "
+        "the optimizer state in the checkpoint does not fit this run: "
+        f"{printable(key, one_line=True)[:100]} {problem}; "
         "start a new run with init_from= to take the weights alone."
     )

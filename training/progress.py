@@ -7,7 +7,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.metrics import METRICS, read_rows
 from config import Config
-from training.checkpoint import find_checkpoint, saved_steps
+from training.checkpoint_folders import find_checkpoint, saved_steps
 from training.manifest import Manifest
 from training.run_folder import is_resuming
 

@@ -6,6 +6,7 @@ Nothing is written through a link, and no intact checkpoint is lost.
 import errno
 import hashlib
 import json
+import math
 import os
 import pickle
 import re
@@ -17,12 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from processes import Process, assert_same_run, copy_after_8_steps, fault_at_call, rows, run_to_end
 from processes import tiny_arguments as typed
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import attention_maps.snapshot
 import training.evaluate
@@ -39,7 +41,14 @@ from training.checkpoint import (
     remove_path,
     saved_steps,
 )
-from training.manifest import CHECKPOINT_FILES, MANIFEST_FILE, MODEL_FILE, seal
+from training.manifest import (
+    CHECKPOINT_FILES,
+    CHECKPOINT_FORMAT,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    read_manifest,
+    seal,
+)
 
 # --- damaged files --------------------------------------------------------------------------------
 
@@ -293,15 +302,93 @@ def test_a_damaged_file_is_read_or_gives_a_one_line_error(place, name, read, how
 def test_a_damaged_best_checkpoint_is_replaced_by_an_earlier_one_and_then_by_a_later_one(
     finished_run, run
 ):
-    shutil.copytree(
-        finished_run / "checkpoints" / "step_00000006", run / "checkpoints" / "step_00000006"
-    )
-    (run / "checkpoints" / "best").write_text("step_00000006")
+    best = run / "checkpoints" / "step_00000006"
+    shutil.copytree(finished_run / "checkpoints" / best.name, best)
+    forge(best, metrics={"val/loss": 0.1, "val/bits_per_byte": 0.1})
     notes = []
     for damaged, taken in ((6, 4), (4, 8)):
         (run / "checkpoints" / f"step_{damaged:08d}" / "model.safetensors").write_bytes(b"")
         assert find_checkpoint(run, "best", notes.append)[1].step == taken
         assert f"step_{damaged:08d}" in notes[-1] and f"step {taken}" in notes[-1]
+
+
+def test_neither_the_name_of_the_best_checkpoint_nor_a_row_overrides_a_manifest(run):
+    best = find_checkpoint(run, "best", pytest.fail)[1].step
+    (run / "checkpoints" / "best").write_text(f"step_{12 - best:08d}\n")
+    row = {"step": 12 - best, "val/loss": 0.1, "val/bits_per_byte": 0.1}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    assert find_checkpoint(run, "best", pytest.fail)[1].step == best
+
+
+@pytest.mark.parametrize("found", [1, 3, "2", None])
+@pytest.mark.parametrize("which", ["last", "best", "8"])
+def test_a_checkpoint_of_another_format_is_refused_with_both_formats(run, found, which):
+    newest = run / "checkpoints" / "step_00000008"
+    forge(newest, format=found)
+    if found == 1:  # of a version that did not seal manifests
+        sealed = json.loads((newest / MANIFEST_FILE).read_text())
+        sealed.pop("sha256")
+        (newest / MANIFEST_FILE).write_text(json.dumps(sealed))
+    with pytest.raises(UserError) as error:
+        find_checkpoint(run, which, pytest.fail)
+    for part in (str(newest), repr(found), str(CHECKPOINT_FORMAT)):
+        assert part in str(error.value)
+
+
+def test_a_resume_leaves_a_checkpoint_of_another_format_as_it_is(tmp_path, text_file, run):
+    forge(run / "checkpoints" / "step_00000008", format=3)
+    (run / ".lock").touch()
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    for mode in ("auto", "true"):
+        output = run_to_end(tmp_path, *typed(text_file, f"resume={mode}"), status=1)
+        assert "step_00000008" in output and "damaged" not in output
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+numbers = st.one_of(st.integers(), st.floats(), st.just(10**400), st.just(-1))
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=3)),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(name="losses", value=["1.0", 1])
+@example(name="losses", value=[math.nan, 1])
+@example(name="losses", value=[1.0, -1])
+@example(name="seconds", value={"train": "1"})
+@example(name="seconds", value={"train": math.nan})
+@example(name="metrics", value={"val/loss": "low"})
+@example(name="metrics", value={"step": 3})
+@example(name="step", value=True)
+@given(name=st.sampled_from(["step", "seconds", "metrics", "fingerprint", "losses"]), value=values)
+def test_a_manifest_is_read_into_numbers_and_texts_or_refused(pristine, name, value, tmp_path):
+    folder = tmp_path / "step_00000008"
+    if not folder.exists():
+        shutil.copytree(pristine / STEP, folder)
+    forge(folder, **{name: value})
+    try:
+        manifest = read_manifest(folder)
+    except ValueError:
+        return
+    assert manifest.step == 8 and type(manifest.fingerprint) is str
+    total, count = manifest.losses
+    assert math.isfinite(total) and count >= 0 and "step" not in manifest.metrics
+    assert all(type(x) in (int, float) and 0 <= x < 1e300 for x in manifest.seconds.values())
+    assert all(type(x) in (int, float) for x in manifest.metrics.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float16])
+def test_weights_of_another_type_are_refused(run, dtype):
+    for folder in run.glob("checkpoints/step_*"):
+        tensors = load_file(folder / MODEL_FILE)
+        tensors["norm.weight"] = tensors["norm.weight"].to(dtype)
+        save_file(tensors, folder / MODEL_FILE)
+        forge(folder)
+    with pytest.raises(UserError) as error:
+        load_run(run)
+    assert "norm.weight" in str(error.value)
 
 
 NO_ROWS = [
@@ -359,7 +446,7 @@ def test_a_resume_sets_unreadable_checkpoints_aside_and_drops_later_snapshots(
     tmp_path, text_file, run
 ):
     newer = run / "checkpoints" / "step_00000008"
-    forge(newer, format=9)
+    forge(newer, fingerprint=7)
     weights = (newer / MODEL_FILE).read_bytes()
     output = run_to_end(
         tmp_path, *typed(text_file, "resume=true", "max_steps=5", "attention.every=0")
