@@ -7,6 +7,7 @@ so they do not depend on what started the jobs. Does not import torch.
 import contextlib
 import gc
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import nan, prod
+from math import isfinite, nan, prod
 from pathlib import Path
 
 from filelock import FileLock
@@ -31,7 +32,7 @@ from common.errors import UserError
 from common.files import exists, list_folder
 from common.settings import format_value
 from common.text import printable
-from report.job import JobNote, read_job, write_job
+from report.job import JOB_LOCK, JobNote, read_job, write_job
 from report.sweep import (
     CSV,
     Run,
@@ -39,7 +40,6 @@ from report.sweep import (
     is_sweep,
     rank_variants,
     ranking_metric,
-    read_run,
     read_sweep,
     require_sweep,
 )
@@ -56,15 +56,16 @@ class SweepPlan:
     """What the command that starts a sweep passes to each of its jobs."""
 
     folder: Path
+    start_folder: Path  # where the command was started; relative paths begin there
     config_dir: str | None  # --config-dir, which the jobs' commands repeat
     constant_keys: list[str]  # keys of the settings that all jobs share
-    n_jobs: int | None  # None if the sweeper decides as it goes
+    n_jobs: int | None  # None if it is not known before the sweep
 
 
 def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
     """Have Hydra run the jobs of a sweep, then print their table.
 
-    Exits with status 1 if a job has failed or is unfinished, with 130 or 143 after a stop signal.
+    Exits with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
 
     Args:
         command_line: The command line of the sweep.
@@ -74,9 +75,10 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
     print_line = cli.printer(cli.Terminal())
     print_line(f"sweep    {f'{plan.n_jobs} jobs, ' if plan.n_jobs else ''}in {plan.folder}")
 
-    def run_hydra_job(cfg: DictConfig) -> float:
+    def run_hydra_job(cfg: DictConfig) -> float | None:
         return run_job(cfg, plan, train)
 
+    logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # jobs report their own failures
     launcher_failed = False
     try:
         cli.run_hydra(run_hydra_job, hydra_arguments(command_line, plan.folder))
@@ -92,8 +94,11 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         launcher_failed = True  # jobs report their own errors: this one is of what starts them
         cli.print_stderr(f"error: {type(e).__name__}: {cli.error_sentence(e)}")
 
-    if remove_if_empty(plan.folder):  # the launcher only planned the jobs
-        return
+    if remove_if_empty(plan.folder):
+        raise UserError(
+            f"the launcher ran no job in {plan.folder}: choose a hydra.sweep.dir that its jobs can "
+            "write to, or another hydra/launcher"
+        )
     runs = summarize(plan.folder)
     print_sweep(cli.Terminal(), plan.folder, runs)
     if launcher_failed or any(run.failure or run.status != "finished" for run in runs):
@@ -106,7 +111,10 @@ def plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
     Jobs in processes of their own must find the modules from wherever they start, so the
     repository joins PYTHONPATH.
     """
-    overrides = sweep_overrides(command_line)
+    sweeper, overrides = sweep_settings(command_line)
+    n_jobs = count_jobs(sweeper, overrides, command_line.config_dir)
+    if not is_grid(sweeper):
+        check_choices(overrides, command_line.config_dir)
     typed = {
         override.key_or_group: override.value()
         for override in OverridesParser.create().parse_overrides(command_line.settings)
@@ -116,46 +124,77 @@ def plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return SweepPlan(
         folder=folder,
+        start_folder=Path.cwd(),
         config_dir=command_line.config_dir,
         constant_keys=[o.key_or_group for o in overrides if not o.is_sweep_override()],
-        n_jobs=count_jobs(overrides),
+        n_jobs=n_jobs,
     )
 
 
-def sweep_overrides(command_line: cli.CommandLine) -> list[Override]:
-    """Parse the settings of a sweep: those typed, and those that its preset adds."""
-    typed = {
-        setting.partition("=")[0]: setting
-        for setting in command_line.settings
-        if not setting.startswith("hydra")
+def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Override]]:
+    """Return the sweeper's settings, and the settings of the jobs: those typed and the preset's."""
+    parser = OverridesParser.create()
+    typed = parser.parse_overrides(command_line.settings)
+    constant = [str(override.input_line) for override in typed if not override.is_sweep_override()]
+    sweeper = cli.compose_settings(constant, command_line.config_dir).hydra.sweeper
+    params = sweeper.get("params") or {}
+    settings = {key: f"{key}={value}" for key, value in params.items()} | {
+        override.key_or_group: override.input_line
+        for override in typed
+        if not override.key_or_group.startswith("hydra")
     }
-    preset = [typed["sweep"]] if "sweep" in typed else []
-    hydra_settings = cli.compose_settings(preset, command_line.config_dir).hydra
-    params = hydra_settings.sweeper.params or {}
-    settings = {key: f"{key}={value}" for key, value in params.items()} | typed
-    return OverridesParser.create().parse_overrides(list(settings.values()))
+    return sweeper, parser.parse_overrides(list(settings.values()))
 
 
-def count_jobs(overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs of a grid, or None if the sweeper chooses values as it goes."""
+def is_grid(sweeper: DictConfig) -> bool:
+    """Return whether a sweeper runs every combination of the values, as Hydra's own does."""
+    return sweeper._target_.endswith(".BasicSweeper")
+
+
+def count_jobs(
+    sweeper: DictConfig, overrides: Sequence[Override], config_dir: str | None = None
+) -> int | None:
+    """Return the number of jobs, or None if it is not known before the sweep.
+
+    Args:
+        sweeper: The sweeper's settings.
+        overrides: The settings of the jobs.
+        config_dir: A folder with presets of the user's own.
+    """
+    if not is_grid(sweeper):
+        is_exhaustible = "GridSampler" in str(sweeper.get("sampler"))
+        return None if is_exhaustible else sweeper.get("n_trials")
     counts = []
     for override in overrides:
         if not override.is_sweep_override():
             continue
-        if not override.is_discrete_sweep():
-            return None
         value = override.value()
+        if not override.is_discrete_sweep():
+            return None  # Hydra refuses it
         if isinstance(value, Glob):
-            counts.append(len(value.filter(list(cli.find_presets()[override.key_or_group]))))
+            presets = cli.find_presets(config_dir).get(override.key_or_group, {})
+            counts.append(len(value.filter(list(presets))))
         else:
             counts.append(len(list(override.sweep_string_iterator())))
     return prod(counts)
 
 
+def check_choices(overrides: Sequence[Override], config_dir: str | None) -> None:
+    """Refuse a value that a sweeper could only find to be invalid when it draws it.
+
+    Hydra checks the values of a grid itself.
+    """
+    for override in overrides:
+        if override.is_discrete_sweep() and not isinstance(override.value(), Glob):
+            for value in override.sweep_string_iterator():
+                cli.compose_settings([f"{override.key_or_group}={value}"], config_dir)
+
+
 def hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
     """Return the command line for Hydra, with the sweep's folder as an explicit setting."""
     settings = [s for s in command_line.settings if not s.startswith("hydra.sweep.dir=")]
-    return [*settings, f"hydra.sweep.dir={quote(str(folder))}", *command_line.options]
+    fixed = [f"hydra.sweep.dir={quote(str(folder))}", "hydra.mode=MULTIRUN"]  # over any preset's
+    return [*settings, *fixed, *command_line.options]
 
 
 def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
@@ -171,18 +210,22 @@ def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
 # --- one job --------------------------------------------------------------------------------------
 
 
-def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float]) -> float:
-    """Train one job of a sweep in its own folder, and return its best validation loss.
+def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float]) -> float | None:
+    """Train one job of a sweep in its own folder.
 
-    The job's output goes to log.txt in its folder; the terminal gets one line. A job that fails
-    records the reason and returns nan, because an exception would end the sweep with some of
-    Hydra's sweepers.
+    The job's output goes to log.txt in its folder; the terminal gets one line. A job equal to an
+    earlier one returns its result; one that was interrupted continues.
 
     Args:
         cfg: The settings that Hydra composed for the job.
         plan: The sweep that the job belongs to.
         train: Trains one job.
+
+    Returns:
+        The best validation loss. None if there is none because the job failed: Optuna counts None
+        as a failed trial and goes on, whereas nan or an exception would end its search.
     """
+    os.chdir(plan.start_folder)  # Hydra (hydra.job.chdir) or a launcher may have left it
     hydra_job = HydraConfig.get()
     overrides = typed_values(cfg, hydra_job.overrides.task)
     swept = {key: value for key, value in overrides.items() if key not in plan.constant_keys}
@@ -195,15 +238,18 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
     loss, failure = nan, ""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        note = job_note(plan, overrides, list(swept))
-        check_unchanged(path, note)
-        write_job(path, note)
-        print_line(title)
-        with redirect_output(path / "log.txt"):
-            cfg.run_dir = str(path)
-            config = OmegaConf.to_object(cfg)
-            loss = train(cli.Job(config, list(hydra_job.overrides.task)))
-    except Exception as e:
+        with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
+            note = job_note(plan, overrides, list(swept))
+            check_unchanged(path, note)
+            write_job(path, note)
+            print_line(title)
+            with redirect_output(path / "log.txt"):
+                cfg.run_dir, cfg.resume = str(path), "auto"
+                config = OmegaConf.to_object(cfg)
+                loss = train(cli.Job(config, list(hydra_job.overrides.task)))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # a panic of a library in Rust is not an Exception
         failure = describe_failure(e, path / "log.txt")
         cli.print_stderr(printable(f"{title}  failed: {failure}", one_line=True))
 
@@ -212,9 +258,8 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
         write_job(path, replace(read_job(path), failure=failure))
         summarize(plan.folder)
         if not failure:
-            best = read_run(path).figures.get("val/loss", nan)
-            print_line(f"{title}  {best:.4f} val/loss  {time.time() - start:.0f} s")
-    return loss
+            print_line(f"{title}  {loss:.4f} val/loss  {time.time() - start:.0f} s")
+    return loss if isfinite(loss) else None
 
 
 def typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
@@ -262,7 +307,7 @@ def redirect_output(path: Path) -> Iterator[None]:
         yield
 
 
-def describe_failure(error: Exception, log_file: Path) -> str:
+def describe_failure(error: BaseException, log_file: Path) -> str:
     """Return one line about a job's error; a bug's traceback is appended to its log."""
     if explanation := cli.explain_error(error):
         return explanation

@@ -26,6 +26,12 @@ REFUSED_IN_SWEEPS = {
     "prepare_only": "leave out -m",
     "resume=true": "use resume=auto, which runs the jobs that are missing or unfinished",
 }
+# Settings of Hydra's that are refused → what to use instead.
+REFUSED_HYDRA_SETTINGS = {
+    "hydra.run.dir": "run_dir={value}",
+    "hydra.sweep.subdir": "hydra.sweep.dir=PATH; each job's folder there is named by its settings",
+    "hydra.mode": "-m for a sweep",
+}
 # Settings and files of nanoGPT → their equivalents here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
 
@@ -116,8 +122,9 @@ def quote_for_hydra(argument: str, is_text: dict[str, bool], is_sweep: bool) -> 
             raise UserError(f"{argument} cannot be used in a sweep: {advice}")
     elif key == "sweep":
         raise UserError(f"{argument} is a sweep: add -m")
-    if key == "hydra.run.dir":
-        raise UserError(f"{argument} is not supported: use run_dir={value}")
+    if key in REFUSED_HYDRA_SETTINGS:
+        advice = REFUSED_HYDRA_SETTINGS[key].format(value=value)
+        raise UserError(f"{argument} is not supported: use {advice}")
     if not is_text.get(key) or value == "null":
         return argument
     if key == "hydra.sweep.dir":

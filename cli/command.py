@@ -110,18 +110,20 @@ def run(main: Callable[[], Result]) -> Result:
             raise
         if process_rank() == 0:  # torchrun's other processes meet the same error
             print_stderr(f"error: {explanation}")
+        if (
+            getattr(e, "filename", "") is None
+        ):  # an error of a stream: the disk under stdout is full
+            discard_output()
         sys.exit(STATUS_USER_ERROR)
 
 
-def explain_error(error: Exception) -> str | None:
+def explain_error(error: BaseException) -> str | None:
     """Return one sentence about an error that the user can fix, or None for a bug."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     package = frame.f_globals["__name__"].partition(".")[0]
     if isinstance(error, UserError) or package in PARSER_PACKAGES:
         return error_sentence(error)
     if isinstance(error, OSError) and error.errno is not None:
-        if error.filename is None:  # an error of a stream: the disk under stdout is full
-            discard_output()
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
     if OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
         return (
@@ -131,7 +133,7 @@ def explain_error(error: Exception) -> str | None:
     return None
 
 
-def error_sentence(error: Exception) -> str:
+def error_sentence(error: BaseException) -> str:
     """Return an error's message in one line; those of Hydra, OmegaConf and YAML have several."""
     if mark := getattr(error, "problem_mark", None):
         return f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', None)}"

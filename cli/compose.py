@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from cli.arguments import CONFIGS, quote
@@ -77,6 +78,8 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     composed = compose_settings(overrides, config_dir)
     with open_dict(composed):
         hydra_settings = composed.pop("hydra")
+    if hydra_settings.mode == RunMode.MULTIRUN:
+        raise UserError("hydra.mode=MULTIRUN in a preset asks for a sweep: add -m")
     experiment = hydra_settings.runtime.choices.get("experiment") or "default"
     return Job(OmegaConf.to_object(composed), overrides, experiment)
 

@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.files import atomic_write, read_json_object
 
 JOB = "job.json"
+JOB_LOCK = ".job.lock"  # held while the job runs
 
 
 @dataclass(frozen=True)

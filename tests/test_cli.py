@@ -147,6 +147,7 @@ MISTAKES = [
     ("optim.lr=${nothing}", ["nothing"]),
     ("hydra/launcher=foo", ["hydra/launcher=foo", "basic"]),
     ("hydra.run.dir=here", ["hydra.run.dir=here", "run_dir=here"]),
+    ("hydra.mode=MULTIRUN", ["hydra.mode=MULTIRUN", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "batch_size?"]),
     ("--config-name=nope", ["--config-name=nope"]),
     ("--config-dir=none", ["--config-dir=none"]),

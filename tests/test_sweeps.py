@@ -16,14 +16,15 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TINY
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from processes import Process, fault_at_call, rows, rows_without_times, run_to_end
 from processes import run as command_line
 from rich.console import Console
@@ -33,8 +34,10 @@ import report.page
 import sweeps
 from cli.arguments import CONFIGS, parse_command_line
 from cli.config_file import read_config
+from common.errors import UserError
 from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
+from report.job import JOB_LOCK, read_job
 from report.run import kv_cache_bytes
 from report.sweep import (
     Run,
@@ -178,6 +181,187 @@ def test_a_folder_without_a_sweep_is_refused_and_unchanged(argv, tmp_path):
     assert not list((tmp_path / "mine").iterdir())
 
 
+# --- jobs that fail or repeat ---------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """What a library in Rust raises."""
+
+
+@pytest.fixture
+def sweep(monkeypatch, tmp_path):
+    """Run a sweep in this process, whose jobs call a function instead of training.
+
+    Returns the exit status and what each job returned to the sweeper.
+    """
+    run_job, folder = sweeps.run_job, tmp_path / "start"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sweeps, "write_sweep_page", lambda folder, runs: None)
+
+    def run(*argv: str, job) -> tuple[int, list[float | None]]:
+        returned: list[float | None] = []
+        monkeypatch.setattr(sweeps, "run_job", lambda *args: returned.append(run_job(*args)))
+        monkeypatch.setattr(sys, "argv", ["train.py"])
+        GlobalHydra.instance().clear()
+        try:
+            sweeps.run_sweep(parse_command_line(["-m", "hydra.sweep.dir=sweep", *argv]), job)
+        except SystemExit as e:
+            return e.code, returned
+        return 0, returned
+
+    return run
+
+
+def test_a_job_without_a_loss_is_a_failed_trial_and_the_others_run(sweep):
+    outcomes = [
+        1.5,
+        nan,
+        UserError("wrong"),
+        ZeroDivisionError(),
+        OSError(28, "No space left on device"),
+        Panic("in Rust"),
+        2.0,
+    ]
+
+    def job(job: cli.Job) -> float:
+        outcome = outcomes[job.config.seed]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    status, returned = sweep(f"seed=range({len(outcomes)})", job=job)
+    assert status == 1  # because jobs have failed
+    assert returned == [1.5, *[None] * (len(outcomes) - 2), 2.0]
+    for seed, outcome in enumerate(outcomes):
+        note = read_job(Path("sweep", f"seed={seed}"))
+        assert bool(note.failure) == isinstance(outcome, BaseException)
+
+
+@pytest.mark.parametrize("status", [130, 143])
+def test_a_stop_signal_in_a_job_ends_the_sweep(status, sweep):
+    def job(job: cli.Job) -> float:
+        raise SystemExit(status)
+
+    assert sweep("seed=1,2", job=job) == (status, [])
+    assert [path.name for path in Path("sweep").glob("seed=*")] == ["seed=1"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["hydra.job.chdir=true", "hydra.sweep.dir=./a/../sweep"],
+)
+def test_jobs_run_where_the_sweep_was_started(setting, sweep):
+    def job(job: cli.Job) -> float:
+        ran.append((Path.cwd(), Path(job.config.run_dir).absolute()))
+        return 1.0
+
+    ran, here = [], Path.cwd()
+    _, returned = sweep("seed=1,2", setting, job=job)
+    assert returned == [1.0, 1.0]
+    assert [folder for folder, _ in ran] == [here, here]
+    assert [path.resolve() for _, path in ran] == [here / "sweep" / f"seed={n}" for n in (1, 2)]
+
+
+def test_a_sweep_without_any_job_is_a_failure(sweep, monkeypatch):
+    monkeypatch.setattr(cli, "run_hydra", lambda task, arguments: None)  # as a launcher could
+    with pytest.raises(UserError, match="sweep"):
+        sweep("seed=1,2", job=lambda job: 1.0)
+    assert not Path("sweep").exists()
+
+
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """Run jobs with settings that a sweeper has drawn, and return the folder of each."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweeps, "summarize", lambda folder: None)
+    plan = sweeps.SweepPlan(Path("sweep"), tmp_path, None, [], None)
+
+    def run(*draws: str) -> list[str]:
+        jobs: list[cli.Job] = []
+        for setting in draws:
+            cfg = cli.compose_settings([setting, "hydra.job.num=0"])
+            HydraConfig.instance().set_config(cfg)
+            with open_dict(cfg):
+                cfg.pop("hydra")
+            assert sweeps.run_job(cfg, plan, lambda job: jobs.append(job) or 1.0) == 1.0
+        assert {job.config.resume for job in jobs} == {"auto"}  # so that the second only reports
+        return [Path(job.config.run_dir).name for job in jobs]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "key, values",
+    [
+        ("seed", ["1", "+1", "01"]),
+        ("optim.lr", ["1e-3", "0.001", ".001", "1E-3", "1.0e-03"]),
+        ("compile", ["true", "True"]),
+        ("model", ["small", "small"]),
+        ("model.n_kv_head", ["null", "NULL"]),
+        ("data.path", ["a.txt", "'a.txt'"]),
+    ],
+)
+def test_equal_jobs_share_a_folder_in_which_the_second_continues_the_first(key, values, draw):
+    folders = draw(*(f"{key}={value}" for value in values))
+    assert len(folders) == len(values) and len(set(folders)) == 1
+    assert not read_job(Path("sweep", folders[0])).failure
+
+
+def test_different_draws_have_different_folders(draw):
+    draws = [0.1, 0.1 + 1e-16, 1e-7, 1.0]
+    assert len(set(draw(*(f"optim.lr={value!r}" for value in draws)))) == len(draws)
+
+
+def test_an_equal_job_in_parallel_waits_for_the_first(sweep):
+    """The first one begins the second one while it runs, as another process would."""
+
+    def job(job: cli.Job) -> float:
+        lock = FileLock(Path(job.config.run_dir) / JOB_LOCK, timeout=0)
+        with pytest.raises(Timeout):
+            lock.acquire()
+        return 1.0
+
+    assert sweep("seed=1", job=job)[1] == [1.0]
+
+
+@pytest.mark.slow
+def test_an_equal_job_returns_the_result_of_the_first(tmp_path, text_file):
+    said = run_to_end(
+        tmp_path,
+        "-m",
+        "optim.lr=1e-3,0.001",
+        "hydra.job.chdir=true",
+        *small_jobs(text_file),
+        "hydra.sweep.dir=sweep",
+    )
+    losses = re.findall(r"^[12]/2 .* (\d\.\d{4}) val/loss ", said, re.MULTILINE)
+    (run,) = read_sweep(tmp_path / "sweep")
+    assert losses == [f"{run.figures['val/loss']:.4f}"] * 2
+    assert (run.status, run.failure, len(run.rows)) == ("finished", "", 5)
+
+
+@pytest.mark.soak
+def test_optuna_goes_on_after_failed_trials(command, tmp_path, text_file):
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    done = command(
+        "train.py",
+        "-m",
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.n_trials=6",
+        "hydra.sweeper.sampler.seed=1",
+        "model.n_kv_head=choice(1,3)",
+        "seed=choice(1,2)",
+        *small_jobs(text_file),
+        "hydra.sweep.dir=sweep",
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert re.findall(r"^(\d)/6 .* val/loss", done.stdout, re.MULTILINE)
+    assert len(re.findall(r"^\d/6 ", done.stdout, re.MULTILINE)) >= 6
+    assert {run.status for run in read_sweep(tmp_path / "sweep")} == {"finished", "failed"}
+
+
 # --- resuming -------------------------------------------------------------------------------------
 
 
@@ -287,6 +471,8 @@ def test_a_bug_fails_only_its_own_job(tmp_path, text_file):
         (["max_steps=1.5"], ["max_steps: ", "'1.5'"]),
         (["model=small,gpt3"], ["gpt3", "gpt2"]),
         (["hydra.sweep.dir=/dev/null/x"], ["/dev/null/x"]),
+        (["hydra.mode=RUN"], ["hydra.mode=RUN", "-m"]),
+        (["hydra.sweep.subdir=x"], ["hydra.sweep.subdir=x", "hydra.sweep.dir"]),
     ],
 )
 def test_a_sweep_that_cannot_start_is_refused_and_leaves_nothing(argv, names, copy, tmp_path):
@@ -406,12 +592,14 @@ def test_any_settings_and_losses_can_be_printed(tmp_path_factory, cases):
 def overrides_of(*argv: str) -> list[Override]:
     """The settings typed, and those that a sweep's preset adds."""
     GlobalHydra.instance().clear()
-    return sweeps.sweep_overrides(parse_command_line(["-m", *argv]))
+    return sweeps.sweep_settings(parse_command_line(["-m", *argv]))[1]
 
 
-def jobs(*argv: str) -> int | None:
-    """The number of jobs of a sweep."""
-    return sweeps.count_jobs(overrides_of(*argv))
+def jobs(*argv: str, **sweeper) -> int | None:
+    """The number of jobs of a sweep, by Hydra's sweeper if there is no other."""
+    GlobalHydra.instance().clear()
+    hydras_own, overrides = sweeps.sweep_settings(parse_command_line(["-m", *argv]))
+    return sweeps.count_jobs(OmegaConf.create(sweeper) if sweeper else hydras_own, overrides)
 
 
 def expanded(*argv: str) -> list[Config]:
@@ -434,8 +622,17 @@ def test_the_number_of_jobs_is_known_before_they_begin():
         [name for name in cli.find_presets()["model"] if name.startswith("small")]
     )
     assert jobs("optim.lr=1e-3,.01", "compile=true,auto") == 4
-    assert jobs("optim.lr=interval(0,1)") is None  # for a sweeper that chooses as it goes
+    assert jobs("seed=1,1") == 2  # the second repeats the first one's result
     assert jobs("sweep=kv_heads", "max_steps=3,4") == 4 * 3 * 2
+
+
+@pytest.mark.parametrize("values", ["choice(1,2)", "1,2,3", "range(1,9)", "interval(0,1)", "1"])
+def test_a_sweeper_that_decides_itself_announces_its_trials(values):
+    optuna = {"_target_": "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"}
+    grid = {"_target_": "optuna.samplers.GridSampler"}
+    assert jobs(f"seed={values}", **optuna, n_trials=20, sampler=None) == 20
+    assert jobs(f"seed={values}", **optuna, n_trials=20, sampler=grid) is None
+    assert jobs(f"seed={values}", _target_="hydra_plugins.another.Sweeper") is None
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from common.files import exists, list_folder
 from config import Config
 
 # Files that may lie in a run's folder before the run begins.
-ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", "log.txt"}
+ALLOWED_BEFORE_START = {".lock", ".config.yaml.part", "job.json", ".job.lock", "log.txt"}
 # Entries of a run's folder in which files are removed, so that they must not be links.
 MUST_NOT_BE_LINKS = (".lock", "checkpoints", "attention", "wandb")
 
