@@ -21,6 +21,7 @@ from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.paths import expand_home
 from common.text import printable
+from common.text_files import normalize_text, open_text
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
     from data.tokenizer import Tokenizer
@@ -79,25 +80,24 @@ def sample(
 def read_text(config: SampleConfig) -> str:
     """Return the text to score, or the prompt; "" without a prompt."""
     if config.score is not None:
-        text = read_utf8(config.score)
+        text = read_file("score", config.score)
         if not text:
             raise UserError(f"score={config.score} is empty: name a file with text")
         return text
     if config.prompt == "-":
-        return read_utf8("-").removesuffix("\n")
-    return config.prompt or ""
+        return read_file("prompt", "-").removesuffix("\n")
+    return normalize_text(config.prompt or "")
 
 
-def read_utf8(path: str) -> str:
-    """Read a file, or stdin for "-"."""
-    try:
-        if path == "-":
-            return read_stdin().decode("utf-8")
-        return expand_home("score", path).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as e:
-        byte = f"byte {e.object[e.start]:#04x} at offset {e.start}"
-        name = "stdin" if path == "-" else path
-        raise UserError(f"{name} is not UTF-8 text ({byte}): convert it to UTF-8") from None
+def read_file(key: str, path: str) -> str:
+    """Return the text of the file that a setting names; "-" is stdin."""
+    from data.sources import is_jsonl
+
+    source = read_stdin() if path == "-" else expand_home(key, path)
+    if isinstance(source, Path) and is_jsonl(source):
+        raise UserError(f"{key}={path} is not plain text: extract a field of its records first")
+    with open_text(source, f"{key}={path}") as file:
+        return file.read()
 
 
 def read_stdin() -> bytes:

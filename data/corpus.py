@@ -1,24 +1,20 @@
 """The text of a run, as files that are read in pieces of bounded size."""
 
-import gzip
-import io
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from common.errors import UserError
+from common.text_files import open_text
 from config import DataConfig
 from data.pieces import LineArranger, Piece, split_document, split_records
 from data.sources import (
-    READ_ERRORS,
     download_dataset,
     download_shakespeare,
     find_stdlib_files,
     find_text_files,
     is_jsonl,
-    open_decompressed,
     require_text_file,
 )
 
@@ -48,48 +44,27 @@ class Corpus:
     def pieces(self) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `piece_chars` characters.
 
-        Line ends stay as they are in the file; a byte-order mark is dropped. See `split_document`
-        for where documents are cut.
+        Files are read as `open_text` reads them. See `split_document` for where documents are cut.
 
         Yields:
             The pieces of every document. Each document has at least one.
 
         Raises:
-            UserError: A file cannot be read, is not UTF-8, or lacks the field.
+            UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
         arranger = LineArranger(self.lines)
         for text, begins_document in self._unarranged_pieces():
             yield Piece(arranger.arrange(text), begins_document)
 
     def _unarranged_pieces(self) -> Iterator[Piece]:
+        alternative = ", or leave it out with data.exclude" if len(self.files) > 1 else ""
         for path in self.files:
-            try:
-                with open_decompressed(path) as raw:
-                    yield from self._pieces_of_file(raw, path)
-            except READ_ERRORS as e:
-                reason = getattr(e, "strerror", None) or e
-                raise UserError(
-                    f"{path} cannot be read ({reason}); repair it, or leave it out with "
-                    "data.exclude"
-                ) from None
-
-    def _pieces_of_file(
-        self, raw: gzip.GzipFile | io.BufferedReader, path: Path
-    ) -> Iterator[Piece]:
-        file = io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
-        try:
-            if is_jsonl(path):
-                yield from split_records(file, path, self.field, self.piece_chars)
-            else:
-                parts = iter(partial(file.read, self.piece_chars), "")
-                yield from split_document(parts, self.piece_chars)
-        except UnicodeDecodeError as e:
-            offset = raw.tell() - len(e.object) + e.start
-            raise UserError(
-                f"{path} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {offset}; "
-                "convert it (for example with iconv -f cp1252 -t utf-8), or leave it out with "
-                "data.exclude"
-            ) from None
+            with open_text(path, str(path), alternative) as file:
+                if is_jsonl(path):
+                    yield from split_records(file, path, self.field, self.piece_chars)
+                else:
+                    parts = iter(partial(file.read, self.piece_chars), "")
+                    yield from split_document(parts, self.piece_chars)
 
 
 def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpus:

@@ -1,12 +1,11 @@
 """Cut documents into pieces of bounded size, at places that no tokenizer joins."""
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -94,7 +93,7 @@ def split_text(text: str, size: int) -> Iterator[Piece]:
     return split_document(parts, size)
 
 
-def split_records(file: io.TextIOBase, path: Path, field: str, size: int) -> Iterator[Piece]:
+def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[Piece]:
     """Read a .jsonl file, each line of which is a document, in pieces.
 
     Args:

@@ -1,16 +1,13 @@
 """Find the files of a text: the standard library, tiny Shakespeare, a dataset, or your files."""
 
-import codecs
 import glob
-import gzip
 import hashlib
-import io
 import json
 import os
 import sysconfig
 import urllib.request
-import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
@@ -20,6 +17,7 @@ from common.errors import UserError
 from common.files import exists, is_folder, list_folder, ordinary_file, sha256_of_file, sync
 from common.paths import expand_home, require_path
 from common.text import printable
+from common.text_files import open_text
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 
 SHAKESPEARE_URL = (
@@ -28,7 +26,7 @@ SHAKESPEARE_URL = (
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 MAX_SHAKESPEARE_BYTES = 4_000_000  # another page in its place may be endless
 DOWNLOAD_TIMEOUT_SECONDS = 20
-TEXT_CHECK_BYTES = 1 << 20  # read from the start of a file to decide whether it is text
+TEXT_CHECK_CHARS = 1 << 20  # read from the start of a file to decide whether it is text
 MAX_NAMED_FILES = 3  # in the message about skipped files
 MAX_DATASET_ERROR_CHARS = 300  # of a library's error message
 NOT_LIBRARY_FOLDERS = {
@@ -39,17 +37,11 @@ NOT_LIBRARY_FOLDERS = {
     "dist-packages",
     "__pycache__",
 }
-READ_ERRORS = (OSError, EOFError, zlib.error)
 
 
 def is_jsonl(path: Path) -> bool:
     """Whether each line of a file is a document."""
     return path.name.removesuffix(".gz").endswith(".jsonl")
-
-
-def open_decompressed(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    """Open a file for reading bytes, and decompress a .gz file."""
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
@@ -287,12 +279,8 @@ def _is_skipped(root: Path, globs: list[str], path: Path) -> bool:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether an ordinary file begins as UTF-8 text without null characters."""
-    try:
-        with open_decompressed(ordinary_file(path)) as file:
-            head = file.read(TEXT_CHECK_BYTES)
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        is_whole_file = len(head) < TEXT_CHECK_BYTES
-        return "\0" not in decoder.decode(head, final=is_whole_file)
-    except (*READ_ERRORS, UnicodeError):
-        return False
+    """Whether a path is an ordinary file that begins as text."""
+    with suppress(OSError, UserError), open_text(ordinary_file(path), path.name) as file:
+        file.read(TEXT_CHECK_CHARS)
+        return True
+    return False

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object, sha256_of_file, sync
+from common.text_files import contains_byte
 from config import Config, DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.corpus import Corpus, open_corpus
@@ -191,6 +192,9 @@ def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
         made_from.append(corpus.lines)
     try:
         file_hashes = [sha256_of_file(file) for file in corpus.files]
+        # Older versions kept \r\n and \r as they are
+        if any(contains_byte(file, b"\r") for file in corpus.files if not is_jsonl(file)):
+            made_from.append("\n")
     except OSError as e:
         raise UserError(
             f"{e.filename} cannot be read ({e.strerror}); repair it, or leave it out with "

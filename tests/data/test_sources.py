@@ -1,5 +1,6 @@
 """Finding text: the standard library, tiny Shakespeare, datasets, and the user's files."""
 
+import gzip
 import hashlib
 import io
 import os
@@ -109,7 +110,7 @@ def test_files_that_are_not_text_are_skipped_and_three_of_them_are_named(tmp_pat
     for name, content in {
         "sub/z.txt": b"caf\xe9",
         "escape\x1b[31m": b"a\0b",
-        "b.gz": b"no gzip",
+        "b.gz": gzip.compress(b"cut off" * 99)[:20],
         "c.png": b"\x89PNG\r\n\0\0",
     }.items():
         (tmp_path / name).write_bytes(content)

@@ -1,0 +1,144 @@
+"""Read text: training data, prompts and texts to score are all read in this one way."""
+
+import codecs
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from common.errors import UserError
+
+READ_ERRORS = (OSError, EOFError, zlib.error)
+CHUNK_BYTES = 1 << 20
+HEAD_BYTES = 1 << 16  # show what kind of file it is
+GZIP_MAGIC = b"\x1f\x8b"
+# UTF-32's little-endian mark begins with that of UTF-16.
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+WIDE_ENCODINGS = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
+# Half of the bytes of ASCII text in UTF-16 are null; text with fewer is damaged.
+MIN_NULL_SHARE = 1 / 4
+CONTROL_BYTES = re.compile(
+    rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]"
+)  # no text in a legacy encoding has them
+
+
+@contextmanager
+def open_text(source: Path | bytes, name: str, alternative: str = "") -> Iterator[TextIO]:
+    r"""Open UTF-8 text, compressed by gzip or not.
+
+    A byte-order mark is dropped, and every line ends with \n, as in Python's `open`.
+
+    Args:
+        source: Path of the text, or its bytes.
+        name: What the text is called in messages.
+        alternative: What else the user can do if it cannot be read, such as ", or leave it out".
+
+    Raises:
+        UserError: The text cannot be read, is not UTF-8 or contains a null byte. It is raised where
+            the text is read, inside the `with` block.
+    """
+    checked = None
+    try:
+        with _open_bytes(source) as file:
+            checked = _CheckedBytes(_decompress(file))
+            yield io.TextIOWrapper(cast(BinaryIO, checked), encoding="utf-8-sig")
+    except UnicodeDecodeError as e:
+        assert checked is not None  # it was read
+        offset = checked.position - len(e.object) + e.start
+        raise UserError(
+            f"{name} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {offset}; "
+            f"{_how_to_convert(checked.head)}{alternative}"
+        ) from None
+    except READ_ERRORS as e:
+        reason = getattr(e, "strerror", None) or e
+        raise UserError(f"{name} cannot be read ({reason}); repair it{alternative}") from None
+
+
+def normalize_text(text: str) -> str:
+    r"""Drop a byte-order mark from a text that was typed, and end its lines with \n."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def contains_byte(path: Path, byte: bytes) -> bool:
+    """Return whether a file, decompressed, contains a byte; a damaged file does not."""
+    with suppress(EOFError, zlib.error, gzip.BadGzipFile), path.open("rb") as file:
+        chunks = iter(partial(_decompress(file).read, CHUNK_BYTES), b"")
+        return any(byte in chunk for chunk in chunks)
+    return False
+
+
+def _open_bytes(source: Path | bytes) -> io.BufferedReader:
+    if isinstance(source, bytes):
+        return io.BufferedReader(cast(io.RawIOBase, io.BytesIO(source)))
+    return source.open("rb")
+
+
+def _decompress(file: io.BufferedReader) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP_MAGIC else file
+
+
+class _CheckedBytes(io.BufferedIOBase):
+    """The bytes of a text; reading a null byte is a decoding error.
+
+    Attributes:
+        head: The bytes that were read first.
+        position: Number of bytes read.
+    """
+
+    def __init__(self, raw: gzip.GzipFile | io.BufferedReader) -> None:
+        self._raw = raw
+        self.head = b""
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = self._raw.read(size)
+        self.head = self.head or data[:HEAD_BYTES]
+        self.position += len(data)
+        null = data.find(b"\0")
+        if null >= 0:
+            raise UnicodeDecodeError("utf-8", data, null, null + 1, "null byte")
+        return data
+
+
+def _how_to_convert(head: bytes) -> str:
+    """Return advice for a file that is not UTF-8 text, from the bytes that it begins with."""
+    encoding = _find_wide_encoding(head)
+    if encoding:
+        return f"it seems to be {encoding}: convert it with iconv -f {encoding} -t utf-8"
+    if CONTROL_BYTES.search(head):
+        return "it seems to be binary or damaged: give a text file"
+    return "convert it, for example from Western European text with iconv -f cp1252 -t utf-8"
+
+
+def _find_wide_encoding(head: bytes) -> str | None:
+    """Return the encoding with two or four bytes per character that a file has, or None."""
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if head.startswith(mark):
+            return encoding
+    if b"\0" not in head:
+        return None
+    is_ascii = head.isascii() and not CONTROL_BYTES.search(head.replace(b"\0", b""))
+    if is_ascii and head.count(0) < MIN_NULL_SHARE * len(head):
+        return None
+    for encoding in WIDE_ENCODINGS:
+        with suppress(UnicodeDecodeError):
+            text = codecs.getincrementaldecoder(encoding)().decode(head)
+            if text and all(char.isprintable() or char in "\t\n\f\r" for char in text):
+                return encoding
+    return None

@@ -1,0 +1,100 @@
+"""Training data, prompts and texts to score are read alike; other files are refused with advice."""
+
+import gzip
+import io
+import zipfile
+
+import pytest
+from corpora import documents, text_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.sample_config import SampleConfig
+from common.errors import UserError
+from common.text_files import open_text
+from sample import read_text
+
+plain_texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\ufeff"), min_size=1
+)
+
+
+@given(
+    text=plain_texts,
+    line_end=st.sampled_from(["\n", "\r\n", "\r"]),
+    mark=st.sampled_from(["", "\ufeff"]),
+    is_compressed=st.booleans(),
+)
+def test_a_text_is_the_same_wherever_it_is_read(
+    text, line_end, mark, is_compressed, tmp_path_factory
+):
+    typed = mark + text.replace("\n", line_end)
+    content = gzip.compress(typed.encode()) if is_compressed else typed.encode()
+    file = tmp_path_factory.mktemp("any") / "a.txt"
+    file.write_bytes(content)
+    assert "".join(documents(text_corpus(file))) == text
+    assert read_text(SampleConfig(score=str(file))) == text
+    assert read_text(SampleConfig(prompt=typed)) == text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert read_text(SampleConfig(prompt="-")) == text.removesuffix("\n")
+
+
+TEXTS = [
+    "To be, or not to be.\n",
+    "Быть или не быть — вот в чём вопрос\n",
+    "生存還是毀滅，這是個問題。\n" * 3,
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("order", ["le", "be", "marked"])
+def test_text_of_wide_characters_is_refused_with_its_encoding(tmp_path, text, size, order):
+    file = tmp_path / "a.txt"
+    encoding = f"utf-{size}" if order == "marked" else f"utf-{size}-{order}"
+    file.write_bytes(text.encode(encoding))
+    for read in (
+        lambda: documents(text_corpus(file)),
+        lambda: read_text(SampleConfig(score=str(file))),
+    ):
+        with pytest.raises(UserError) as error:
+            read()
+        for named in (str(file), encoding.upper().replace("-LE", "LE").replace("-BE", "BE")):
+            assert named in str(error.value)
+        assert "cp1252" not in str(error.value)
+
+
+def zipped() -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("a.txt", "text")
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "is_text"),
+    [
+        ("Façade\n".encode("cp1252"), True),
+        ("これはテキスト\n".encode("shift-jis"), True),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", False),
+        (b"BZh91AY&SY\xff\x10\x02\x1e", False),
+        (b"a long text with one null byte\0" * 2, False),
+        (zipped(), False),
+        (b"abc\0def", False),
+    ],
+    ids=["cp1252", "shift-jis", "png", "bz2", "damaged", "zip", "short"],
+)
+def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, is_text):
+    with pytest.raises(UserError) as error, open_text(content, "mine") as file:
+        file.read()
+    assert "mine" in str(error.value) and ("iconv" in str(error.value)) == is_text
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None])
+def test_damaged_compressed_files_and_missing_files_are_refused_by_name(tmp_path, content):
+    file = tmp_path / "a.txt"
+    if content:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=r"score=.*a\.txt"):
+        read_text(SampleConfig(score=str(file)))
