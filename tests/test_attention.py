@@ -17,6 +17,7 @@ from attention import (
     attend_from_last_token,
     attention,
     causal_mask,
+    fused_attention,
     rotary_table,
     rotate,
     short_attention,
@@ -277,6 +278,18 @@ def test_short_attention_is_causal_attention_with_equal_gradients(
     expected = torch.autograd.grad((written_out * direction).sum(), (q, k, v))
     for a, b in zip(gradients, expected):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # two kernels
+def test_attention_weights_are_dropped_and_keep_their_mean(dtype):
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 2, 6, 4).to(dtype).expand(10_000, -1, -1, -1) for _ in range(2))
+    v = torch.eye(6, dtype=dtype).expand(10_000, 2, -1, -1)  # the output is the weights
+    dropped = fused_attention(q, k, v, dropout=0.3)
+    causal = causal_mask(6, 6)
+    assert (dropped[..., causal] == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
+    expected = attention(q[0], k[0], v[0], causal)[0]
+    close(dropped.float().mean(dim=0), expected.float(), atol=0.03, rtol=0)
 
 
 @few

@@ -17,8 +17,10 @@ from training.optimizers import (
     Muon,
     RowAdagrad,
     build_optimizers,
+    clip_gradients,
     orthogonalize,
 )
+from training.processes import World
 
 
 @given(st.integers(1, 3), st.integers(2, 24), st.integers(2, 24), st.integers(0, 1000))
@@ -130,6 +132,38 @@ def test_muon_optimizes_exactly_the_matrices_of_the_blocks():
     matrices = ("attention.W_Q", "attention.W_K", "attention.W_V", "attention.W_O")
     matrices += ("mlp.W_in", "mlp.W_out")
     assert names == {f"blocks.{layer}.{name}.weight" for layer in range(2) for name in matrices}
+
+
+def test_each_optimizer_gets_its_settings():
+    model = GPT(GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4, ngrams=2, ngram_rows=5))
+    optim = OptimConfig(
+        name="muon", lr=0.1, muon_lr=0.2, beta1=0.3, beta2=0.4, momentum=0.5, weight_decay=0.6
+    )
+    adamw, muon, adagrad = build_optimizers(model, optim, precision="bf16")
+    for group in adamw.param_groups:
+        assert (group["lr"], group["peak_lr"], group["betas"]) == (0.1, 0.1, (0.3, 0.4))
+        assert group["weight_decay"] in (0.6, 0)
+    (group,) = muon.param_groups
+    assert (group["lr"], group["peak_lr"]) == (0.2, 0.2)
+    assert (group["momentum"], group["weight_decay"], muon.dtype) == (0.5, 0.6, torch.bfloat16)
+    (group,) = adagrad.param_groups
+    assert (group["lr"], group["peak_lr"]) == (0.1, 0.1)
+    default = OptimConfig(name="muon", lr=0.1)
+    assert build_optimizers(model, default)[1].param_groups[0]["lr"] == pytest.approx(0.5)
+    assert build_optimizers(model, default)[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("max_norm", [0, 0.1, 1e9])
+def test_gradients_are_scaled_to_the_maximum_norm_unless_it_is_0(max_norm):
+    model, _ = model_and_optimizers("adamw")
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    before = [p.grad.clone() for p in model.parameters()]
+    norms = clip_gradients(model, max_norm, World())
+    assert torch.allclose(norms, torch.stack([grad.norm() for grad in before]))
+    scale = 0.1 / norms.norm() if max_norm == 0.1 else 1
+    for p, grad in zip(model.parameters(), before):
+        assert torch.allclose(p.grad, grad * scale)
 
 
 def take_steps(model, optimizers, count: int, seed: int):

@@ -1,12 +1,19 @@
-"""One optimizer step, as `train.train_step` takes it."""
+"""One optimizer step, as `train.train_step` takes it, and the steps of a whole run."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from processes import rows
 
 from config import GPTConfig, OptimConfig, ResolvedConfig
+from data.batches import Batches
+from data.ngrams import count_ngrams
+from data.tokens import prepare
+from model import GPT
 from train import build_state, train_step
+from training.checkpoint import load_run
+from training.plan import resolve
 from training.processes import World
 
 
@@ -88,3 +95,29 @@ def test_dropout_draws_new_numbers_in_each_micro_step_of_each_step_rank_and_seed
     ]
     assert len(set(drawn)) == len(drawn) == 2 * 2 * 2 * 3
     assert random_numbers(1, 0, 0) == drawn[:3]  # and the same numbers in the same place
+
+
+@pytest.mark.slow
+def test_a_run_takes_the_steps_of_its_batches_from_the_weights_of_its_seed(tiny, train_in_process):
+    tiny.seed, tiny.model.dropout, tiny.model.ngrams = 5, 0.2, 2
+    train_in_process(tiny)
+    logged = [row for row in rows(tiny.run_dir) if row["step"]]
+    trained, _, _ = load_run(tiny.run_dir)
+
+    text = prepare(tiny.data, tiny.tokenizer, lambda line: None)
+    keys = count_ngrams(text.train, text.tokenizer.vocab_size, trained.config)
+    config = resolve(tiny, World(), replace(text, ngrams=keys))
+    torch.manual_seed(5)
+    model = GPT(config.model)
+    model.ngrams.keys.copy_(torch.from_numpy(keys))
+    state = build_state(config, World())
+    state.model.load_state_dict(model.state_dict())
+    batches = Batches(text.train, block_size=32, batch_size=4, seed=5)
+    for step, row in enumerate(logged):
+        result = train_step(state, step, *batches.batch(step))
+        assert row["train/loss"] == result.loss.item()
+        assert row["train/grad_norm"] == result.gradient_norms.norm().item()
+        assert row["train/lr"] == state.optimizers[0].param_groups[0]["lr"]
+    assert len(logged) == 12
+    expected = state.model.state_dict()
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in trained.state_dict().items())
