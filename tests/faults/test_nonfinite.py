@@ -1,6 +1,7 @@
 """A NaN or Inf ends the run before the update and names step and tensor; checkpoints stay."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ from processes import assert_same_run, rows, run_to_end, tiny_arguments
 
 import model
 from common.errors import UserError
-from training.checkpoint import find_checkpoint
-from training.nonfinite import NonFiniteGuard
+from config import GPTConfig, ResolvedConfig
+from train import build_state
+from training.checkpoint import Checkpoints, find_checkpoint
+from training.nonfinite import NonFiniteGuard, PendingCheck
 from training.optimizers import clip_gradients
 from training.processes import World
+from training.stopwatch import Stopwatch
 
 
 def replace_loss(step: int, wrong):
@@ -67,3 +71,16 @@ def test_the_tensor_is_named(wrong, named):
     with pytest.raises(UserError) as error:
         NonFiniteGuard(small).check(5, loss.detach(), clip_gradients(small, 1.0, World()))
     assert str(error.value).startswith(named)
+
+
+def test_on_a_gpu_the_check_of_the_last_step_ends_the_run_before_its_weights_are_saved(tmp_path):
+    config = ResolvedConfig(
+        device="cpu", model=GPTConfig(11, block_size=8, n_layer=1, n_head=1, n_embd=4)
+    )
+    state = build_state(config, World())
+    checkpoints = Checkpoints(tmp_path, state, SimpleNamespace(fingerprint="f"), print)
+    # A GPU's result is pending when the step returns.
+    state.guard._pending = PendingCheck(3, torch.tensor([False]), None)
+    with pytest.raises(UserError, match="step 4"):
+        checkpoints.save(4, {}, Stopwatch(lambda: None, {}))
+    assert not list(tmp_path.iterdir())

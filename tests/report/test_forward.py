@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from models import configs, lively, random_tokens
+from models import configs, lively, random_tokens, small
 
 from attention_maps import ablation
-from attention_maps.capture import capture
-from attention_maps.logit_attribution import attribute_logits
+from attention_maps.capture import capture, residual_writes, value_norms
+from attention_maps.logit_attribution import attribute_logits, scale_like_norm
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from decoding import window_start
 from model import GPT, causal_mask
@@ -33,7 +33,7 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
   HANDLERS.read({ step: 0, ids: [...ids.slice(0, 9), 1], off, hidden: [2] });
 
   const changed = { step: 0, ids, off, hidden };
-  const { losses, was } = HANDLERS.read(changed);
+  const { losses, next, chances, was } = HANDLERS.read(changed);
   const plain = { step: 0, ids, hidden: [], off: [] };
   const scores = [];
   for (let layer = 0; layer < config.n_layer; layer++) {
@@ -44,11 +44,19 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
   }
   const tokenEffects = [];
   await HANDLERS.tokenEffects(plain, part => tokenEffects.push(part), 1);
+  const headEffects = [];
+  await HANDLERS.headEffects({ ...plain, i: 8 }, part => headEffects.push(part.nats), 1);
+  const { norms, largest } = HANDLERS.read(plain);
   let continued = [];
   const keepIds = part => { continued = part.ids; };
   await HANDLERS.continue({ ...changed, temperature: 0, maxTokens: 14 }, keepIds, 1);
   return {
     continued,
+    headEffects,
+    largest,
+    next,
+    chances,
+    norms: [...norms],
     losses,
     was,
     scores,
@@ -66,6 +74,14 @@ def tab(chromium):
     tab = chromium.new_page()
     tab.add_script_tag(content=bundle(Path(__file__).with_name("engine_in_page.js")))
     return tab
+
+
+def page_weights(model: GPT) -> dict:
+    """Return the weights of a model as the page's code reads them."""
+    return {
+        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
+        for name, tensor in model.tensors().items()
+    }
 
 
 def run_with_interventions(model, ids, off, hidden):
@@ -95,7 +111,11 @@ def next_token_losses(logits, ids) -> np.ndarray:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a failure takes minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     configs,
     st.sampled_from([13, 16]),
@@ -105,10 +125,7 @@ def next_token_losses(logits, ids) -> np.ndarray:
 def test_the_page_computes_what_the_model_computes(tab, config, block_size, off, hidden):
     config.block_size = block_size
     model, ids = lively(GPT(config)).double(), random_tokens(12)
-    weights = {
-        name: {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
-        for name, tensor in model.tensors().items()
-    }
+    weights = page_weights(model)
     names = [f"L{layer}H{head}" for layer, head in off]
     computed = tab.evaluate(ASK, [vars(config), weights, ids.tolist(), names, hidden])
     with torch.no_grad():
@@ -116,14 +133,23 @@ def test_the_page_computes_what_the_model_computes(tab, config, block_size, off,
         captured = capture(model, ids.numpy()[None])
         breakdown = attribute_logits(model, captured)
         effects = ablation.measure_token_effects(model, captured)
-        plain_losses = next_token_losses(model(ids[None])[0][0], ids)
+        head_effects = ablation.measure_head_effects(model, captured)
+        norms = value_norms(model, captured.v)[:, 0]
+        plain_logits = model(ids[None])[0][0]
+    plain_losses = next_token_losses(plain_logits, ids)
 
     # The page computes in float32, as torch does in QK-norm and in rotations.
     page_logits = np.array(computed["logits"]).reshape(12, -1)
     assert page_logits == pytest.approx(logits.numpy(), abs=5e-4, rel=2e-4)
     assert np.array(computed["maps"]).reshape(maps.shape) == pytest.approx(maps.numpy(), abs=5e-5)
     assert computed["losses"][:-1] == pytest.approx(next_token_losses(logits, ids), abs=5e-4)
+    probabilities = logits.softmax(dim=-1)
+    next_ids, chances = torch.tensor(computed["next"]), torch.tensor(computed["chances"])
+    assert chances.numpy() == pytest.approx(probabilities.topk(5).values.numpy(), abs=1e-4)
+    assert chances.numpy() == pytest.approx(probabilities.gather(1, next_ids).numpy(), abs=1e-4)
     if off or hidden:
+        before = plain_logits.softmax(dim=-1).gather(1, next_ids).numpy()
+        assert np.array(computed["was"]["chances"]) == pytest.approx(before, abs=1e-4)
         assert computed["was"]["losses"][:-1] == pytest.approx(plain_losses, abs=5e-4)
     residual = np.sum(computed["components"], axis=0).reshape(12, -1)
     assert residual == pytest.approx(captured.residuals[-1, 0].numpy(), abs=2e-4)
@@ -133,7 +159,22 @@ def test_the_page_computes_what_the_model_computes(tab, config, block_size, off,
             expected = getattr(effects, name)[j + 1 : 11, j]
             assert part[key][: len(expected)] == pytest.approx(expected, abs=1e-3)
     assert [part["j"] for part in computed["tokenEffects"]] == list(range(10, -1, -1))
+    assert computed["headEffects"] == pytest.approx(head_effects[..., 8].ravel(), abs=1e-3)
+    assert computed["norms"] == pytest.approx(norms.ravel(), rel=1e-3, abs=1e-4)
+    products = captured.weights[:, 0] * norms[:, :, None]
+    assert computed["largest"] == pytest.approx(products.max().item(), rel=1e-3)
     page_breakdown = computed["breakdown"]
+    written = residual_writes(model.blocks[1].attention, captured.heads[1, 0, 8])[2]
+    with torch.no_grad():
+        pushed = model.head.weight @ scale_like_norm(
+            model.norm, written, captured.residuals[-1, 0, 8]
+        )
+    for shown, is_promoted in (
+        (page_breakdown["writes"][:3], True),
+        (page_breakdown["writes"][3:], False),
+    ):
+        expected = pushed.topk(3, largest=is_promoted).values
+        assert pushed[shown].numpy() == pytest.approx(expected.numpy(), abs=1e-3)
     assert page_breakdown["lens"] == pytest.approx(breakdown.logit_lens[:, 8], abs=1e-3)
     expected = breakdown.logit_attribution[:, 8]
     assert np.array(page_breakdown["direct"]) == pytest.approx(expected, abs=2e-3)
@@ -153,6 +194,34 @@ def test_the_page_computes_what_the_model_computes(tab, config, block_size, off,
         with torch.no_grad():
             logits, _ = run_with_interventions(model, continued[start:length], off, hidden_here)
         assert logits[-1, continued[length]] == pytest.approx(logits[-1].max(), abs=1e-3)
+
+
+# The random numbers are evenly spaced, so that each id is drawn as often as its probability says.
+DRAW = """async ([config, weights, ids, temperature]) => {
+  const { HANDLERS, models, passes, session } = engine;
+  for (const weight of Object.values(weights)) weight.data = Float64Array.from(weight.data);
+  models.set(0, weights);
+  Object.assign(session, { config, tokenizer: { decode: String } });
+  passes.clear();
+  const random = Math.random;
+  const drawn = [];
+  for (let k = 0; k < 200; k++) {
+    Math.random = () => (k + 0.5) / 200;
+    const input = { step: 0, ids, off: [], hidden: [], temperature, maxTokens: 1 };
+    await HANDLERS.continue(input, part => drawn.push(part.ids.at(-1)), 1);
+  }
+  Math.random = random;
+  return drawn;
+}"""
+
+
+@pytest.mark.slow
+def test_the_page_draws_tokens_as_often_as_their_probability_at_a_temperature(tab):
+    model, ids = lively(GPT(small())), random_tokens(12)
+    drawn = tab.evaluate(DRAW, [vars(model.config), page_weights(model), ids.tolist(), 0.7])
+    with torch.no_grad():
+        probabilities = (model(ids[None])[0][0, -1] / 0.7).softmax(dim=-1).numpy()
+    assert np.bincount(drawn, minlength=23) == pytest.approx(200 * probabilities, abs=1.1)
 
 
 BPE = {

@@ -11,6 +11,8 @@ from processes import fault_at_call, rows, same_tensors
 
 import training.device
 from config import Config
+from training.checkpoint import find_checkpoint
+from training.manifest import write_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +40,7 @@ def test_evaluations_snapshots_and_checkpoints_do_not_change_the_weights(
     )
 
 
-def test_the_logged_loss_is_the_mean_since_the_last_row_even_across_a_stop(
+def test_the_logged_loss_and_the_seconds_continue_across_a_stop(
     tiny: Config, train_in_process, tmp_path, monkeypatch
 ):
     train_in_process(tiny)
@@ -49,6 +51,8 @@ def test_the_logged_loss_is_the_mean_since_the_last_row_even_across_a_stop(
         fault_at_call(*where, 8, lambda: os.kill(os.getpid(), signal.SIGTERM))()
         with pytest.raises(SystemExit):
             train_in_process(seldom)
+    folder, manifest = find_checkpoint(Path(seldom.run_dir))
+    write_manifest(folder, replace(manifest, seconds={"train": 1000.0, "evaluate": 2000.0}))
     train_in_process(seldom, resume=True)
     logged = {row["step"]: row["train/loss"] for row in rows(seldom.run_dir) if "train/loss" in row}
     assert logged == {
@@ -57,6 +61,7 @@ def test_the_logged_loss_is_the_mean_since_the_last_row_even_across_a_stop(
     }
     last = rows(seldom.run_dir)[-1]
     assert abs(last["train/eval_loss"] - last["val/loss"]) < 0.5
+    assert 1000 < last["train_seconds"] < 2000 < last["seconds/evaluate"]  # goes on counting
 
 
 def test_a_stopped_run_restores_the_signal_handlers(tiny: Config, train_in_process, monkeypatch):
