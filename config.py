@@ -188,24 +188,14 @@ class DataConfig:
         "keep, deduplicate, shuffle or duplicate the lines of the text",
         choices=("kept", "once", "shuffled", "doubled"),
     )
-    field: str = setting("text", ".jsonl and data=hf: field of the text, as in messages.content")
+    field: str = setting("text", ".jsonl and data=hf: field with the text, as in messages.content")
 
     def check(self) -> None:
-        """Raise `UserError` if a setting is missing or belongs to another source."""
-        if self.source in ("stdlib", "hf") and self.path is not None:
-            raise UserError(
-                f"data.path={self.path} has no effect with data={self.source}: add data=text"
-            )
+        """Raise `UserError` if a setting that the source needs is missing."""
         if self.source == "text" and not self.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if self.source == "hf" and not self.name:
             raise UserError("data=hf needs data.name=DATASET, such as roneneldan/TinyStories")
-        for key, source in (("name", "hf"), ("subset", "hf"), ("exclude", "text")):
-            value = getattr(self, key)
-            if value and self.source != source:
-                raise UserError(
-                    f"data.{key}={value} has no effect with data={self.source}: add data={source}"
-                )
 
 
 @dataclass
@@ -231,20 +221,13 @@ class TokenizerConfig:
     )
 
     def check(self) -> None:
-        """Raise `UserError` if the tokenizer is unknown or lacks one of the settings."""
+        """Raise `UserError` if the tokenizer is unknown."""
         if self.name not in ("char", "bpe", "gpt2", "hf"):
             from tiktoken import list_encoding_names  # slow to import, and seldom needed
 
             names = ["char", "bpe", *list_encoding_names()]
             if self.name not in names:
                 raise UserError(not_one_of("tokenizer.name", self.name, names))
-        for key, default in (("vocab_size", None), ("pattern", "code")):
-            value = getattr(self, key)
-            if value != default and self.name != "bpe":
-                raise UserError(
-                    f"tokenizer.{key}={value} has no effect with tokenizer={self.name}, whose "
-                    "vocabulary is fixed: leave it out, or use tokenizer=bpe"
-                )
 
 
 @dataclass
@@ -327,7 +310,7 @@ class AttentionConfig:
 
     def check(self) -> None:
         """Raise `UserError` if an attention grid is due without a snapshot."""
-        if self.picture_every and (self.every == 0 or self.picture_every % self.every):
+        if self.every and self.picture_every % self.every:
             raise UserError(
                 f"attention.picture_every={self.picture_every} is not a multiple of "
                 f"attention.every={self.every}: grids are drawn of snapshots, so change one of them"
@@ -430,7 +413,9 @@ class Config:
                 "lower it, or raise max_steps"
             )
         if self.tokenizer.name == "hf" and self.init_from is None:
-            raise UserError("tokenizer=hf needs the model it belongs to: add init_from=FOLDER")
+            raise UserError(
+                "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
+            )
         if self.resume is True and self.run_dir is None:
             raise UserError("resume=true needs the folder of the run: add run_dir=PATH")
         for path in filter(None, (self.run_dir, self.init_from)):

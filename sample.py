@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 import cli
 from cli import print_stderr
 from cli.sample_config import SampleConfig
+from cli.unused import SAMPLE_USED_WITH
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.paths import expand_home
@@ -34,7 +35,8 @@ MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
 
 def main() -> None:
     """Run the command line."""
-    sample(cli.read_settings(sys.argv[1:], SampleConfig, "python sample.py"))
+    argv, command = sys.argv[1:], "python sample.py"
+    sample(cli.read_settings(argv, SampleConfig, command, SAMPLE_USED_WITH))
 
 
 def sample(

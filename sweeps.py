@@ -246,7 +246,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
             with redirect_output(path / "log.txt"):
                 cfg.run_dir, cfg.resume = str(path), "auto"
                 config = OmegaConf.to_object(cfg)
-                loss = train(cli.Job(config, list(hydra_job.overrides.task)))
+                loss = train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # a panic of a library in Rust is not an Exception

@@ -3,7 +3,7 @@
 Does not import torch.
 """
 
-from cli.arguments import CommandLine, find_presets, parse_command_line
+from cli.arguments import CommandLine, parse_command_line
 from cli.command import (
     Terminal,
     error_sentence,
@@ -18,4 +18,5 @@ from cli.command import (
 )
 from cli.compose import Job, StartingModel, compose_job, compose_settings, configure
 from cli.launch import Launch, prepare_launch, read_job, run_hydra
+from cli.presets import find_presets
 from cli.settings import read_settings, sample_help, settings_help

@@ -3,22 +3,23 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
+from cli.presets import CONFIGS, SETTINGS, check_setting, find_presets, read_presets
 from common.errors import UserError, did_you_mean
-from common.paths import expand_home
-from common.settings import iterate_settings
-from config import Config
+from common.paths import ONE_PATH, expand_home
+from common.settings import format_value
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 STRING_TYPES = ("<class 'str'>", "str | None")  # of settings whose values are quoted for Hydra
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
@@ -31,7 +32,11 @@ REFUSED_HYDRA_SETTINGS = {
     "hydra.run.dir": "run_dir={value}",
     "hydra.sweep.subdir": "hydra.sweep.dir=PATH; each job's folder there is named by its settings",
     "hydra.mode": "-m for a sweep",
+    "hydra.searchpath": "--config-dir=FOLDER",
 }
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of --info
+# Options of Hydra's that would replace configs/config.yaml or skip the checks.
+UNSUPPORTED_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--experimental-rerun")
 # Settings and files of nanoGPT → their equivalents here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
 
@@ -66,12 +71,15 @@ def parse_command_line(argv: list[str]) -> CommandLine:
             "torchrun cannot start a sweep, because its processes share one run: "
             "use python train.py -m"
         )
-    is_text = {name: str(f.type) in STRING_TYPES for name, f, _ in iterate_settings(Config())}
-    is_text |= dict.fromkeys(find_presets(), False) | {"hydra.sweep.dir": True}
     options = list(argv)
     for argument in parsed.settings:
         options.remove(argument)
-    settings = [quote_for_hydra(argument, is_text, parsed.multirun) for argument in parsed.settings]
+    paths = dict.fromkeys(a for a in parsed.settings if a.startswith("data.path="))
+    if len(paths) > 1:  # as from a shell that expands braces
+        raise UserError(f"{' '.join(paths)} cannot be combined: {ONE_PATH}")
+    is_job = not parsed.multirun and parsed.request is None
+    settings = [_check_argument(a, parsed.multirun, is_job) for a in parsed.settings]
+    _check_presets(settings, parsed.multirun, parsed.config_dir)
     return CommandLine(
         settings, options, parsed.multirun, parsed.config_dir, parsed.request is not None
     )
@@ -85,15 +93,24 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--shell-completion", "-sc", dest="completion", action="store_true")
     parser.add_argument("--cfg", "-c", dest="request", choices=("job", "hydra", "all"))
-    parser.add_argument("--info", "-i", "--package", "-p", dest="request", nargs="?", const="all")
+    parser.add_argument("--info", "-i", dest="request", nargs="?", const="all", choices=INFO)
+    parser.add_argument("--package", "-p", dest="request")
     for option in ("--resolve", "--hydra-help", "--version"):
         parser.add_argument(option, dest="request", action="store_const", const="all")
+    for option in UNSUPPORTED_OPTIONS:
+        parser.add_argument(option, dest="unsupported", nargs="?", const="")
     try:
         parsed, unknown = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as e:
-        raise UserError(str(e)) from None
+        raise UserError(f"{e}; python train.py --help lists all settings") from None
+    if parsed.unsupported is not None:
+        option = next(a for a in argv if a.startswith(UNSUPPORTED_OPTIONS))
+        raise UserError(
+            f"{option} is not supported: a run is described by experiment=NAME, and "
+            "--config-dir=FOLDER adds presets of your own"
+        )
     if unknown:
-        raise unknown_setting(unknown[0], [name for name, *_ in iterate_settings(Config())])
+        raise unknown_setting(unknown[0], SETTINGS)
     if parsed.config_dir is not None and not Path(parsed.config_dir).is_dir():
         raise UserError(
             f"--config-dir={parsed.config_dir} is not a folder: give one with your presets"
@@ -101,44 +118,113 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
     return parsed
 
 
-def quote_for_hydra(argument: str, is_text: dict[str, bool], is_sweep: bool) -> str:
-    """Validate a setting, and quote its value if it is a text that Hydra would parse.
+def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
+    """Validate a setting, and return it as Hydra takes it, with a text in quotes.
 
     Args:
         argument: The setting as typed, KEY=VALUE.
-        is_text: For every key that may be typed, whether its value is a text.
-        is_sweep: Whether this is a sweep: values that Hydra can parse are then left unquoted.
+        is_sweep: Whether this is a sweep: values may then be several, as Hydra parses them.
+        is_job: Whether a single run is to be trained.
 
     Raises:
         UserError: If the argument is not a setting, or is not allowed here.
     """
     key, equals, value = argument.partition("=")
-    is_known = key in is_text or key.startswith(("hydra.", "hydra/"))
-    if not equals or not is_known or is_nanogpt_setting(argument):
-        raise unknown_setting(argument, is_text)
+    groups = find_presets()
+    if equals and key.startswith(("hydra.", "hydra/")):
+        return _check_hydra_setting(key, value, is_job)
+    if not equals or key not in {*SETTINGS, *groups} or is_nanogpt_setting(argument):
+        raise unknown_setting(argument, [*SETTINGS, *groups])
     if is_sweep:
         advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
         if advice:
             raise UserError(f"{argument} cannot be used in a sweep: {advice}")
     elif key == "sweep":
         raise UserError(f"{argument} is a sweep: add -m")
+
+    # Several values
+    is_free_text = key in SETTINGS and _is_free_text(key)
+    override = _parse_override(argument) if is_sweep or not is_free_text else None
+    if override and override.is_sweep_override():
+        if key == "sweep":
+            raise UserError(f"{argument} names several sweeps: start one at a time")
+        if not is_sweep:
+            raise UserError(f"{argument} has several values: add -m to train a run with each")
+        if key in SETTINGS:
+            for choice in _choices(override):
+                check_setting(key, choice)
+        return argument
+
+    # A single value
+    is_for_hydra = is_sweep if is_free_text else "${" in value
+    if key in groups or (is_for_hydra and override):
+        return argument
+    converted = check_setting(key, value)
+    needs_quotes = isinstance(converted, str) and "choices" not in SETTINGS[key].metadata
+    return f"{key}={quote(converted) if needs_quotes else format_value(converted)}"
+
+
+def _check_hydra_setting(key: str, value: str, is_job: bool) -> str:
+    """Return a setting of Hydra's own, with its path expanded and in quotes."""
     if key in REFUSED_HYDRA_SETTINGS:
         advice = REFUSED_HYDRA_SETTINGS[key].format(value=value)
-        raise UserError(f"{argument} is not supported: use {advice}")
-    if not is_text.get(key) or value == "null":
-        return argument
+        raise UserError(f"{key}={value} is not supported: use {advice}")
+    if is_job:
+        raise UserError(f"{key}={value} has no effect on a single run: leave it out, or add -m")
     if key == "hydra.sweep.dir":
         return f"{key}={quote(str(expand_home(key, value)))}"
-    if is_sweep and _hydra_can_parse(argument):
-        return argument
-    return f"{key}={quote(value)}"
+    return f"{key}={value}"
 
 
-def _hydra_can_parse(argument: str) -> bool:
+def _is_free_text(key: str) -> bool:
+    """Return whether the values of a setting are texts that are not chosen from a list."""
+    field = SETTINGS[key]
+    return str(field.type) in STRING_TYPES and "choices" not in field.metadata
+
+
+def _parse_override(argument: str) -> Override | None:
+    """Return what Hydra reads in KEY=VALUE, or None if it cannot parse it."""
     with suppress(HydraException):
-        OverridesParser.create().parse_override(argument)
-        return True
-    return False
+        return OverridesParser.create().parse_override(argument)
+    return None
+
+
+def _choices(override: Override) -> Iterator[Any]:
+    """Yield the single values that a sweep lists; ranges and intervals have none."""
+    value = override.value()
+    for choice in value.list if isinstance(value, ChoiceSweep) else ():
+        yield choice.text if isinstance(choice, QuotedString) else choice
+
+
+def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) -> None:
+    """Check the files of the presets that a command line uses.
+
+    Args:
+        settings: The validated settings.
+        is_sweep: Whether this is a sweep.
+        config_dir: A folder with presets of the user's own.
+    """
+    entries = yaml.safe_load((CONFIGS / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    chosen: dict[str, list[str]] = {group: [] for group in find_presets()}
+    for entry in entries:  # the presets of a command line without any
+        for group, name in entry.items() if isinstance(entry, dict) else ():
+            if group in chosen and name is not None:
+                chosen[group] = [name]
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key in chosen:
+            override = _parse_override(setting)
+            is_listed = override is not None and override.is_sweep_override()
+            chosen[key] = list(map(str, _choices(override))) if is_listed else [value]
+    pairs = [(group, name) for group, names in chosen.items() for name in names]
+    for preset in read_presets(pairs, config_dir):
+        if preset.sweep_params and not is_sweep:
+            raise UserError(f"{preset.path} describes a sweep: add -m")
+        for key, value in preset.sweep_params.items():
+            try:
+                _check_argument(f"{key}={value}", is_sweep=True, is_job=False)
+            except UserError as e:
+                raise UserError(f"{preset.path}: {e}") from None
 
 
 def is_nanogpt_setting(argument: str) -> bool:
@@ -167,30 +253,17 @@ def unknown_setting(
         if nanogpt_name in NANOGPT:
             return UserError(f"{argument} is a nanoGPT setting; use {NANOGPT[nanogpt_name]}")
     suggestion = did_you_mean(key, known)
-    if not equals or argument.startswith("-"):
+    if equals and name == argument and key != key.strip() and key.strip() in known:
+        return UserError(f"{argument} has a space beside its name: write {key.strip()}=VALUE")
+    if argument in known:
+        return UserError(f"{argument} has no value: write {key}=VALUE")
+    if not equals and os.path.exists(argument):
+        return UserError(f"{argument!r} is a path without a setting: {ONE_PATH}")
+    if not equals or not key or argument.startswith("-"):
         return UserError(
-            f"{argument} is not of the form KEY=VALUE (quote values with spaces){suggestion}"
+            f"{argument!r} is not of the form KEY=VALUE (quote values with spaces){suggestion}"
         )
     return UserError(
         f"{argument.partition('=')[0]} is not a setting{suggestion or ';'} "
         f"{command} --help lists all settings"
     )
-
-
-def find_presets(config_dir: str | None = None) -> dict[str, dict[str, Path]]:
-    """Return the file of each preset by its group and name.
-
-    Args:
-        config_dir: A folder with presets of the user's own, beside those of the repository.
-    """
-    groups: dict[str, dict[str, Path]] = {
-        folder.name: {} for folder in sorted(CONFIGS.iterdir()) if folder.is_dir()
-    }
-    # The repository's presets come last, because Hydra prefers them to others of the same name.
-    roots = [CONFIGS] if config_dir is None else [Path(config_dir), CONFIGS]
-    for root in roots:
-        for group, presets in groups.items():
-            for path in sorted(Path(root, group).rglob("*.yaml")):
-                name = path.relative_to(Path(root, group)).with_suffix("").as_posix()
-                presets[name] = path
-    return groups

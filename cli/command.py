@@ -120,8 +120,8 @@ def run(main: Callable[[], Result]) -> Result:
 def explain_error(error: BaseException) -> str | None:
     """Return one sentence about an error that the user can fix, or None for a bug."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    package = frame.f_globals["__name__"].partition(".")[0]
-    if isinstance(error, UserError) or package in PARSER_PACKAGES:
+    modules = (type(error).__module__, frame.f_globals["__name__"])
+    if isinstance(error, UserError) or any(m.startswith(PARSER_PACKAGES) for m in modules):
         return error_sentence(error)
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
@@ -134,9 +134,7 @@ def explain_error(error: BaseException) -> str | None:
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return an error's message in one line; those of Hydra, OmegaConf and YAML have several."""
-    if mark := getattr(error, "problem_mark", None):
-        return f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', None)}"
+    """Return an error's message in one line; those of Hydra and OmegaConf have several."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return not_one_of(group, name, error.options)
@@ -151,6 +149,9 @@ def error_sentence(error: BaseException) -> str:
 def _hydra_sentence(error: HydraException) -> str:
     message, cause = " ".join(str(error).split()), error.__cause__
     message = message.partition(" Set the environment variable HYDRA_FULL_ERROR")[0]
+    message = re.sub(
+        r"\w+ raised while composing config: (.*) full_key: (\S*) .*", r"\2: \1", message
+    )
     if cause and first_line(cause) not in message:
         return f"{message}: {first_line(cause)}"
     return message

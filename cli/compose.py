@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -12,14 +12,19 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from cli.arguments import CONFIGS, quote
+from cli.arguments import quote
+from cli.command import error_sentence
 from cli.config_file import absolute_paths, read_config
+from cli.presets import CONFIGS, SETTINGS
+from cli.unused import refuse_unused
 from common.errors import UserError
 from common.files import exists
 from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
 from config import Config, ModelConfig, TokenizerConfig
+from data.sources import refuse_unused_by_files
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
@@ -44,6 +49,7 @@ class Job:
     config: Config  # composed, but neither checked nor merged with the run that it continues
     overrides: list[str]  # as typed: KEY=VALUE
     experiment: str = "default"
+    swept: Sequence[str] = ()  # the keys that differ between the jobs of a sweep
 
     @property
     def keys(self) -> list[str]:
@@ -81,7 +87,10 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
     if hydra_settings.mode == RunMode.MULTIRUN:
         raise UserError("hydra.mode=MULTIRUN in a preset asks for a sweep: add -m")
     experiment = hydra_settings.runtime.choices.get("experiment") or "default"
-    return Job(OmegaConf.to_object(composed), overrides, experiment)
+    try:
+        return Job(OmegaConf.to_object(composed), overrides, experiment)
+    except OmegaConfBaseException as e:
+        raise UserError(f"{error_sentence(e)}; correct it, or write the value itself") from None
 
 
 def configure(
@@ -124,7 +133,22 @@ def configure(
     if run:
         config = _continue_run(run, absolute_paths(requested), job.keys, log)
     config.check()
+    _refuse_unused(job, config)
     return config
+
+
+def _refuse_unused(job: Job, config: Config) -> None:
+    """Raise `UserError` if a setting was typed that has no effect in any job of the sweep."""
+    values = {
+        name: value
+        for name, _, value in iterate_settings(config)
+        if not any(key == "experiment" or f"{name}.".startswith(f"{key}.") for key in job.swept)
+    }
+    typed = {key: attrgetter(key)(config) for key in job.keys if key in SETTINGS}
+    for key, value in typed.items():
+        refuse_unused([key], values | {key: value})  # the values of other swept keys are not known
+    if config.data.source == "text" and "data.path" in values:
+        refuse_unused_by_files(config.data, job.keys)
 
 
 def _expand_home(key: str, path: str | None) -> str | None:

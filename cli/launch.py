@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import hydra
 from omegaconf import DictConfig
 
-from cli.arguments import CONFIGS, CommandLine, parse_command_line
+from cli.arguments import CommandLine, parse_command_line
 from cli.command import Terminal, printer, process_rank, start
 from cli.compose import Job, compose_job, configure
+from cli.presets import CONFIGS
 from cli.settings import train_help
 from common.errors import UserError
 from common.paths import require_path

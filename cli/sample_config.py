@@ -17,7 +17,7 @@ class SampleConfig:
     )
     checkpoint: str = setting("best", "checkpoint to load: best, last, or a step number")
     prompt: str | None = setting(
-        None, "text to continue; -: read it from stdin; null: begin a new text"
+        None, "text to continue; -: read it from stdin; null: begin a new text", literal=True
     )
     score: str | None = setting(
         None, "score this file instead (loss, bits per byte); -: read it from stdin"

@@ -4,15 +4,15 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from omegaconf import OmegaConf
-
-from cli.arguments import find_presets, is_nanogpt_setting, unknown_setting
+from cli.arguments import is_nanogpt_setting, unknown_setting
+from cli.presets import find_presets
 from cli.sample_config import SampleConfig
-from common.settings import format_value, iterate_settings
+from cli.unused import UsedWith, refuse_unused
+from common.settings import convert_value, format_value, iterate_settings
 from config import Config
 
 Settings = TypeVar("Settings")
@@ -21,31 +21,33 @@ MIN_HELP_WIDTH, MAX_HELP_WIDTH = 72, 120  # characters of a line of --help
 DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
 
 
-def read_settings(argv: list[str], settings_class: type[Settings], command: str) -> Settings:
+def read_settings(
+    argv: list[str],
+    settings_class: type[Settings],
+    command: str,
+    used_with: UsedWith = (),
+) -> Settings:
     """Read and check the settings of a command.
 
     Args:
         argv: Arguments of the form KEY=VALUE.
         settings_class: Dataclass of the command's settings, with a method `check`.
         command: The command as it is typed, for messages.
+        used_with: The settings that have an effect only with some values of others.
 
     Raises:
-        UserError: If an argument is not a setting or a value is not allowed.
+        UserError: If an argument is not a setting, or a value is not allowed or has no effect.
     """
-    types = {f.name: str(f.type) for f in fields(cast(Any, settings_class))}
-    values, texts = OmegaConf.structured(settings_class), {}
+    known = {field.name: field for field in fields(cast(Any, settings_class))}
+    typed = {}
     for argument in argv:
         key, equals, value = argument.partition("=")
-        if not equals or key not in types or is_nanogpt_setting(argument):
-            raise unknown_setting(argument, types, command)
-        if value == "null" and "None" in types[key]:
-            values[key] = None
-        elif "str" in types[key]:
-            texts[key] = value  # kept as typed, without OmegaConf's interpolation
-        else:
-            values[key] = value
-    settings: Any = replace(OmegaConf.to_object(values), **texts)
+        if not equals or key not in known or is_nanogpt_setting(argument):
+            raise unknown_setting(argument, known, command)
+        typed[key] = convert_value(key, known[key], value)
+    settings: Any = settings_class(**typed)
     settings.check()
+    refuse_unused(typed, vars(settings), used_with)
     return settings
 
 

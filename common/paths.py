@@ -11,6 +11,7 @@ from common.errors import UserError
 
 # Page of a model on the Hugging Face hub.
 HUB_ADDRESS = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)/?")
+ONE_PATH = "data.path takes one path, so for several files give their folder, or a glob in quotes"
 
 
 def expand_home(key: str, path: str) -> Path:
@@ -59,6 +60,9 @@ def require_path(path: str) -> None:
     """Raise `UserError` if data.path names no file or folder and is not a glob."""
     expanded = str(expand_home("data.path", path))
     if not os.path.exists(expanded) and not glob.has_magic(expanded):
-        raise UserError(
-            f"data.path={path} does not exist: give the path of a text file or folder, or a glob"
+        advice = (
+            ONE_PATH
+            if set(path) & set(", ")
+            else "give the path of a text file or folder, or a glob"
         )
+        raise UserError(f"data.path={path} does not exist: {advice}")

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from operator import ge, gt, le, lt
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from common.errors import UserError, not_one_of
 
@@ -16,6 +19,8 @@ TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", s
 SHOWN_VALUE_CHARS = 80  # of a value that a file contains
 # Bounds of a number: the comparison that violates the bound, and its words.
 BOUNDS = {"ge": (lt, "at least"), "gt": (le, "above"), "le": (gt, "at most"), "lt": (ge, "below")}
+TRUE_WORDS, FALSE_WORDS = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]{0,4000}")  # longer ones are no limit of anything
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
@@ -26,6 +31,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
         help: One line for --help.
         **limits: `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number
             (at least, above, at most, below). None is always allowed if the type is optional.
+            `literal` accepts a text that is empty or "None", which is a mistake elsewhere.
 
     Returns:
         A dataclass field.
@@ -64,6 +70,65 @@ def check_value(name: str, value: Any, limits: Any) -> None:
             raise UserError(f"{name}={value} must be {words} {limit}")
     if isinstance(value, (int, float)) and value > LARGEST_NUMBERS[type(value)]:
         raise UserError(f"{name}={value} must be at most {LARGEST_NUMBERS[type(value)]}")
+
+
+def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
+    """Convert a value to the type of its setting.
+
+    Args:
+        name: Dotted name of the setting.
+        field: The setting's declaration.
+        value: What was typed, as a text, or read from a YAML file.
+
+    Raises:
+        UserError: If the value is not of the type.
+    """
+    types = get_args(field.type) or (field.type,)
+    is_literal = "literal" in field.metadata
+    if value in (None, "null"):
+        if NoneType not in types:
+            raise UserError(f"{name}=null is not possible: give it a value, or leave it out")
+        return None
+    if value == "" and not is_literal:
+        raise UserError(f"{name}= has no value: write {name}=VALUE, or leave it out")
+    is_unset = value == "None" and NoneType in types and not is_literal  # as Python writes null
+    for kind in () if is_unset else TYPE_WORDS:
+        with suppress(ValueError, OverflowError):
+            if kind in types:
+                return _convert(kind, value)
+    if isinstance(value, (list, dict)):
+        raise UserError(
+            f"{name}={show_value(value)} must be one value, not several ({field.metadata['help']})"
+        )
+    expected = " or ".join(words for kind, words in TYPE_WORDS.items() if kind in types)
+    raise UserError(f"{name}={show_value(value)} is not {expected}{_hint(value, types)}")
+
+
+def _convert(kind: type, value: Any) -> Any:
+    """Convert a value to one type, or raise `ValueError`."""
+    text = str(value).strip().lower()
+    if kind is bool and text in (*TRUE_WORDS, *FALSE_WORDS):
+        return text in TRUE_WORDS
+    is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    if kind is int and is_number and WHOLE_NUMBER.fullmatch(text):
+        return int(text)
+    if kind is float and is_number and text.isascii():
+        return float(text)
+    if kind is str and is_number:
+        return str(value)
+    raise ValueError
+
+
+def _hint(value: Any, types: tuple) -> str:
+    """Return how to correct a value that is not of one of these types."""
+    if str(value).strip().lower() in ("none", "~") and NoneType in types:
+        return ": to leave it unset, write null"
+    if isinstance(value, bool):
+        return ": put it in quotes" if str in types else ""
+    with suppress(ValueError, OverflowError):
+        if int in types and float(value).is_integer():
+            return f": write {float(value):.0f}"
+    return ""
 
 
 def format_value(value: Any) -> str:

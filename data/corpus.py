@@ -41,10 +41,13 @@ class Corpus:
     lines: str = "kept"
     piece_chars: int = PIECE_CHARS
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self, on_skip: Callable[[], None] = lambda: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `piece_chars` characters.
 
         Files are read as `open_text` reads them. See `split_document` for where documents are cut.
+
+        Args:
+            on_skip: Called for each line of a .jsonl file whose text is null.
 
         Yields:
             The pieces of every document. Each document has at least one.
@@ -53,15 +56,15 @@ class Corpus:
             UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
         arranger = LineArranger(self.lines)
-        for text, begins_document in self._unarranged_pieces():
+        for text, begins_document in self._unarranged_pieces(on_skip):
             yield Piece(arranger.arrange(text), begins_document)
 
-    def _unarranged_pieces(self) -> Iterator[Piece]:
+    def _unarranged_pieces(self, on_skip: Callable[[], None]) -> Iterator[Piece]:
         alternative = ", or leave it out with data.exclude" if len(self.files) > 1 else ""
         for path in self.files:
             with open_text(path, str(path), alternative) as file:
                 if is_jsonl(path):
-                    yield from split_records(file, path, self.field, self.piece_chars)
+                    yield from split_records(file, path, self.field, self.piece_chars, on_skip)
                 else:
                     parts = iter(partial(file.read, self.piece_chars), "")
                     yield from split_document(parts, self.piece_chars)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -93,7 +93,9 @@ def split_text(text: str, size: int) -> Iterator[Piece]:
     return split_document(parts, size)
 
 
-def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[Piece]:
+def split_records(
+    file: TextIO, path: Path, field: str, size: int, on_skip: Callable[[], None]
+) -> Iterator[Piece]:
     """Read a .jsonl file, each line of which is a document, in pieces.
 
     Args:
@@ -101,21 +103,29 @@ def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[P
         path: Its path, for error messages.
         field: Field that holds the text; dots lead into objects, as in "messages.content".
         size: Desired length of a piece, in characters.
+        on_skip: Called for each object whose field is null or holds nothing but null; it is no
+            document.
 
     Yields:
         The pieces of every document.
 
     Raises:
-        UserError: A line is not a JSON object with text in the field.
+        UserError: A line is not a JSON object with the field, or has something else there.
     """
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
+        names = field.split(".")
         try:
-            texts = _texts_of_field(json.loads(line), field.split("."))
+            record = json.loads(line)
+            texts = _texts_of_field(record, names)
+            has_field = isinstance(record, dict) and names[0] in record
         except (ValueError, TypeError, RecursionError):
-            texts = []
-        if not texts:
+            has_field = False
+        if has_field and not texts:
+            on_skip()
+            continue
+        if not has_field:
             raise UserError(
                 f"line {number} of {path} is not a JSON object with text in data.field={field}; "
                 f"name another field or correct the line: {line[:MAX_SHOWN_RECORD_CHARS].strip()}"
@@ -123,7 +133,7 @@ def split_records(file: TextIO, path: Path, field: str, size: int) -> Iterator[P
         text = "\n\n".join(texts)
         if "\\u" in line:  # the only way to write half a surrogate pair, which becomes U+FFFD
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        del line, texts  # they may be large
+        del line, record, texts  # they may be large
         yield from split_text(text, size)
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sysconfig
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,6 +18,7 @@ from common.files import exists, is_folder, list_folder, ordinary_file, sha256_o
 from common.paths import expand_home, require_path
 from common.text import printable
 from common.text_files import open_text
+from config import DataConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 
 SHAKESPEARE_URL = (
@@ -41,7 +42,7 @@ NOT_LIBRARY_FOLDERS = {
 
 def is_jsonl(path: Path) -> bool:
     """Whether each line of a file is a document."""
-    return path.name.removesuffix(".gz").endswith(".jsonl")
+    return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
 def find_stdlib_files() -> tuple[Path, ...]:
@@ -204,6 +205,33 @@ def find_text_files(
     if other_files:
         log(f"{path}: {skipped}")
     return tuple(text_files)
+
+
+def refuse_unused_by_files(config: DataConfig, typed: Collection[str]) -> None:
+    """Raise `UserError` if a setting was typed that the files of data.path have no use for.
+
+    Args:
+        config: The section `data` of the configuration, whose source is text.
+        typed: Dotted names of the settings that were typed.
+    """
+    path = str(expand_home("data.path", str(config.path)))
+    is_file = os.path.isfile(path)
+    if "data.exclude" in typed and config.exclude and is_file:
+        raise UserError(
+            f"data.exclude={config.exclude} has no effect with data.path={config.path}, which is "
+            "one file: leave it out"
+        )
+    if "data.field" in typed:
+        folder, pattern = _split_glob(path)
+        is_skipped = partial(_is_skipped, folder, _parse_globs(config.exclude))
+        matches = _find_matches(folder, pattern, is_skipped)
+        files = [Path(path)] if is_file else list(matches)
+        if files and not any(map(is_jsonl, files)):
+            raise UserError(
+                f"data.field={config.field} has no effect, because data.path={config.path} holds "
+                "no .jsonl or .ndjson file: leave it out, or rename files with a JSON object on "
+                "each line"
+            )
 
 
 def require_text_file(path: str) -> Path:

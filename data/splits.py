@@ -36,6 +36,7 @@ class CorpusSize:
     characters: int = 0
     bytes: int = 0
     longest_document: int = 0  # in characters
+    skipped: int = 0  # lines of .jsonl files whose text is null
 
 
 def count_corpus(corpus: Corpus) -> CorpusSize:
@@ -47,7 +48,11 @@ def count_corpus(corpus: Corpus) -> CorpusSize:
     size = CorpusSize()
     document_length = 0  # characters of the current document so far
     distinct: set[str] = set()
-    for text, begins_document in corpus.pieces():
+
+    def count_skipped() -> None:
+        size.skipped += 1
+
+    for text, begins_document in corpus.pieces(count_skipped):
         if begins_document:
             document_length = 0
             size.documents += 1
@@ -59,6 +64,8 @@ def count_corpus(corpus: Corpus) -> CorpusSize:
             distinct.update(text)
     if len(distinct) < 2:
         content = f"no character except {distinct.pop()!r}" if distinct else "no text"
+        if size.skipped:
+            content += f" (data.field={corpus.field} is null in {size.skipped:,} lines)"
         raise UserError(f"{corpus.name} has {content}; give another text")
     return size
 

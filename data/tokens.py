@@ -58,6 +58,7 @@ class Tokens:
         characters: Characters of the text.
         bytes: Bytes of the text in UTF-8.
         folder: The cache entry.
+        skipped: Lines of .jsonl files whose text is null, which are no documents.
         ngrams: Frequent n-grams (see `count_ngrams`), for a model with an n-gram table.
     """
 
@@ -71,6 +72,7 @@ class Tokens:
     characters: int
     bytes: int
     folder: Path
+    skipped: int = 0
     ngrams: np.ndarray | None = None
 
     def summary(self) -> list[str]:
@@ -81,9 +83,11 @@ class Tokens:
             validation = "the last tenth of the characters is for validation"
         else:
             validation = f"{self.val_documents:,} of them, one in ten, are for validation"
+        skipped = [f"         skipped because they have no text: {self.skipped:,}"]
         return [
             f"text     {self.name}",
             f"         {self.documents:,} document{plural}, {self.characters:,} characters",
+            *(skipped if self.skipped else []),
             f"         {validation}",
             f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
@@ -254,6 +258,7 @@ def _write_entry(
         "documents": size.documents,
         "characters": size.characters,
         "bytes": size.bytes,
+        "skipped": size.skipped,
         "val_documents": val_documents if split_position is None else None,
     }
     files = {

@@ -78,6 +78,10 @@ def load(
         if model.is_copy:
             return load_checkpoint(_verify_copy(model.folder))[:2]
         return load_run(model.folder, model.which or which, log)[:2]
+    if which != "best":
+        raise UserError(
+            f"checkpoint={which} has no effect on {name}, which is no run: leave it out"
+        )
     checkpoint = ExternalCheckpoint(model)
     external_tokenizer = checkpoint.read_tokenizer()
     if external_tokenizer is None:

@@ -38,7 +38,11 @@ def _parse_config(path: Path, modified_ns: int) -> Config:
 
 
 def flatten_settings(config: Config | None) -> dict[str, str]:
-    """Return each setting by its dotted name, with its value as YAML writes it."""
+    """Return the settings as a flat dictionary of texts, such as {"model.n_layer": "4"}.
+
+    Args:
+        config: The configuration of a run, or None if it has none yet: there are no settings then.
+    """
     if config is None:
         return {}
     return {

@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import processes
@@ -22,12 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 from run_folders import write_run
 
 import cli
-from cli.arguments import CONFIGS, parse_command_line
+from cli.arguments import parse_command_line
 from cli.config_file import config_yaml
+from cli.presets import CONFIGS, SETTINGS, read_presets
 from cli.sample_config import SampleConfig
+from cli.unused import SAMPLE_USED_WITH, TRAIN_USED_WITH
 from common.errors import UserError
 from common.settings import iterate_settings
-from config import Config, ModelConfig, TokenizerConfig
+from config import Config, DataConfig, ModelConfig, TokenizerConfig
 from interop import read_starting_model
 
 ROOT = Path(__file__).parents[1]
@@ -53,8 +56,8 @@ SIGNS = [
     "--",
 ]
 hostile_texts = arguments | st.lists(st.sampled_from([*SIGNS, "a"]), max_size=8).map("".join)
+UNSET = ("", "None", "null", "???")  # texts that a path cannot be
 SYNTAX_LIKE_TEXTS = [
-    "",
     " ",
     "it's",
     "Hello, world",
@@ -70,7 +73,6 @@ SYNTAX_LIKE_TEXTS = [
     "a\\",
     "'quoted'",
     '"quoted"',
-    "None",
     "NULL",
     "true",
     "1",
@@ -89,7 +91,7 @@ SYNTAX_LIKE_TEXTS = [
 
 
 def sample_config(argv: list[str]) -> SampleConfig:
-    return cli.read_settings(argv, SampleConfig, "python sample.py")
+    return cli.read_settings(argv, SampleConfig, "python sample.py", SAMPLE_USED_WITH)
 
 
 @pytest.fixture(scope="module")
@@ -129,13 +131,43 @@ MISTAKES = [
     ("zzz=1", ["zzz ", "--help"]),
     ("+model.typo=4", ["model.typo"]),
     ("~max_steps", ["~max_steps", "max_steps?"]),
-    ("max_steps", ["max_steps ", "KEY=VALUE"]),
+    ("max_steps", ["max_steps=VALUE"]),
     ("data.path=it's", ["data.path=it's", "data=text"]),
-    ("max_steps=abc", ["max_steps: ", "'abc'"]),
+    ("max_steps=abc", ["max_steps=abc"]),
+    ("max_steps=", ["max_steps="]),
+    ("max_steps=1e3", ["max_steps=1e3", "1000"]),
+    ("max_steps=null", ["max_steps=null"]),
+    ("model.n_layer=2,", ["model.n_layer=2,"]),
+    ("model.n_layer=${", ["model.n_layer=${"]),
+    ("model.tie_embeddings=maybe", ["model.tie_embeddings=maybe", "true"]),
+    ("model.mlp_hidden=None", ["model.mlp_hidden=None", "null"]),
+    ("run_dir=None", ["run_dir=None", "null"]),
+    ("wandb.project=", ["wandb.project="]),
+    ("optim.lr=1e-3,3e-3", ["optim.lr=1e-3,3e-3", "-m"]),
+    ("optim.lr=interval(0,1)", ["optim.lr=interval(0,1)", "-m"]),
+    ("precision=bf16,fp32", ["precision=bf16,fp32", "-m"]),
+    ("model=small,gpt2", ["model=small,gpt2", "-m"]),
+    ("model=null", ["model=null", "gpt2_large"]),
+    ("model=small.yaml", ["model=small.yaml", "use model=small"]),
+    ("experiment=configs/experiment/study.yaml", ["use experiment=study"]),
+    ("data=my.txt", ["data=my.txt", "data.path=my.txt"]),
+    ("tokenizer=o200k_base", ["tokenizer.name=o200k_base"]),
+    ("data=text data.path=a.txt,b.txt", ["data.path=a.txt,b.txt", "folder", "glob"]),
+    ("data=text data.path=a.txt data.path=b.txt", ["data.path=a.txt data.path=b.txt", "glob"]),
+    ("-m seed=1,", ["seed=1,"]),
+    ("-m optim.lr=1e-3,-1", ["optim.lr=-1"]),
+    ("-m optim.lr=1e-3,3e-3x", ["optim.lr=3e-3x"]),
+    ("-m model=small,nope", ["model=nope"]),
+    ("-m sweep=heads,kv_heads", ["sweep=heads,kv_heads"]),
+    ("hydra.verbose=true", ["hydra.verbose=true", "-m"]),
+    ("hydra.searchpath=[x]", ["hydra.searchpath=[x]", "--config-dir"]),
+    ("-cn nope", ["-cn", "experiment=NAME"]),
+    (f"--config-dir={ROOT / 'docs'}", [f"{ROOT / 'docs'}", "experiment"]),
+    ("--info nope", ["nope"]),
     ("max_steps=0", ["max_steps=0", "1"]),
     ("max_steps='3", ["max_steps='3"]),
     ("seed=???", ["seed"]),
-    ("seed=1,2", ["seed", "--multirun"]),
+    ("seed=1,2", ["seed", "-m"]),
     ("model=gpt3", ["model=gpt3", "gpt2?"]),
     ("sweep=heads", ["sweep=heads", "-m"]),
     ("model.n_head=5", ["model.n_head=5", "model.n_embd=128"]),
@@ -145,7 +177,8 @@ MISTAKES = [
     ("resume=true", ["resume=true", "run_dir=PATH"]),
     ("resume=true run_dir=nowhere", ["run_dir=nowhere", "resume=true"]),
     ("optim.lr=${nothing}", ["nothing"]),
-    ("hydra/launcher=foo", ["hydra/launcher=foo", "basic"]),
+    ("hydra/launcher=foo", ["hydra/launcher=foo", "-m"]),
+    ("--cfg job hydra/launcher=foo", ["hydra/launcher=foo", "basic"]),
     ("hydra.run.dir=here", ["hydra.run.dir=here", "run_dir=here"]),
     ("hydra.mode=MULTIRUN", ["hydra.mode=MULTIRUN", "-m"]),
     ("--batch_size=32", ["--batch_size=32", "batch_size?"]),
@@ -242,13 +275,13 @@ def test_a_mistake_is_refused_before_torch_is_imported(script, line, new_command
         ["max_steps=3"],
         ["model=small", "optim=muon"],
         ["--cfg", "job"],
-        ["hydra/launcher=basic"],
+        ["hydra/launcher=basic", "-m"],
         ["seed=1", "-c", "job"],
         ["seed=1,2", "-m"],
         ["model=glob(*)", "-m"],
         ["optim.lr=choice(1,2)", "-m"],
         ["data.name=a b,c", "-m"],
-        ["--config-dir", str(ROOT / "docs")],
+        ["--config-dir", str(CONFIGS)],
         ["data.name=null"],
     ],
 )
@@ -286,9 +319,21 @@ def test_a_sweep_splits_values_that_hydra_can_parse_and_keeps_others_whole(value
 @example(text="\\\n")
 @example(text="a'\\\n")
 def test_any_text_arrives_as_typed(text, hydra):
-    if text not in ("null", "???"):
+    if text not in UNSET:
         config = composed(f"data.path={text}", f"data.name={text}")
         assert (config.data.path, config.data.name) == (text, text)
+
+
+@pytest.mark.slow
+@few
+@given(name=st.sampled_from(sorted(SETTINGS)), text=hostile_texts)
+def test_any_value_of_any_setting_is_composed_or_refused_by_name(name, text, hydra):
+    try:
+        composed(f"{name}={text}")
+    except UserError as e:
+        assert str(e).startswith(name)
+    except OmegaConfBaseException:
+        assert "${" in text  # an interpolation that fails
 
 
 @pytest.mark.slow
@@ -332,8 +377,8 @@ def test_a_prompt_arrives_as_typed(text):
 
 
 def test_settings_of_sample_are_converted_to_their_types():
-    config = sample_config(["top_k=5", "temperature=0", "prompt=5"])
-    assert config == SampleConfig(top_k=5, temperature=0.0, prompt="5")
+    config = sample_config(["top_k=5", "temperature=2", "prompt=5"])
+    assert config == SampleConfig(top_k=5, temperature=2.0, prompt="5")
 
 
 @pytest.mark.parametrize(
@@ -341,17 +386,25 @@ def test_settings_of_sample_are_converted_to_their_types():
     [
         (["temprature=1"], ["temprature", "temperature?", "python sample.py --help"]),
         (["prompt=def", "main"], ["main", "KEY=VALUE"]),
-        (["--prompt"], ["--prompt", "KEY=VALUE"]),
+        (["--prompt"], ["--prompt", "KEY=VALUE", "prompt?"]),
         (["prompt=a", "score=b"], ["prompt=", "score="]),
         (["json=true"], ["json"]),
         (["--start=To be"], ["--start=To be", "prompt=TEXT"]),
-        (["top_k=1.5"], ["top_k: ", "'1.5'"]),
+        (["top_k=1.5"], ["top_k=1.5"]),
+        (["top_k=5,"], ["top_k=5,"]),
+        (["top_k=None"], ["top_k=None", "null"]),
+        (["temperature=null"], ["temperature=null"]),
+        (["temperature=${x}"], ["temperature=${x}"]),
+        (["run_dir="], ["run_dir="]),
+        (["score=a", "top_k=3"], ["top_k=3", "score=a"]),
+        (["temperature=0", "top_p=0.5"], ["top_p=0.5", "temperature=0"]),
+        (["attention=a.html", "precision=bf16"], ["precision=bf16", "attention=a.html"]),
     ],
 )
 def test_a_mistake_in_the_settings_of_sample_is_named(argv, names):
-    with pytest.raises((UserError, OmegaConfBaseException)) as error:
+    with pytest.raises(UserError) as error:
         sample_config(argv)
-    sentence = cli.error_sentence(error.value)
+    sentence = str(error.value)
     assert "\n" not in sentence and all(name in sentence for name in names), sentence
 
 
@@ -447,19 +500,200 @@ def test_own_presets_work_in_runs_resumed_runs_and_sweeps(own, tmp_path, command
     assert done.returncode == 0, done.stderr
 
 
+# Files that cannot work: what experiment/bad.yaml has below its first line → what is named.
+BAD_EXPERIMENTS = [
+    ("max_steps: [3\n", ["line 3"]),
+    ("model:\n\tn_layer: 2\n", ["line 3", "spaces"]),
+    ("max_steps: 3\nmax_steps: 4\n", ["line 3", "max_steps"]),
+    ("wandb:\n  project: a: b\n", ["line 3", "quotes"]),
+    ("max_steps: 3\n---\nmax_steps: 4\n", ["line 3"]),
+    ("max_steps: 3\0\n", []),
+    ("max_steps: " + "[" * 500, []),
+    ("- max_steps\n", ["NAME: VALUE"]),
+    ("max_step: 3\n", ["max_step ", "max_steps?"]),
+    ("n_layer: 3\n", ["n_layer ", "model.n_layer?"]),
+    ("model.n_layer: 3\n", ["model:", "n_layer: 3"]),
+    ("model: gpt2\n", ["override /model"]),
+    ("model:\n", ["model "]),
+    ("max_steps: many\n", ["max_steps=many"]),
+    ("max_steps: yes\n", ["max_steps=true"]),
+    ("max_steps: null\n", ["max_steps=null"]),
+    ("max_steps: 0\n", ["max_steps=0"]),
+    ("max_steps: ???\n", ["max_steps=???"]),
+    ("max_steps: ${\n", ["max_steps "]),
+    ("model:\n  mlp_hidden: None\n", ["model.mlp_hidden=None", "null"]),
+    ("data:\n  path: [a.txt, b.txt]\n", ["data.path=", "a.txt", "glob"]),
+    ("data:\n  source: stdlib\n  path: a.txt\n", ["data.path=a.txt", "data=stdlib"]),
+    ("defaults: small\n", ["defaults"]),
+    ("defaults:\n  - 3\n", ["'3'"]),
+    ("defaults:\n  - nope\n", ["experiment=nope"]),
+    ("defaults:\n  - bad\n", []),
+    ("defaults:\n  - override /model: smal\n", ["model=smal", "small?"]),
+    ("defaults:\n  - override /mode: small\n", ["override /mode", "override /model?"]),
+    ("defaults:\n  - override model: small\n", ["override model", "override /model?"]),
+    ("defaults:\n  - /model: small\n", ["/model"]),
+    ("defaults:\n  - override /model: [small, gpt2]\n", ["override /model"]),
+    ("3\n", ["NAME: VALUE"]),
+    ("hydra:\n  sweeper:\n    params:\n      seed: 1,2\n", ["-m"]),
+]
+BAD_PRESETS = [
+    *(("experiment/bad", f"{GLOBAL}{text}".encode(), names) for text, names in BAD_EXPERIMENTS),
+    ("experiment/bad", b"max_steps: 3\n", [GLOBAL.strip()]),
+    ("experiment/bad", b"# @package __global__\nmax_steps: 3\n", [GLOBAL.strip()]),
+    ("experiment/bad", b"# mine\n# @package _global_\nmax_steps: 3\n", [GLOBAL.strip()]),
+    ("experiment/bad", b"", [GLOBAL.strip()]),
+    ("experiment/bad", f"\ufeff{GLOBAL}max_steps: 3\n".encode(), ["byte-order mark"]),
+    ("experiment/bad", f"{GLOBAL}# caf\xe9\n".encode("latin-1"), ["0xe9", "UTF-8"]),
+    ("experiment/bad", f"{GLOBAL}max_steps: 3\n".encode("utf-16"), ["0xff", "UTF-8"]),
+    ("experiment/bad", None, []),
+    ("model/bad", b"n_layer: many\n", ["model.n_layer=many"]),
+    ("model/bad", b"# @package _global_\nn_layer: 2\n", ["@package"]),
+    ("model/bad", b"model:\n  n_layer: 2\n", ["model.model "]),
+    ("model/bad", b"n_layers: 2\n", ["model.n_layers ", "model.n_layer?"]),
+    ("model/small", b"n_layer: 2\n", ["rename"]),
+    ("sweep/bad", b"hydra:\n  sweeper:\n    params:\n      seed: 1,2\n", [GLOBAL.strip()]),
+    *(
+        ("sweep/bad", f"{GLOBAL}hydra:\n  sweeper:\n    params:\n{text}\n".encode(), names)
+        for text, names in [
+            ("      seeed: 1,2", ["seeed ", "seed?"]),
+            ("      seed: [1, 2]", ["seed: "]),
+            ("      seed: null", ["seed: "]),
+            ("      seed: 1,many", ["seed=many"]),
+            ("      seed: '1,'", ["seed=1,"]),
+            ("      - seed=1,2", ["params"]),
+            ("      run_dir: a,b", ["run_dir=a,b"]),
+        ]
+    ),
+    ("sweep/bad", f"{GLOBAL}seed: 1,2\n".encode(), ["seed=1,2"]),
+]
+
+
+@pytest.mark.parametrize("name, content, names", BAD_PRESETS, ids=range(len(BAD_PRESETS)))
+def test_a_mistake_in_an_own_preset_gives_one_sentence_that_names_the_file(
+    name, content, names, own, launch, tmp_path
+):
+    own({name: ""})
+    path = tmp_path / "own" / f"{name}.yaml"
+    path.unlink()
+    path.write_bytes(content) if content is not None else path.mkdir()
+    multirun = "-m" if name.startswith("sweep") else ""
+    status, out, err = launch(
+        f"--config-dir={tmp_path / 'own'} {multirun} {name.replace('/', '=')}"
+    )
+    assert (status, out) == (1, "")
+    assert_one_sentence(err, [str(path), *names])
+
+
+def test_an_interpolation_that_fails_is_named(own, launch):
+    for text in ("${nothing}", "${oc.env:NO_SUCH_NAME}", "${nothing:1}", "${oc.env:HOME}"):
+        folder = own({"experiment/bad": f"{GLOBAL}max_steps: {text}\n"})
+        status, out, err = launch(f"{folder} experiment=bad")
+        assert (status, out) == (1, "")
+        assert_one_sentence(err, ["max_steps"])
+
+
+def test_a_preset_of_another_suffix_is_to_be_renamed(own, launch, tmp_path):
+    folder = own({"model/tiny": "n_layer: 1\n"})
+    (tmp_path / "own" / "model" / "tiny.yaml").rename(tmp_path / "own" / "model" / "tiny.yml")
+    status, out, err = launch(f"{folder} model=tiny")
+    assert (status, out) == (1, "")
+    assert_one_sentence(err, ["tiny.yml", "tiny.yaml"])
+
+
+YAML_PARTS = [*SIGNS, "model", "n_layer", "max_steps", "defaults", "override /model", "hydra", "1"]
+
+
+@given(
+    lines=st.lists(st.lists(st.sampled_from([*YAML_PARTS, ": ", "- ", "\n"]), max_size=6)),
+    in_group=st.sampled_from(["experiment", "model"]),
+)
+def test_any_preset_is_read_or_refused_by_its_path(lines, in_group, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    path = folder / in_group / "any.yaml"
+    path.parent.mkdir()
+    text = "\n".join("".join(line) for line in lines)
+    path.write_text((GLOBAL if in_group == "experiment" else "") + text)
+    try:
+        read_presets([(in_group, "any")], str(folder))
+    except UserError as e:
+        assert str(path) in str(e)
+
+
+# --- settings without effect ----------------------------------------------------------------------
+
+USED_WITH = [(name, other) for name, other, _ in TRAIN_USED_WITH]
+NO_EFFECT = {  # other setting → a value with which the settings above have no effect
+    "data.source": "stdlib",
+    "tokenizer.name": "char",
+    "optim.name": "adamw",
+    "optim.schedule": "constant",
+    "model.position": "learned",
+    "model.rope_factor": 1.0,
+    "model.ngrams": 1,
+    "attention.every": 0,
+    "wandb.mode": "disabled",
+}
+EXAMPLES = {"int": 512, "float": 0.5, "str": "x"}  # values of optional settings, by type
+
+
+@pytest.mark.parametrize("name, other", USED_WITH)
+def test_a_setting_without_effect_is_refused_if_it_was_typed(name, other):
+    value = SETTINGS[name].default
+    if value is None:
+        value = next(v for kind, v in EXAMPLES.items() if kind in str(SETTINGS[name].type))
+    config = Config()
+    rope = {"model.position": "rope", "model.rope_factor": 2.0}
+    for key, chosen in {**rope, other: NO_EFFECT[other], name: value}.items():
+        *sections, last = key.split(".")
+        setattr(attrgetter(".".join(sections))(config), last, chosen)
+    typed = [f"{name}={value}"]
+    with pytest.raises(UserError) as error:
+        cli.configure(cli.Job(config, typed))
+    assert str(error.value).startswith(f"{name}=") and str(NO_EFFECT[other]) in str(error.value)
+    cli.configure(cli.Job(config, []))  # it comes from a preset
+    for swept in (other, other.partition(".")[0], "experiment"):  # other jobs use it
+        cli.configure(cli.Job(config, typed, swept=[swept]))
+
+
+def test_all_sections_have_settings_that_depend_on_a_choice():
+    assert {name for name, _ in USED_WITH} >= {
+        *(f"data.{name}" for name in ("path", "exclude", "name", "subset", "split", "field")),
+        *("tokenizer.vocab_size", "tokenizer.pattern", "wandb.project"),
+        *(f"optim.{name}" for name in ("muon_lr", "momentum", "decay_share", "min_lr_ratio")),
+        *(f"model.rope_{name}" for name in ("theta", "factor", "trained")),
+        *(f"model.ngram_{name}" for name in ("size", "count", "rows")),
+    }
+    assert {other for _, other in USED_WITH} == NO_EFFECT.keys()
+
+
 @pytest.mark.parametrize(
-    "name, text, names",
+    "path, typed",
     [
-        ("experiment/bad", GLOBAL + "max_steps: [3\n", ["bad.yaml, line 3"]),
-        ("experiment/bad", GLOBAL + "max_step: 3\n", ["experiment/bad", "max_step"]),
-        ("model/bad", "n_layer: many\n", ["model/bad", "many"]),
-        ("experiment/bad", GLOBAL + "defaults:\n  - override /model: smal\n", ["smal", "small?"]),
+        ("a.txt", "data.field=body"),
+        ("a.json", "data.field=body"),
+        ("texts", "data.field=body"),
+        ("texts/*", "data.field=body"),
+        ("a.txt", "data.exclude=*.log"),
+        ("lines.ndjson", None),
+        ("lines.JSONL", None),
+        ("mixed", None),
     ],
 )
-def test_a_mistake_in_an_own_preset_gives_one_sentence(name, text, names, own, launch):
-    status, out, err = launch(f"{own({name: text})} {name.replace('/', '=')}")
-    assert (status, out) == (1, "")
-    assert_one_sentence(err, names)
+def test_a_setting_that_the_files_do_not_use_is_refused(path, typed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("a.txt", "a.json", "texts/a.txt", "lines.ndjson", "lines.JSONL", "mixed/a.jsonl.gz")
+    for name in (*names, "mixed/b.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("text")
+    config = Config(data=DataConfig("text", path=path, field="body", exclude="*.log"))
+    if typed is None:
+        cli.configure(cli.Job(config, ["data.field=body"]))
+        return
+    with pytest.raises(UserError) as error:
+        cli.configure(cli.Job(config, [typed]))
+    assert all(text in str(error.value) for text in (typed, f"data.path={path}"))
+    cli.configure(cli.Job(config, []))
+    cli.configure(cli.Job(config, [typed], swept=["data.path"]))
 
 
 # --- from arguments to a configuration ------------------------------------------------------------

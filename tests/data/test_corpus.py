@@ -9,6 +9,7 @@ import pytest
 from corpora import documents, text_corpus
 
 from common.errors import UserError
+from data.splits import count_corpus
 
 # --- pieces of documents --------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ def test_dots_lead_into_objects_and_the_texts_of_a_list_are_joined(tmp_path, fie
     [
         *(
             (field, json.dumps(RECORD))
-            for field in ("messages", "messages.role.x", "meta.n", "meta", "none", ".", "empty")
+            for field in ("messages", "messages.role.x", "meta.n", "meta", "none", ".")
         ),
         ("text", "{"),
         ("text", "[1]"),
@@ -123,3 +124,17 @@ def test_a_line_without_text_is_refused_with_its_number_its_field_and_its_beginn
         documents(text_corpus(file, field=field))
     for named in ("line 2 ", str(file), f"data.field={field}", line[:80]):
         assert named in str(error.value)
+
+
+def test_lines_whose_text_is_null_are_skipped_and_counted(tmp_path):
+    file = tmp_path / "a.ndjson"
+    rows = [{"talk": talk} for talk in ([{"text": "one"}], None, [], [{"text": None}], [{}])]
+    file.write_text("\n".join(json.dumps(row) for row in [*rows, {"talk": {"text": ""}}]))
+    corpus = text_corpus(file, field="talk.text")
+    assert documents(corpus) == ["one", ""]
+    size = count_corpus(corpus)
+    assert (size.documents, size.skipped) == (2, 4)
+    file.write_text('{"text": null}\n' * 3)
+    with pytest.raises(UserError) as error:
+        count_corpus(text_corpus(file))
+    assert "data.field=text" in str(error.value) and "3 lines" in str(error.value)

@@ -1,0 +1,84 @@
+"""Refuse settings that were typed but have no effect beside the others."""
+
+import re
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple
+
+from common.errors import UserError
+from common.settings import format_value
+
+
+class Above(NamedTuple):
+    """All numbers above a limit."""
+
+    limit: float
+
+    def __contains__(self, value: Any) -> bool:
+        """Return whether a number is above the limit."""
+        return value > self.limit
+
+
+UsedWith = tuple[tuple[str, str, tuple | Above], ...]
+
+# Each row: a setting, another one, and the values of the other with which the first has an effect.
+TRAIN_USED_WITH: UsedWith = (
+    ("data.path", "data.source", ("text", "shakespeare")),
+    ("data.exclude", "data.source", ("text",)),
+    ("data.field", "data.source", ("text", "hf")),
+    ("data.name", "data.source", ("hf",)),
+    ("data.subset", "data.source", ("hf",)),
+    ("data.split", "data.source", ("hf",)),
+    ("tokenizer.vocab_size", "tokenizer.name", ("bpe",)),
+    ("tokenizer.pattern", "tokenizer.name", ("bpe",)),
+    ("model.rope_theta", "model.position", ("rope",)),
+    ("model.rope_factor", "model.position", ("rope",)),
+    ("model.rope_trained", "model.position", ("rope",)),
+    ("model.rope_trained", "model.rope_factor", Above(1)),
+    ("model.ngram_size", "model.ngrams", Above(1)),
+    ("model.ngram_count", "model.ngrams", Above(1)),
+    ("model.ngram_rows", "model.ngrams", Above(1)),
+    ("optim.muon_lr", "optim.name", ("muon",)),
+    ("optim.momentum", "optim.name", ("muon",)),
+    ("optim.decay_share", "optim.schedule", ("wsd",)),
+    ("optim.min_lr_ratio", "optim.schedule", ("cosine", "wsd")),
+    ("attention.picture_every", "attention.every", Above(0)),
+    ("wandb.project", "wandb.mode", ("auto", "online", "offline")),
+)
+SAMPLE_USED_WITH: UsedWith = (
+    *((name, "score", (None,)) for name in ("max_new_tokens", "temperature", "num_samples")),
+    *((name, "score", (None,)) for name in ("attention", "top_k", "top_p", "min_p", "seed")),
+    *((name, "temperature", Above(0)) for name in ("top_k", "top_p", "min_p", "seed")),
+    ("precision", "attention", (None,)),  # a page shows the model with the weights that it has
+)
+
+
+def refuse_unused(
+    typed: Container[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+) -> None:
+    """Raise `UserError` if a setting has no effect beside the others.
+
+    Args:
+        typed: Dotted names of settings that were typed, or written into one preset.
+        values: The values of settings by their dotted names. A setting that is left out is not
+            known, and counts as one with which the others have an effect.
+        used_with: The table of the command.
+    """
+    for name, other, allowed in used_with:
+        is_set = name in typed and values[name] is not None
+        if not is_set or other not in values or values[other] in allowed:
+            continue
+        if isinstance(allowed, Above):
+            fix = f"use {other} above {allowed.limit}"
+        elif None in allowed:
+            fix = f"leave out {other}"
+        else:
+            fix = f"use {' or '.join(_assignment(other, value) for value in allowed)}"
+        raise UserError(
+            f"{name}={format_value(values[name])} has no effect with "
+            f"{_assignment(other, values[other])}: leave it out, or {fix}"
+        )
+
+
+def _assignment(name: str, value: Any) -> str:
+    """Format a setting as it is typed; a preset stands for the name of its section."""
+    return f"{re.sub('[.](name|source)$', '', name)}={format_value(value)}"
