@@ -60,7 +60,12 @@ class ExternalCheckpoint:
                     del shapes[head]
                 else:
                     self.config = replace(self.config, tie_embeddings=False)
-        our_shapes = parameter_shapes(self.config)
+        try:
+            our_shapes = parameter_shapes(self.config)
+        except RuntimeError as e:  # the number of bytes exceeds 64 bits
+            raise UserError(
+                f"{self.path} has impossible sizes in its settings ({e}); download it again"
+            ) from None
         self._mappings = list(map_tensors(our_shapes, source.naming))
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
         expected = {mapping.name: mapping.shape for mapping in self._mappings}

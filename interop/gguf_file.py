@@ -74,17 +74,10 @@ class GGUFFile(CheckpointSource):
         self._family = "gpt2" if self._architecture == "gpt2" else "llama"
         self.naming = "gguf_gpt2" if self._family == "gpt2" else "gguf"
 
-    def read_config(self) -> GPTConfig:
-        """Return our settings for the model."""
-        keys = {theirs: self._key(name) for name, theirs in GGUF_SETTINGS[self._family].items()}
-        return read_model_config(self.path, self._read_settings, keys)
+        self._check_types()
 
-    def tensor_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of every tensor except the rotary factors.
-
-        Raises:
-            UserError: A tensor is stored in a way that cannot be read.
-        """
+    def _check_types(self) -> None:
+        """Refuse a file with tensors that the library cannot dequantize."""
         from gguf import GGML_QUANT_SIZES
 
         for stored_type in {tensor.type for tensor in self._tensors.values()}:
@@ -95,6 +88,14 @@ class GGUFFile(CheckpointSource):
                     f"{self.path} has tensors in {stored_type.name}, which cannot be read ({e}); "
                     "use a file of another quantization, such as Q8_0"
                 ) from None
+
+    def read_config(self) -> GPTConfig:
+        """Return our settings for the model."""
+        keys = {theirs: self._key(name) for name, theirs in GGUF_SETTINGS[self._family].items()}
+        return read_model_config(self.path, self._read_settings, keys)
+
+    def tensor_shapes(self) -> dict[str, list[int]]:
+        """Return the shape of every tensor except the rotary factors."""
         return {
             name: tensor.shape
             for name, tensor in self._tensors.items()
@@ -151,7 +152,11 @@ class GGUFFile(CheckpointSource):
         if settings["intermediate_size"] is None and mlp is not None:
             settings["intermediate_size"] = mlp.shape[0]
 
-        # Rotary positions
+        # Rotary positions, which llama.cpp stretches linearly unless the file says otherwise
+        if settings["factor"] is None:
+            settings["factor"] = self._metadata.read(self._key("rope.scale_linear"), float)
+        if settings["rope_type"] in (None, "linear"):
+            settings["rope_type"] = "linear" if settings["factor"] else "none"
         n_head = settings["num_attention_heads"]
         head_dim = settings["head_dim"]
         if head_dim is None and n_head and settings["hidden_size"]:

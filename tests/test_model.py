@@ -107,6 +107,22 @@ def test_attention_with_rotary_positions_needs_their_angles():
         layer(torch.randn(1, 3, 16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rotary_table_grows_with_the_text_and_computes_the_same(dtype, monkeypatch):
+    whole = lively(GPT(small(position="rope", block_size=64)), seed=1).to(dtype)
+    monkeypatch.setattr("model.ROTARY_LENGTH", 4)
+    growing = GPT(small(position="rope", block_size=400_000_000)).to(dtype)
+    growing.load_state_dict(whole.state_dict())
+    tokens = random_tokens(2, 40)
+    for length in (3, 9, 40):
+        with torch.inference_mode():
+            assert torch.equal(growing(tokens[:, :length])[0], whole(tokens[:, :length])[0])
+    assert growing.rotary.shape[1] < 100
+    generated = growing.generate(tokens[:, :5], 30, temperature=0)
+    assert torch.equal(generated, whole.generate(tokens[:, :5], 30, temperature=0))
+    growing(tokens, tokens)[1].backward()  # the table that grew in inference mode can be trained on
+
+
 # --- Dropout --------------------------------------------------------------------------------------
 
 
