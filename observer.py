@@ -46,7 +46,7 @@ class Observer:
             run_dir,
             text,
             validation.excerpt(ABLATION_TOKENS),
-            self.record.tolerate_io_errors,
+            self.record.tolerate_errors,
         )
 
     def __enter__(self) -> "Observer":
@@ -90,7 +90,7 @@ class Observer:
     def _draw_page(self, is_last: bool) -> None:
         self.clock.switch("attention")
         page = self.run_dir / "report.html"
-        with self.record.tolerate_io_errors():
+        with self.record.tolerate_errors(str(page)):
             if not exists(page):
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
             self.record.show_activity("drawing the page")
@@ -105,8 +105,9 @@ class Observer:
         log("")
         print_losses(log, self.record.rows)
         print_findings = cli.printer(self.record.console, wrap=True)
-        for finding in describe_run(self.record.rows):
-            print_findings(str(finding))
+        with cli.tolerate_errors("the findings", log):
+            for finding in describe_run(self.record.rows):
+                print_findings(str(finding))
         log("")
         print_summary(log, self.run_dir, self.clock.seconds)
 

@@ -371,7 +371,8 @@ def summarize(folder: Path) -> list[Run]:
     with FileLock(folder / ".lock"):
         runs = read_sweep(folder)
         write_csv(folder / CSV, runs)
-        write_sweep_page(folder, runs)
+        with cli.tolerate_errors("the sweep's page", cli.print_stderr):
+            write_sweep_page(folder, runs)
     return runs
 
 

@@ -329,8 +329,9 @@ def report_finished(
         f"{config.max_steps}; a larger max_steps extends it"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
-    if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
-        write_page(run_dir)
+    with cli.tolerate_errors(str(page), log):
+        if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
+            write_page(run_dir)
     return val_loss(best_saved_row(run_dir))
 
 

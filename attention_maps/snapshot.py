@@ -50,7 +50,7 @@ class Snapshots:
         run_dir: Path,
         tokens: Tokens,
         windows: tuple[Tensor, Tensor],
-        tolerate_io_errors: Callable[[], AbstractContextManager],
+        tolerate_errors: Callable[[str], AbstractContextManager],
         sample_tokens: int = SAMPLE_TOKENS,
     ) -> None:
         """Make the probes and the folder.
@@ -60,11 +60,12 @@ class Snapshots:
             run_dir: Folder of the run.
             tokens: Training and validation splits of the run, with their tokenizer.
             windows: Validation inputs and targets (W, T), on the device, for head importance.
-            tolerate_io_errors: Returns a context manager that handles errors of writing files.
+            tolerate_errors: Returns a context manager that handles errors in making a part of the
+                record, which its argument names.
             sample_tokens: Number of tokens in a sample text.
         """
         self.config, self.folder = config, run_dir / "attention"
-        self.windows, self.tolerate_io_errors = windows, tolerate_io_errors
+        self.windows, self.tolerate_errors = windows, tolerate_errors
         self.tokenizer, self.sample_tokens = tokens.tokenizer, sample_tokens
         length = min(config.attention.tokens, config.model.block_size)
         self.probes = make_probes(tokens.train, tokens.val, tokens.tokenizer, length, config.seed)
@@ -79,8 +80,7 @@ class Snapshots:
         """
         model, has_grid = capture.in_float32(model), self.is_grid_due(step)
         measurements, arrays = self._measure(model, step, read_latest(rows), has_grid)
-        with self.tolerate_io_errors():
-            self._write(model, step, arrays, has_grid)
+        self._write(model, step, arrays, has_grid)
         sample = None
         if has_grid:
             sample = sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed)
@@ -131,9 +131,13 @@ class Snapshots:
 
     def _write(self, model: GPT, step: int, arrays: dict[str, np.ndarray], has_grid: bool) -> None:
         path = self.folder / f"step_{step:08d}.npz"
-        capture.save_snapshot(path, step, self.probes, arrays)
-        if has_grid:
+        with self.tolerate_errors("a snapshot"):
+            capture.save_snapshot(path, step, self.probes, arrays)
+        if not has_grid:
+            return
+        with self.tolerate_errors("the weights of a snapshot"):
             capture.save_weights(path.with_suffix(".safetensors"), model)
+        with self.tolerate_errors("an attention grid"):
             attention_grid.draw(
                 arrays["text"],
                 self.probes.text_tokens,

@@ -6,8 +6,10 @@ Does not import torch.
 from cli.arguments import CommandLine, parse_command_line
 from cli.command import (
     Terminal,
+    error_reason,
     error_sentence,
     explain_error,
+    failure_note,
     first_line,
     is_terminal,
     print_stderr,
@@ -15,6 +17,7 @@ from cli.command import (
     process_rank,
     run,
     start,
+    tolerate_errors,
 )
 from cli.compose import Job, StartingModel, compose_job, compose_settings, configure
 from cli.launch import Launch, prepare_launch, read_job, run_hydra

@@ -5,8 +5,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from hydra.errors import HydraException, MissingConfigException
@@ -160,6 +160,29 @@ def _hydra_sentence(error: HydraException) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def error_reason(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message; a `UserError` has no type."""
+    name, reason = type(error).__name__, first_line(error)
+    return reason if isinstance(error, UserError) or reason == name else f"{name}: {reason}"
+
+
+def failure_note(error: Exception, part: str) -> str:
+    """Return a warning that a part of the record, such as a page, is missing."""
+    if isinstance(error, OSError):
+        reason = error.strerror or error
+        return f"warning: {error.filename or part} could not be read or written ({reason})"
+    return f"warning: {part} could not be made ({error_reason(error)})"
+
+
+@contextmanager
+def tolerate_errors(part: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Turn any error in making a part of the record into a note."""
+    try:
+        yield
+    except Exception as e:  # drawing, and reading damaged files, raise errors of many types
+        log(failure_note(e, part))
 
 
 def discard_output() -> None:

@@ -8,13 +8,13 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+import numpy as np
+from safetensors import safe_open
 
 from attention_maps.metrics import read_emergence
 from common.files import exists, list_folder, ordinary_file, read_json_object
 from config import GPTConfig
-from report.pack import Blobs, PackedWeights, pack_weights, to_base64
+from report.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
 
 MAX_WEIGHTS_BYTES = 12_000_000  # of a page, for weights
 TOKENIZERS = ("char", "bpe")  # the kinds that a page can run
@@ -55,8 +55,11 @@ def find_model(run_dir: Path, config: GPTConfig, latest: dict[str, float]) -> Em
     if not tokenizers:
         return None
     newest = tokenizers[-1]
+    stats = {}
+    for step in _order_steps([*paths], latest):
+        with suppress(OSError):
+            stats[step] = ordinary_file(paths[step]).stat()
     with suppress(ValueError, OSError):
-        stats = {step: ordinary_file(paths[step]).stat() for step in _order_steps([*paths], latest)}
         float32_size = newest.with_name("model.safetensors").stat().st_size
         size = max((stat.st_size for stat in stats.values()), default=float32_size // 2)
         weights = {
@@ -81,9 +84,13 @@ def _order_steps(steps: Sequence[int], latest: dict[str, float]) -> list[int]:
 @lru_cache(maxsize=16)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
     """Pack the weights of a snapshot; return None if they cannot be read."""
-    with suppress(SafetensorError, OSError, ValueError):
-        return pack_weights(load_file(path))
-    return None
+    try:
+        with safe_open(path, "np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception:  # safetensors and NumPy raise many types for damaged files
+        return None
+    types = {tensor.dtype for name, tensor in tensors.items() if name != NGRAM_KEYS}
+    return pack_weights(tensors) if types == {np.dtype(np.float16)} else None
 
 
 def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
@@ -103,7 +110,7 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
     is_too_large = False
     for step, pack in model.weights.items():
         packed = pack()
-        if packed is None:
+        if packed is None or (tensors and packed[0] != tensors):
             continue
         if len(packed[1]) > room:
             is_too_large = True

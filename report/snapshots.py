@@ -83,7 +83,7 @@ class Snapshot:
     def _pack(self, probe: str, part: Part) -> Packed | None:
         with self.open_arrays() as arrays:
             if part == "predictions":
-                with suppress(KeyError, ValueError, TypeError):  # the arrays are something else
+                with suppress(Exception):  # the arrays are something else
                     return pack_predictions(arrays, probe)
                 return None
             maps = shown_row(arrays, probe)
@@ -132,8 +132,10 @@ def list_snapshots(run_dir: Path) -> list[Snapshot]:
         match = re.fullmatch(r"step_(\d+)", path.stem)
         if match is None:
             continue
-        stat = path.stat()
-        version = (path, stat.st_mtime_ns, stat.st_size)
+        version = (path, 0, 0)
+        with suppress(OSError):  # a link to nothing is a snapshot that cannot be read
+            stat = path.stat()
+            version = (path, stat.st_mtime_ns, stat.st_size)
         if version not in cache:
             cache[version] = Snapshot(int(match[1]), partial(_open_arrays, path))
         snapshots.append(cache[version])

@@ -19,11 +19,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from cli import Terminal, printer
+from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
 from common.files import atomic_write, exists, list_folder
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from config import ResolvedConfig, WandbConfig
+from training.checkpoint import remove_path
 
 # What the terminal shows of a row: name → metric, format.
 SHOWN_METRICS = {
@@ -100,7 +101,7 @@ class Record:
         last_row_step = self.rows[-1]["step"] if self.rows else -1
         truncate_rows(run_dir / SAMPLES, last_row_step, self.log)
         remove_snapshots_after(run_dir / "attention", step)
-        self._has_reported_io_error = False
+        self._reported: set[str] = set()  # parts of the record that have failed
         self._progress_bar: ProgressBar | None = None
 
         from training.wandb_record import WandbRecord  # importing W&B takes a third of a second
@@ -156,10 +157,7 @@ class Record:
         self.rows.append(row)
         self._append(METRICS, row)
         grid = self.run_dir / "attention" / f"step_{row['step']:08d}.png"
-        has_grid = False
-        with self.tolerate_io_errors():
-            has_grid = exists(grid)
-        self.wandb.log(row, grid if has_grid else None)
+        self.wandb.log(row, grid if os.path.isfile(grid) else None)
 
     def write_sample(self, step: int, text: str) -> None:
         """Append a text that the model generated after `step` steps to samples.jsonl and W&B."""
@@ -169,24 +167,26 @@ class Record:
     def _append(self, name: str, row: dict) -> None:
         """Append a complete line to a file, or nothing."""
         line = (json.dumps(row) + "\n").encode()
-        with self.tolerate_io_errors(), (self.run_dir / name).open("ab", buffering=0) as file:
+        with self.tolerate_errors(name), (self.run_dir / name).open("ab", buffering=0) as file:
             size = file.tell()
             if file.write(line) < len(line):
                 file.truncate(size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
     @contextmanager
-    def tolerate_io_errors(self) -> Iterator[None]:
-        """Continue after a failed write, as on a full disk, and print one note about the first."""
+    def tolerate_errors(self, part: str) -> Iterator[None]:
+        """Continue without a part of the record that cannot be made or written.
+
+        One note is printed about each part, and one about files, as on a full disk.
+        """
         try:
             yield
-        except OSError as e:
-            if not self._has_reported_io_error:
-                self.log(
-                    f"warning: {e.filename or self.run_dir} could not be written "
-                    f"({e.strerror or e}); training continues, but its record may be incomplete"
-                )
-            self._has_reported_io_error = True
+        except Exception as e:  # drawing raises errors of many types
+            failed = "files" if isinstance(e, OSError) else part
+            if failed not in self._reported:
+                note = failure_note(e, part)
+                self.log(f"{note}; training continues, but its record may be incomplete")
+            self._reported.add(failed)
 
 
 def check_wandb(config: WandbConfig) -> None:
@@ -217,7 +217,7 @@ def remove_snapshots_after(folder: Path, step: int) -> None:
     for path in list_folder(folder, "step_*.*"):
         number = path.name.removesuffix(path.suffix).removeprefix("step_")
         if number.isdecimal() and int(number) > step:
-            path.unlink()
+            remove_path(path)
 
 
 def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:

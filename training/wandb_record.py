@@ -16,7 +16,7 @@ from requests.utils import get_netrc_auth
 from wandb.sdk import wandb_setup
 
 from attention_maps.metrics import aggregate_heads, emergence_metrics
-from cli import first_line
+from cli import error_reason, first_line
 from common.errors import UserError
 from common.files import atomic_write, ordinary_file
 from config import ResolvedConfig, WandbConfig
@@ -116,8 +116,7 @@ def _error_reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{first['loc'][0]}={first['input']}: {first['msg']}"
-    name, reason = type(error).__name__, first_line(error)
-    return name if reason == name else f"{name}: {reason}"
+    return error_reason(error)
 
 
 def load_settings() -> wandb.Settings:

@@ -267,6 +267,7 @@ READ = [
             "samples.jsonl",
             "job.json",
             "attention/step_00000012.npz",
+            "attention/step_00000012.safetensors",
         )
     ),
     *((f"cache/*/{name}", read_cache) for name in ("meta.json", "tokenizer.json", "train.bin")),

@@ -1,0 +1,84 @@
+"""Observing a run: what cannot be drawn costs a note, and neither ends nor changes the training."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import wandb
+from processes import Process, assert_same_run, tiny_arguments
+from safetensors.torch import load_file, save_file
+
+import attention_maps.attention_grid
+import attention_maps.capture
+import observer
+import report.page
+from report.page import write_page
+from training.record import remove_snapshots_after
+
+pytestmark = pytest.mark.slow
+PLACES = [
+    (attention_maps.attention_grid, "draw"),
+    (attention_maps.capture, "save_weights"),
+    (observer, "write_page"),
+    (observer, "describe_run"),
+    (report.page, "find_model"),
+    (wandb, "Image"),
+]
+ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no number")]
+
+
+@pytest.mark.parametrize("number", range(len(PLACES)), ids=lambda number: PLACES[number][1])
+def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, number):
+    owner, name = PLACES[number]
+
+    def fail(*_, **__):
+        raise ERRORS[number % len(ERRORS)]
+
+    mode = "offline" if owner is wandb else "disabled"
+    process = Process(
+        tmp_path,
+        *tiny_arguments(text_file, f"wandb.mode={mode}"),
+        fault=lambda: setattr(owner, name, fail),
+    )
+    assert process.wait() == 0, process.output()
+    assert "warning: " in process.output() and "Traceback" not in process.output()
+    assert_same_run(tmp_path / "run", finished_run)
+
+
+def damage_picture(path: Path, how: str) -> None:
+    """Replace a file of a snapshot by one of another data type, content or kind."""
+    if dtype := getattr(torch, how, None):
+        save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
+        return
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how == "loop":
+        path.symlink_to(path.name)
+    else:
+        path.write_bytes(b"\0" * 3000 if how == "nulls" else b"")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [
+        *(("safetensors", how) for how in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float64")),
+        *(
+            (suffix, how)
+            for suffix in ("npz", "png", "safetensors")
+            for how in ("folder", "loop", "nulls", "no bytes")
+        ),
+    ],
+)
+def test_a_damaged_picture_ends_neither_a_page_nor_a_resumed_run(
+    finished_run, tmp_path, suffix, how
+):
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    path = run / "attention" / f"step_00000006.{suffix}"
+    damage_picture(path, how)
+    (run / "report.html").unlink()
+    assert write_page(run).stat().st_size > 100_000
+    remove_snapshots_after(run / "attention", 5)
+    assert not path.is_symlink() and not path.exists()
+    assert len(list((run / "attention").iterdir())) == 3  # the files of step 0
