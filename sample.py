@@ -20,7 +20,7 @@ from cli.sample_config import SampleConfig
 from cli.unused import SAMPLE_USED_WITH
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
-from common.paths import expand_home
+from common.paths import expand_home, require_output_file
 from common.text import printable
 from common.text_files import normalize_text, open_text
 
@@ -52,6 +52,9 @@ def sample(
             depend on it.
         max_cache_bytes: Bytes that the KV caches of these texts may take.
     """
+    if config.attention is not None:
+        page = expand_home("attention", config.attention)
+        require_output_file(f"attention={config.attention}", page)
     text = read_text(config)
     key = "init_from" if config.init_from is not None else "run_dir"
     path = config.run_dir if config.init_from is None else config.init_from
@@ -221,6 +224,7 @@ def write_attention(
     from report.pack import pack_weights
     from report.page import write_prompt_page
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     analysis = analyze(model, tokenizer, [*text.prompt_tokens, *text.tokens], print_stderr)
     findings = [render(finding) for finding in summarize(analysis)]
 

@@ -30,6 +30,7 @@ import cli
 from cli.arguments import quote
 from common.errors import UserError
 from common.files import exists, list_folder
+from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.text import printable
 from report.job import JOB_LOCK, JobNote, read_job, write_job
@@ -338,6 +339,7 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
     if typed is None:
         return new_run_dir("sweep")
     folder = Path(typed)
+    require_output_folder(f"hydra.sweep.dir={typed}", folder)
     folder.mkdir(parents=True, exist_ok=True)
     names = {path.name for path in list_folder(folder)}
     if names <= {"multirun.yaml"}:  # Hydra's, before a first job
@@ -392,7 +394,9 @@ def main() -> None:
     """Summarize the sweep in the folder that is typed."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise UserError("the folder of a sweep is missing: python -m sweeps DIR")
-    folder = Path(sys.argv[1])
+    folder = expand_home("DIR", sys.argv[1])
+    require_sweep(folder)
+    require_output_folder(f"the folder {folder}", folder)
     print_sweep(cli.Terminal(), folder, summarize(folder))
 
 

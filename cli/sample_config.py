@@ -36,7 +36,9 @@ class SampleConfig:
     num_samples: int = setting(
         1, "number of texts, generated with seed, seed + 1, …", ge=1, le=100_000
     )
-    attention: str | None = setting(None, "PATH.html: write a page of the first text's attention")
+    attention: str | None = setting(
+        None, "PATH.html: write, or replace, a page of the first text's attention"
+    )
     seed: int = setting(1337, "random seed; equal seeds give equal texts", ge=0, le=LARGEST_SEED)
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     precision: str = setting(
@@ -48,7 +50,7 @@ class SampleConfig:
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         check_settings(self)
-        for alternatives in (("run_dir", "init_from"), ("prompt", "score")):
+        for alternatives in (("run_dir", "init_from"), ("prompt", "score"), ("attention", "score")):
             used = [f"{name}=" for name in alternatives if getattr(self, name) is not None]
             if len(used) > 1:
                 raise UserError(f"{' and '.join(used)} exclude each other: leave one out")

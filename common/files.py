@@ -21,18 +21,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
     A reader sees either the old file or the complete new one. A link at `path` is replaced, not
     followed.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = part_path(path)
     try:
         part.unlink(missing_ok=True)
         yield part
         sync(part)
         part.replace(path)
     except OSError as e:
-        e.filename = e.filename or str(path)  # errors of writing and syncing have none
+        if e.filename in (None, str(part)):  # errors of writing and syncing have none
+            e.filename = str(path)
         raise
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def part_path(path: Path) -> Path:
+    """Return where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.part")
 
 
 def list_folder(folder: Path, pattern: str = "*") -> list[Path]:

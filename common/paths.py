@@ -3,11 +3,14 @@
 import glob
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from common.errors import UserError
+from common.files import part_path
 
 # Page of a model on the Hugging Face hub.
 HUB_ADDRESS = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)/?")
@@ -54,6 +57,37 @@ def expand_model_name(key: str, name: str) -> str:
     if "://" in name:
         raise UserError(f"{key}={name} is an address: download the model and give its path")
     return str(expand_home(key, name)) if name.startswith("~") else name
+
+
+def require_output_folder(name: str, folder: Path, *files: Path) -> None:
+    """Raise `UserError` unless files can be written into a folder, which is not created yet.
+
+    Args:
+        name: What was typed, for the message: to=FOLDER.
+        folder: The folder; it and its parents may be missing.
+        *files: Paths in it, whose names are checked.
+    """
+    try:
+        for path in (folder, *files):
+            with suppress(FileNotFoundError):
+                path.stat()  # fails if the name is too long or a parent is a file
+        existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as e:
+        raise UserError(f"{name} cannot be written ({e.strerror}): choose another place") from None
+
+
+def require_output_file(name: str, path: Path) -> None:
+    """Raise `UserError` unless a file can be written, or replaced, at a path.
+
+    Args:
+        name: What was typed, for the message: attention=PATH.
+        path: The file; its parents may be missing.
+    """
+    require_output_folder(name, path.parent, part_path(path))
+    if path.is_dir():
+        raise UserError(f"{name} is a folder: name a file")
 
 
 def require_path(path: str) -> None:

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from common.errors import UserError
 from common.files import list_folder
+from common.paths import expand_home
 
 KEY_LENGTH = 16  # hex digits that name an entry
 SILENT_WAIT_SECONDS = 1  # a shorter wait for another process is not worth a message
@@ -18,7 +19,8 @@ SILENT_WAIT_SECONDS = 1  # a shorter wait for another process is not worth a mes
 
 def cache_root() -> Path:
     """Return the cache folder: the one that GLASSGPT_CACHE names, or data/cache."""
-    return Path(os.environ.get("GLASSGPT_CACHE") or Path(__file__).parent / "cache")
+    path = os.environ.get("GLASSGPT_CACHE")
+    return expand_home("GLASSGPT_CACHE", path) if path else Path(__file__).parent / "cache"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.paths import expand_home
 from common.settings import check_settings, setting
 from interop import load, save_hf
+from interop.export import require_empty_folder
 
 HELP = """Export a run's model for transformers, and for tools that load its format
 (such as vLLM).
@@ -27,7 +28,7 @@ class ExportConfig:
         """Raise `UserError` if a setting is missing or invalid."""
         check_settings(self)
         for key in ("run_dir", "to"):
-            if getattr(self, key) is None:
+            if not getattr(self, key):
                 raise UserError(f"{key} is missing; use python -m interop run_dir=RUN to=FOLDER")
 
 
@@ -36,6 +37,7 @@ def main() -> None:
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
     assert config.run_dir is not None and config.to is not None  # check requires them
     to = expand_home("to", config.to)
+    require_empty_folder(to)
     model, tokenizer = load(config.run_dir, config.checkpoint, cli.print_stderr, "run_dir")
     save_hf(model, to, tokenizer)
     cli.print_stderr(f"wrote {to}: {model.num_parameters():,} parameters")

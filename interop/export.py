@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -12,6 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import UserError
+from common.files import list_folder
+from common.paths import require_output_folder
 from data.tokenizer import Tokenizer
 from interop.folder import HF_CONFIG_FILE
 from interop.hub import WEIGHTS_FILE
@@ -25,6 +28,7 @@ from training.checkpoint import parameter_shapes
 # Our normalization of queries and keys without gains adds nothing to the variance, transformers'
 # adds rms_norm_eps. Larger queries and keys make that insignificant, and a power of two is exact.
 QK_EXPORT_SCALE = 64
+PART = ".part"  # in the folder that is written: files that are not complete yet
 
 
 def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
@@ -40,13 +44,19 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
     """
     folder = Path(path)
     settings = config_to_hf(model.config, tokenizer)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"to={folder} exists and is not an empty folder; name a new one")
+    require_empty_folder(folder)
     dtype = str(model.head.weight.dtype).removeprefix("torch.")
     settings |= {"dtype": dtype, "torch_dtype": dtype}  # the newer and the older name
     texts = {} if tokenizer is None else export_tokenizer(tokenizer, model.config.block_size)
     texts[HF_CONFIG_FILE] = json.dumps(settings, indent=1)
     _write_folder(folder, texts, export_tensors(model))
+
+
+def require_empty_folder(folder: Path) -> None:
+    """Raise `UserError` unless a folder is empty or missing, and can be written."""
+    require_output_folder(f"to={folder}", folder)
+    if {path.name for path in list_folder(folder)} - {PART}:
+        raise UserError(f"to={folder} is not empty; name a new or empty folder")
 
 
 def export_tensors(model: GPT) -> dict[str, Tensor]:
@@ -79,22 +89,32 @@ def export_tensors(model: GPT) -> dict[str, Tensor]:
 
 
 def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Write files to a temporary folder, which gets its name when all of them are complete."""
-    part = folder.with_name(f".{folder.name}.part")
+    """Write files to a temporary folder, and move them out of it when all of them are complete."""
+    part = folder / PART
+    is_new = not folder.exists()
+    names = [*texts, WEIGHTS_FILE]
+    names.sort(key=lambda name: name == HF_CONFIG_FILE)  # last, because nothing loads without it
     try:
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
+        part.mkdir(parents=True)
         for name, text in texts.items():
             (part / name).write_text(text, encoding="utf-8")
         save_file(tensors, part / WEIGHTS_FILE, metadata={"format": "pt"})
         # safetensors makes its files readable only by their owner
         shutil.copymode(part / HF_CONFIG_FILE, part / WEIGHTS_FILE)
-        if folder.exists():
-            folder.rmdir()
-        part.rename(folder)
-    except SafetensorError as e:
+        for name in names:
+            (part / name).rename(folder / name)
+    except BaseException as e:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        if not isinstance(e, (SafetensorError, OSError)):
+            raise
         raise UserError(
-            f"to={folder} could not be written ({e}); free some space there, or name another folder"
+            f"to={folder} could not be written ({getattr(e, 'strerror', None) or e}); "
+            "free some space there, or name another folder"
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # it has files, unless writing failed
+                folder.rmdir()

@@ -1,13 +1,25 @@
 """Paths as people type them: relative, with the signs of a glob, and not valid UTF-8."""
 
+import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
-from processes import rows, run_to_end, tiny_arguments
+from models import small
+from processes import drop_privileges, rows, run_to_end, tiny_arguments
 
+import interop.__main__
+import sample
+import sweeps
 from cli.config_file import read_config
-
-pytestmark = pytest.mark.slow
+from cli.sample_config import SampleConfig
+from common.errors import UserError
+from common.paths import expand_home, require_output_file
+from config import Config
+from interop import save_hf
+from model import GPT
+from training.run_folder import run_folder
 
 
 @pytest.fixture
@@ -26,6 +38,7 @@ def short(*more: str) -> list[str]:
 FINE_TUNING = ["data=text", "max_steps=2", "batch_size=4"]
 
 
+@pytest.mark.slow
 def test_a_fine_tuned_run_resumes_from_another_working_directory(tmp_path, text):
     run_to_end(text, *short("run_dir=first"))
     run_to_end(text, "run_dir=tuned", "init_from=first", "data.path=notes/a.txt", *FINE_TUNING)
@@ -41,6 +54,7 @@ def test_a_fine_tuned_run_resumes_from_another_working_directory(tmp_path, text)
     assert "init_from" in output and "error: " in output
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_before_training_removes_only_what_it_created(tmp_path, text):
     (text / "mine").mkdir()
     for folder, setting in (
@@ -53,3 +67,112 @@ def test_a_run_that_fails_before_training_removes_only_what_it_created(tmp_path,
         assert line.startswith("error: ")
     remaining = {path.name for path in text.iterdir()} - {"out.txt", "err.txt"}
     assert remaining == {"mine", "notes"} and not list((text / "mine").iterdir())
+
+
+# --- output paths ---------------------------------------------------------------------------------
+
+UNUSABLE = [
+    "file.txt/out",
+    "file.txt/deep/out",
+    "dangling/out",
+    "loop/out",
+    "n" * 300,
+    "n" * 300 + "/out",
+    "/proc/out",
+    "~nobody_here/out",
+]
+UNUSABLE_FOLDERS = ["file.txt", "full", "full/", "dangling", "loop", *UNUSABLE]
+USABLE_FOLDERS = [
+    "new",
+    "new/deep/out",
+    "empty",
+    "empty/",
+    "link",
+    "new/../out",
+    "~/out",
+    "n" * 250,
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory and home with files, folders and links."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "file.txt").touch()
+    for folder in ("empty", "full", "page.html"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "full" / "x").touch()
+    for link, target in (("dangling", "missing"), ("loop", "loop"), ("link", "empty")):
+        (tmp_path / link).symlink_to(target)
+    return tmp_path
+
+
+def export(to: str) -> None:
+    sys.argv[1:] = ["run_dir=missing", f"to={to}"]
+    interop.__main__.main()
+
+
+def open_run(path: str) -> None:
+    with run_folder(Config(run_dir=str(expand_home("run_dir", path))), "test"):
+        pass
+
+
+def use_page(path: str) -> None:
+    sample.sample(SampleConfig(attention=path, run_dir="missing"))
+
+
+def open_sweep(path: str) -> None:
+    sweeps.open_sweep(str(expand_home("hydra.sweep.dir", path)), resume=False)
+
+
+@pytest.mark.parametrize("path", UNUSABLE_FOLDERS)
+@pytest.mark.parametrize("use", [export, open_run, open_sweep])
+def test_a_folder_that_cannot_be_written_is_refused_as_typed(use, path, here, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
+    before = sorted(os.walk(here))
+    with pytest.raises(UserError) as error:
+        use(path)
+    assert path.rstrip("/") in str(error.value) and ".part" not in str(error.value)
+    assert "missing" not in str(error.value)  # before the model is read
+    assert sorted(os.walk(here)) == before
+
+
+@pytest.mark.parametrize(
+    "path", ["page.html", "n" * 245 + ".html", *(f"{p}.html" for p in UNUSABLE)]
+)
+def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_read(path, here):
+    with pytest.raises(UserError) as error:
+        use_page(path)
+    assert f"attention={path}" in str(error.value)
+
+
+@pytest.mark.parametrize("path", USABLE_FOLDERS)
+def test_parents_of_an_output_are_created(path, here):
+    folder = Path(path).expanduser()
+    save_hf(GPT(small()), folder)
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    require_output_file("attention=PATH", Path(path).expanduser() / "new" / "page.html")
+
+
+def test_the_working_directory_can_be_the_output(here, monkeypatch):
+    monkeypatch.chdir(here / "empty")
+    save_hf(GPT(small()), ".")
+    assert sorted(os.listdir(here / "empty")) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_refused_for_every_output(here, finished_run):
+    (here / "ro").mkdir(mode=0o555)
+    (here / "runs").mkdir(mode=0o555)
+    commands = [
+        ("interop/__main__.py", [f"run_dir={finished_run}", "to=ro/out"], "to=ro/out"),
+        ("sample.py", [f"run_dir={finished_run}", "attention=ro/p.html"], "attention=ro/p.html"),
+        ("train.py", ["run_dir=ro/run"], "run_dir=ro/run"),
+        ("train.py", ["run_dir=ro"], "run_dir=ro"),
+        ("train.py", ["max_steps=1"], "runs"),
+        ("train.py", ["-m", "seed=1", "hydra.sweep.dir=ro/s"], "hydra.sweep.dir=ro/s"),
+    ]
+    for script, argv, named in commands:
+        printed = run_to_end(here, *argv, script=script, fault=drop_privileges, status=1)
+        assert named in printed and ".lock" not in printed and ".part" not in printed

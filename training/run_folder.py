@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from common.errors import UserError
 from common.files import exists, list_folder
+from common.paths import require_output_folder
 from config import Config
 
 # Files that may lie in a run's folder before the run begins.
@@ -40,6 +41,7 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
         UserError: If the folder is in use, contains something else or links.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
+    require_output_folder(f"run_dir={path}", path)
     is_new = not config.run_dir or not exists(path)
     for name in MUST_NOT_BE_LINKS:
         if os.path.islink(path / name):
@@ -78,6 +80,7 @@ def _names_in(folder: Path) -> set[str]:
 def new_run_dir(name: str) -> Path:
     """Create runs/<date>_<time>_<name>, with a number if a run of the same second has that name."""
     base = Path("runs", f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{name}")
+    require_output_folder(f"the default folder {base}", base)
     for number in count(1):
         path = base if number == 1 else base.with_name(f"{base.name}_{number}")
         with suppress(FileExistsError):
