@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,14 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
+from data.panics import is_panic
 
 HF_TOKENIZER_FILE = "tokenizer.json"
 HF_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+# Text of all kinds, on which a damaged tokenizer would fail later.
+PROBE_TEXT = (
+    f" The 1,234th word's {'a' * 64}!\n\n\tx = 'é漢字😀'\r\n\0" + "  " * 32 + "1" * 64 + "." * 64
+)
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKEN_ROLES = ("eos_token", "bos_token", "unk_token", "pad_token")
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # how byte-fallback vocabularies name a byte
@@ -42,19 +48,23 @@ class HFTokenizer:
             end_of_text: Id of the token that ends a text; ignored if it is not in the vocabulary.
 
         Raises:
-            ValueError: The vocabulary is empty.
+            ValueError: The vocabulary is empty, or several tokens have the same id.
             Exception: The library cannot read the description.
+            BaseException: The library panics, now or with `PROBE_TEXT`; see `panics_as_errors`.
         """
         self._library = Library.from_str(description)
         self._library.no_truncation()
         self._library.no_padding()
         self._library.encode_special_tokens = True
         self._added = self._library.get_added_tokens_decoder()
-        self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
+        vocabulary = self._library.get_vocab()
+        self._vocabulary = {id: token for token, id in vocabulary.items()}
         self.special = {id: token.content for id, token in self._added.items() if token.special}
         ordinary = self._vocabulary.keys() - self.special.keys()
         if not ordinary:
             raise ValueError("its vocabulary is empty")
+        if len(self._vocabulary) < len(vocabulary):
+            raise ValueError("several of its tokens have the same id")
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
@@ -62,6 +72,9 @@ class HFTokenizer:
         encoded = self._library.encode(self._vocabulary[min(ordinary)])
         has_begin = encoded.special_tokens_mask[:1] == [1] and encoded.ids[0] in self._vocabulary
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
+        for text in (PROBE_TEXT, *PROBE_TEXT.split()):
+            with suppress(Exception):  # it may lack characters
+                self._library.encode(text)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without the tokens put before and after it.
@@ -70,12 +83,34 @@ class HFTokenizer:
             UserError: The tokenizer has no token for a character.
         """
         try:
+            self._check_bytes(text)
             return self._library.encode(text, add_special_tokens=False).ids
-        except Exception as e:  # the library raises plain Exceptions
+        except BaseException as e:  # the library raises plain Exceptions, and panics
+            if not isinstance(e, Exception) and not is_panic(e):
+                raise
             raise UserError(
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
                 "characters that it does not know"
             ) from None
+
+    def _check_bytes(self, text: str) -> None:
+        """Raise ValueError if a byte has no token, because the library would leave it out."""
+        if not self._unknown_bytes:
+            return
+        normalizer = self._library.normalizer
+        for character in normalizer.normalize_str(text) if normalizer else text:
+            if not self._unknown_bytes.isdisjoint(character.encode()):
+                raise ValueError(f"it has no token for {character!r}")
+
+    @cached_property
+    def _unknown_bytes(self) -> set[int]:
+        """The bytes that a byte-level vocabulary lacks, unless it has a token for unknown ones."""
+        content = json.loads(self.description)
+        model = content["model"]
+        is_byte_level = '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))
+        if not is_byte_level or model.get("type") != "BPE" or model.get("unk_token"):
+            return set()
+        return {byte for name, byte in byte_level_alphabet().items() if name not in model["vocab"]}
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text as an int64 array: (tokens,)."""
@@ -92,7 +127,7 @@ class HFTokenizer:
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
         """The bytes of every token, by the kind of decoder that the description names."""
-        decoder = json.dumps(json.loads(self.description)["decoder"])
+        decoder = json.dumps(json.loads(self.description).get("decoder"))
         decoder_types = set(re.findall(r'"type":\s*"(\w+)"', decoder))
         has_byte_tokens = "ByteFallback" in decoder_types
         is_byte_level = "ByteLevel" in decoder_types

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as Library
 from common.errors import UserError
 from common.files import read_json_object
 from config import TokenizerConfig
-from data.hf_tokenizer import END_OF_TEXT, HFTokenizer, byte_level_alphabet
+from data.hf_tokenizer import END_OF_TEXT, PROBE_TEXT, HFTokenizer, byte_level_alphabet
+from data.panics import panics_as_errors
 
 DEFAULT_VOCAB_SIZE = 1024
 # How text is split before byte-pair encoding, which never merges across a split.
@@ -122,7 +123,20 @@ class BPETokenizer:
             pattern: Regular expression that splits text before merging.
             tokens: The bytes of each token by id, in the order of the merges. None: an unused id.
             end_of_text: Id of end-of-text, an unused one. None: the id after all tokens.
+
+        Raises:
+            ValueError: A byte has no token, two tokens are equal, the id of end-of-text is used, or
+                the pattern does not split text into parts that make it up.
+            BaseException: The library panics; see `panics_as_errors`.
         """
+        ids = {token: id for id, token in enumerate(tokens) if token is not None}
+        missing = [byte for byte in range(256) if bytes([byte]) not in ids]
+        if missing:
+            raise ValueError(f"it has no token for the byte {missing[0]:#04x}")
+        if len(ids) < len(tokens) - tokens.count(None):
+            raise ValueError("two of its tokens are equal")
+        if end_of_text in ids.values():
+            raise ValueError(f"its token {end_of_text} is also end-of-text")
         self.pattern = pattern
         self._tokens = tokens
         self.end_of_text = len(tokens) if end_of_text is None else end_of_text
@@ -132,8 +146,10 @@ class BPETokenizer:
             "glassgpt",
             pat_str=pattern,
             special_tokens={END_OF_TEXT: self.end_of_text},
-            mergeable_ranks={token: id for id, token in enumerate(tokens) if token is not None},
+            mergeable_ranks=ids,
         )
+        if self.decode(self.encode_array(PROBE_TEXT)) != PROBE_TEXT:
+            raise ValueError(f"its pattern {pattern!r} does not cover all text")
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text: (tokens,)."""
@@ -295,13 +311,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     try:
         saved = read_json_object(path)
-        if saved["kind"] == "char":
-            return CharTokenizer(saved["alphabet"])
-        if saved["kind"] == "hf":
-            return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
-        tokens = [token and base64.b64decode(token, validate=True) for token in saved["tokens"]]
-        return BPETokenizer(saved["pattern"], tokens, saved["end_of_text"])
+        with panics_as_errors():
+            return _from_json(saved)
     except Exception as e:  # the libraries raise plain Exceptions
+        reason = " ".join(str(e).split())
         raise UserError(
-            f"{path} does not hold a tokenizer ({e}); restore the file, or train again"
+            f"{path} does not hold a tokenizer ({reason}); restore the file, or train again"
         ) from None
+
+
+def _from_json(saved: dict[str, Any]) -> Tokenizer:
+    if saved["kind"] == "char":
+        if not saved["alphabet"]:
+            raise ValueError("its alphabet is empty")
+        return CharTokenizer(saved["alphabet"])
+    if saved["kind"] == "hf":
+        return HFTokenizer(saved["tokenizer"], saved["end_of_text"])
+    tokens = [token and base64.b64decode(token, validate=True) for token in saved["tokens"]]
+    return BPETokenizer(saved["pattern"], tokens, saved["end_of_text"])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from data.hf_tokenizer import HFTokenizer
+from data.panics import panics_as_errors
 from data.tokenizer import Tokenizer
 from interop.layout import map_tensors
 from interop.locate import RunPath, identify
@@ -88,9 +89,10 @@ class ExternalCheckpoint:
         """
         vocab_size = self.config.vocab_size
         try:
-            tokenizer = self._source.read_tokenizer()
-            if isinstance(tokenizer, HFTokenizer):
-                tokenizer = tokenizer.limit_special_tokens(vocab_size)
+            with panics_as_errors():
+                tokenizer = self._source.read_tokenizer()
+                if isinstance(tokenizer, HFTokenizer):
+                    tokenizer = tokenizer.limit_special_tokens(vocab_size)
         except UserError:
             raise
         except Exception as e:  # the library raises plain Exceptions

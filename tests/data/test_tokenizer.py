@@ -10,7 +10,7 @@ import tiktoken
 import tiktoken.registry
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from common.errors import UserError
 from data.sources import find_stdlib_files
@@ -194,6 +194,76 @@ def test_a_file_without_a_tokenizer_is_refused_by_name(content, tmp_path):
     with pytest.raises(UserError) as error:
         load_tokenizer(tmp_path / "tokenizer.json")
     assert str(tmp_path / "tokenizer.json") in str(error.value)
+
+
+def saved_hf(changed: dict) -> dict:
+    """A saved tokenizer of the `tokenizers` library whose description is changed."""
+    library = Tokenizer(models.BPE(BYTE_IDS | {"ab": 256}, [("a", "b")]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    description = json.loads(library.to_str())
+    model = description["model"] | changed.pop("model", {})
+    text = json.dumps({**description, **changed, "model": model})
+    return {"kind": "hf", "tokenizer": text, "end_of_text": None}
+
+
+BYTE_IDS = {token: id for id, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+TOKENS = BYTES.to_json()["tokens"]
+EVERY_WORD = {"behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        *(
+            {**BYTES.to_json(), **changed}
+            for changed in (
+                {"tokens": TOKENS[:65] + TOKENS[66:]},
+                {"tokens": [*TOKENS[:65], None, *TOKENS[66:]]},
+                {"tokens": [*TOKENS, TOKENS[65]], "end_of_text": None},
+                {"tokens": [*TOKENS, ""], "end_of_text": 300},
+                {"end_of_text": 65},
+                {"end_of_text": -1},
+                {"end_of_text": 2**32},
+                *({"pattern": pattern} for pattern in ("", "a|", "(a+)+$", r"\w+", "(?<=a)b")),
+            )
+        ),
+        *(
+            saved_hf(changed)
+            for changed in (
+                {"model": {"continuing_subword_prefix": "##"}},
+                {"model": {"vocab": BYTE_IDS}},  # the merge has no result
+                {"model": {"vocab": BYTE_IDS | {"ab": 65}}},
+                {"model": {"merges": [["a", "?!"]]}},
+                {"model": {"vocab": {}, "merges": []}},
+                {"normalizer": {"type": "Prepend", "prepend": ""}},
+                {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}},
+                {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+                {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+                {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, **EVERY_WORD}},
+            )
+        ),
+        {"kind": "char", "alphabet": ""},
+    ],
+)
+def test_a_tokenizer_that_would_fail_later_is_refused_when_it_is_loaded(saved, tmp_path, capfd):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(saved))
+    with pytest.raises(UserError) as error:
+        load_tokenizer(file)
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""  # where a panic is reported
+
+
+@pytest.mark.parametrize("lost", ["z", "ģ"])  # ģ spells the byte 0x81, part of Ł
+def test_a_byte_level_tokenizer_refuses_the_characters_that_it_lacks(lost, tmp_path):
+    vocabulary = {token: id for token, id in BYTE_IDS.items() if token != lost} | {"ab": 256}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(saved_hf({"model": {"vocab": vocabulary}})))
+    tokenizer = load_tokenizer(file)
+    assert tokenizer.decode(tokenizer.encode("abc é")) == "abc é"
+    with pytest.raises(UserError, match="z" if lost == "z" else "Ł"):
+        tokenizer.encode("Łodz")
 
 
 @needs_gpt2
