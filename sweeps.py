@@ -28,8 +28,9 @@ from rich.console import Console
 
 import cli
 from cli.arguments import quote
+from common.checkpoints import contains_run
 from common.errors import UserError
-from common.files import exists, list_folder
+from common.files import list_folder
 from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.text import printable
@@ -282,7 +283,7 @@ def job_note(plan: SweepPlan, overrides: dict[str, str], swept: list[str]) -> Jo
 
 def check_unchanged(path: Path, note: JobNote) -> None:
     """Raise `UserError` if a job was trained with other settings than it has now."""
-    if not exists(path / "config.yaml"):
+    if not contains_run(path):
         return
     before, now = read_job(path).overrides, note.overrides
     changed = [

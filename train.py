@@ -25,8 +25,10 @@ from torch._dynamo.exc import TorchDynamoException
 
 import interop
 import sweeps
+from common.checkpoints import best_saved_row, step_folder
 from common.errors import UserError
 from common.files import exists
+from common.manifest import TOKENIZER_FILE
 from common.metrics import METRICS
 from config import Config, ResolvedConfig
 from data.batches import Batches
@@ -38,16 +40,14 @@ from observer import Observer, tokens_until
 from report.page import write_page
 from training import device
 from training.checkpoint import Checkpoints
-from training.checkpoint_folders import best_saved_row, step_folder
 from training.evaluate import Splits, evaluate, make_splits
-from training.manifest import TOKENIZER_FILE
 from training.nonfinite import NonFiniteGuard
 from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
 from training.progress import Progress, read_progress
 from training.record import check_wandb
-from training.run_folder import run_folder
+from training.run_folder import restore_config, run_folder
 from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
 from training.state import MeanLoss, TrainingState
 from training.stopwatch import Stopwatch
@@ -322,8 +322,10 @@ def report_finished(
 ) -> float:
     """Say that all steps are done, and return the best validation loss (nan without one).
 
-    The page is drawn if the run was killed before that.
+    The page is drawn if the run was killed before that. A missing or changed config.yaml is
+    restored.
     """
+    restore_config(run_dir, progress.step)
     log(
         f"{run_dir} is finished: {progress.step:,} steps are done and max_steps="
         f"{config.max_steps}; a larger max_steps extends it"

@@ -16,11 +16,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cli.arguments import quote
 from cli.command import error_sentence
-from cli.config_file import absolute_paths, read_config
+from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
 from cli.presets import CONFIGS, SETTINGS
 from cli.unused import refuse_unused
+from common.checkpoints import contains_run
 from common.errors import UserError
-from common.files import exists
+from common.files import list_folder
 from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
 from config import Config, ModelConfig, TokenizerConfig
@@ -36,8 +37,6 @@ IMMUTABLE_ON_RESUME = (
     "init_from",
     "data.val_max_tokens",
 )
-# Settings that belong to one command, not to the run that it continues.
-PER_COMMAND = ("run_dir", "resume", "prepare_only", "distributed", "shard")
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -118,7 +117,7 @@ def configure(
     if init_from is not None:
         init_from = expand_model_name("init_from", init_from)
     requested = replace(job.config, run_dir=run_dir, init_from=init_from)
-    run = _config_to_continue(requested)
+    run = _config_to_continue(requested, log)
     if init_from is None:
         requested = _fit_to_overrides(requested, job.keys, log)
     elif run and _has_same_start(run, requested):  # the starting model is not needed any more
@@ -155,18 +154,18 @@ def _expand_home(key: str, path: str | None) -> str | None:
     return str(expand_home(key, path)) if path else path
 
 
-def _config_to_continue(requested: Config) -> Config | None:
+def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config | None:
     """Return the configuration of the run to be continued, or None for a new run."""
     if requested.run_dir is None or not requested.resume:
         return None
-    path = Path(requested.run_dir) / "config.yaml"
-    if exists(path):
-        return absolute_paths(read_config(path))
+    run_dir = Path(requested.run_dir)
+    if contains_run(run_dir):
+        return absolute_paths(read_run_config(run_dir, log))
     if requested.resume is True:
-        raise UserError(
-            f"run_dir={requested.run_dir} contains no run to resume: leave out resume=true "
-            "to start one there"
-        )
+        advice = "leave out resume=true to start one there"
+        if list_folder(run_dir):
+            advice = "it has neither a config.yaml nor checkpoints; choose another folder"
+        raise UserError(f"run_dir={run_dir} contains no run to resume: {advice}")
     return None
 
 

@@ -3,6 +3,8 @@
 import glob
 import os
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,16 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from common.checkpoints import saved_steps, step_folder
 from common.errors import UserError
-from common.files import ordinary_file
-from common.settings import check_settings
+from common.files import exists, ordinary_file
+from common.manifest import CONFIG_FILE, verify_checkpoint
+from common.settings import check_settings, iterate_settings
 from config import HUB_MODEL, Config
 
 MAX_CONFIG_BYTES = 1 << 20
+# Settings that belong to one command, not to the run that it continues.
+PER_COMMAND = ("run_dir", "resume", "prepare_only", "distributed", "shard")
 # Settings of older versions that described a command, not a run: (section, name).
 OBSOLETE_SETTINGS = (("", "eval_only"), ("", "dry_run"), ("data", "encoding"))
 
@@ -46,6 +52,50 @@ def read_config(path: Path) -> Config:
     ) as e:
         reason = str(e).partition("\n")[0] or type(e).__name__
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
+
+
+def read_run_config(run_dir: Path, log: Callable[[str], None]) -> Config:
+    """Return the configuration of the run in a folder.
+
+    It is that of the newest checkpoint, which is verified by its hash. config.yaml has none and
+    counts only before the first checkpoint.
+
+    Args:
+        run_dir: Folder of a run.
+        log: Receives a note if config.yaml is missing, unreadable or has other settings.
+
+    Raises:
+        UserError: If there is neither a readable checkpoint nor config.yaml.
+    """
+    path = run_dir / CONFIG_FILE
+    for step in reversed(saved_steps(run_dir)):
+        folder = step_folder(run_dir, step)
+        with suppress(ValueError):
+            verify_checkpoint(folder, [CONFIG_FILE])
+            verified = read_config(folder / CONFIG_FILE)
+            if difference := _difference(path, verified):
+                log(f"note: {difference}; the settings of the checkpoint of step {step:,} are used")
+            return verified
+    if not exists(path):
+        raise UserError(
+            f"{run_dir} has neither a {CONFIG_FILE} nor a checkpoint with an intact one: restore "
+            "one of them, or choose another folder"
+        )
+    return read_config(path)
+
+
+def _difference(path: Path, verified: Config) -> str | None:
+    """Say how a run's config.yaml differs from a verified configuration, or return None."""
+    try:
+        found = {name: value for name, _, value in iterate_settings(read_config(path))}
+    except UserError as e:
+        return str(e)
+    changed = [
+        f"{name} is {found[name]} instead of {value}"
+        for name, _, value in iterate_settings(verified)
+        if name not in PER_COMMAND and found[name] != value
+    ]
+    return f"{path} has other settings ({'; '.join(changed)})" if changed else None
 
 
 def _read_yaml(path: Path) -> dict:

@@ -10,7 +10,9 @@ import torch
 
 from cli import StartingModel
 from cli.config_file import read_config
+from common.checkpoints import find_checkpoint
 from common.errors import UserError
+from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from config import TokenizerConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from interop.external import ExternalCheckpoint
@@ -18,8 +20,6 @@ from interop.hub import find_model_folder, pin_model
 from interop.locate import RunPath, identify
 from model import GPT
 from training.checkpoint import load_checkpoint, load_run, load_weights
-from training.checkpoint_folders import find_checkpoint
-from training.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 
 
 class StartingWeights(NamedTuple):

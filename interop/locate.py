@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from common.errors import UserError
 from common.files import is_folder, ordinary_file
+from common.manifest import CONFIG_FILE, MANIFEST_FILE
 from interop.folder import ADAPTER_CONFIG_FILE, HF_CONFIG_FILE, HFFolder, pickle_error
 from interop.gguf_file import GGUFFile
 from interop.gguf_header import MAGIC as GGUF_MAGIC
 from interop.nanogpt import NanoGPTFile
 from interop.source import CheckpointSource
-from training.manifest import CONFIG_FILE, MANIFEST_FILE
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
 LFS_MAGIC = b"version https://git-lfs"

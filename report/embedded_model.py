@@ -12,7 +12,11 @@ import numpy as np
 from safetensors import safe_open
 
 from attention_maps.metrics import read_emergence
-from common.files import exists, list_folder, ordinary_file, read_json_object
+from cli.config_file import read_config
+from common.checkpoints import saved_steps, step_folder
+from common.errors import UserError
+from common.files import list_folder, ordinary_file, read_json_object
+from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from config import GPTConfig
 from report.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
 
@@ -37,12 +41,11 @@ class EmbeddedModel(NamedTuple):
     weights: Mapping[int, Callable[[], PackedWeights | None]]
 
 
-def find_model(run_dir: Path, config: GPTConfig, latest: dict[str, float]) -> EmbeddedModel | None:
+def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     """Return the model of a run, with the weights that its snapshots have stored.
 
     Args:
-        run_dir: Folder of the run.
-        config: The model's configuration.
+        run_dir: Folder of the run, whose newest checkpoint has the configuration and tokenizer.
         latest: The latest value of each metric.
 
     Returns:
@@ -50,22 +53,23 @@ def find_model(run_dir: Path, config: GPTConfig, latest: dict[str, float]) -> Em
     """
     files = list_folder(run_dir / "attention", "step_" + "[0-9]" * 8 + ".safetensors")
     paths = {int(path.stem.removeprefix("step_")): path for path in files}
-    checkpoints = list_folder(run_dir / "checkpoints", "step_*")
-    tokenizers = [path for folder in checkpoints if exists(path := folder / "tokenizer.json")]
-    if not tokenizers:
+    steps = saved_steps(run_dir)
+    if not steps:
         return None
-    newest = tokenizers[-1]
+    newest = step_folder(run_dir, steps[-1])
     stats = {}
     for step in _order_steps([*paths], latest):
         with suppress(OSError):
             stats[step] = ordinary_file(paths[step]).stat()
-    with suppress(ValueError, OSError):
-        float32_size = newest.with_name("model.safetensors").stat().st_size
+    with suppress(ValueError, OSError, UserError):
+        verify_checkpoint(newest, [CONFIG_FILE, TOKENIZER_FILE])
+        config = GPTConfig.from_settings(read_config(newest / CONFIG_FILE).model)
+        float32_size = (newest / MODEL_FILE).stat().st_size
         size = max((stat.st_size for stat in stats.values()), default=float32_size // 2)
         weights = {
             step: partial(_pack_file, paths[step], stat.st_mtime_ns) for step, stat in stats.items()
         }
-        return EmbeddedModel(config, read_json_object(newest), size, weights)
+        return EmbeddedModel(config, read_json_object(newest / TOKENIZER_FILE), size, weights)
     return None
 
 

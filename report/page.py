@@ -60,8 +60,11 @@ def write_page(run_dir: Path) -> Path:
     run_dir = Path(run_dir)
     rows = read_rows(run_dir / METRICS)
     config = load_config(run_dir)
-    model_config = GPTConfig.from_settings(config.model) if config else None
     latest = {key: value for row in rows for key, value in row.items()}
+    model = find_model(run_dir, latest)
+    model_config = model.config if model else None
+    if config and not model:
+        model_config = GPTConfig.from_settings(config.model)
     samples = _read_samples(run_dir)
     settings = flatten_settings(config).items()
     content = {
@@ -81,7 +84,6 @@ def write_page(run_dir: Path) -> Path:
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in describe_run(rows)],
     }
-    model = find_model(run_dir, model_config, latest) if model_config else None
     return _write_with_attention(
         run_dir / "report.html", content, list_snapshots(run_dir), PROBES, model
     )

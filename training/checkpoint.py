@@ -12,14 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cli.config_file import config_yaml, read_config
-from common.errors import UserError
-from common.files import exists, list_folder, sync
-from common.metrics import METRICS, SAMPLES
-from config import Config, GPTConfig
-from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
-from data.tokens import Tokens
-from model import GPT
-from training.checkpoint_folders import (
+from common.checkpoints import (
     best_saved_row,
     find_checkpoint,
     read_pointer,
@@ -29,7 +22,9 @@ from training.checkpoint_folders import (
     step_folder,
     write_pointer,
 )
-from training.manifest import (
+from common.errors import UserError
+from common.files import exists, list_folder, sync
+from common.manifest import (
     CONFIG_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
@@ -37,6 +32,11 @@ from training.manifest import (
     Manifest,
     write_manifest,
 )
+from common.metrics import METRICS, SAMPLES
+from config import Config, GPTConfig
+from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
+from data.tokens import Tokens
+from model import GPT
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
 from training.state import TrainingState
 from training.stopwatch import Stopwatch

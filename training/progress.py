@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common.checkpoints import find_checkpoint, saved_steps
 from common.errors import UserError
+from common.manifest import Manifest
 from common.metrics import METRICS, read_rows
 from config import Config
-from training.checkpoint_folders import find_checkpoint, saved_steps
-from training.manifest import Manifest
 from training.run_folder import is_resuming
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from common.checkpoints import contains_run, step_folder
 from common.errors import UserError
-from common.files import exists, list_folder
+from common.files import atomic_write, exists, list_folder, ordinary_file
+from common.manifest import CONFIG_FILE
 from common.paths import require_output_folder
 from config import Config
 
@@ -24,7 +26,18 @@ def is_resuming(config: Config) -> bool:
     """Return whether the run continues one that its folder contains."""
     if not config.run_dir or not config.resume:
         return False
-    return exists(Path(config.run_dir, "config.yaml"))
+    return contains_run(Path(config.run_dir))
+
+
+def restore_config(run_dir: Path, step: int) -> None:
+    """Make config.yaml of a run the same as that of its checkpoint of a step."""
+    path = run_dir / CONFIG_FILE
+    verified = (step_folder(run_dir, step) / CONFIG_FILE).read_bytes()
+    with suppress(OSError):  # the file is missing or unreadable
+        if ordinary_file(path, len(verified)).read_bytes() == verified:
+            return
+    with atomic_write(path) as part:
+        part.write_bytes(verified)
 
 
 @contextmanager
@@ -53,10 +66,8 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not is_resuming(config) and _names_in(path) - ALLOWED_BEFORE_START:
-            raise UserError(
-                f"run_dir={path} is not empty: choose another folder, "
-                "or resume the run in it with resume=true"
-            )
+            resume = ", or resume the run in it with resume=true" if contains_run(path) else ""
+            raise UserError(f"run_dir={path} is not empty: choose another folder{resume}")
         lock.acquire(timeout=0)
     except Timeout:
         raise UserError(

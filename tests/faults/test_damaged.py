@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from conftest import ROOT
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -29,8 +30,16 @@ from safetensors.torch import load_file, save_file
 import attention_maps.snapshot
 import training.evaluate
 from cli.command import explain_error
-from cli.config_file import read_config
+from cli.config_file import read_config, read_run_config
 from common.errors import UserError
+from common.manifest import (
+    CHECKPOINT_FILES,
+    CHECKPOINT_FORMAT,
+    MANIFEST_FILE,
+    MODEL_FILE,
+    read_manifest,
+    seal,
+)
 from data.tokens import Tokens, prepare
 from report.page import write_page
 from report.sweep import read_sweep
@@ -40,14 +49,6 @@ from training.checkpoint import (
     read_pointer,
     remove_path,
     saved_steps,
-)
-from training.manifest import (
-    CHECKPOINT_FILES,
-    CHECKPOINT_FORMAT,
-    MANIFEST_FILE,
-    MODEL_FILE,
-    read_manifest,
-    seal,
 )
 
 # --- damaged files --------------------------------------------------------------------------------
@@ -501,6 +502,74 @@ def test_a_checkpoint_whose_shapes_do_not_fit_its_configuration_is_refused(run, 
         forge(folder)
     with pytest.raises(UserError):
         load_run(run)
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("seed", 9),
+        ("batch_size", 8),
+        ("max_steps", 99),
+        ("init_from", "elsewhere"),
+        ("model.norm_eps", 0.1),
+        ("model.n_layer", 1),
+        ("model.vocab_size", 99),
+        ("optim.lr", 0.5),
+        ("data.path", "/elsewhere"),
+        ("tokenizer.name", "bpe"),
+    ],
+)
+def test_a_setting_in_a_checkpoint_wins_over_config_yaml(run, name, value):
+    path, notes = run / "config.yaml", []
+    content = yaml.safe_load(path.read_text())
+    *section, key = name.split(".")
+    (content[section[0]] if section else content)[key] = value
+    path.write_text(yaml.safe_dump(content))
+    verified = read_config(run / "checkpoints" / "step_00000008" / "config.yaml")
+    assert read_run_config(run, notes.append) == verified
+    (note,) = notes
+    assert name in note and str(value) in note and str(path) in note
+
+
+@pytest.mark.parametrize("how", ["digits", "missing", "unreadable"])
+def test_a_resume_takes_the_settings_of_the_checkpoint_and_restores_config_yaml(
+    tmp_path, run, finished_run, how
+):
+    path = run / "config.yaml"
+    text = path.read_text()
+    changed = text.replace("1337", "1338").replace("1.0e-05", "1.0e-02").replace("lr: 0", "lr: 1")
+    path.write_text(changed if how == "digits" else "}{")
+    if how == "missing":
+        path.unlink()
+    output = run_to_end(tmp_path, "run_dir=run", "resume=true")
+    assert any("run/config.yaml" in line and "8" in line for line in output.splitlines())
+    assert_same_run(finished_run, run)
+    path.write_text(changed)
+    run_to_end(tmp_path, "run_dir=run", "resume=true")  # which is finished
+    assert path.read_text() == (run / "checkpoints" / "step_00000012" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [["config.yaml"], ["checkpoints"], ["config.yaml", "checkpoints"], ["config.yaml", "hashes"]],
+    ids=str,
+)
+def test_no_command_advises_what_the_other_one_refuses(tmp_path, text_file, run, lost):
+    for name in lost:
+        remove_path(run / name)
+    if "hashes" in lost:
+        for path in run.glob("checkpoints/*/config.yaml"):
+            path.write_text("")
+    run_to_end(tmp_path, *typed(text_file), status=1)
+    advice = (tmp_path / "err.txt").read_text()
+    resumed = Process(tmp_path, *typed(text_file, "resume=true"))
+    assert resumed.wait() == (0 if lost == ["config.yaml"] else 1)
+    (answer,) = (tmp_path / "err.txt").read_text().splitlines() or [""]
+    assert not ("resume=true" in advice and "leave out" in answer)
+    assert "Traceback" not in resumed.output()
 
 
 # --- links ----------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from models import lively, small
 from safetensors.torch import save_file
 
 from common.errors import UserError
+from common.manifest import CHECKPOINT_FILES, MANIFEST_FILE
 from model import GPT
 from training.checkpoint import find_checkpoint, load_run, load_weights, read_pointer, saved_steps
-from training.manifest import CHECKPOINT_FILES, MANIFEST_FILE
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.manifest import (
+from common.manifest import (
     CHECKPOINT_FILES,
     MANIFEST_FILE,
     Manifest,

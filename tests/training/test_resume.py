@@ -8,11 +8,11 @@ from statistics import fmean
 
 import pytest
 from processes import fault_at_call, rows, same_tensors
+from training.manifest import write_manifest
 
 import training.device
 from config import Config
 from training.checkpoint import find_checkpoint
-from training.manifest import write_manifest
 
 pytestmark = pytest.mark.slow
 

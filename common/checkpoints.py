@@ -1,4 +1,4 @@
-"""Find, name and verify the checkpoints in a run's folder. Does not import torch."""
+"""Find, name and verify the checkpoints in a run's folder."""
 
 import re
 import shutil
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.files import atomic_write, exists, is_folder, list_folder, ordinary_file, sync
+from common.manifest import CONFIG_FILE, Manifest, read_manifest, verify_checkpoint
 from common.metrics import best_row
-from training.manifest import Manifest, read_manifest, verify_checkpoint
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
@@ -25,6 +25,11 @@ def saved_steps(run_dir: Path) -> list[int]:
         if match := re.fullmatch(r"step_(\d{8,})", path.name):
             steps.append(int(match[1]))
     return sorted(steps)
+
+
+def contains_run(run_dir: Path) -> bool:
+    """Return whether a run has begun in a folder: it has a configuration or a checkpoint."""
+    return exists(run_dir / CONFIG_FILE) or bool(saved_steps(run_dir))
 
 
 def set_aside(folder: Path) -> Path:

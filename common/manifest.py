@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -100,8 +101,12 @@ def read_manifest(folder: Path) -> Manifest:
     return _parse(_read_sealed(folder), folder)
 
 
-def verify_checkpoint(folder: Path) -> Manifest:
-    """Verify size and hash of every file of a checkpoint and return its manifest.
+def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> Manifest:
+    """Verify size and hash of the files of a checkpoint and return its manifest.
+
+    Args:
+        folder: Folder of the checkpoint.
+        names: The files to verify besides the manifest.
 
     Raises:
         ValueError: If a file is damaged or missing; the message says how.
@@ -110,7 +115,7 @@ def verify_checkpoint(folder: Path) -> Manifest:
     content = _read_sealed(folder)
     manifest = _parse(content, folder)
     try:
-        for name in CHECKPOINT_FILES:  # fixed names, so that a manifest cannot refer to other files
+        for name in names:  # fixed names, so that a manifest cannot refer to other files
             written = content["files"][name]
             size = (folder / name).stat().st_size
             if size != written["bytes"]:
