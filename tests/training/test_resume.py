@@ -8,9 +8,9 @@ from statistics import fmean
 
 import pytest
 from processes import fault_at_call, rows, same_tensors
-from training.manifest import write_manifest
 
 import training.device
+from common.manifest import write_manifest
 from config import Config
 from training.checkpoint import find_checkpoint
 
