@@ -65,13 +65,9 @@ def main(launch: cli.Launch) -> None:
 
 
 def train_from(*settings: str) -> float:
-    """Train one run from Python, as in a notebook; return the best validation loss.
+    """Train one run from Python, as in a notebook, and return the best validation loss.
 
-    Args:
-        *settings: Arguments of `python train.py`, such as "data=text", "data.path=notes.txt".
-
-    Raises:
-        UserError: If a setting is unknown or cannot work.
+    The settings are arguments of `python train.py`. Raises `UserError` if one cannot work.
     """
     return run(cli.read_job(settings))
 
@@ -328,7 +324,8 @@ def report_finished(
     restore_config(run_dir, progress.step)
     log(
         f"{run_dir} is finished: {progress.step:,} steps are done and max_steps="
-        f"{config.max_steps}; a larger max_steps extends it"
+        f"{config.max_steps}; a larger max_steps extends it, along "
+        "the learning-rate schedule of the longer run"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
     with cli.tolerate_errors(str(page), log):

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cli.config_file import read_config
 from common.checkpoints import find_checkpoint, saved_steps
 from common.errors import UserError
-from common.manifest import Manifest
+from common.manifest import CONFIG_FILE, Manifest
 from common.metrics import METRICS, read_rows
 from config import Config
 from training.run_folder import is_resuming
+from training.schedule import describe_rate_change
 
 
 @dataclass(frozen=True)
@@ -70,5 +72,7 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
             f"run_dir={run_dir} was stopped before its first checkpoint; "
             "start it again with resume=auto."
         )
-    _, manifest = find_checkpoint(run_dir, "last", log)
+    folder, manifest = find_checkpoint(run_dir, "last", log)
+    if change := describe_rate_change(read_config(folder / CONFIG_FILE), config, manifest.step):
+        log(f"note: {change}")
     return Progress(manifest, [row for row in rows if row["step"] <= manifest.step])

@@ -4,7 +4,7 @@ import math
 
 from torch.optim import Optimizer
 
-from config import OptimConfig
+from config import Config, OptimConfig
 from training.optimizers import Muon
 
 
@@ -36,6 +36,34 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
     else:
         height = min(1.0, (max_steps - step) / (max_steps * optim.decay_share))
     return optim.min_lr_ratio + height * (1 - optim.min_lr_ratio)
+
+
+def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
+    """Return a sentence about the learning rate of a run whose length changes when it is resumed.
+
+    Args:
+        before: The configuration until now.
+        now: The configuration from now on.
+        step: Number of optimizer steps taken.
+
+    Returns:
+        None if the length is the same, or if it does not change the next step's rate.
+    """
+    old, new = (lr_factor(step, config.optim, config.max_steps) for config in (before, now))
+    old_lr, new_lr = before.optim.lr * old, now.optim.lr * new
+    is_resized = now.max_steps != before.max_steps and step < now.max_steps
+    if not is_resized or math.isclose(old_lr, new_lr):
+        return None
+    change = (
+        f"with max_steps={now.max_steps} in place of {before.max_steps}, the schedule continues at "
+        f"a learning rate of {new_lr:.3g} in place of {old_lr:.3g}"
+    )
+    if not old_lr:
+        return change
+    settings = f"optim.schedule=constant optim.warmup_steps=0 optim.lr={old_lr:.3g}"
+    if now.optim.name == "muon":
+        settings += f" optim.muon_lr={before.optim.muon_peak_lr * old:.3g}"
+    return f"{change}; to stay at {old_lr:.3g}, add {settings}"
 
 
 def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
