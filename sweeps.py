@@ -115,8 +115,6 @@ def plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
     """
     sweeper, overrides = sweep_settings(command_line)
     n_jobs = count_jobs(sweeper, overrides, command_line.config_dir)
-    if not is_grid(sweeper):
-        check_choices(overrides, command_line.config_dir)
     typed = {
         override.key_or_group: override.value()
         for override in OverridesParser.create().parse_overrides(command_line.settings)
@@ -172,24 +170,15 @@ def count_jobs(
             continue
         value = override.value()
         if not override.is_discrete_sweep():
-            return None  # Hydra refuses it
+            raise UserError(
+                f"{override.input_line} needs a sweeper that draws values: add hydra/sweeper=optuna"
+            )
         if isinstance(value, Glob):
             presets = cli.find_presets(config_dir).get(override.key_or_group, {})
             counts.append(len(value.filter(list(presets))))
         else:
             counts.append(len(list(override.sweep_string_iterator())))
     return prod(counts)
-
-
-def check_choices(overrides: Sequence[Override], config_dir: str | None) -> None:
-    """Refuse a value that a sweeper could only find to be invalid when it draws it.
-
-    Hydra checks the values of a grid itself.
-    """
-    for override in overrides:
-        if override.is_discrete_sweep() and not isinstance(override.value(), Glob):
-            for value in override.sweep_string_iterator():
-                cli.compose_settings([f"{override.key_or_group}={value}"], config_dir)
 
 
 def hydra_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:

@@ -3,15 +3,16 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
+from hydra.core.override_parser.types import Glob, Override, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
@@ -20,6 +21,7 @@ from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
 
+MAX_CHECKED_CHOICES = 1000  # of one setting of a sweep
 STRING_TYPES = ("<class 'str'>", "str | None")  # of settings whose values are quoted for Hydra
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
@@ -150,9 +152,9 @@ def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
             raise UserError(f"{argument} names several sweeps: start one at a time")
         if not is_sweep:
             raise UserError(f"{argument} has several values: add -m to train a run with each")
-        if key in SETTINGS:
-            for choice in _choices(override):
-                check_setting(key, choice)
+        choices = _list_choices(argument, override)
+        for choice in choices if key in SETTINGS else ():
+            check_setting(key, choice)
         return argument
 
     # A single value
@@ -171,6 +173,9 @@ def _check_hydra_setting(key: str, value: str, is_job: bool) -> str:
         raise UserError(f"{key}={value} is not supported: use {advice}")
     if is_job:
         raise UserError(f"{key}={value} has no effect on a single run: leave it out, or add -m")
+    needs_value = key == "hydra.sweep.dir" or key.startswith("hydra/")
+    if needs_value and value in ("", "None", "null"):
+        raise UserError(f"{key}={value} has no value: write {key}=VALUE, or leave it out")
     if key == "hydra.sweep.dir":
         return f"{key}={quote(str(expand_home(key, value)))}"
     return f"{key}={value}"
@@ -189,11 +194,17 @@ def _parse_override(argument: str) -> Override | None:
     return None
 
 
-def _choices(override: Override) -> Iterator[Any]:
-    """Yield the single values that a sweep lists; ranges and intervals have none."""
+def _list_choices(argument: str, override: Override) -> list[Any]:
+    """Return the first single values that a sweep lists; an interval and a glob have none."""
     value = override.value()
-    for choice in value.list if isinstance(value, ChoiceSweep) else ():
-        yield choice.text if isinstance(choice, QuotedString) else choice
+    if isinstance(value, Glob) and override.key_or_group in SETTINGS:
+        raise UserError(f"{argument}: glob(…) chooses among presets, so list the values instead")
+    try:
+        choices = value.range() if isinstance(value, RangeSweep) else getattr(value, "list", [])
+        first = list(islice(choices, MAX_CHECKED_CHOICES))
+    except (TypeError, ValueError) as e:
+        raise UserError(f"{argument} is not a range: {e}") from None
+    return [choice.text if isinstance(choice, QuotedString) else choice for choice in first]
 
 
 def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) -> None:
@@ -205,26 +216,41 @@ def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) 
         config_dir: A folder with presets of the user's own.
     """
     entries = yaml.safe_load((CONFIGS / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    chosen: dict[str, list[str]] = {group: [] for group in find_presets()}
-    for entry in entries:  # the presets of a command line without any
-        for group, name in entry.items() if isinstance(entry, dict) else ():
-            if group in chosen and name is not None:
-                chosen[group] = [name]
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if key in chosen:
-            override = _parse_override(setting)
-            is_listed = override is not None and override.is_sweep_override()
-            chosen[key] = list(map(str, _choices(override))) if is_listed else [value]
-    pairs = [(group, name) for group, names in chosen.items() for name in names]
-    for preset in read_presets(pairs, config_dir):
+    defaults: dict[str, list[str]] = {}  # the presets of a command line without any
+    for entry in entries:
+        if isinstance(entry, dict) and entry.keys() <= find_presets().keys():
+            defaults |= {group: [name] for group, name in entry.items() if name}
+    typed = _find_chosen_presets(settings, config_dir)
+    for preset in read_presets(defaults | typed, config_dir):
         if preset.sweep_params and not is_sweep:
             raise UserError(f"{preset.path} describes a sweep: add -m")
-        for key, value in preset.sweep_params.items():
-            try:
-                _check_argument(f"{key}={value}", is_sweep=True, is_job=False)
-            except UserError as e:
-                raise UserError(f"{preset.path}: {e}") from None
+        try:
+            params = [f"{key}={value}" for key, value in preset.sweep_params.items()]
+            for param in params:
+                _check_argument(param, is_sweep=True, is_job=False)
+            read_presets(_find_chosen_presets(params, config_dir), config_dir)
+        except UserError as e:
+            raise UserError(f"{preset.path}: {e}") from None
+
+
+def _find_chosen_presets(settings: list[str], config_dir: str | None) -> dict[str, list[str]]:
+    """Return the names of the presets that settings choose, by their groups."""
+    presets = find_presets(config_dir)
+    chosen: dict[str, list[str]] = {}
+    for setting in settings:
+        group, _, name = setting.partition("=")
+        if group not in presets:
+            continue
+        override = _parse_override(setting)
+        if override is None or not override.is_sweep_override():
+            chosen[group] = [name]
+        elif isinstance(value := override.value(), Glob):
+            chosen[group] = value.filter(list(presets[group]))
+        else:
+            chosen[group] = list(map(str, _list_choices(setting, override)))
+        if not chosen[group]:
+            raise UserError(f"{setting} names none of {', '.join(presets[group])}")
+    return chosen
 
 
 def is_nanogpt_setting(argument: str) -> bool:

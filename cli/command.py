@@ -135,6 +135,8 @@ def explain_error(error: BaseException) -> str | None:
 
 def error_sentence(error: BaseException) -> str:
     """Return an error's message in one line; those of Hydra and OmegaConf have several."""
+    if isinstance(error, UserError):
+        return printable(str(error), one_line=True)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return not_one_of(group, name, error.options)

@@ -2,7 +2,7 @@
 
 import glob
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -59,11 +59,11 @@ def find_presets(config_dir: str | None = None) -> Presets:
     return groups
 
 
-def read_presets(chosen: Iterable[tuple[str, str]], config_dir: str | None) -> list[Preset]:
-    """Read and check the presets of these groups and names, and those that they build on.
+def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> list[Preset]:
+    """Read and check presets, and those that they build on.
 
     Args:
-        chosen: Groups and names.
+        chosen: The names of the presets by their groups.
         config_dir: A folder with presets of the user's own.
 
     Raises:
@@ -85,12 +85,13 @@ def read_presets(chosen: Iterable[tuple[str, str]], config_dir: str | None) -> l
         except UserError as e:
             raise UserError(f"{files_above[-1]}: {e}" if files_above else str(e)) from None
         if (group, name) not in read:
-            preset = read[group, name] = _read_preset(group, name, path)
+            preset = read[group, name] = _read_preset(group, path)
             for base in preset.bases:
                 visit(*base, [*files_above, path])
 
-    for group, name in chosen:
-        visit(group, name, [])
+    for group, names in chosen.items():
+        for name in names:
+            visit(group, name, [])
     return list(read.values())
 
 
@@ -115,12 +116,12 @@ def _require_preset(group: str, name: str, presets: Presets, config_dir: str | N
     raise UserError(message)
 
 
-def _read_preset(group: str, name: str, path: Path) -> Preset:
+def _read_preset(group: str, path: Path) -> Preset:
     try:
         text = _read_text(path)
         _check_package(group, text)
         content = _parse(text)
-        bases = list(_read_bases(group, name, content.pop("defaults", [])))
+        bases = list(_read_bases(group, content.pop("defaults", [])))
         hydra_settings = content.pop("hydra", {}) if group in GLOBAL_GROUPS else {}
         _check_content(content, "" if group in GLOBAL_GROUPS else f"{group}.")
         return Preset(path, bases, _read_sweep_params(hydra_settings))
@@ -174,18 +175,24 @@ def _parse(text: str) -> dict:
     return cast(dict, OmegaConf.to_container(content))
 
 
-def _read_bases(group: str, name: str, defaults: Any) -> Iterator[tuple[str, str]]:
+def _read_bases(group: str, defaults: Any) -> Iterator[tuple[str, str]]:
     """Yield group and name of the presets that a defaults list names."""
     if not isinstance(defaults, list):
         raise UserError("defaults must be a list, whose lines begin with a dash")
     overrides = {f"override /{other}": other for other in find_presets() if other != group}
+    seen: set[str] = set()
     for entry in defaults:
         if isinstance(entry, str) and " " not in entry:
             if entry != "_self_":
-                yield group, (Path(name).parent / entry).as_posix()
+                yield group, entry
+            if seen and entry != "_self_":
+                raise UserError(f"the entry {entry!r} of defaults must come before the overrides")
             continue
         ((key, value),) = entry.items() if isinstance(entry, dict) else ((str(entry), ""),)
         if group in GLOBAL_GROUPS and isinstance(value, str):
+            if key in seen:
+                raise UserError(f"defaults has several entries {key!r}: leave one")
+            seen.add(key)
             if key.startswith("override /hydra/"):
                 continue
             if key in overrides:

@@ -159,6 +159,13 @@ MISTAKES = [
     ("-m optim.lr=1e-3,3e-3x", ["optim.lr=3e-3x"]),
     ("-m model=small,nope", ["model=nope"]),
     ("-m sweep=heads,kv_heads", ["sweep=heads,kv_heads"]),
+    ("-m model=glob(nope*)", ["model=glob(nope*)", "gpt2"]),
+    ("-m model=range(1,3)", ["model=1", "gpt2"]),
+    ("-m seed=glob(*)", ["seed=glob(*)"]),
+    ("-m seed=range(1,3,0)", ["seed=range(1,3,0)"]),
+    ("-m optim.lr=range(0,1,0.5)", ["optim.lr=0.0"]),
+    ("-m seed=1,2 hydra.sweep.dir=", ["hydra.sweep.dir="]),
+    ("-m seed=1,2 hydra/launcher=null", ["hydra/launcher=null"]),
     ("hydra.verbose=true", ["hydra.verbose=true", "-m"]),
     ("hydra.searchpath=[x]", ["hydra.searchpath=[x]", "--config-dir"]),
     ("-cn nope", ["-cn", "experiment=NAME"]),
@@ -533,6 +540,8 @@ BAD_EXPERIMENTS = [
     ("defaults:\n  - override model: small\n", ["override model", "override /model?"]),
     ("defaults:\n  - /model: small\n", ["/model"]),
     ("defaults:\n  - override /model: [small, gpt2]\n", ["override /model"]),
+    ("defaults:\n  - override /model: gpt2\n  - override /model: small\n", ["override /model"]),
+    ("defaults:\n  - override /model: gpt2\n  - default\n", ["default"]),
     ("3\n", ["NAME: VALUE"]),
     ("hydra:\n  sweeper:\n    params:\n      seed: 1,2\n", ["-m"]),
 ]
@@ -562,6 +571,7 @@ BAD_PRESETS = [
             ("      seed: '1,'", ["seed=1,"]),
             ("      - seed=1,2", ["params"]),
             ("      run_dir: a,b", ["run_dir=a,b"]),
+            ("      model: small,smal", ["model=smal", "small?"]),
         ]
     ),
     ("sweep/bad", f"{GLOBAL}seed: 1,2\n".encode(), ["seed=1,2"]),
@@ -614,7 +624,7 @@ def test_any_preset_is_read_or_refused_by_its_path(lines, in_group, tmp_path_fac
     text = "\n".join("".join(line) for line in lines)
     path.write_text((GLOBAL if in_group == "experiment" else "") + text)
     try:
-        read_presets([(in_group, "any")], str(folder))
+        read_presets({in_group: ["any"]}, str(folder))
     except UserError as e:
         assert str(path) in str(e)
 

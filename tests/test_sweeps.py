@@ -623,6 +623,9 @@ def test_the_number_of_jobs_is_known_before_they_begin():
     )
     assert jobs("optim.lr=1e-3,.01", "compile=true,auto") == 4
     assert jobs("seed=1,1") == 2  # the second repeats the first one's result
+    with pytest.raises(UserError) as error:
+        jobs("seed=interval(0,1)")  # it needs another sweeper
+    assert "seed=interval(0,1)" in str(error.value)
     assert jobs("sweep=kv_heads", "max_steps=3,4") == 4 * 3 * 2
 
 
