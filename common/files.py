@@ -12,6 +12,8 @@ from pathlib import Path
 
 MAX_JSON_BYTES = 100_000_000
 HASH_CHUNK_BYTES = 1 << 20
+START_BYTES = 64  # that tell what a file contains
+LFS_START = b"version https://git-lfs"
 
 
 @contextmanager
@@ -92,6 +94,19 @@ def ordinary_file(path: Path, max_bytes: int | None = None) -> Path:
         message = f"its {status.st_size:,} bytes exceed the limit of {max_bytes:,}"
         raise OSError(errno.EFBIG, message, str(path))
     return path
+
+
+def read_start(path: Path) -> bytes:
+    """Return the first bytes of a file.
+
+    Raises:
+        OSError: If the file cannot be read, or is only a pointer of Git LFS.
+    """
+    with ordinary_file(path).open("rb") as file:
+        start = file.read(START_BYTES)
+    if start.startswith(LFS_START):
+        raise OSError(errno.EINVAL, "it is a pointer of Git LFS; run git lfs pull", str(path))
+    return start
 
 
 def read_json_object(path: Path) -> dict:

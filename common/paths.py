@@ -12,8 +12,10 @@ from urllib.request import url2pathname
 from common.errors import UserError
 from common.files import part_path
 
-# Page of a model on the Hugging Face hub.
-HUB_ADDRESS = re.compile(r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)/?")
+# The address of a model on the Hugging Face hub.
+HUB_ADDRESS = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/|hf://)([^/]+/[^/]+)(?:/tree/main)?/?"
+)
 ONE_PATH = "data.path takes one path, so for several files give their folder, or a glob in quotes"
 
 

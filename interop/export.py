@@ -60,7 +60,12 @@ def require_empty_folder(folder: Path) -> None:
 
 
 def export_tensors(model: GPT) -> dict[str, Tensor]:
-    """Return the tensors of a model as its counterpart in transformers has them, by name."""
+    """Return the weights of a model for transformers.
+
+    Returns:
+        Tensors by the names that transformers gives them. Biases and gains that only the model of
+        transformers has are 0 and 1, so that it computes the same.
+    """
     config = model.config
     parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
     table = parameters["token_embedding.weight"]

@@ -27,7 +27,7 @@ class ExternalCheckpoint:
 
     Attributes:
         path: Its file or folder.
-        config: Our settings for its model.
+        config: Settings with which our model computes the same.
         tokenizer_name: Value of the setting `tokenizer.name` for its tokenizer.
     """
 
@@ -38,7 +38,7 @@ class ExternalCheckpoint:
             source: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
 
         Raises:
-            UserError: It cannot be read, or our model has no counterpart.
+            UserError: It cannot be read, or our model cannot compute the same.
         """
         if not isinstance(source, CheckpointSource):
             model = identify(Path(source))
@@ -82,7 +82,7 @@ class ExternalCheckpoint:
         return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
     def read_tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer beside the weights, or None if that is the alphabet of a text.
+        """Return the tokenizer, or None if the tokens are the characters of a text elsewhere.
 
         Raises:
             UserError: It cannot be read, or can encode text as tokens that the model lacks.
@@ -130,7 +130,7 @@ class ExternalCheckpoint:
             parameters[name].copy_(tensor[: len(parameters[name])])
 
     def _read_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Our parameters by name."""
+        """Yield the name and the value of each parameter of our model."""
         for mapping in self._mappings:
             tensor = self._source.read_tensor(mapping.name)
             if mapping.is_transposed:

@@ -44,7 +44,8 @@ class HFFolder(CheckpointSource):
 
         Args:
             path: The folder.
-            weights: The file in it to read weights from; None, or one of several shards: all.
+            weights: The file with the weights; None: those that Hugging Face's format names. One
+                of several files with parts of the weights stands for all of them.
 
         Raises:
             UserError: The folder contains an adapter, or its config.json cannot be read.
@@ -81,7 +82,7 @@ class HFFolder(CheckpointSource):
 
     @cached_property
     def _tensors(self) -> dict[str, StoredTensor]:
-        """Every tensor by the name that transformers gives it."""
+        """Where each tensor is, by the name that transformers gives it."""
         tensors: dict[str, StoredTensor] = {}
         prefix = TENSOR_PREFIXES[self.naming]
         for path in self._weight_files():

@@ -1,4 +1,4 @@
-"""Match our parameters with the tensors of another library's checkpoint."""
+"""Find which of our parameters the tensors of another library's checkpoint contain."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,13 +7,13 @@ from interop.names import MODULE_NAMES
 
 
 class TensorMapping(NamedTuple):
-    """A tensor of another library's checkpoint, and the parameters that it holds.
+    """A tensor of another library's checkpoint, and our parameters that it contains.
 
     Attributes:
-        name: Its name there.
-        parameters: Names of our parameters, whose rows are stacked in it.
-        is_transposed: Whether it is the transpose of the stacked rows.
-        shape: Its shape there.
+        name: Name of the tensor in the checkpoint.
+        parameters: Names of our parameters. The tensor is these parameters stacked by rows.
+        is_transposed: Whether the checkpoint has the transpose of the stacked parameters.
+        shape: Shape of the tensor in the checkpoint.
     """
 
     name: str
@@ -23,15 +23,12 @@ class TensorMapping(NamedTuple):
 
 
 def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator[TensorMapping]:
-    """Match parameters with the tensors of a checkpoint.
+    """Yield the tensors that another library's checkpoint of our model has.
 
     Args:
-        parameter_shapes: Shapes of our parameters by name. A tensor whose parameters are not among
-            them is not in the checkpoint.
-        naming: Key of `MODULE_NAMES`.
-
-    Yields:
-        Every tensor of the checkpoint.
+        parameter_shapes: Shape of each parameter of our model, by its name. Parameters that our
+            model lacks, such as biases, are not expected in the checkpoint either.
+        naming: How the library names tensors: a key of `MODULE_NAMES`.
     """
     for module, our_modules in _list_modules(parameter_shapes, naming):
         for kind in ("weight", "bias"):
@@ -50,7 +47,7 @@ def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator
 def _list_modules(
     parameter_shapes: dict[str, list[int]], naming: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every module's name in another library, with ours."""
+    """Yield the name of each module in another library, with the names of our modules in it."""
     names = MODULE_NAMES[naming]
     yield from names.top.items()
     layers = [int(name.split(".")[1]) for name in parameter_shapes if name.startswith("blocks.")]

@@ -41,7 +41,7 @@ def load_hf(path: str | os.PathLike) -> GPT:
         path: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
 
     Raises:
-        UserError: It cannot be read, or our model has no counterpart.
+        UserError: It cannot be read, or our model cannot compute the same.
     """
     return ExternalCheckpoint(path).load(torch.float32)
 
@@ -59,14 +59,14 @@ def load(
             nanoGPT's ckpt.pt, or a name on the Hugging Face hub.
         which: Checkpoint of a run: "best", "last" or a step. "best" if the name is a checkpoint's.
         log: Called with a line if a checkpoint is damaged and another one is loaded.
-        key: Setting with this name, for error messages.
+        key: The setting that contains the name, for error messages.
 
     Returns:
         The model and the tokenizer. Weights from safetensors are memory-mapped and keep their
         data type.
 
     Raises:
-        UserError: It cannot be read, or our model has no counterpart.
+        UserError: It cannot be read, or our model cannot compute the same.
     """
     path = find_model_folder(pin_model(os.fspath(name), key))
     model = identify(path)
@@ -100,7 +100,7 @@ def read_starting_model(init_from: str) -> StartingModel:
         init_from: The setting of that name.
 
     Raises:
-        UserError: It cannot be read, or our model has no counterpart.
+        UserError: It cannot be read, or our model cannot compute the same.
     """
     init_from = pin_model(init_from)
     model = identify(find_model_folder(init_from))
@@ -122,7 +122,7 @@ def open_starting_weights(
         log: Called with a line if a checkpoint is damaged and another one is loaded.
 
     Raises:
-        UserError: They cannot be read, or our model has no counterpart.
+        UserError: They cannot be read, or our model cannot compute the same.
     """
     model = identify(find_model_folder(init_from))
     if isinstance(model, RunPath):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.files import is_folder, ordinary_file
+from common.files import is_folder, read_start
 from common.manifest import CONFIG_FILE, MANIFEST_FILE
 from interop.folder import ADAPTER_CONFIG_FILE, HF_CONFIG_FILE, HFFolder, pickle_error
 from interop.gguf_file import GGUFFile
@@ -17,7 +17,6 @@ from interop.nanogpt import NanoGPTFile
 from interop.source import CheckpointSource
 
 TORCH_MAGICS = (b"PK\3\4", b"\x80\2")  # zip, and the pickles of older versions
-LFS_MAGIC = b"version https://git-lfs"
 SAFETENSORS_START = re.compile(rb"[\s\S]{8}\{")  # the length of a JSON object, and the object
 # Files of a run, by whose path the run itself can be named.
 RUN_FILES = {CONFIG_FILE, "metrics.jsonl", "samples.jsonl", "report.html"}
@@ -74,14 +73,11 @@ def _identify_folder(path: Path) -> RunPath | CheckpointSource | None:
 
 
 def _identify_file(path: Path) -> RunPath | CheckpointSource | None:
-    with ordinary_file(path).open("rb") as file:
-        start = file.read(64)
+    start = read_start(path)
     folder = path.parent
     is_hf = any((folder / name).is_file() for name in (HF_CONFIG_FILE, ADAPTER_CONFIG_FILE))
     if start.startswith(GGUF_MAGIC):
         return GGUFFile(path)
-    if start.startswith(LFS_MAGIC):
-        raise UserError(f"{path} is a pointer of Git LFS, not the file itself; run git lfs pull")
     if start.startswith(TORCH_MAGICS) and is_hf:
         raise pickle_error(path)
     if start.startswith(TORCH_MAGICS):

@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 
 class ModuleNames(NamedTuple):
-    """Names of a model's modules in another library, each with our names for it.
+    """The names that another library gives to the modules of a model.
 
-    If one module there joins several of ours, their rows are stacked in this order.
+    Each name is mapped to the names of our modules. If there are several, the library stacks their
+    weights by rows in this order.
 
     Attributes:
         top: Modules outside the blocks.
-        layers: Name of the list of blocks.
+        layers: What the names of all modules in blocks begin with, before the number of the block.
         block: Modules of a block.
     """
 

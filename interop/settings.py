@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_args
 
 import cli
@@ -89,12 +88,14 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
     """
     names = names or {}
     family = _read_family(settings)
-    for name in ("rope_parameters", "rope_scaling"):
-        if not isinstance(settings.get(name), (dict, NoneType)):
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):  # the older and the newer name
+        rope = settings.get(name) or rope
+        if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
             raise UserError(
-                f"{name}={show_value(settings[name])} is not an object; download it again"
+                f"{name}={show_value(rope)} is not supported; only one object for all layers is"
             )
-    settings = settings | (settings.get("rope_parameters") or settings.get("rope_scaling") or {})
+    settings = settings | rope
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
     _require_supported({**settings, "rope_type": rope_type}, names)
 
@@ -190,10 +191,11 @@ def find_family(config: GPTConfig) -> str:
 
 
 def find_counterpart(config: GPTConfig) -> GPTConfig:
-    """Return the settings of the model of transformers that computes the same as ours.
+    """Return the settings of a model that transformers has and that can compute the same.
 
-    GPT-2 always has biases, Qwen 3 always has gains of queries and keys, and a table of normalized
-    embeddings cannot be the head's.
+    It differs from ours where transformers leaves no choice: its GPT-2 always has biases, and its
+    Qwen 3 always has gains of queries and keys. It cannot normalize embeddings, so the exported
+    embedding is normalized already and differs from the weights of the head.
     """
     if not config.is_rotary:
         return config if config.bias else replace(config, bias=True)
@@ -217,7 +219,7 @@ def resolve_defaults(config: GPTConfig) -> GPTConfig:
 
 
 def _read_family(settings: HFSettings) -> str:
-    """The family that a config.json names; Mistral without a sliding window is a Llama."""
+    """Return the family that a config.json names. Without a sliding window, Mistral is a Llama."""
     family = settings.get("model_type")
     if family == "mistral":
         window = settings.get("sliding_window")
@@ -260,7 +262,7 @@ def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
 
 
 def _llama_settings(settings: HFSettings, family: str) -> dict[str, Any]:
-    """Our settings that every model of the Llama-like families shares, and its biases."""
+    """Return our settings that the families other than GPT-2 share, and those of biases."""
     bias: bool | str
     if family == "qwen2":
         bias = "qkv"
@@ -278,7 +280,7 @@ def _llama_settings(settings: HFSettings, family: str) -> dict[str, Any]:
 
 
 def _rope_settings(settings: HFSettings, rope_type: str, block_size: int) -> dict[str, Any]:
-    """Our settings for stretched rotary wavelengths."""
+    """Return our settings for stretched rotary wavelengths."""
     ours = {}
     if rope_type not in ("default", "none"):
         ours["rope_factor"] = settings.get("factor")
@@ -288,7 +290,7 @@ def _rope_settings(settings: HFSettings, rope_type: str, block_size: int) -> dic
 
 
 def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
-    """Settings of a config.json that have no single counterpart of ours."""
+    """Return the settings of a config.json that are not a copy of one of our settings."""
     if family == "gpt2":
         dropouts = {f"{place}_pdrop": config.dropout for place in ("resid", "embd", "attn")}
         return {"activation_function": "gelu_new", **dropouts}

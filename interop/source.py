@@ -13,9 +13,9 @@ class CheckpointSource(ABC):
     """A checkpoint in the format of another library.
 
     Attributes:
-        path: Its file or folder.
-        naming: How its tensors are named: a key of `interop.names.MODULE_NAMES`.
-        tokenizer_name: Value of the setting `tokenizer.name` for its tokenizer.
+        path: File or folder of the checkpoint.
+        naming: How the tensors are named: a key of `interop.names.MODULE_NAMES`.
+        tokenizer_name: Value of the setting `tokenizer.name` for the tokenizer.
     """
 
     path: Path
@@ -24,16 +24,20 @@ class CheckpointSource(ABC):
 
     @abstractmethod
     def read_config(self) -> GPTConfig:
-        """Return our settings for its model; raise `UserError` if it has no counterpart."""
+        """Return the settings with which our model computes the same as this one.
+
+        Raises:
+            UserError: Our model cannot compute the same, or a setting is damaged.
+        """
 
     @abstractmethod
     def tensor_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of every tensor of the model, by its name there."""
+        """Return the shape of each tensor by its name in the checkpoint."""
 
     @abstractmethod
     def read_tensor(self, name: str) -> Tensor:
-        """Return a tensor, shaped as Hugging Face's format has it."""
+        """Return a tensor in the shape and order of rows that Hugging Face's format has."""
 
     @abstractmethod
     def read_tokenizer(self) -> Tokenizer | None:
-        """Return its tokenizer, or None if that is the alphabet of a text."""
+        """Return the tokenizer, or None if the tokens are the characters of a text elsewhere."""

@@ -44,7 +44,7 @@ def write_run(folder: Path) -> None:
         save_file({"none": torch.zeros(1)}, checkpoint / OPTIMIZER_FILE)
         save_tokenizer(tokenizer, checkpoint / TOKENIZER_FILE)
         (checkpoint / CONFIG_FILE).write_text(config_yaml(config))
-        metrics = {"val/loss": step / 3}
+        metrics = {"val/loss": step / 3, "val/bits_per_byte": 1.0}
         write_manifest(checkpoint, Manifest(step, {}, metrics, "0" * 64, (0.0, 0)))
     write_pointer(folder, "best", 3)
     write_pointer(folder, "last", 6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import distribute_tensor
 
 from common.errors import UserError
-from common.files import ordinary_file
+from common.files import read_start
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -27,7 +27,8 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def open_safetensors(path: Path) -> Iterator:
     """Open a safetensors file for reading; raise `UserError` if it cannot be read."""
     try:
-        with safe_open(ordinary_file(path), framework="pt") as file:
+        read_start(path)  # whose errors are clearer
+        with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as e:
         reason = getattr(e, "strerror", None) or e

@@ -137,7 +137,13 @@ def test_a_name_is_pinned_to_its_commit_and_only_the_necessary_files_are_downloa
 ):
     with serve_hub() as requests:
         pinned = pin_model(NAME)
-        assert pinned == f"{NAME}@{COMMIT}" and pin_model(pinned) == pinned
+        for name in (
+            pinned,
+            f"{NAME}/",
+            f"https://huggingface.co/{NAME}/tree/main",
+            f"hf://{NAME}",
+        ):
+            assert pin_model(name) == pinned == f"{NAME}@{COMMIT}"
     files = {path.name for path in find_model_folder(pinned).iterdir()}
     assert files == {WEIGHTS_FILE, "config.json", "tokenizer.json", "tokenizer_config.json"}
     assert files <= set(DOWNLOADED_FILES)
