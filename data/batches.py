@@ -6,7 +6,7 @@ FEISTEL_ROUNDS = 4  # Luby & Rackoff 1988: four rounds make a strong pseudo-rand
 
 
 class Batches:
-    """Batches of token windows in a random order that needs no saved state.
+    """Batches of token windows. Their order is random, but needs no saved state.
 
     Each epoch lays windows of `block_size` tokens end to end, starting at a random offset and
     wrapping around the end of the text, and visits them in a random order. The tokens that do not
@@ -15,7 +15,7 @@ class Batches:
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
-        """Batches of a token array.
+        """Make batches from a token array.
 
         Args:
             tokens: Token ids (N,), with N > block_size. May be memory-mapped.

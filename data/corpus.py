@@ -1,4 +1,4 @@
-"""The text of a run, as files that are read in pieces of bounded size."""
+"""Read a run's text from its files, in pieces of bounded size."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpu
         log: Called with lines about downloads and skipped files.
 
     Returns:
-        The corpus, of which no file has been read yet.
+        The corpus; its files are not read yet.
 
     Raises:
         UserError: There is no such text.

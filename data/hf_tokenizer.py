@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
-from data.panics import is_panic
+from data.panics import is_panic, panics_as_errors
 
 HF_TOKENIZER_FILE = "tokenizer.json"
 HF_TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -76,15 +76,15 @@ class HFTokenizer:
             with suppress(Exception):  # it may lack characters
                 self._library.encode(text)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without the tokens put before and after it.
+    def encode_array(self, text: str) -> np.ndarray:
+        """Return the ids of a text, without the tokens put before and after it: int64 (tokens,).
 
         Raises:
             UserError: The tokenizer has no token for a character.
         """
         try:
             self._check_bytes(text)
-            return self._library.encode(text, add_special_tokens=False).ids
+            ids = self._library.encode(text, add_special_tokens=False).ids
         except BaseException as e:  # the library raises plain Exceptions, and panics
             if not isinstance(e, Exception) and not is_panic(e):
                 raise
@@ -92,6 +92,12 @@ class HFTokenizer:
                 f"this model's tokenizer cannot encode {text[:20]!r} ({e}); leave out the "
                 "characters that it does not know"
             ) from None
+        return np.array(ids, dtype=np.int64)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; see `encode_array`."""
+        with panics_as_errors():
+            return self.encode_array(text).tolist()
 
     def _check_bytes(self, text: str) -> None:
         """Raise ValueError if a byte has no token, because the library would leave it out."""
@@ -112,10 +118,6 @@ class HFTokenizer:
             return set()
         return {byte for name, byte in byte_level_alphabet().items() if name not in model["vocab"]}
 
-    def encode_array(self, text: str) -> np.ndarray:
-        """Return the ids of a text as an int64 array: (tokens,)."""
-        return np.array(self.encode(text), dtype=np.int64)
-
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special tokens."""
         return self._library.decode(list(ids), skip_special_tokens=True)
@@ -126,7 +128,7 @@ class HFTokenizer:
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """The bytes of every token, by the kind of decoder that the description names."""
+        """The bytes that each token decodes to; they depend on the decoder in the description."""
         decoder = json.dumps(json.loads(self.description).get("decoder"))
         decoder_types = set(re.findall(r'"type":\s*"(\w+)"', decoder))
         has_byte_tokens = "ByteFallback" in decoder_types
@@ -211,7 +213,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
 
 
 def _special_token_names(folder: Path) -> dict[str, str]:
-    """Name of the special token in each role, as far as a tokenizer_config.json names them."""
+    """Return the names of the special tokens by role, from tokenizer_config.json if it exists."""
     path = folder / HF_TOKENIZER_CONFIG_FILE
     settings = read_json(path) if path.is_file() else {}
     names = {}

@@ -138,7 +138,7 @@ def split_records(
 
 
 def _texts_of_field(value: Any, names: list[str]) -> list[str]:
-    """The texts of a field: inside nested objects, and of every item of a list."""
+    """Return the texts in a field. Names lead into objects; a list gives the texts of its items."""
     if value is None:
         return []
     if isinstance(value, list):

@@ -87,8 +87,8 @@ def split_corpus(corpus: Corpus, split_position: int | None) -> Iterator[SplitPi
 
     Args:
         corpus: The text.
-        split_position: Characters before it train, those from it on validate. None: of every
-            `VALIDATION_PERIOD` documents one validates, drawn with a fixed seed.
+        split_position: Number of characters for training; the rest are for validation. None: one
+            document in `VALIDATION_PERIOD` is for validation, drawn with a fixed seed.
 
     Yields:
         The pieces in their order.
@@ -104,8 +104,9 @@ def sample_training_text(
 ) -> Iterator[str]:
     """Read the text that a vocabulary is learned from.
 
-    It is the training split, or about `MAX_LEARNING_CHARS` characters of it in pieces that are
-    drawn with a fixed seed. At most `MAX_UNBROKEN_BYTES` of text without white space are taken.
+    It is the training split. If that is longer than `MAX_LEARNING_CHARS` characters, pieces of
+    about that length in all are drawn with a fixed seed. Text without white space is limited to
+    `MAX_UNBROKEN_BYTES`.
 
     Args:
         corpus: The text.

@@ -193,11 +193,11 @@ def build_tokenizer(
 
     Args:
         config: The section `tokenizer` of the configuration.
-        all_text: The whole text in pieces, of which `char` takes its alphabet.
+        all_text: The whole text in pieces, from which `char` takes its alphabet.
         training_text: The training split in pieces, from which `bpe` learns.
 
     Raises:
-        UserError: A vocabulary of tiktoken's cannot be downloaded.
+        UserError: tiktoken cannot download a vocabulary.
     """
     if config.name == "char":
         return CharTokenizer("".join(set(chain.from_iterable(all_text))))
@@ -276,7 +276,8 @@ def load_tiktoken(name: str) -> BPETokenizer:
 def start_token(tokenizer: Tokenizer) -> int:
     """Return the token from which a text without a prompt starts.
 
-    It is begin-of-text or end-of-text, as before a document; else a newline, else id 0.
+    It is begin-of-text, or else end-of-text, because these come before each document in training.
+    Without both it is a newline, or else id 0.
     """
     for id in (tokenizer.begin_of_text, tokenizer.end_of_text):
         if id is not None:

@@ -1,4 +1,4 @@
-"""Token files on disk: prepared once, and kept under a hash of what they were made from."""
+"""Prepare the token files of a text once, and keep them in the cache."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ class Tokens:
             that holds the vocabulary.
         val: Ids of the validation split, likewise.
         tokenizer: The tokenizer that made them.
-        fingerprint: Hex digest of the text and of how it is split and encoded.
+        fingerprint: Hash (hex) of the text and of the settings with which it is split and encoded.
         name: What the text is called in messages.
         documents: Documents in the text.
         val_documents: Documents in the validation split; None if the text is split by position.
@@ -188,7 +188,7 @@ def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
 
 
 def corpus_fingerprint(corpus: Corpus, config: TokenizerConfig) -> str:
-    """Return the hex digest of a text and of how it is read, split and encoded."""
+    """Return the hash (hex) of a text and of the settings that determine its tokens."""
     made_from = [TEXT_FORMAT, VALIDATION_PERIOD, MIN_DOCUMENTS_TO_SPLIT, asdict(config)]
     if any(is_jsonl(file) for file in corpus.files):
         made_from.append(corpus.field)

@@ -26,7 +26,7 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         block_size: Context length of its model, in tokens.
 
     Raises:
-        UserError: The `tokenizers` library would split text differently.
+        UserError: The `tokenizers` library would turn some texts into other tokens.
     """
     # In transformers end-of-text also fills up rows of different lengths
     end_name = _name_of(tokenizer, tokenizer.end_of_text)
@@ -84,7 +84,7 @@ def _to_library(tokenizer: Tokenizer) -> Library:
 
 
 def _characters_to_library(tokenizer: CharTokenizer) -> Library:
-    """A word-level tokenizer; as no token is spare, unknown characters become spaces."""
+    """Build a word-level tokenizer. It turns unknown characters into spaces, or into token 0."""
     ids = {character: id for id, character in enumerate(tokenizer.alphabet)}
     unknown = " " if " " in ids else tokenizer.alphabet[0]
     library = Library(models.WordLevel(ids, unk_token=unknown))
@@ -119,8 +119,9 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)
     if not _splits_alike(library, pattern, tokenizer, ids):
         raise UserError(
-            "the tokenizer cannot be exported, because transformers would split text differently "
-            f"by its pattern {tokenizer.pattern!r}; export the model without its tokenizer"
+            "the tokenizer cannot be exported: with its pattern "
+            f"{tokenizer.pattern!r}, transformers would turn some texts into other tokens; "
+            "to export the model alone, call interop.save_hf(model, folder) in Python"
         )
     return library
 
@@ -128,9 +129,10 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
 def _splits_alike(
     library: Library, pattern: str, tokenizer: BPETokenizer, tokens: Iterable[bytes]
 ) -> bool:
-    """Set the library's pattern, and compare the ids of a text around every token.
+    """Return whether the library with a pattern and the tokenizer give texts the same ids.
 
-    The regular expressions of tiktoken and of the library differ in details.
+    Their regular expressions differ in details. They are compared on a text around each token. The
+    library's pre-tokenizer is set to the pattern.
     """
     try:
         library.pre_tokenizer = byte_level_split(pattern)
