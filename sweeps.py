@@ -30,7 +30,7 @@ import cli
 from cli.arguments import quote
 from common.checkpoints import contains_run
 from common.errors import UserError
-from common.files import list_folder
+from common.files import list_folder, open_unlinked, refuse_link
 from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.text import printable
@@ -228,6 +228,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
 
     loss, failure = nan, ""
     try:
+        refuse_link(path)
         path.mkdir(parents=True, exist_ok=True)
         with FileLock(path / JOB_LOCK):  # an equal job that runs in parallel waits here
             note = job_note(plan, overrides, list(swept))
@@ -291,7 +292,7 @@ def check_unchanged(path: Path, note: JobNote) -> None:
 def redirect_output(path: Path) -> Iterator[None]:
     """Append everything that is printed to a file."""
     with (
-        path.open("a", encoding="utf-8") as file,
+        open_unlinked(path, "a", encoding="utf-8") as file,
         contextlib.redirect_stdout(file),
         contextlib.redirect_stderr(file),
     ):
@@ -302,7 +303,7 @@ def describe_failure(error: BaseException, log_file: Path) -> str:
     """Return one line about a job's error; a bug's traceback is appended to its log."""
     if explanation := cli.explain_error(error):
         return explanation
-    with contextlib.suppress(OSError), log_file.open("a", encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open_unlinked(log_file, "a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     name, message = type(error).__name__, cli.error_sentence(error)
     return name if message == name else f"{name}: {message}"
@@ -331,8 +332,10 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
     folder = Path(typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    names = {path.name for path in list_folder(folder)}
-    if names <= {"multirun.yaml"}:  # Hydra's, before a first job
+    paths = list_folder(folder)
+    for path in paths:  # jobs, Hydra and its launchers write there
+        refuse_link(path)
+    if {path.name for path in paths} <= {"multirun.yaml"}:  # Hydra's, before a first job
         return folder
     if not is_sweep(folder):
         raise UserError(

@@ -16,6 +16,7 @@ from attention_maps.logit_attribution import explain_predictions
 from attention_maps.metrics import flatten, read_latest
 from attention_maps.probes import make_probes
 from attention_maps.results import Measurements, Scores
+from common.files import refuse_link
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
@@ -132,8 +133,9 @@ class Snapshots:
     def _write(self, model: GPT, step: int, arrays: dict[str, np.ndarray], has_grid: bool) -> None:
         path = self.folder / f"step_{step:08d}.npz"
         with self.tolerate_errors("a snapshot"):
+            refuse_link(self.folder)
             capture.save_snapshot(path, step, self.probes, arrays)
-        if not has_grid:
+        if not has_grid or self.folder.is_symlink():
             return
         with self.tolerate_errors("the weights of a snapshot"):
             capture.save_weights(path.with_suffix(".safetensors"), model)

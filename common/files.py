@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import IO, Any
 
 MAX_JSON_BYTES = 100_000_000
 HASH_CHUNK_BYTES = 1 << 20
@@ -36,6 +37,22 @@ def atomic_write(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def open_unlinked(path: Path, mode: str, **options: Any) -> IO:
+    """Open a file for writing as `open` does, but raise `OSError` if it is a link."""
+    return open(path, mode, opener=_open_unlinked, **options)
+
+
+def _open_unlinked(path: str, flags: int) -> int:
+    refuse_link(Path(path))
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `OSError` if a path is a link, through which files elsewhere would be written."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, "it is a link, to be replaced or removed", str(path))
 
 
 def part_path(path: Path) -> Path:

@@ -23,7 +23,7 @@ from common.checkpoints import (
     write_pointer,
 )
 from common.errors import UserError
-from common.files import exists, list_folder, sync
+from common.files import exists, list_folder, refuse_link, sync
 from common.manifest import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -180,6 +180,7 @@ class Checkpoints:
         folder = step_folder(self.run_dir, manifest.step)
         part = folder.with_name(f".{folder.name}.part")
         try:
+            refuse_link(part.parent)
             remove_path(part)
             part.mkdir(parents=True)
             for file_name, named_tensors in tensors.items():
@@ -216,9 +217,11 @@ class Checkpoints:
         best_step = int(self.best_row["step"]) if self.best_row else None
         for name, step in (("last", self.last_step), ("best", best_step)):
             with self._tolerate_errors():
+                refuse_link(self.run_dir / "checkpoints")
                 if step is not None and read_pointer(self.run_dir, name) != step:
                     write_pointer(self.run_dir, name, step)
         with self._tolerate_errors():
+            refuse_link(self.run_dir / "checkpoints")
             for step in saved_steps(self.run_dir)[: -self.state.config.checkpoint.keep]:
                 if step != best_step:
                     remove_path(step_folder(self.run_dir, step))

@@ -21,7 +21,7 @@ from rich.progress import (
 
 from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
-from common.files import atomic_write, exists, list_folder
+from common.files import atomic_write, exists, list_folder, open_unlinked
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from config import ResolvedConfig, WandbConfig
 from training.checkpoint import remove_path
@@ -167,7 +167,10 @@ class Record:
     def _append(self, name: str, row: dict) -> None:
         """Append a complete line to a file, or nothing."""
         line = (json.dumps(row) + "\n").encode()
-        with self.tolerate_errors(name), (self.run_dir / name).open("ab", buffering=0) as file:
+        with (
+            self.tolerate_errors(name),
+            open_unlinked(self.run_dir / name, "ab", buffering=0) as file,
+        ):
             size = file.tell()
             if file.write(line) < len(line):
                 file.truncate(size)
@@ -202,11 +205,12 @@ def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dic
 
     The previous file is kept beside it, as `<name>.before`.
     """
-    if not exists(path):
+    if not exists(path, follow_links=False):
         return []
     rows = [row for row in read_rows(path, log) if row["step"] <= step]
-    with atomic_write(path.with_name(f"{path.name}.before")) as part:
-        shutil.copyfile(path, part)
+    if exists(path):  # and is not a link to nothing
+        with atomic_write(path.with_name(f"{path.name}.before")) as part:
+            shutil.copyfile(path, part)
     with atomic_write(path) as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return rows

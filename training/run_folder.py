@@ -1,6 +1,5 @@
 """Open and lock the folder of a run."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -11,7 +10,7 @@ from filelock import FileLock, Timeout
 
 from common.checkpoints import contains_run, step_folder
 from common.errors import UserError
-from common.files import atomic_write, exists, list_folder, ordinary_file
+from common.files import atomic_write, exists, list_folder, ordinary_file, refuse_link
 from common.manifest import CONFIG_FILE
 from common.paths import require_output_folder
 from config import Config
@@ -51,17 +50,14 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
         experiment: Name of the experiment, for the name of a new folder.
 
     Raises:
-        UserError: If the folder is in use, contains something else or links.
+        UserError: If the folder is in use or contains something else.
+        OSError: If it cannot be written, or contains a link that would be written through.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
     require_output_folder(f"run_dir={path}", path)
     is_new = not config.run_dir or not exists(path)
     for name in MUST_NOT_BE_LINKS:
-        if os.path.islink(path / name):
-            raise UserError(
-                f"{path / name} is a link, which run_dir={path} must not contain: "
-                "replace or remove it"
-            )
+        refuse_link(path / name)
     lock = FileLock(path / ".lock")
     try:
         path.mkdir(parents=True, exist_ok=True)

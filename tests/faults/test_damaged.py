@@ -28,6 +28,7 @@ from processes import tiny_arguments as typed
 from safetensors.torch import load_file, save_file
 
 import attention_maps.snapshot
+import training.device
 import training.evaluate
 from cli.command import explain_error
 from cli.config_file import read_config, read_run_config
@@ -570,42 +571,6 @@ def test_no_command_advises_what_the_other_one_refuses(tmp_path, text_file, run,
     (answer,) = (tmp_path / "err.txt").read_text().splitlines() or [""]
     assert not ("resume=true" in advice and "leave out" in answer)
     assert "Traceback" not in resumed.output()
-
-
-# --- links ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_links_in_a_run_are_replaced_and_never_followed_for_writing(
-    tmp_path, text_file, finished_run, run
-):
-    outside = tmp_path / "outside"
-    (outside / "folder").mkdir(parents=True)
-    (outside / "folder" / "kept").write_text("mine")
-    names = [
-        "metrics.jsonl",
-        "metrics.jsonl.before",
-        "samples.jsonl",
-        "config.yaml",
-        "attention/step_00000012.npz",
-        "attention/step_00000012.png",
-        "checkpoints/last",
-        "checkpoints/best",
-        "checkpoints/.last.part",
-        "attention/.step_00000012.npz.part",
-        ".metrics.jsonl.part",
-    ]
-    for number, name in enumerate(names):
-        inside, target = run / name, outside / str(number)
-        target.write_bytes(inside.read_bytes() if inside.exists() else b"mine")
-        inside.unlink(missing_ok=True)
-        inside.symlink_to(target)
-    for name in ("step_00000012", ".step_00000012.part", "step_00000002"):
-        (run / "checkpoints" / name).symlink_to(outside / "folder")
-    before = {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()}
-    run_to_end(tmp_path, *typed(text_file, "resume=true"))
-    assert_same_run(finished_run, run)
-    assert {p: p.read_bytes() for p in outside.rglob("*") if p.is_file()} == before
 
 
 # --- the code -------------------------------------------------------------------------------------
