@@ -165,7 +165,9 @@ def test_the_noise_is_a_function_of_the_seed_and_the_position(vocab_size, seeds,
             single = Noise(1, [seed], vocab_size, CPU).at(position)
             assert torch.equal(values[row : row + 1], single)
     if vocab_size >= 1000:
-        assert not torch.equal(noise.at(0), noise.at(1))
+        numbers = [noise.at(position) for position in (0, 1, noise.positions_per_call)]
+        assert not torch.equal(numbers[0], numbers[1])
+        assert not torch.equal(numbers[0], numbers[2])
 
 
 @given(

@@ -156,6 +156,13 @@ def test_texts_do_not_depend_on_how_many_are_generated_at_once(capsys, run, prom
     assert generated(capsys, run, max_cache_bytes=1, prompt=prompt, num_samples=4) == expected
 
 
+def test_each_setting_that_leaves_one_token_gives_the_most_likely_text(capsys, run):
+    most_likely = generated(capsys, run, temperature=0.0)
+    assert generated(capsys, run, temperature=1.0) != most_likely
+    for setting in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"temperature": 1e-9}):
+        assert generated(capsys, run, **setting) == most_likely
+
+
 def test_the_score_of_a_file_and_of_stdin_are_equal(command, run, tmp_path):
     text = "the glass model é—λ\n" * 5
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ from models import lively, small
 
 from attention_maps import scores
 from attention_maps.capture import capture
-from attention_maps.composition import measure_composition
+from attention_maps.composition import INPUTS, measure_composition
 from attention_maps.results import CompositionShare, Head
 from config import GPTConfig
 from model import GPT, attention_weights, causal_mask, store
@@ -76,12 +76,16 @@ def texts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def measure(
-    model: GPT, texts: tuple[np.ndarray, ...], heads: dict[str, list[Head]]
+    model: GPT,
+    texts: tuple[np.ndarray, ...],
+    heads: dict[str, list[Head]],
+    max_components: int | None = None,
 ) -> dict[tuple[Head, str, str], CompositionShare]:
     """Return composition shares by head, input and upstream component."""
     windows, repeated, control = texts
     random = capture(model, np.concatenate((repeated, control)))
-    shares = measure_composition(model, capture(model, windows), random, PERIODS, heads)
+    forward = capture(model, windows)
+    shares = measure_composition(model, forward, random, PERIODS, heads, max_components)
     return {(one.head, one.input, one.upstream): one for one in shares}
 
 
@@ -111,6 +115,13 @@ def test_an_induction_head_depends_on_the_previous_token_head_through_its_keys(m
     assert queries.value == pytest.approx(0, abs=0.05)
     assert values.value == pytest.approx(0, abs=0.02)  # it moves ids, not previous tokens
     assert shares[INDUCTION_HEAD, "values", "embedding"].share.value > 0.8
+
+
+def test_of_few_components_those_with_the_largest_direct_shares_are_measured(model, texts):
+    shares = measure(model, texts, {"induction": [INDUCTION_HEAD]})
+    assert measure(model, texts, {"induction": [INDUCTION_HEAD]}, max_components=2) == shares
+    shares = measure(model, texts, {"induction": [INDUCTION_HEAD]}, max_components=1)
+    assert len({upstream for _, _, upstream in shares}) == 1
 
 
 def test_the_share_of_values_is_that_of_what_a_head_moves(model, texts):
@@ -175,6 +186,9 @@ def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
     shares = measure(model, texts, {"previous_token": heads})
     components = {name for _, _, name in shares}
     assert len(components) > 5 and "embedding" in components
+    for head, component in {(head, component) for head, _, component in shares}:
+        of_inputs = [shares[head, name, component].share for name in INPUTS]
+        assert any(value >= max(0.05, 2 * error) for value, error in of_inputs)
     q, k = queries_and_keys(model, capture(model, texts[0]).residuals[2])
     unchanged = previous_token_scores(q, k)
     for component in components & {"embedding", "L0H1", "L1H1", "L0MLP", "L1MLP"}:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attention_maps.circuit import find_induction_circuit, max_errors_by_chance
+from attention_maps.circuit import UpstreamHead, find_induction_circuit, max_errors_by_chance
 from attention_maps.findings import (
     AttentionFinding,
     CopyingGainFinding,
@@ -147,6 +147,72 @@ def test_a_head_that_no_longer_passes_is_reported_as_lost():
         one.text for one in describe_run(rows) if one.heads == ["L3H2"] and "1,050" in one.text
     ]
     assert "1,000" in text
+
+
+def test_of_two_lost_heads_the_one_that_passed_longest_is_reported():
+    rows = make_rows()
+    rows[-1] |= {"lost/induction/L3H2": 1050, "probe/copying_gain": 0.02}
+    rows[-1] |= {"emerged/induction/L0H1": 100, "lost/induction/L0H1": 1050}
+    assert find(rows, LostFinding).heads == (Head(0, 1),)
+
+
+def test_at_most_five_findings_are_reported():
+    rows = make_rows()
+    for score in ("duplicate_token", "current_token"):
+        rows[-1] |= {f"heads/{score}/L0H0": 0.9, f"heads/{score}_se/L0H0": 0.01}
+        rows[-1] |= {f"emerged/{score}/L0H0": 900}
+    kinds = [finding.kind for finding in summarize_rows(rows)]
+    assert kinds == [
+        "induction",
+        "importance",
+        "previous_token",
+        "duplicate_token",
+        "current_token",
+    ]
+
+
+def find_upstream(**shares: tuple[float, float]) -> UpstreamHead | None:
+    """Return the induction head's upstream head with more shares, such as keys_L2H0=(0.5, 0.1)."""
+    rows = make_rows()
+    for name, (share, error) in shares.items():
+        place = f"L3H2/{name.replace('_', '/')}"
+        rows[-1] |= {f"composition/induction/{place}": share}
+        rows[-1] |= {f"composition/induction_se/{place}": error}
+    return find(rows, AttentionFinding).evidence[0].upstream
+
+
+def test_the_upstream_head_is_a_previous_token_head_read_through_keys_or_queries():
+    assert find_upstream(values_L1H3=(0.99, 0.01)).input == "keys"
+    assert find_upstream(queries_L1H3=(0.99, 0.01)).input == "queries"
+    assert find_upstream(keys_L2H0=(0.99, 0.01)).head == PREVIOUS_TOKEN_HEAD
+    assert find_upstream(keys_L1H3=(0.1, 0.01), keys_L2H0=(0.5, 0.01)).head == Head(2, 0)
+
+
+def test_a_share_is_compared_with_the_largest_by_chance_among_all_heads():
+    rows = make_rows()
+    rows[-1]["composition/induction_se/L3H2/keys/L1H3"] = 0.94 / 3
+    assert find(rows, AttentionFinding).evidence[0].upstream
+    for head in range(50):
+        rows[-1] |= {f"heads/induction/L2H{head}": 0.0, f"heads/induction_se/L2H{head}": 0.01}
+    assert find(rows, AttentionFinding).evidence[0].upstream is None
+
+
+@pytest.mark.parametrize("alone", [0.85, 0.75])
+def test_layer_0_is_added_to_a_circuit_that_keeps_too_little_alone(alone):
+    rows = make_rows()
+    rows[-1] |= {"faithfulness/circuit": alone, "faithfulness_se/circuit": 0.01}
+    share = find(rows, AttentionFinding).circuit_share
+    assert share.includes_layer_0 == (alone < 0.8)
+    assert share.share.value == (alone if alone > 0.8 else 1.05)
+
+
+def test_two_heads_whose_difference_is_within_its_error_are_both_most_important():
+    rows = make_rows()
+    rows[-1] |= {"heads/importance_se/L3H2": 0.01}
+    rows[-1] |= {"heads/importance/L2H2": 0.3, "heads/importance_se/L2H2": 0.05}
+    assert find(rows, ImportanceFinding).heads == (INDUCTION_HEAD, Head(2, 2))
+    rows[-1] |= {"heads/importance_se/L2H2": 0.02}
+    assert find(rows, ImportanceFinding).heads == (INDUCTION_HEAD,)
 
 
 def test_a_copying_gain_without_an_induction_head_is_dated_from_when_it_stayed():

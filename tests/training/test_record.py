@@ -18,7 +18,7 @@ from common.metrics import read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
-from training.record import ProgressBar, Record, truncate_rows
+from training.record import ProgressBar, Record, remove_snapshots_after, truncate_rows
 from training.run_folder import run_folder
 from training.wandb_record import check_settings, load_settings, resolve_mode, start
 
@@ -52,6 +52,14 @@ def test_rows_are_appended_while_a_run_trains(tiny, tmp_path):
             record.write({"step": step})
             contents.append((tmp_path / "metrics.jsonl").read_bytes())
     assert contents == [b'{"step": 1}\n{"step": 2}\n', b'{"step": 1}\n{"step": 2}\n{"step": 3}\n']
+
+
+def test_a_resumed_run_keeps_the_snapshots_up_to_its_step_and_all_other_files(tmp_path):
+    kept = ["step_00000003.npz", "step_00000004.npz", "step_00000004.png", "step_x.npz", "notes"]
+    for name in [*kept, "step_00000005.npz", "step_00000012.safetensors"]:
+        (tmp_path / name).touch()
+    remove_snapshots_after(tmp_path, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_wandb_gets_the_maximum_over_heads_without_standard_errors():
