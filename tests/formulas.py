@@ -5,7 +5,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from attention import ROPE_HIGH, ROPE_LOW
+# Turns in the trained length that Llama 3.1 stretches completely, and not at all.
+ROPE_LOW, ROPE_HIGH = 1, 4
 
 
 def rotary_frequency(config, pair):

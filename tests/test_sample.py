@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY
+from models import small
 from processes import Process, exec_script, run_to_end
 
 from cli.sample_config import SampleConfig
-from sample import sample
+from data.tokenizer import train_bpe
+from model import GPT
+from sample import sample, write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -154,6 +158,21 @@ def test_texts_do_not_depend_on_how_many_are_generated_at_once(capsys, run, prom
     assert generated(capsys, run, prompt=prompt, num_samples=4) == expected
     assert generated(capsys, run, max_batch_size=3, prompt=prompt, num_samples=4) == expected
     assert generated(capsys, run, max_cache_bytes=1, prompt=prompt, num_samples=4) == expected
+
+
+@pytest.mark.parametrize(("prompt", "n_tokens"), [("", 2), ("x", 1)])
+def test_a_text_ends_at_the_end_of_text_but_without_a_prompt_may_begin_with_it(
+    capsys, prompt, n_tokens
+):
+    tokenizer = train_bpe(["some text"], 257)
+    model = GPT(small(vocab_size=257, tie_embeddings=False, norm="layernorm", bias=True))
+    with torch.no_grad():  # a model that always predicts the end of the text
+        model.norm.weight.zero_()
+        model.norm.bias.fill_(1)
+        model.head.weight.zero_()[tokenizer.end_of_text] = 1
+    config = SampleConfig(temperature=0.0, max_new_tokens=9)
+    write_texts(config, model, tokenizer, prompt, 1, 1)
+    assert capsys.readouterr().out == "\n" * n_tokens
 
 
 def test_each_setting_that_leaves_one_token_gives_the_most_likely_text(capsys, run):
