@@ -186,9 +186,6 @@ def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
     shares = measure(model, texts, {"previous_token": heads})
     components = {name for _, _, name in shares}
     assert len(components) > 5 and "embedding" in components
-    for head, component in {(head, component) for head, _, component in shares}:
-        of_inputs = [shares[head, name, component].share for name in INPUTS]
-        assert any(value >= max(0.05, 2 * error) for value, error in of_inputs)
     q, k = queries_and_keys(model, capture(model, texts[0]).residuals[2])
     unchanged = previous_token_scores(q, k)
     for component in components & {"embedding", "L0H1", "L1H1", "L0MLP", "L1MLP"}:
@@ -203,6 +200,19 @@ def test_shares_are_those_of_a_slow_loop_over_all_blocks(changes, texts):
                     if one := shares.get((head, name, component)):
                         share = one.direct if is_direct else one.share
                         assert share.value == pytest.approx(expected[head.number].item(), abs=1e-6)
+
+
+def test_a_head_and_a_component_without_a_significant_share_are_left_out(texts):
+    """A model whose shares have large errors, because they are measured on two windows only."""
+    model = lively(GPT(small(n_layer=3, vocab_size=V, block_size=T, position="rope")))
+    windows, repeated, control = texts
+    heads = [Head(layer, number) for layer in (1, 2) for number in range(4)]
+    shares = measure(model, (windows[:2], repeated, control), {"previous_token": heads})
+    pairs = {(head, component) for head, _, component in shares}
+    assert 5 < len(pairs) < 4 * 6 + 4 * 11
+    for head, component in pairs:
+        of_inputs = [shares[head, name, component].share for name in INPUTS]
+        assert any(value >= max(0.05, 2 * error) for value, error in of_inputs)
 
 
 def test_a_ratio_has_the_standard_error_of_a_bootstrap():

@@ -14,10 +14,12 @@ from models import configs, lively, random_tokens, small
 from attention_maps import ablation
 from attention_maps.capture import capture, residual_writes, value_norms
 from attention_maps.logit_attribution import attribute_logits, scale_like_norm
+from attention_maps.scores import without_first_token
 from data.tokenizer import PATTERNS, CharTokenizer, load_tiktoken, train_bpe
 from decoding import window_start
 from model import GPT, causal_mask
 from report.bundle import bundle
+from report.pack import pack_float16
 
 # The passes have read other texts before, so that cached tokens are reused.
 ASK = """async ([config, weights, ids, off, hidden]) => {
@@ -222,6 +224,29 @@ def test_the_page_draws_tokens_as_often_as_their_probability_at_a_temperature(ta
     with torch.no_grad():
         probabilities = (model(ids[None])[0][0, -1] / 0.7).softmax(dim=-1).numpy()
     assert np.bincount(drawn, minlength=23) == pytest.approx(200 * probabilities, abs=1.1)
+
+
+def test_the_page_reads_float16_numbers(tab):
+    numbers = np.arange(0, 1 << 16, 13, dtype=np.uint16).view(np.float16)  # of each exponent
+    read = """bytes => {
+      const length = bytes.length / 2;
+      const number = engine.floatReader(bytes)(length);
+      return Array.from({ length }, (_, k) => number(k));
+    }"""
+    found = tab.evaluate(read, list(pack_float16(numbers)))
+    assert np.array_equal(np.array(found, float), numbers.astype(float), equal_nan=True)
+
+
+def test_rows_without_the_first_token_sum_to_1(tab):
+    A = np.tril(np.random.default_rng(0).random((5, 5)))
+    A /= A.sum(axis=-1, keepdims=True)
+    read = """A => {
+      const view = engine.withoutFirstToken({ at: (l, h, i, j) => A[i][j], bound: () => 0.001 });
+      return A.map((row, i) => row.map((_, j) => (j <= i ? view.at(0, 0, i, j) : 0)));
+    }"""
+    found = np.array(tab.evaluate(read, A.tolist()))
+    assert found[1:, 1:] == pytest.approx(without_first_token(A))
+    assert not found[0].any() and not found[:, 0].any()
 
 
 BPE = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pages import causal, check_maps, explain, make_run, read_back, snapshot, unpack
 
 from report import pack, page
-from report.snapshots import PROBES, Snapshot, pack_fitting_maps
+from report.snapshots import PROBES, Snapshot, pack_fitting_maps, pack_fitting_predictions
 
 
 def packed(maps: np.ndarray) -> bytes:
@@ -117,3 +117,12 @@ def test_a_large_run_keeps_fewer_snapshots(room, steps):
     assert len(found["steps"]) == steps and found["snapshotCount"] == 6 and found["steps"][-1] == 50
     assert sum(map(len, blobs)) <= room
     assert pack_fitting_maps(shots, PROBES, 100, blobs) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_the_predictions_of_the_newest_snapshots_are_kept(count):
+    arrays = snapshot() | explain() | explain(prefix="repeated_")
+    shots = [Snapshot(step, lambda: nullcontext(arrays)) for step in (0, 10, 20)]
+    size = shots[0].pack("text", "predictions").size
+    packed = pack_fitting_predictions(shots, ["text"], count * size)
+    assert list(packed) == [("text", step) for step in (20, 10, 0)[:count]]
