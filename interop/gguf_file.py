@@ -92,6 +92,7 @@ class GGUFFile(CheckpointSource):
     def read_config(self) -> GPTConfig:
         """Return our settings for the model."""
         keys = {theirs: self._key(name) for name, theirs in GGUF_SETTINGS[self._family].items()}
+        keys["model_type"] = "general.architecture"
         return read_model_config(self.path, self._read_settings, keys)
 
     def tensor_shapes(self) -> dict[str, list[int]]:

@@ -31,6 +31,8 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
         Exception: The library cannot build the tokenizer.
     """
     kind = metadata.read(f"{PREFIX}model", str)
+    if kind is None:
+        raise UserError(f"it has no tokenizer ({PREFIX}model is missing); convert the model again")
     if kind != "gpt2":
         raise UserError(
             f"its tokenizer is of the type {kind}, and only byte-level BPE (gpt2) can be read; use "

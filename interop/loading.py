@@ -71,7 +71,8 @@ def load(
     path = find_model_folder(pin_model(os.fspath(name), key))
     model = identify(path)
     if isinstance(model, RunPath):
-        if model.which is not None and which not in ("best", model.which):
+        names_checkpoint = model.is_copy or model.which is not None
+        if names_checkpoint and str(which) not in ("best", model.which):
             raise UserError(
                 f"{path} is a checkpoint, but checkpoint={which}; leave out one of them"
             )

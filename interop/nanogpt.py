@@ -42,7 +42,7 @@ class NanoGPTFile(CheckpointSource):
         values |= {name: settings.get(name, value) for name, value in NANOGPT_DEFAULTS.items()}
         try:
             self._config = checked_config(values)
-        except UserError as e:
+        except (UserError, ValueError) as e:  # ValueError: a number has too many digits to print
             raise UserError(f"{path} cannot be used: {e}") from None
         self._tensors = {
             str(name).removeprefix(COMPILED_PREFIX): tensor
@@ -51,7 +51,7 @@ class NanoGPTFile(CheckpointSource):
         }
         for name, tensor in self._tensors.items():
             self._check_tensor(name, tensor)
-        is_gpt2 = values["vocab_size"] >= GPT2_VOCAB_SIZE
+        is_gpt2 = self._config.vocab_size >= GPT2_VOCAB_SIZE
         self.tokenizer_name = "gpt2" if is_gpt2 else "char"
 
     def _check_tensor(self, name: str, tensor: Any) -> None:

@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import cli
 from attention import ROPE_HIGH, ROPE_LOW
 from common.errors import UserError
-from common.settings import TYPE_WORDS, check_value, format_value, show_value
+from common.settings import check_value, convert_value, format_value, show_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.names import HF_SETTINGS
@@ -87,7 +87,7 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
         UserError: A setting is missing, invalid, or not supported by our model.
     """
     names = names or {}
-    family = _read_family(settings)
+    family = _read_family(settings, names)
     rope: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):  # the older and the newer name
         rope = settings.get(name) or rope
@@ -135,12 +135,7 @@ def checked_config(values: dict[str, Any], names: dict[str, str] | None = None) 
         if field.name not in values:
             continue
         name, value = names.get(field.name, field.name), values[field.name]
-        types = get_args(field.type) or (field.type,)
-        if type(value) is int and float in types:
-            value = float(str(value))  # infinite if it is too large
-        if type(value) not in types:
-            words = " or ".join(TYPE_WORDS[kind] for kind in types if kind in TYPE_WORDS)
-            raise UserError(f"{name}={show_value(value)} is not {words}; download it again")
+        value = convert_value(name, field, value)
         if value is not None:
             check_value(name, value, field.metadata)
         checked[field.name] = value
@@ -218,23 +213,23 @@ def resolve_defaults(config: GPTConfig) -> GPTConfig:
     )
 
 
-def _read_family(settings: HFSettings) -> str:
+def _read_family(settings: HFSettings, names: dict[str, str]) -> str:
     """Return the family that a config.json names. Without a sliding window, Mistral is a Llama."""
     family = settings.get("model_type")
     if family == "mistral":
         window = settings.get("sliding_window")
         if window is not None:
-            raise UserError(f"sliding_window={window} is not supported; only null is")
+            raise UserError(f"sliding_window={show_value(window)} is not supported; only null is")
         return "llama"
-    if family not in ARCHITECTURES:
-        raise UserError(
-            f"model_type={family} is not supported; only {', '.join(ARCHITECTURES)} and mistral are"
-        )
+    if not isinstance(family, str) or family not in ARCHITECTURES:
+        shown = f"{names.get('model_type', 'model_type')}={show_value(family)}"
+        choices = ", ".join(ARCHITECTURES)
+        raise UserError(f"{shown} is not supported; only {choices} and mistral are")
     return family
 
 
 def _dialect_of(family: str) -> str:
-    """The key of `HF_SETTINGS` for a family."""
+    """Return the key of `HF_SETTINGS` for a family."""
     return "gpt2" if family == "gpt2" else "llama"
 
 

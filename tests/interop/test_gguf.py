@@ -236,7 +236,7 @@ def test_the_rotary_settings_of_llama3_are_inferred_from_its_factors(factor, the
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"family": "gemma"}, ["model_type=gemma", "gpt2, llama"]),
+        ({"family": "gemma"}, ["general.architecture=gemma", "gpt2, llama"]),
         ({"expert_count": 8}, ["llama.expert_count=8"]),
         ({"model": "llama"}, ["tokenizer", "llama"]),
         ({"pre": "tekken"}, ["tekken", "llama-bpe"]),

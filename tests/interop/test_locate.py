@@ -290,4 +290,7 @@ def test_a_checkpoint_and_another_one_exclude_each_other(here):
     with pytest.raises(UserError) as error:
         interop.load(STEP_3, "last")
     assert "checkpoint=last" in str(error.value)
-    assert interop.load(STEP_3, "3")
+    assert interop.load(STEP_3, 3)
+    shutil.move(STEP_3, "copy")
+    with pytest.raises(UserError):
+        interop.load("copy", "last")
