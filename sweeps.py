@@ -28,6 +28,7 @@ from rich.console import Console
 
 import cli
 from cli.arguments import quote
+from cli.config_file import escape_interpolation
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import list_folder, open_unlinked, refuse_link
@@ -113,37 +114,35 @@ def plan_sweep(command_line: cli.CommandLine) -> SweepPlan:
     Jobs in processes of their own must find the modules from wherever they start, so the
     repository joins PYTHONPATH.
     """
-    sweeper, overrides = sweep_settings(command_line)
+    hydra_settings, overrides = sweep_settings(command_line)
+    sweeper = hydra_settings.sweeper
     n_jobs = count_jobs(sweeper, overrides, command_line.config_dir)
-    typed = {
-        override.key_or_group: override.value()
-        for override in OverridesParser.create().parse_overrides(command_line.settings)
-    }
-    folder = open_sweep(typed.get("hydra.sweep.dir"), resume=typed.get("resume") == "auto")
+    values = {override.key_or_group: override.value() for override in overrides}
+    folder = open_sweep(hydra_settings.sweep.dir, resume=values.get("resume") == "auto")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return SweepPlan(
         folder=folder,
         start_folder=Path.cwd(),
         config_dir=command_line.config_dir,
-        constant_keys=[o.key_or_group for o in overrides if not o.is_sweep_override()],
+        constant_keys=["resume"] + [o.key_or_group for o in overrides if not o.is_sweep_override()],
         n_jobs=n_jobs,
     )
 
 
 def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Override]]:
-    """Return the sweeper's settings, and the settings of the jobs: those typed and the preset's."""
+    """Return Hydra's settings, and the settings of the jobs: those typed and the preset's."""
     parser = OverridesParser.create()
     typed = parser.parse_overrides(command_line.settings)
     constant = [str(override.input_line) for override in typed if not override.is_sweep_override()]
-    sweeper = cli.compose_settings(constant, command_line.config_dir).hydra.sweeper
-    params = sweeper.get("params") or {}
+    hydra_settings = cli.compose_settings(constant, command_line.config_dir).hydra
+    params = hydra_settings.sweeper.get("params") or {}
     settings = {key: f"{key}={value}" for key, value in params.items()} | {
         override.key_or_group: override.input_line
         for override in typed
         if not override.key_or_group.startswith("hydra")
     }
-    return sweeper, parser.parse_overrides(list(settings.values()))
+    return hydra_settings, parser.parse_overrides(list(settings.values()))
 
 
 def is_grid(sweeper: DictConfig) -> bool:
@@ -178,6 +177,8 @@ def count_jobs(
             counts.append(len(value.filter(list(presets))))
         else:
             counts.append(len(list(override.sweep_string_iterator())))
+        if not counts[-1]:
+            raise UserError(f"{override.input_line} has no values: give it some")
     return prod(counts)
 
 
@@ -236,7 +237,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
             write_job(path, note)
             print_line(title)
             with redirect_output(path / "log.txt"):
-                cfg.run_dir, cfg.resume = str(path), "auto"
+                cfg.run_dir, cfg.resume = escape_interpolation(str(path)), "auto"
                 config = OmegaConf.to_object(cfg)
                 loss = train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
     except (KeyboardInterrupt, SystemExit):
@@ -321,13 +322,13 @@ def job_name(settings: dict[str, str]) -> str:
 # --- the sweep's folder ---------------------------------------------------------------------------
 
 
-def open_sweep(typed: str | None, resume: bool) -> Path:
-    """Return the folder of a new or resumed sweep; without a path a new one in runs/.
+def open_sweep(typed: str, resume: bool) -> Path:
+    """Return the folder of a new or resumed sweep; without a path ("") a new one in runs/.
 
     Raises:
         UserError: If the folder holds something else, or a sweep that is not to be resumed.
     """
-    if typed is None:
+    if not typed:
         return new_run_dir("sweep")
     folder = Path(typed)
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
@@ -346,7 +347,6 @@ def open_sweep(typed: str | None, resume: bool) -> Path:
             f"hydra.sweep.dir={folder} already holds a sweep: add resume=auto to resume it, or "
             "choose another folder"
         )
-    read_sweep(folder)  # refuses damaged notes before anything is written
     return folder
 
 

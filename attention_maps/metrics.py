@@ -26,7 +26,7 @@ from common.metrics import COMPANION_SUFFIXES, is_scored
 # Prefixes of the metrics that snapshots measure.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0")
-_HEAD_KEY = re.compile(r"(heads|emerged|lost)/(?P<score>\w+)/L(?P<layer>\d+)H(?P<number>\d+)")
+_HEAD_KEY = re.compile(r"(heads|emerged|lost)/(\w+)/(L\d+H\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
 
 
@@ -139,8 +139,8 @@ def _all_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
     values: dict[str, dict[Head, float]] = defaultdict(dict)
     for key, value in row.items():
         match = _HEAD_KEY.fullmatch(key) if key.startswith(group) else None
-        if match:
-            values[match["score"]][Head(int(match["layer"]), int(match["number"]))] = value
+        if match and (head := parse_head(match[3])):
+            values[match[2]][head] = value
     return dict(values)
 
 
@@ -173,7 +173,8 @@ def _read_composition(row: dict) -> Iterator[CompositionShare]:
             continue
         score, name, read, upstream = match.groups()
         head, place = parse_head(name), f"/{name}/{read}/{upstream}"
-        assert head is not None  # the pattern ensures it
+        if head is None:
+            continue
         prefix = f"composition/{score}"
         yield CompositionShare(
             score,

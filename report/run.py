@@ -111,11 +111,11 @@ def _timing_of_emergence(
 ) -> dict[str, float]:
     """Return the tokens seen when the first head of a score emerged, and the loss at that step."""
     emerged = figures.get(f"emerged/{score}")
-    if not emerged or not figures.get("step"):
+    if not emerged or not figures.get("step") or "tokens" not in figures:
         return {}
     losses = (row["val/loss"] for row in rows if row["step"] >= emerged and "val/loss" in row)
     return {
-        f"tokens_at_emergence/{score}": emerged * figures["tokens"] / figures["step"],
+        f"tokens_at_emergence/{score}": emerged * (figures["tokens"] / figures["step"]),
         f"loss_at_emergence/{score}": next(losses, nan),
     }
 

@@ -6,12 +6,13 @@ Everything is read from the folder, so the results do not depend on what started
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, isfinite, nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 
+import cli
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.metrics import METRICS, read_rows
@@ -37,7 +38,7 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """Its columns of sweep.csv, such as `val/loss`; see `summarize_run`."""
+        """The run's figures in sweep.csv, such as `val/loss`; see `summarize_run`."""
         return summarize_run(self.path, self.config, self.rows)
 
 
@@ -65,9 +66,19 @@ def read_sweep(folder: Path) -> list[Run]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run from its folder, with the note of its sweep if it belongs to one."""
-    note = read_job(path) if exists(path / JOB) else JobNote(overrides={}, swept=[])
-    config, rows = load_config(path), read_rows(path / METRICS)
+    """Read a run from its folder, with the note of its sweep if it belongs to one.
+
+    A run whose files cannot be read has failed, for that reason.
+    """
+    note, config, rows = JobNote(overrides={}, swept=[]), None, []
+    try:
+        note = read_job(path) if exists(path / JOB) else note
+    except (UserError, OSError) as e:
+        note = replace(note, failure=cli.explain_error(e) or str(e))
+    try:
+        config, rows = load_config(path), read_rows(path / METRICS)
+    except (UserError, OSError) as e:
+        note = replace(note, failure=cli.explain_error(e) or str(e))
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"
     elif note.failure:

@@ -1,6 +1,7 @@
 """Sweeps: the folders of their jobs, their table, resuming them, launchers and W&B agents."""
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from itertools import product
 from math import inf, nan
 from pathlib import Path
@@ -22,7 +24,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 from processes import Process, fault_at_call, rows, rows_without_times, run_to_end
@@ -33,7 +35,7 @@ import cli
 import report.page
 import sweeps
 from cli.arguments import CONFIGS, parse_command_line
-from cli.config_file import read_config
+from cli.config_file import config_yaml, read_config
 from common.errors import UserError
 from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
@@ -214,29 +216,48 @@ def sweep(monkeypatch, tmp_path):
     return run
 
 
-def test_a_job_without_a_loss_is_a_failed_trial_and_the_others_run(sweep):
-    outcomes = [
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """Run a job with settings that a sweeper has drawn, and return what the sweeper gets."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweeps, "summarize", lambda folder: None)
+    plan = sweeps.SweepPlan(Path("sweep"), tmp_path, None, [], None)
+
+    def run(setting: str, job) -> float | None:
+        cfg = cli.compose_settings([setting, "hydra.job.num=0"])
+        HydraConfig.instance().set_config(cfg)
+        with open_dict(cfg):
+            cfg.pop("hydra")
+        return sweeps.run_job(cfg, plan, job)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
         1.5,
         nan,
+        inf,
         UserError("wrong"),
         ZeroDivisionError(),
         OSError(28, "No space left on device"),
+        MemoryError(),
         Panic("in Rust"),
-        2.0,
-    ]
-
+    ],
+    ids=repr,
+)
+def test_a_job_without_a_loss_is_a_failed_trial(outcome, draw):
     def job(job: cli.Job) -> float:
-        outcome = outcomes[job.config.seed]
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    status, returned = sweep(f"seed=range({len(outcomes)})", job=job)
-    assert status == 1  # because jobs have failed
-    assert returned == [1.5, *[None] * (len(outcomes) - 2), 2.0]
-    for seed, outcome in enumerate(outcomes):
-        note = read_job(Path("sweep", f"seed={seed}"))
-        assert bool(note.failure) == isinstance(outcome, BaseException)
+    assert draw("seed=1", job) == (1.5 if outcome == 1.5 else None)
+    failed = isinstance(outcome, BaseException)
+    assert bool(read_job(Path("sweep", "seed=1")).failure) == failed
+    assert draw("seed=1", lambda job: 2.0) == 2.0
+    assert not read_job(Path("sweep", "seed=1")).failure
 
 
 @pytest.mark.parametrize("status", [130, 143])
@@ -249,19 +270,22 @@ def test_a_stop_signal_in_a_job_ends_the_sweep(status, sweep):
 
 
 @pytest.mark.parametrize(
-    "setting",
-    ["hydra.job.chdir=true", "hydra.sweep.dir=./a/../sweep"],
+    "setting, folder",
+    [
+        ("hydra.job.chdir=true", "sweep"),
+        ("hydra.sweep.dir=./a/../sweep", "sweep"),
+        ("hydra.sweep.dir=${hydra.job.name}, it's (1)", "${hydra.job.name}, it's (1)"),
+        ("resume=auto,false", "sweep"),
+    ],
 )
-def test_jobs_run_where_the_sweep_was_started(setting, sweep):
+def test_jobs_run_where_the_sweep_was_started(setting, folder, sweep):
     def job(job: cli.Job) -> float:
-        ran.append((Path.cwd(), Path(job.config.run_dir).absolute()))
+        ran.append((Path.cwd(), Path(job.config.run_dir).resolve()))
         return 1.0
 
     ran, here = [], Path.cwd()
-    _, returned = sweep("seed=1,2", setting, job=job)
-    assert returned == [1.0, 1.0]
-    assert [folder for folder, _ in ran] == [here, here]
-    assert [path.resolve() for _, path in ran] == [here / "sweep" / f"seed={n}" for n in (1, 2)]
+    _, returned = sweep(setting, job=job)
+    assert set(returned) == {1.0} and set(ran) == {(here, here / folder / "job")}
 
 
 def test_a_sweep_without_any_job_is_a_failure(sweep, monkeypatch):
@@ -269,27 +293,6 @@ def test_a_sweep_without_any_job_is_a_failure(sweep, monkeypatch):
     with pytest.raises(UserError, match="sweep"):
         sweep("seed=1,2", job=lambda job: 1.0)
     assert not Path("sweep").exists()
-
-
-@pytest.fixture
-def draw(tmp_path, monkeypatch):
-    """Run jobs with settings that a sweeper has drawn, and return the folder of each."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweeps, "summarize", lambda folder: None)
-    plan = sweeps.SweepPlan(Path("sweep"), tmp_path, None, [], None)
-
-    def run(*draws: str) -> list[str]:
-        jobs: list[cli.Job] = []
-        for setting in draws:
-            cfg = cli.compose_settings([setting, "hydra.job.num=0"])
-            HydraConfig.instance().set_config(cfg)
-            with open_dict(cfg):
-                cfg.pop("hydra")
-            assert sweeps.run_job(cfg, plan, lambda job: jobs.append(job) or 1.0) == 1.0
-        assert {job.config.resume for job in jobs} == {"auto"}  # so that the second only reports
-        return [Path(job.config.run_dir).name for job in jobs]
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -304,26 +307,29 @@ def draw(tmp_path, monkeypatch):
     ],
 )
 def test_equal_jobs_share_a_folder_in_which_the_second_continues_the_first(key, values, draw):
-    folders = draw(*(f"{key}={value}" for value in values))
-    assert len(folders) == len(values) and len(set(folders)) == 1
-    assert not read_job(Path("sweep", folders[0])).failure
+    jobs: list[cli.Job] = []
+    for value in values:
+        draw(f"{key}={value}", lambda job: jobs.append(job) or 1.0)
+    assert {job.config.resume for job in jobs} == {"auto"}
+    assert len(jobs) == len(values) and len({job.config.run_dir for job in jobs}) == 1
 
 
 def test_different_draws_have_different_folders(draw):
-    draws = [0.1, 0.1 + 1e-16, 1e-7, 1.0]
-    assert len(set(draw(*(f"optim.lr={value!r}" for value in draws)))) == len(draws)
+    draws = [0.1, 0.1 + 1e-16, 1e-7]
+    jobs: list[cli.Job] = []
+    for value in draws:
+        draw(f"optim.lr={value!r}", lambda job: jobs.append(job) or 1.0)
+    assert len({job.config.run_dir for job in jobs}) == len(draws)
 
 
-def test_an_equal_job_in_parallel_waits_for_the_first(sweep):
-    """The first one begins the second one while it runs, as another process would."""
-
+def test_an_equal_job_in_parallel_waits_for_the_first(draw):
     def job(job: cli.Job) -> float:
         lock = FileLock(Path(job.config.run_dir) / JOB_LOCK, timeout=0)
         with pytest.raises(Timeout):
             lock.acquire()
         return 1.0
 
-    assert sweep("seed=1", job=job)[1] == [1.0]
+    assert draw("seed=1", job) == 1.0
 
 
 @pytest.mark.slow
@@ -472,6 +478,9 @@ def test_a_bug_fails_only_its_own_job(tmp_path, text_file):
         (["model=small,gpt3"], ["gpt3", "gpt2"]),
         (["hydra.sweep.dir=/dev/null/x"], ["/dev/null/x"]),
         (["hydra.mode=RUN"], ["hydra.mode=RUN", "-m"]),
+        (["max_steps=range(3,1)"], ["max_steps=range(3,1)"]),
+        (["data=glob(zzz*)"], ["data=glob(zzz*)"]),
+        (["hydra.sweeper.max_batch_size=1", "max_steps=1,a"], ["max_steps=a"]),
         (["hydra.sweep.subdir=x"], ["hydra.sweep.subdir=x", "hydra.sweep.dir"]),
     ],
 )
@@ -586,6 +595,57 @@ def test_any_settings_and_losses_can_be_printed(tmp_path_factory, cases):
         )
 
 
+NUMBERS = st.one_of(
+    st.floats(),
+    st.integers(-(10**299), 10**299),
+    st.integers(0, 9),
+    st.sampled_from([10**299, nan]),
+)
+ANYTHING = st.one_of(NUMBERS, st.text(max_size=5), st.none(), st.booleans(), st.just([]))
+METRIC_NAMES = st.one_of(
+    st.sampled_from(["step", "tokens", "train_seconds", "val/loss", "val/bits_per_byte", "text"]),
+    st.sampled_from(["probe/copying_gain", "faithfulness/none", "circuit/L0H0"]),
+    st.builds(
+        "{}/{}/{}".format,
+        st.sampled_from(["heads", "emerged", "composition", "lost"]),
+        st.sampled_from(["induction", "previous_token", "sink", "induction_se", "x"]),
+        st.sampled_from(["L0H0", "L999H999", "", "L" + "9" * 5000 + "H0", "L0H" + "9" * 5000]),
+    ),
+)
+ROWS = st.builds(
+    lambda row, step: row | {"step": step},
+    st.dictionaries(METRIC_NAMES, NUMBERS, max_size=12),
+    st.integers(0, 9) | ANYTHING,
+)
+NOTES = st.one_of(
+    st.builds(
+        lambda overrides, failed: {"overrides": overrides, "swept": [*overrides], "failed": failed},
+        st.dictionaries(st.sampled_from(["seed", "optim.lr", "data.path"]), st.text()),
+        st.text(),
+    ),
+    st.dictionaries(st.sampled_from(["overrides", "swept", "failed"]), ANYTHING),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(jobs=[([{"step": 4, "emerged/induction/L0H0": 2}], {}, True)])
+@example(jobs=[([{"step": 4, "heads/sink/L" + "9" * 5000 + "H0": 0.5}], {}, True)])
+@given(jobs=st.lists(st.tuples(st.lists(ROWS), NOTES, st.booleans()), min_size=1, max_size=3))
+def test_rows_and_notes_of_any_type_or_size_can_be_summarized(jobs, tmp_path):
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    for number, (rows_of_job, note, has_config) in enumerate(jobs):
+        (folder / f"{number}").mkdir()
+        lines = "".join(json.dumps(row) + "\n" for row in rows_of_job)
+        (folder / f"{number}" / "metrics.jsonl").write_text(lines)
+        (folder / f"{number}" / "job.json").write_text(json.dumps(note))
+        config = run_of({}, 1.0).config if has_config else None
+        text = config_yaml(config) if config else "seed: [1]"
+        (folder / f"{number}" / "config.yaml").write_text(text)
+    runs = sweeps.summarize(folder)
+    printed(runs, 80, folder)
+    assert all(run.failure for run, (*_, has_config) in zip(runs, jobs) if not has_config)
+
+
 # --- presets of sweeps ----------------------------------------------------------------------------
 
 
@@ -598,8 +658,9 @@ def overrides_of(*argv: str) -> list[Override]:
 def jobs(*argv: str, **sweeper) -> int | None:
     """The number of jobs of a sweep, by Hydra's sweeper if there is no other."""
     GlobalHydra.instance().clear()
-    hydras_own, overrides = sweeps.sweep_settings(parse_command_line(["-m", *argv]))
-    return sweeps.count_jobs(OmegaConf.create(sweeper) if sweeper else hydras_own, overrides)
+    hydra_settings, overrides = sweeps.sweep_settings(parse_command_line(["-m", *argv]))
+    own = OmegaConf.create(sweeper) if sweeper else hydra_settings.sweeper
+    return sweeps.count_jobs(own, overrides)
 
 
 def expanded(*argv: str) -> list[Config]:

@@ -28,6 +28,7 @@ from processes import tiny_arguments as typed
 from safetensors.torch import load_file, save_file
 
 import attention_maps.snapshot
+import sweeps
 import training.device
 import training.evaluate
 from cli.command import explain_error
@@ -43,7 +44,6 @@ from common.manifest import (
 )
 from data.tokens import Tokens, prepare
 from report.page import write_page
-from report.sweep import read_sweep
 from training.checkpoint import (
     find_checkpoint,
     load_run,
@@ -239,7 +239,7 @@ def read_folder(place: Path) -> None:
     run = place / "sweep" / "job"
     for read in (
         lambda: read_config(run / "config.yaml"),
-        lambda: read_sweep(place / "sweep"),
+        lambda: sweeps.summarize(place / "sweep"),
         lambda: write_page(run),
         lambda: find_checkpoint(run, "best", pytest.fail),
     ):
