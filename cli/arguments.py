@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString, Range
 from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
-from cli.presets import CONFIGS, SETTINGS, check_setting, find_presets, read_presets
+from cli.presets import CONFIGS, GROUPS, SETTINGS, check_setting, find_presets, read_presets
 from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
@@ -132,11 +132,10 @@ def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
         UserError: If the argument is not a setting, or is not allowed here.
     """
     key, equals, value = argument.partition("=")
-    groups = find_presets()
     if equals and key.startswith(("hydra.", "hydra/")):
         return _check_hydra_setting(key, value, is_job)
-    if not equals or key not in {*SETTINGS, *groups} or is_nanogpt_setting(argument):
-        raise unknown_setting(argument, [*SETTINGS, *groups])
+    if not equals or key not in {*SETTINGS, *GROUPS} or is_nanogpt_setting(argument):
+        raise unknown_setting(argument, [*SETTINGS, *GROUPS])
     if is_sweep:
         advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
         if advice:
@@ -159,7 +158,7 @@ def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
 
     # A single value
     is_for_hydra = is_sweep if is_free_text else "${" in value
-    if key in groups or (is_for_hydra and override):
+    if key in GROUPS or (is_for_hydra and override):
         return argument
     converted = check_setting(key, value)
     needs_quotes = isinstance(converted, str) and "choices" not in SETTINGS[key].metadata
@@ -218,7 +217,7 @@ def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) 
     entries = yaml.safe_load((CONFIGS / "config.yaml").read_text(encoding="utf-8"))["defaults"]
     defaults: dict[str, list[str]] = {}  # the presets of a command line without any
     for entry in entries:
-        if isinstance(entry, dict) and entry.keys() <= find_presets().keys():
+        if isinstance(entry, dict) and entry.keys() <= set(GROUPS):
             defaults |= {group: [name] for group, name in entry.items() if name}
     typed = _find_chosen_presets(settings, config_dir)
     for preset in read_presets(defaults | typed, config_dir):
@@ -228,7 +227,8 @@ def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) 
             params = [f"{key}={value}" for key, value in preset.sweep_params.items()]
             for param in params:
                 _check_argument(param, is_sweep=True, is_job=False)
-            read_presets(_find_chosen_presets(params, config_dir), config_dir)
+            if params:
+                read_presets(_find_chosen_presets(params, config_dir), config_dir)
         except UserError as e:
             raise UserError(f"{preset.path}: {e}") from None
 

@@ -25,7 +25,6 @@ from common.files import list_folder
 from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
 from config import Config, ModelConfig, TokenizerConfig
-from data.sources import refuse_unused_by_files
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
@@ -146,8 +145,11 @@ def _refuse_unused(job: Job, config: Config) -> None:
     typed = {key: attrgetter(key)(config) for key in job.keys if key in SETTINGS}
     for key, value in typed.items():
         refuse_unused([key], values | {key: value})  # the values of other swept keys are not known
-    if config.data.source == "text" and "data.path" in values:
-        refuse_unused_by_files(config.data, job.keys)
+    if {"data.exclude", "data.field"} & typed.keys() and config.data.source == "text":
+        from data.sources import refuse_unused_by_files  # slow to import, and seldom needed
+
+        if "data.path" in values:
+            refuse_unused_by_files(config.data, typed)
 
 
 def _expand_home(key: str, path: str | None) -> str | None:

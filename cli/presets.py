@@ -17,6 +17,7 @@ from common.settings import check_value, convert_value, iterate_settings
 from config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
 GLOBAL_GROUPS = ("experiment", "sweep")  # their presets set anything, the others one section
 GLOBAL_PACKAGE = "# @package _global_"
@@ -48,7 +49,7 @@ def find_presets(config_dir: str | None = None) -> Presets:
     Args:
         config_dir: A folder with presets of the user's own, beside those of the repository.
     """
-    groups: Presets = {folder.name: {} for folder in sorted(CONFIGS.iterdir()) if folder.is_dir()}
+    groups: Presets = {group: {} for group in GROUPS}
     # The repository's presets come last, because Hydra prefers them to others of the same name.
     roots = [CONFIGS] if config_dir is None else [Path(config_dir), CONFIGS]
     for root in roots:
@@ -179,7 +180,7 @@ def _read_bases(group: str, defaults: Any) -> Iterator[tuple[str, str]]:
     """Yield group and name of the presets that a defaults list names."""
     if not isinstance(defaults, list):
         raise UserError("defaults must be a list, whose lines begin with a dash")
-    overrides = {f"override /{other}": other for other in find_presets() if other != group}
+    overrides = {f"override /{other}": other for other in GROUPS if other != group}
     seen: set[str] = set()
     for entry in defaults:
         if isinstance(entry, str) and " " not in entry:

@@ -100,6 +100,8 @@ def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
         raise UserError(
             f"{name}={show_value(value)} must be one value, not several ({field.metadata['help']})"
         )
+    if NoneType in types and str(value).strip().lower() in ("none", "~"):
+        raise UserError(f"{name}={value} does not leave it unset: write {name}=null")
     expected = " or ".join(words for kind, words in TYPE_WORDS.items() if kind in types)
     raise UserError(f"{name}={show_value(value)} is not {expected}{_hint(value, types)}")
 
@@ -121,8 +123,6 @@ def _convert(kind: type, value: Any) -> Any:
 
 def _hint(value: Any, types: tuple) -> str:
     """Return how to correct a value that is not of one of these types."""
-    if str(value).strip().lower() in ("none", "~") and NoneType in types:
-        return ": to leave it unset, write null"
     if isinstance(value, bool):
         return ": put it in quotes" if str in types else ""
     with suppress(ValueError, OverflowError):

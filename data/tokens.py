@@ -83,12 +83,12 @@ class Tokens:
             validation = "the last tenth of the characters is for validation"
         else:
             validation = f"{self.val_documents:,} of them, one in ten, are for validation"
-        skipped = [f"         skipped because they have no text: {self.skipped:,}"]
+        skipped = [f"         rows skipped because their text is null: {self.skipped:,}"]
         return [
             f"text     {self.name}",
             f"         {self.documents:,} document{plural}, {self.characters:,} characters",
-            *(skipped if self.skipped else []),
             f"         {validation}",
+            *(skipped if self.skipped else []),
             f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",
             f"         vocabulary {self.tokenizer.vocab_size:,}, "
             f"{self.bytes / tokens:.2f} bytes per token",

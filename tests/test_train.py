@@ -168,7 +168,8 @@ def test_tiny_contexts_and_vocabularies_train_and_sample(
     done = command("train.py", *TINY, *shape, *ngrams, *text)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "report.html").exists()
-    for request in (["attention=page.html", f"prompt={alphabet[0]}"], ["score=dna.txt"]):
-        done = command("sample.py", "run_dir=run", "max_new_tokens=9", *request)
+    page = ["attention=page.html", f"prompt={alphabet[0]}", "max_new_tokens=9"]
+    for request in (page, ["score=dna.txt"]):
+        done = command("sample.py", "run_dir=run", *request)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "page.html").exists()

@@ -1,5 +1,6 @@
 """Token files are prepared once, never stale and never incomplete."""
 
+import json
 import os
 import re
 import shutil
@@ -105,6 +106,16 @@ def test_end_of_text_separates_documents(folder):
         f"{texts[0]}{'c' * 85}",
         f"{'c' * 10}dddddeeeee",
     )
+
+
+def test_the_summary_counts_the_rows_whose_text_is_null(write):
+    texts = ["first", "null", "second", "null", "null"]
+    rows = [f'{{"text": {text if text == "null" else json.dumps(text)}}}' for text in texts]
+    source = write("\n".join(rows), "text/rows.jsonl")
+    for _ in range(2):  # prepared, then opened
+        tokens = prepare(source, CHAR, ignore)
+        assert (tokens.documents, tokens.skipped) == (2, 3)
+        assert any(line.endswith(" 3") for line in tokens.summary())
 
 
 def numbered_documents(count: int) -> list[str]:
