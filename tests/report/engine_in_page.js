@@ -1,4 +1,4 @@
-/** The worker's modules in a page, where a test reaches them as `engine`. */
+/** Modules of the worker and of the page, where a test reaches them as `engine`. */
 
 import { withoutFirstToken } from "../../report/web/attention_data.js";
 import { floatReader } from "../../report/web/float16.js";
@@ -10,6 +10,7 @@ import {
   runModel,
   session,
 } from "../../report/web/requests.js";
+import { scoredDiagonals } from "../../report/web/token_effect.js";
 import { createTokenizer } from "../../report/web/tokenizer.js";
 
 window.engine = {
@@ -20,6 +21,7 @@ window.engine = {
   models,
   passes,
   runModel,
+  scoredDiagonals,
   session,
   withoutFirstToken,
 };

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from models import configs, lively, random_tokens, small
 
-from attention_maps import ablation
+from attention_maps import ablation, scores
 from attention_maps.capture import capture, residual_writes, value_norms
 from attention_maps.logit_attribution import attribute_logits, scale_like_norm
 from attention_maps.scores import without_first_token
@@ -247,6 +247,17 @@ def test_rows_without_the_first_token_sum_to_1(tab):
     found = np.array(tab.evaluate(read, A.tolist()))
     assert found[1:, 1:] == pytest.approx(without_first_token(A))
     assert not found[0].any() and not found[:, 0].any()
+
+
+def test_the_framed_cells_are_those_that_the_scores_read(tab):
+    diagonals = tab.evaluate("engine.scoredDiagonals(8)")
+    assert {diagonal["score"] for diagonal in diagonals} == {"duplicate token", "induction"}
+    queries = np.arange(8, 16)
+    for diagonal in diagonals:
+        A = np.zeros((1, 1, 16, 16))  # (P, H, T, T)
+        A[..., queries, queries - diagonal["distance"]] = 1
+        compute_score = getattr(scores, diagonal["score"].replace(" ", "_"))
+        assert compute_score(A, np.zeros_like(A), np.array([8])).item() == 1
 
 
 BPE = {
