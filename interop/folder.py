@@ -156,7 +156,7 @@ class HFFolder(CheckpointSource):
                         "the others"
                     )
             else:
-                names = [path.name for path in folder.glob("*.safetensors")]
+                names = [n for n in os.listdir(folder) if n.lower().endswith(".safetensors")]
                 names = names if len(names) == 1 else []
         files = sorted(folder / name for name in set(names))
         for file in files:

@@ -2,7 +2,6 @@
 
 import math
 import mmap
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +59,7 @@ class GGUFFile(CheckpointSource):
             self._architecture = self._metadata.read("general.architecture", str)
             kind = self._metadata.read("general.type", str)
             n_files = self._metadata.read("split.count", int)
-        except (OSError, ValueError, KeyError, struct.error) as e:
+        except (OSError, ValueError, KeyError) as e:
             raise UserError(
                 f"{path} is not a .gguf file that can be read ({e}); download it again"
             ) from None

@@ -116,7 +116,7 @@ def parse_header(file: mmap.mmap) -> GGUFHeader:
     """Parse the header of a memory-mapped .gguf file.
 
     Raises:
-        ValueError, KeyError or struct.error: The file is not a .gguf file, or it is damaged.
+        ValueError or KeyError: The file is not a .gguf file, or it is damaged.
     """
     reader = _Reader(file)
     if file.read(len(MAGIC)) != MAGIC or reader.read_scalar("I") not in SUPPORTED_VERSIONS:
@@ -167,7 +167,10 @@ class _Reader:
 
     def _read_scalars(self, format: str, count: int) -> list[Any]:
         format = f"<{count}{format}"
-        return list(struct.unpack(format, self._file.read(struct.calcsize(format))))
+        content = self._file.read(struct.calcsize(format))
+        if len(content) < struct.calcsize(format):
+            raise ValueError("it ends before its header does")
+        return list(struct.unpack(format, content))
 
     def read_count(self, min_bytes: int, max_count: int | None = None) -> int:
         """Read a number of items that take at least `min_bytes` bytes each."""

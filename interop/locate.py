@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from common.checkpoints import saved_steps
 from common.errors import UserError
 from common.files import is_folder, read_start
 from common.manifest import CONFIG_FILE, MANIFEST_FILE
@@ -66,8 +67,7 @@ def _identify_folder(path: Path) -> RunPath | CheckpointSource | None:
     names = set(os.listdir(path))
     if {MANIFEST_FILE, CONFIG_FILE} <= names:
         return _find_run(path) or RunPath(path, is_copy=True)
-    is_run = CONFIG_FILE in names and "checkpoints" in names
-    if ADAPTER_CONFIG_FILE in names or (HF_CONFIG_FILE in names and not is_run):
+    if ADAPTER_CONFIG_FILE in names or (HF_CONFIG_FILE in names and not saved_steps(path)):
         return HFFolder(path)
     return RunPath(path) if _is_run(path) else _find_run(path)
 

@@ -119,6 +119,8 @@ ACCEPTED = [
     (nothing, "gpt2/config.json", "gpt2"),
     (nothing, "gpt2/tokenizer.json", "gpt2"),
     (rename("gpt2/model.safetensors", "gpt2/any name.safetensors"), "gpt2", "gpt2"),
+    (rename("gpt2/model.safetensors", "gpt2/MODEL.SAFETENSORS"), "gpt2", "gpt2"),
+    (lambda: (Path("gpt2/checkpoints").mkdir(), Path("gpt2/config.yaml").touch()), "gpt2", "gpt2"),
     (index_of_one_file, "gpt2", "gpt2"),
     (index_of_one_file, "gpt2/model.safetensors.index.json", "gpt2"),
     (repeat_head(1), "gpt2", "gpt2"),
