@@ -21,7 +21,7 @@ from cli.unused import SAMPLE_USED_WITH
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.paths import expand_home, require_output_file
-from common.text import printable
+from common.text import format_speed, pluralize, printable
 from common.text_files import normalize_text, open_text
 
 if TYPE_CHECKING:  # importing torch takes a second, so that the command line is checked first
@@ -149,7 +149,7 @@ def write_texts(
     block_size = model.config.block_size
     if len(prompt_ids) > block_size:
         print_stderr(
-            f"note: the prompt has {len(prompt_ids):,} tokens; the model reads the last "
+            f"note: the prompt has {pluralize(len(prompt_ids), 'token')}; the model reads the last "
             f"{block_size:,} of them"
         )
     max_documents = 1 if prompt else 2
@@ -179,10 +179,12 @@ def write_texts(
         path = expand_home("attention", config.attention)
         write_attention(model, tokenizer, prompt, texts[0], path)
     n_tokens = sum(len(text.tokens) for text in texts)
+    speed = f", {format_speed(n_tokens / seconds)} tok/s" if n_tokens else ""
     return (
-        f"{n_tokens:,} tokens in {seconds:.2f} s, {n_tokens / seconds:,.0f} tokens per second\n"
+        f"{pluralize(n_tokens, 'token')} in {seconds:.2f} s{speed}\n"
         f"KV cache: {batch_size * cache.nbytes:,} bytes for {batch_size} × {cache.capacity:,} "
-        f"tokens, {model.config.kv_heads} key/value and {model.config.n_head} query heads"
+        f"tokens, {pluralize(model.config.kv_heads, 'key/value head')} and "
+        f"{pluralize(model.config.n_head, 'query head')}"
     )
 
 
@@ -237,7 +239,7 @@ def write_attention(
         model.config, tokenizer.to_json(), 2 * model.num_parameters(), {0: weights}
     )
     n_shown = len(analysis.arrays["text_ids"])  # the last tokens, at most block_size
-    title = f"“{prompt}”" if prompt else f"Attention over {n_shown} tokens"
+    title = f"“{prompt}”" if prompt else f"Attention over {pluralize(n_shown, 'token')}"
     n_prompt_tokens = max(0, n_shown - len(text.tokens))
     write_prompt_page(
         path, title, analysis.arrays, embedded, analysis.metrics, findings, n_prompt_tokens
@@ -271,8 +273,8 @@ def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
     n_bytes = len(text.encode())
     bits_per_byte = loss * len(ids) / math.log(2) / n_bytes
     print(
-        f"{len(ids):,} tokens, {n_bytes:,} bytes: loss {loss:.4f} nats per token, "
-        f"{bits_per_byte:.4f} bits per byte",
+        f"{pluralize(len(ids), 'token')}, {pluralize(n_bytes, 'byte')}: "
+        f"loss {loss:.4f} nats per token, {bits_per_byte:.4f} bits per byte",
         flush=True,
     )
 

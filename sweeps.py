@@ -34,7 +34,7 @@ from common.errors import UserError
 from common.files import list_folder, open_unlinked, refuse_link
 from common.paths import expand_home, require_output_folder
 from common.settings import format_value
-from common.text import printable
+from common.text import pluralize, printable
 from report.job import JOB_LOCK, JobNote, read_job, write_job
 from report.sweep import (
     CSV,
@@ -76,7 +76,8 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
     """
     plan = plan_sweep(command_line)
     print_line = cli.printer(cli.Terminal())
-    print_line(f"sweep    {f'{plan.n_jobs} jobs, ' if plan.n_jobs else ''}in {plan.folder}")
+    jobs = f"{pluralize(plan.n_jobs, 'job')}, " if plan.n_jobs else ""
+    print_line(f"sweep    {jobs}in {plan.folder}")
 
     def run_hydra_job(cfg: DictConfig) -> float | None:
         return run_job(cfg, plan, train)

@@ -30,6 +30,7 @@ from common.errors import UserError
 from common.files import exists
 from common.manifest import TOKENIZER_FILE
 from common.metrics import METRICS
+from common.text import pluralize
 from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.ngrams import count_ngrams
@@ -55,13 +56,10 @@ from training.stopwatch import Stopwatch
 
 def main(launch: cli.Launch) -> None:
     """Train the run, or the runs of the sweep, that the command line asks for."""
-    try:
-        if launch.job is None:
-            sweeps.run_sweep(launch.command_line, run)
-        else:
-            run(launch.job)
-    finally:
-        launch.restore_signals()
+    if launch.job is None:
+        sweeps.run_sweep(launch.command_line, run)
+    else:
+        run(launch.job)
 
 
 def train_from(*settings: str) -> float:
@@ -223,7 +221,7 @@ def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) 
     except Stopped as stopped:
         run.checkpoints.save(step, row, clock, must_succeed=True)
         command = f"python train.py run_dir={shlex.quote(str(run.run_dir))} resume=true"
-        log(f"stopped after {step:,} steps; to resume: {command}")
+        log(f"stopped after {pluralize(step, 'step')}; to resume: {command}")
         raise SystemExit(stopped.exit_status) from None
 
 
@@ -323,8 +321,8 @@ def report_finished(
     """
     restore_config(run_dir, progress.step)
     log(
-        f"{run_dir} is finished: {progress.step:,} steps are done and max_steps="
-        f"{config.max_steps}; a larger max_steps extends it, along "
+        f"{run_dir} is finished after {pluralize(progress.step, 'step')} (max_steps="
+        f"{config.max_steps}); a larger max_steps extends it, along "
         "the learning-rate schedule of the longer run"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
@@ -448,4 +446,4 @@ def open_observer(run: Run, text: Tokens) -> AbstractContextManager[Observer | N
 
 
 if __name__ == "__main__":
-    cli.run(partial(main, launch))
+    cli.run(partial(main, launch), launch.restore_signals)

@@ -25,6 +25,7 @@ from attention_maps.results import (
     Measurements,
     Scores,
 )
+from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
 from model import GPT
 
@@ -100,10 +101,10 @@ def analyze(
     }
 
     if len(ids) ** 2 * model.num_parameters() <= MAX_EXPLAINED_COST:
-        log(f"attention: token and head effects on {len(ids)} predictions")
+        log(f"attention: token and head effects on {pluralize(len(ids), 'prediction')}")
         arrays |= explain_predictions(model, text_pass, tokenizer)
     else:
-        log(f"attention: {len(ids)} tokens are too many to measure token and head effects")
+        log(f"attention: {len(ids)} is too many tokens to measure token and head effects")
     return Analysis(**vars(measurements), arrays=arrays)
 
 

@@ -17,6 +17,7 @@ from attention_maps.metrics import flatten, read_latest
 from attention_maps.probes import make_probes
 from attention_maps.results import Measurements, Scores
 from common.files import refuse_link
+from common.text import pluralize
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
 from data.tokens import Tokens
@@ -145,7 +146,7 @@ class Snapshots:
                 self.probes.text_tokens,
                 path.with_suffix(".png"),
                 model.config.kv_heads,
-                f"Attention after {step:,} steps",
+                f"Attention after {pluralize(step, 'step')}",
             )
 
 

@@ -90,8 +90,12 @@ class _Stream(io.TextIOBase):
         getattr(self._target, "flush", super().flush)()
 
 
-def run(main: Callable[[], Result]) -> Result:
+def run(main: Callable[[], Result], at_end: Callable[[], None] = lambda: None) -> Result:
     """Call `main` and turn its errors into exit statuses.
+
+    Args:
+        main: The command.
+        at_end: Called when it ends, in whatever way.
 
     Returns:
         What `main` returns. After a user's mistake it prints one sentence and exits with status 1,
@@ -110,11 +114,10 @@ def run(main: Callable[[], Result]) -> Result:
             raise
         if process_rank() == 0:  # torchrun's other processes meet the same error
             print_stderr(f"error: {explanation}")
-        if (
-            getattr(e, "filename", "") is None
-        ):  # an error of a stream: the disk under stdout is full
-            discard_output()
+        discard_output()  # if the disk under it is full
         sys.exit(STATUS_USER_ERROR)
+    finally:
+        at_end()
 
 
 def explain_error(error: BaseException) -> str | None:

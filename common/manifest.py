@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import UserError
 from common.files import ordinary_file, sha256_of_file
 from common.metrics import is_valid_number
+from common.text import pluralize
 
 CHECKPOINT_FORMAT = 2
 MODEL_FILE = "model.safetensors"
@@ -119,7 +120,9 @@ def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> 
             written = content["files"][name]
             size = (folder / name).stat().st_size
             if size != written["bytes"]:
-                raise ValueError(f"{name} has {size} bytes instead of {written['bytes']}")
+                raise ValueError(
+                    f"{name} has {pluralize(size, 'byte')} instead of {written['bytes']:,}"
+                )
             if sha256_of_file(folder / name) != written["sha256"]:
                 raise ValueError(f"{name} was changed: its sha256 differs")
     except OSError as e:

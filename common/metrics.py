@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import exists, ordinary_file
+from common.text import pluralize
 
 METRICS = "metrics.jsonl"  # in a run's folder: one row per logged step
 SAMPLES = "samples.jsonl"  # in a run's folder: texts that the model generated during training
@@ -26,7 +27,7 @@ def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict
     lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if exists(path) else []
     rows = [row for row in map(parse_row, lines) if row is not None]
     if log and len(rows) < len(lines):
-        log(f"note: {len(lines) - len(rows)} invalid lines of {path} are skipped")
+        log(f"note: skipped {pluralize(len(lines) - len(rows), 'invalid line')} of {path}")
     return rows
 
 

@@ -25,6 +25,17 @@ def _without_negative_zero(value: float, decimals: int) -> float:
     return round(value, decimals) + 0.0
 
 
+def pluralize(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 step, 2,400 steps, 2 processes."""
+    suffix = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else suffix}"
+
+
+def format_speed(speed: float) -> str:
+    """Format a number per second, with two significant digits at least: 2,400, 12, 0.31."""
+    return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+
+
 def printable(text: str, one_line: bool = False) -> str:
     """Replace control characters, which a terminal would obey, by visible signs.
 

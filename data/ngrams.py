@@ -3,6 +3,7 @@
 import numpy as np
 
 from common.errors import UserError
+from common.text import pluralize
 from config import ModelConfig
 from ngrams import NO_NGRAM
 
@@ -51,7 +52,7 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
     if n_keys == 0 and highest_count:
         raise UserError(
             f"model.ngram_count={config.ngram_count} leaves no n-gram, because the most frequent "
-            f"one in the training text occurs {highest_count} times: set model.ngram_count to at "
-            f"most {highest_count}, or model.ngrams=0"
+            f"one in the training text occurs {pluralize(int(highest_count), 'time')}: set "
+            f"model.ngram_count to at most {highest_count}, or model.ngrams=0"
         )
     return np.concatenate(keys)

@@ -16,7 +16,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder, ordinary_file, sha256_of_file, sync
 from common.paths import expand_home, require_path
-from common.text import printable
+from common.text import pluralize, printable
 from common.text_files import open_text
 from config import DataConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
@@ -197,7 +197,7 @@ def find_text_files(
         for file in other_files[:MAX_NAMED_FILES]
     ]
     examples = f" (such as {', '.join(names)})" if names else ""
-    skipped = f"skipped {len(other_files):,} files that are not UTF-8 text{examples}"
+    skipped = f"skipped {pluralize(len(other_files), 'file')} without UTF-8 text{examples}"
     if not text_files:
         raise UserError(
             f"data.path={path} holds no text files; {skipped}; name a folder or a glob with text"

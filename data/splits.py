@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.errors import UserError
+from common.text import pluralize
 from data.corpus import Corpus
 from data.pieces import split_text
 
@@ -65,7 +66,7 @@ def count_corpus(corpus: Corpus) -> CorpusSize:
     if len(distinct) < 2:
         content = f"no character except {distinct.pop()!r}" if distinct else "no text"
         if size.skipped:
-            content += f" (data.field={corpus.field} is null in {size.skipped:,} lines)"
+            content += f" (data.field={corpus.field} is null in {pluralize(size.skipped, 'line')})"
         raise UserError(f"{corpus.name} has {content}; give another text")
     return size
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
+from common.text import pluralize
 from config import TokenizerConfig
 from data.hf_tokenizer import END_OF_TEXT, PROBE_TEXT, HFTokenizer, byte_level_alphabet
 from data.panics import panics_as_errors
@@ -71,8 +72,8 @@ class CharTokenizer:
             context = text[start : position + SHOWN_CONTEXT_CHARS]
             raise UserError(
                 f"the character {text[position]!r} in {context!r} is not among the "
-                f"{self.vocab_size} characters that this model was trained on; leave it out, or "
-                "train with tokenizer=bpe, which takes any text"
+                f"{pluralize(self.vocab_size, 'character')} that this model was trained on; leave "
+                "it out, or train with tokenizer=bpe, which takes any text"
             )
         return ids
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object, sha256_of_file, sync
+from common.text import pluralize
 from common.text_files import contains_byte
 from config import Config, DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
@@ -78,15 +79,14 @@ class Tokens:
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""
         tokens = len(self.train) + len(self.val)
-        plural = "" if self.documents == 1 else "s"
         if self.val_documents is None:
-            validation = "the last tenth of the characters is for validation"
+            validation = "the last tenth of the characters for validation"
         else:
-            validation = f"{self.val_documents:,} of them, one in ten, are for validation"
+            validation = f"{self.val_documents:,} of them (one in ten) for validation"
         skipped = [f"         rows skipped because their text is null: {self.skipped:,}"]
         return [
             f"text     {self.name}",
-            f"         {self.documents:,} document{plural}, {self.characters:,} characters",
+            f"         {pluralize(self.documents, 'document')}, {self.characters:,} characters",
             f"         {validation}",
             *(skipped if self.skipped else []),
             f"tokens   {len(self.train):,} for training, {len(self.val):,} for validation",

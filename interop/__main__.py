@@ -7,6 +7,7 @@ import cli
 from common.errors import UserError
 from common.paths import expand_home
 from common.settings import check_settings, setting
+from common.text import pluralize
 from interop import load, save_hf
 from interop.export import require_empty_folder
 
@@ -40,7 +41,7 @@ def main() -> None:
     require_empty_folder(to)
     model, tokenizer = load(config.run_dir, config.checkpoint, cli.print_stderr, "run_dir")
     save_hf(model, to, tokenizer)
-    cli.print_stderr(f"wrote {to}: {model.num_parameters():,} parameters")
+    cli.print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 
 def export_help() -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.text import pluralize
 from data.hf_tokenizer import HFTokenizer
 from data.panics import panics_as_errors
 from data.tokenizer import Tokenizer
@@ -52,8 +53,8 @@ class ExternalCheckpoint:
         shapes = source.tensor_shapes()
         if self.config.n_layer > len(shapes):  # a model of so many layers would take long to build
             raise UserError(
-                f"{self.path} has {len(shapes):,} tensors, too few for {self.config.n_layer:,} "
-                "layers; download it again"
+                f"{self.path} has {pluralize(len(shapes), 'tensor')}, too few for "
+                f"{pluralize(self.config.n_layer, 'layer')}; download it again"
             )
         if self.config.tie_embeddings:
             for head in HEAD_TENSORS & shapes.keys():
@@ -101,8 +102,8 @@ class ExternalCheckpoint:
             ) from None
         if tokenizer and tokenizer.vocab_size > vocab_size:
             raise UserError(
-                f"{self.path} has a tokenizer of {tokenizer.vocab_size:,} tokens, more than the "
-                f"{vocab_size:,} of its model; use the tokenizer that belongs to it"
+                f"{self.path} has a tokenizer of {pluralize(tokenizer.vocab_size, 'token')}, more "
+                f"than the {vocab_size:,} of its model; use the tokenizer that belongs to it"
             )
         return tokenizer
 

@@ -198,7 +198,7 @@ def infer_llama3_rope(factors: Tensor, theta: float, head_dim: int) -> HFSetting
     if list(factors.shape) != [n_wavelengths] or not (factors.isfinite() & (factors > 0)).all():
         raise UserError(
             f"{ROPE_TENSOR} of shape {list(factors.shape)} does not contain a positive number for "
-            f"each of the {n_wavelengths} rotary wavelengths; download it again"
+            f"each rotary wavelength ({n_wavelengths}); download it again"
         )
     largest = factors.max()
     unstretched_share = (1 / factors - 1 / largest) / (1 - 1 / largest)

@@ -9,6 +9,7 @@ import struct
 from typing import Any, NamedTuple, TypeVar
 
 from common.settings import TYPE_WORDS, show_value
+from common.text import pluralize
 
 Value = TypeVar("Value", int, float, bool, str)
 
@@ -178,7 +179,8 @@ class _Reader:
         remaining = len(self._file) - self._file.tell()
         is_too_many = max_count is not None and count > max_count
         if count * min_bytes > remaining or is_too_many:
-            raise ValueError(f"it claims to have {count:,} items of at least {min_bytes} bytes")
+            size = pluralize(min_bytes, "byte")
+            raise ValueError(f"it claims to have {pluralize(count, 'item')} of at least {size}")
         return count
 
     def read_text(self, max_bytes: int | None = None) -> str:

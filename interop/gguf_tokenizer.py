@@ -6,6 +6,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
+from common.text import pluralize
 from data.hf_tokenizer import HFTokenizer
 from interop.gguf_header import Metadata
 
@@ -72,7 +73,9 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
         adds_begin = split == "llama-bpe" and begin is not None
     if adds_begin:
         if begin is None or not 0 <= begin < len(tokens):
-            raise ValueError(f"{PREFIX}bos_token_id={begin} is not one of {len(tokens):,} tokens")
+            raise ValueError(
+                f"{PREFIX}bos_token_id={begin} is not one of {pluralize(len(tokens), 'token')}"
+            )
         library.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )

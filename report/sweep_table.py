@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.files import atomic_write
-from common.text import printable
+from common.text import format_speed, pluralize, printable
 from report.sweep import (
     CSV,
     PAGE,
@@ -70,7 +70,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "parameters": format_magnitude,
     "kv_cache_bytes": partial(format_magnitude, unit="B"),
     "val/bits_per_byte": "{:.4f}".format,
-    "tokens_per_second": "{:,.0f}".format,
+    "tokens_per_second": format_speed,
     "train_seconds": "{:,.0f}".format,
 }
 HEADINGS = {
@@ -175,7 +175,7 @@ def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     for run in runs:
         if run.status == "unfinished":
             steps = run.rows[-1]["step"] if run.rows else 0
-            lines.append(("unfinished", f"{run.path.name}: {steps:,} steps"))
+            lines.append(("unfinished", f"{run.path.name}: {pluralize(steps, 'step')}"))
     lines += [("table", str(folder / CSV)), ("page", str(folder / PAGE))]
     if any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"

@@ -107,6 +107,9 @@ def _own_environment(shared):
     os.environ.pop("WANDB_API_KEY", None)
     # Workers of pytest-xdist ignore Ctrl-C, and so would the processes that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if "PYTEST_XDIST_WORKER" in os.environ:  # it gets SIGINT if it takes seconds to end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def write_text(folder: Path) -> None:

@@ -88,7 +88,8 @@ def run_command(argv: list[str]) -> int:
     name, *sys.argv[1:] = argv
     try:
         if name == "train.py":
-            cli.run(partial(train.main, cli.prepare_launch()))
+            launch = cli.prepare_launch()
+            cli.run(partial(train.main, launch), launch.restore_signals)
         elif name == "sample.py":
             cli.start(sample.main, cli.sample_help)
         elif name == "sweeps":

@@ -12,6 +12,7 @@ import torch
 
 from cli import first_line
 from common.errors import UserError
+from common.text import pluralize
 from config import MIN_BF16_DECODING_WIDTH, ResolvedConfig
 from model import GPT
 
@@ -159,4 +160,4 @@ def describe(device: str) -> str:
     """Return the device's name for the user."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return f"{device} ({platform.machine()}, {pluralize(torch.get_num_threads(), 'thread')})"

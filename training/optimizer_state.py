@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from common.errors import UserError
-from common.text import printable
+from common.text import pluralize, printable
 from training.optimizers import Muon, RowAdagrad
 from training.tensors import copy_rows, local_part, open_safetensors
 
@@ -62,7 +62,7 @@ def load_optimizer_tensors(
                 _check_tensor(file, key, [])
                 state = file.get_tensor(key).to(p.device)
                 if state.item() not in range(1, step + 1):
-                    _refuse(key, f"is {state.item()} after {step} steps")
+                    _refuse(key, f"is {state.item()} after {pluralize(step, 'step')}")
             else:
                 state = torch.empty_like(p[:, :1] if field == "row_squares" else p)
                 _check_tensor(file, key, list(state.shape))

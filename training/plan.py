@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 import torch
 
 from common.errors import UserError
+from common.text import pluralize
 from config import Config, GPTConfig, ResolvedConfig
 from data.tokens import Tokens
 from model import GPT
@@ -95,8 +96,8 @@ def resolve_model(config: Config, text: Tokens) -> GPTConfig:
     rows = len(text.ngrams)
     if model.ngram_rows not in (None, rows):
         raise UserError(
-            f"model.ngram_rows={model.ngram_rows} differs from the {rows} n-grams of the text; "
-            "leave it out."
+            f"model.ngram_rows={model.ngram_rows} differs from the "
+            f"{pluralize(rows, 'n-gram')} of the text; leave it out."
         )
     return replace(model, ngram_rows=rows)
 
@@ -116,7 +117,7 @@ def vocabulary_size(config: Config, text: Tokens) -> int:
             largest_power_of_two = 1 << ((length - 1).bit_length() - 1)
             hint += f" or set model.block_size={largest_power_of_two}"
         raise UserError(
-            f"the {split} split has only {length} tokens, too few for "
+            f"the {split} split has only {pluralize(length, 'token')}, too few for "
             f"model.block_size={model.block_size}; {hint}."
         )
     if model.vocab_size is None or model.vocab_size == vocab_size:
@@ -146,8 +147,8 @@ def check_shard(shard: int, processes: int) -> None:
     """Raise `UserError` if the processes cannot be divided into groups of `shard`."""
     if processes % shard:
         raise UserError(
-            f"shard={shard} does not divide the {processes} processes; choose a divisor, or "
-            "shard=auto."
+            f"shard={shard} does not divide the {pluralize(processes, 'process')}; choose a "
+            "divisor, or shard=auto."
         )
 
 
@@ -263,8 +264,11 @@ def print_run(
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = f"{processes} processes, each " if processes > 1 else ""
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
-    log(f"model    {model.num_parameters():,} parameters")
-    log(f"run      {config.max_steps:,} steps of {step_tokens:,} tokens, {epochs:,.2f} epochs")
+    log(f"model    {pluralize(model.num_parameters(), 'parameter')}")
+    log(
+        f"run      {pluralize(config.max_steps, 'step')} of {step_tokens:,} tokens, "
+        f"{epochs:,.2f} epochs"
+    )
     if epochs > MANY_EPOCHS:
         log(
             f"note     each token is seen {epochs:,.0f} times, so overfitting is likely; give more "

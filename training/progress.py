@@ -9,6 +9,7 @@ from common.checkpoints import find_checkpoint, saved_steps
 from common.errors import UserError
 from common.manifest import CONFIG_FILE, Manifest
 from common.metrics import METRICS, read_rows
+from common.text import pluralize
 from config import Config
 from training.run_folder import is_resuming
 from training.schedule import describe_rate_change
@@ -63,8 +64,8 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
         if any(row.get("seconds/save") for row in rows):
             raise UserError(
                 f"run_dir={run_dir} has lost its checkpoints: {run_dir / METRICS} records "
-                f"{rows[-1]['step']:,} steps, but {run_dir / 'checkpoints'} holds none; restore "
-                "them, or start a new run in another folder."
+                f"{pluralize(rows[-1]['step'], 'step')}, but {run_dir / 'checkpoints'} holds none; "
+                "restore them, or start a new run in another folder."
             )
         if config.resume == "auto":
             return Progress()

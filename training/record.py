@@ -23,15 +23,16 @@ from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
 from common.files import atomic_write, exists, list_folder, open_unlinked
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
+from common.text import format_speed, pluralize
 from config import ResolvedConfig, WandbConfig
 from training.checkpoint import remove_path
 
-# What the terminal shows of a row: name → metric, format.
+# What the terminal shows of a row: name → metric, function that formats it.
 SHOWN_METRICS = {
-    "loss": ("train/loss", "{:.3f}"),
-    "val": ("val/loss", "{:.3f}"),
-    "bits/byte": ("val/bits_per_byte", "{:.3f}"),
-    "tok/s": ("train/tokens_per_second", "{:,.0f}"),
+    "loss": ("train/loss", "{:.3f}".format),
+    "val": ("val/loss", "{:.3f}".format),
+    "bits/byte": ("val/bits_per_byte", "{:.3f}".format),
+    "tok/s": ("train/tokens_per_second", format_speed),
 }
 # Shown in lines but not in the progress bar, which has to fit 80 columns.
 HIDDEN_IN_PROGRESS_BAR = ("bits/byte",)
@@ -137,9 +138,9 @@ class Record:
     def print_metrics(self, row: dict) -> None:
         """Print the losses and the speed of a row."""
         values = {}
-        for name, (key, number_format) in SHOWN_METRICS.items():
+        for name, (key, format_number) in SHOWN_METRICS.items():
             if key in row:
-                values[name] = number_format.format(row[key])
+                values[name] = format_number(row[key])
         if self._progress_bar:
             self._progress_bar.update_values(values)
             self._progress_bar.advance(row["step"])
@@ -233,7 +234,7 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
         f"best validation loss {best['val/loss']:.4f} nats/token, "
         f"{best['val/bits_per_byte']:.4f} bits/byte"
     )
-    log(f"                     after {best['step']:,} steps")
+    log(f"                     after {pluralize(best['step'], 'step')}")
     if "train/eval_loss" in last:
         log(
             f"final loss           {last['val/loss']:.4f} in validation, "

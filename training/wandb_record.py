@@ -19,6 +19,7 @@ from attention_maps.metrics import aggregate_heads, emergence_metrics
 from cli import error_reason, first_line
 from common.errors import UserError
 from common.files import atomic_write, ordinary_file
+from common.text import pluralize
 from config import ResolvedConfig, WandbConfig
 from training.plan import model_size
 
@@ -50,7 +51,7 @@ class WandbRecord:
         step = row["step"]
         self._call(lambda run: run.log(aggregate_heads(row), step=step))
         if grid:
-            caption = f"attention patterns of all heads after {step} steps"
+            caption = f"attention patterns of all heads after {pluralize(step, 'step')}"
             self._log_media(step, "attention/map", lambda: wandb.Image(str(grid), caption=caption))
 
     def log_sample(self, step: int, text: str) -> None:

@@ -4,7 +4,7 @@ import { cellReader, maxError, scaleTop } from "./attention_data.js";
 import { createCellGrid } from "./cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "./colors.js";
 import { $, el } from "./dom.js";
-import { formatNumber, roundUp, shortenToken } from "./format.js";
+import { formatNumber, pluralize, roundUp, shortenToken } from "./format.js";
 import { drawHeadGrid } from "./head_grid.js";
 import { scoreNames } from "./head_metrics.js";
 import { drawOverview } from "./heads.js";
@@ -76,7 +76,7 @@ function describeCell(view, i, j) {
   const maps = selectedMaps();
   const nodes = [el("b", {}, formatNumber(cellReader(view, maps)(i, j)))];
   if (!view.exact) nodes.push(` ± ${roundUp(maxError(view, maps, i, j))}`);
-  if (maps.head === null) nodes.push(`, mean of ${view.H} heads`);
+  if (maps.head === null) nodes.push(`, mean of ${pluralize(view.H, "head")}`);
   else if (maps.weightByValues) {
     const weight = view.at(maps.layer, maps.head, i, j);
     const norm = view.norms[(maps.layer * view.H + maps.head) * view.T + j];

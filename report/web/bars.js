@@ -1,7 +1,7 @@
 /** Lists of named values with bars. */
 
 import { el } from "./dom.js";
-import { formatSigned } from "./format.js";
+import { formatSigned, pluralize } from "./format.js";
 
 /**
  * @typedef {object} Bar
@@ -54,7 +54,7 @@ export function largestBars(bars, maxCount) {
   if (!others.length) return ordered;
   return [
     ...ordered.slice(0, maxCount),
-    { name: `${others.length} others`, value: sumOfValues(others) },
+    { name: pluralize(others.length, "other"), value: sumOfValues(others) },
   ];
 }
 

@@ -144,9 +144,11 @@ export function roundUp(x) {
  * @returns {string} 12.3 s, 4 min 5 s or 2 h 3 min.
  */
 export function formatDuration(seconds) {
-  if (seconds < 60) return `${seconds.toPrecision(3)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (seconds < 59.95) return `${seconds.toPrecision(3)} s`;
+  const whole = Math.round(seconds);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const minutes = Math.round(seconds / 60);
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { STORED_PRECISION } from "./attention_data.js";
 import { $, el } from "./dom.js";
-import { formatCount, formatWithError } from "./format.js";
+import { formatCount, formatWithError, pluralize } from "./format.js";
 import { scoreAt, scoreNames } from "./head_metrics.js";
 import { headName } from "./labels.js";
 import {
@@ -75,7 +75,8 @@ function drawTokenEffectCaption(view) {
 function drawAttentionCaption() {
   const { layer, head, averageHeads, excludeFirst } = selection;
   const step = currentStep();
-  const name = averageHeads ? `Layer ${layer}, average of ${H} heads` : headName(layer, head);
+  const average = `Layer ${layer}, average of ${pluralize(H, "head")}`;
+  const name = averageHeads ? average : headName(layer, head);
   $("map-title").textContent = `Attention pattern of ${name}${afterSteps(step)}`;
   const sentences = [`Input: ${describeInput()}.`];
   if (data.promptTokens) sentences.push("Below the line: generated tokens.");
@@ -92,7 +93,7 @@ function drawAttentionCaption() {
 
 /** Say after how many steps of a run something was measured. */
 function afterSteps(step) {
-  return data.kind === "run" ? ` after ${formatCount(step)} steps` : "";
+  return data.kind === "run" ? ` after ${pluralize(step, "step")}` : "";
 }
 
 /** Name the tokens that the model reads. */
@@ -101,7 +102,7 @@ function describeInput() {
   if (isOwnText()) return "your text";
   if (data.kind === "prompt") return "the prompt";
   if (name === "text") return "the beginning of the validation text";
-  return `${period} random tokens, then the same ${period} again`;
+  return `${pluralize(period, "random token")}, then the same ${period} again`;
 }
 
 /** Say what the color of a cell means. */
@@ -146,11 +147,11 @@ function describePrecision(step) {
   } else sentences.push(STORED_PRECISION);
   if (steps.length < data.snapshotCount) {
     sentences.push(
-      `To stay small, the page holds ${steps.length} of ${data.snapshotCount} snapshots.`,
+      `To stay small, the page holds ${steps.length} of ${pluralize(data.snapshotCount, "snapshot")}.`,
     );
   }
   if (data.unreadableSnapshots) {
-    sentences.push(`${data.unreadableSnapshots} more snapshots cannot be read and are left out.`);
+    sentences.push(`${pluralize(data.unreadableSnapshots, "more snapshot")} could not be read.`);
   }
   return sentences.join(" ");
 }

@@ -2,7 +2,7 @@
 
 import { chartPanel } from "./chart_axes.js";
 import { $, bdi, el } from "./dom.js";
-import { formatCount, formatNumber } from "./format.js";
+import { formatCount, formatNumber, pluralize } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
 import { mean, standardError } from "./statistics.js";
 import {
@@ -107,7 +107,7 @@ function settingLines(curveOf, { bold = true, dots = () => [] } = {}) {
 function describeValue(unit) {
   return ({ name, xs, ys, run, seedCount, group }, k) => {
     const details = [`step ${formatCount(xs[k])}`];
-    if (seedCount) details.push(`mean of ${seedCount} runs`);
+    if (seedCount) details.push(`mean of ${pluralize(seedCount, "run")}`);
     if (run && run.status !== "finished") details.push(run.status);
     return [
       el("div", {}, el("b", {}, bdi(name)), bestMark(group)),

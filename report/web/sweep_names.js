@@ -1,7 +1,7 @@
 /** How a sweep's page names settings, runs, values and costs. */
 
 import { formatCompact } from "./chart_axes.js";
-import { formatCount, formatDuration, formatNumber, printableName } from "./format.js";
+import { formatCount, formatDuration, formatNumber, pluralize, printableName } from "./format.js";
 import {
   allSettings,
   bestSetting,
@@ -95,8 +95,8 @@ export function runName(run) {
 export function outcome({ status, figures, maxSteps }) {
   if (status === "finished") return status;
   if (figures.step === null) return `${status} before its first step`;
-  const total = maxSteps ? `of ${formatCount(maxSteps)} ` : "";
-  return `${status} after ${formatCount(figures.step)} ${total}steps`;
+  if (!maxSteps) return `${status} after ${pluralize(figures.step, "step")}`;
+  return `${status} after ${formatCount(figures.step)} of ${pluralize(maxSteps, "step")}`;
 }
 
 /**

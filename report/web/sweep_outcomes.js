@@ -3,6 +3,7 @@
 import { chartPanel, formatCompact } from "./chart_axes.js";
 import { $ } from "./dom.js";
 import { drawDotChart } from "./dot_chart.js";
+import { pluralize } from "./format.js";
 import { mean, standardError } from "./statistics.js";
 import {
   allSettings,
@@ -86,7 +87,7 @@ function meanOutcomeDot(setting, x, { format }, outcomeOf) {
   if (!values.length) return null;
   const error = standardError(values);
   const value = format(mean(values)) + (error ? ` ± ${format(error)}` : "");
-  const detail = `in ${values.length} of ${finished.length} runs`;
+  const detail = `in ${values.length} of ${pluralize(finished.length, "run")}`;
   const nodes = describeDot(settingName(setting), null, value, "", [detail]);
   return { x, y: mean(values), error, group: setting, nodes };
 }

@@ -3,7 +3,7 @@
 import { chartPanel, tickValues } from "./chart_axes.js";
 import { $ } from "./dom.js";
 import { drawDotChart } from "./dot_chart.js";
-import { formatCount, formatNumber } from "./format.js";
+import { formatNumber, pluralize } from "./format.js";
 import {
   allSettings,
   axisValue,
@@ -137,7 +137,7 @@ function equalCostsNote() {
   if (allSettings.length < 2) return [];
   const parts = [];
   const [parameters, cacheSizes] = [distinctCosts("parameters"), distinctCosts("kv_cache_bytes")];
-  if (parameters.length === 1) parts.push(`${formatCount(parameters[0])} parameters`);
+  if (parameters.length === 1) parts.push(pluralize(parameters[0], "parameter"));
   if (cacheSizes.length === 1) parts.push(`a KV cache of ${formatBytes(cacheSizes[0])}`);
   if (!parts.length) return [];
   const haveAllFinished = allSettings.every(setting => finishedRuns(setting).length);

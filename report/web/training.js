@@ -2,7 +2,7 @@
 
 import { formatCompact } from "./chart_axes.js";
 import { $, bdi, el } from "./dom.js";
-import { formatCount, formatDuration, formatNumber, printable } from "./format.js";
+import { formatCount, formatDuration, formatNumber, pluralize, printable } from "./format.js";
 import { drawLineChart } from "./line_chart.js";
 import { columns, data, scoredSteps } from "./page_state.js";
 import { explanationOf } from "./terms.js";
@@ -140,10 +140,8 @@ function showFigures() {
   }
   if (data.step !== null) {
     const isUnfinished = data.maxSteps > data.step;
-    figures.push([
-      formatCount(data.step),
-      isUnfinished ? `of ${formatCount(data.maxSteps)} steps so far` : "steps",
-    ]);
+    const [count, noun] = pluralize(data.step, "step").split(" ");
+    figures.push([count, isUnfinished ? `of ${pluralize(data.maxSteps, "step")} so far` : noun]);
   }
   if (data.tokens)
     figures.push([formatCompact(Number(data.tokens.toPrecision(3))), "training tokens"]);
@@ -194,14 +192,14 @@ function setUpSamples(samples) {
     select.value = k;
     $("sample").textContent = isCut ? `${text.slice(0, MAX_SAMPLE_LENGTH)}…` : text;
     $("sample-all").hidden = !isCut;
-    $("sample-all").textContent = `show all ${formatCount(text.length)} characters`;
+    $("sample-all").textContent = `show all ${pluralize(text.length, "character")}`;
     $("sample-before").disabled = k === 0;
     $("sample-after").disabled = k === samples.length - 1;
   }
 
   $("samples").hidden = false;
   $("samples-note").textContent = data.omittedSamples
-    ? `${data.omittedSamples} more are in the run's samples.jsonl`
+    ? `${pluralize(data.omittedSamples, "more sample")} in the run's samples.jsonl`
     : "";
   select.append(
     ...samples.map(({ step }, k) => el("option", { value: k }, `step ${formatCount(step)}`)),
