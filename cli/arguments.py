@@ -16,13 +16,20 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString, Range
 from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
-from cli.presets import CONFIGS, GROUPS, SETTINGS, check_setting, find_presets, read_presets
+from cli.presets import (
+    CONFIGS,
+    GROUPS,
+    SETTINGS,
+    STRING_TYPES,
+    check_setting,
+    find_presets,
+    read_presets,
+)
 from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
 
 MAX_CHECKED_CHOICES = 1000  # of one setting of a sweep
-STRING_TYPES = ("<class 'str'>", "str | None")  # of settings whose values are quoted for Hydra
 # Settings that a sweep refuses → what to do instead.
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",

@@ -12,12 +12,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cli.unused import refuse_unused
 from common.errors import UserError, did_you_mean, not_one_of
-from common.files import ordinary_file
-from common.settings import check_value, convert_value, iterate_settings
+from common.files import list_folder, ordinary_file
+from common.settings import check_value, convert_value, format_value, iterate_settings
 from config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
+STRING_TYPES = ("<class 'str'>", "str | None")  # of settings that are texts
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
 GLOBAL_GROUPS = ("experiment", "sweep")  # their presets set anything, the others one section
 GLOBAL_PACKAGE = "# @package _global_"
@@ -54,10 +55,19 @@ def find_presets(config_dir: str | None = None) -> Presets:
     roots = [CONFIGS] if config_dir is None else [Path(config_dir), CONFIGS]
     for root in roots:
         for group, presets in groups.items():
-            for path in sorted(Path(root, group).rglob("*.yaml")):
+            for path in _list_files(Path(root, group)):
                 name = path.relative_to(Path(root, group)).with_suffix("").as_posix()
                 presets[name] = path
     return groups
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield the .yaml files below a folder, and raise `OSError` if one cannot be listed."""
+    for path in list_folder(folder):
+        if path.suffix == ".yaml":
+            yield path
+        elif path.is_dir():
+            yield from _list_files(path)
 
 
 def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> list[Preset]:
@@ -211,6 +221,9 @@ def _check_content(content: dict, section: str) -> None:
     for name, value in _flatten(content, section):
         if isinstance(value, str) and "${" in value:
             continue  # Hydra resolves it
+        if str(SETTINGS[name].type) in STRING_TYPES and isinstance(value, (int, float)):
+            text = format_value(value)  # YAML may have changed it: 007 is 7, and off is false
+            raise UserError(f"{name}={text} is not a text: put it in quotes")
         values[name] = check_setting(name, value)
     refuse_unused(values, values)
 

@@ -123,10 +123,8 @@ def _convert(kind: type, value: Any) -> Any:
 
 def _hint(value: Any, types: tuple) -> str:
     """Return how to correct a value that is not of one of these types."""
-    if isinstance(value, bool):
-        return ": put it in quotes" if str in types else ""
     with suppress(ValueError, OverflowError):
-        if int in types and float(value).is_integer():
+        if int in types and not isinstance(value, bool) and float(value).is_integer():
             return f": write {float(value):.0f}"
     return ""
 

@@ -531,6 +531,8 @@ BAD_EXPERIMENTS = [
     ("model:\n  mlp_hidden: None\n", ["model.mlp_hidden=None", "null"]),
     ("data:\n  path: [a.txt, b.txt]\n", ["data.path=", "a.txt", "glob"]),
     ("data:\n  source: stdlib\n  path: a.txt\n", ["data.path=a.txt", "data=stdlib"]),
+    ("wandb:\n  project: 007\n", ["wandb.project=7", "quotes"]),
+    ("wandb:\n  mode: off\n", ["wandb.mode=false", "quotes"]),
     ("defaults: small\n", ["defaults"]),
     ("defaults:\n  - 3\n", ["'3'"]),
     ("defaults:\n  - nope\n", ["experiment=nope"]),
