@@ -49,7 +49,7 @@ from training.processes import Stopped, World, average_gradients, join, plain_co
 from training.progress import Progress, read_progress
 from training.record import check_wandb
 from training.run_folder import restore_config, run_folder
-from training.schedule import learning_rate_metrics, lr_factor, set_learning_rates
+from training.schedule import is_due, learning_rate_metrics, lr_factor, set_learning_rates
 from training.state import MeanLoss, TrainingState
 from training.stopwatch import Stopwatch
 
@@ -172,14 +172,18 @@ def train(config: Config, world: World, run_dir: Path) -> float:
     if observer:
         checkpoints.prune()
         observer.print_summary()
-    return val_loss(checkpoints.best_row)
+    return (checkpoints.best_row or {}).get("val/loss", nan)
 
 
 def train_loop(run: Run, observer: Observer | None, log: Callable[[str], None]) -> None:
     """Take the remaining optimizer steps; evaluate, save and observe the model in between."""
     state, progress, clock = run.state, run.progress, run.clock
     config, world = state.config, state.world
+    step, row = progress.step, progress.metrics
     try:
+        if config.compile and step < config.max_steps:
+            clock.switch("train")
+            state.compile_ahead(*run.batches.batch(step, world.rank, world.size))
         for step in range(progress.first_step, config.max_steps + 1):  # steps taken so far
             row = progress.metrics if step == progress.step else {}
             snapshot = None
@@ -301,16 +305,6 @@ def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float
     }
 
 
-def is_due(every: int, step: int, config: Config) -> bool:
-    """Return whether an activity is due: at multiples of `every` (0: none) and at the last step."""
-    return step == config.max_steps or (every > 0 and step % every == 0)
-
-
-def val_loss(row: dict[str, float] | None) -> float:
-    """Return the validation loss of a metrics row, or nan without a row."""
-    return row["val/loss"] if row else nan
-
-
 def report_finished(
     config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
 ) -> float:
@@ -329,7 +323,7 @@ def report_finished(
     with cli.tolerate_errors(str(page), log):
         if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
             write_page(run_dir)
-    return val_loss(best_saved_row(run_dir))
+    return (best_saved_row(run_dir) or {}).get("val/loss", nan)
 
 
 class StartingPoint(NamedTuple):

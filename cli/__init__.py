@@ -11,6 +11,7 @@ from cli.command import (
     explain_error,
     failure_note,
     first_line,
+    is_out_of_processes,
     is_terminal,
     print_stderr,
     printer,

@@ -27,6 +27,8 @@ OUT_OF_MEMORY = re.compile(
     r"|can't allocate memory|not enough memory|[Ss]ize calculation overflow"
     r"|multiplication overflow"
 )
+# How Python, the C++ library and the system say that no thread or process can be started.
+OUT_OF_PROCESSES = re.compile(r"can't start new thread|Resource temporarily unavailable")
 STATUS_USER_ERROR = 1
 STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
@@ -126,6 +128,11 @@ def explain_error(error: BaseException) -> str | None:
     modules = (type(error).__module__, frame.f_globals["__name__"])
     if isinstance(error, UserError) or any(m.startswith(PARSER_PACKAGES) for m in modules):
         return error_sentence(error)
+    if is_out_of_processes(error):
+        return (
+            f"this user may not start another thread or process ({first_line(error)}): raise the "
+            "limit that ulimit -u shows, or end other processes"
+        )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'the output'} cannot be read or written: {error.strerror}"
     if OUT_OF_MEMORY.search(f"{type(error).__name__}: {error}"):
@@ -134,6 +141,11 @@ def explain_error(error: BaseException) -> str | None:
             "batch_size or text"
         )
     return None
+
+
+def is_out_of_processes(error: BaseException) -> bool:
+    """Return whether an error is due to the limit of threads and processes (RLIMIT_NPROC)."""
+    return isinstance(error, (RuntimeError, OSError)) and bool(OUT_OF_PROCESSES.search(str(error)))
 
 
 def error_sentence(error: BaseException) -> str:

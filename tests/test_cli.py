@@ -1,5 +1,6 @@
 """The command line: mistakes are refused early, and values arrive as typed."""
 
+import errno
 import os
 import re
 import shlex
@@ -760,3 +761,19 @@ def test_control_characters_are_shown_and_closed_streams_are_ignored(monkeypatch
     monkeypatch.setattr(sys, "stderr", None)  # as with 2>&-
     cli.start(lambda: cli.print_stderr("a note"), str)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        RuntimeError("Resource temporarily unavailable"),
+        BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)),
+    ],
+)
+def test_a_limit_on_processes_is_named(error):
+    try:
+        raise error
+    except Exception as e:
+        sentence = cli.explain_error(e)
+    assert "ulimit -u" in sentence and "\n" not in sentence

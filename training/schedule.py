@@ -80,3 +80,8 @@ def learning_rate_metrics(optimizers: list[Optimizer]) -> dict[str, float]:
         name = "train/muon_lr" if isinstance(optimizer, Muon) else "train/lr"
         metrics[name] = optimizer.param_groups[0]["lr"]
     return metrics
+
+
+def is_due(every: int, step: int, config: Config) -> bool:
+    """Return whether an activity is due: at multiples of `every` (0: none) and at the last step."""
+    return step == config.max_steps or (every > 0 and step % every == 0)

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from config import ResolvedConfig
-from model import GPT
+from model import GPT, autocast
 from training.nonfinite import NonFiniteGuard
 from training.processes import World
 
@@ -66,3 +67,27 @@ class TrainingState:
     optimizers: list[Optimizer]
     guard: NonFiniteGuard
     mean_loss: MeanLoss
+
+    def compile_ahead(self, inputs: np.ndarray, targets: np.ndarray) -> None:
+        """Have torch.compile compile the forward and backward passes, unless a signal stops it.
+
+        This takes a minute or two. In a step, which must not end halfway, a signal would have to
+        wait for it. With several processes it does, because the others could not be stopped.
+
+        Args:
+            inputs: Token ids of a step, (batch_size, T).
+            targets: The token after each input, of the same shape.
+
+        Raises:
+            Stopped: If a signal arrived.
+        """
+        if self.world.size > 1:
+            return
+        rows = self.config.micro_batch_size(self.world.size)
+        batch = [torch.from_numpy(ids[:rows]).to(self.config.device) for ids in (inputs, targets)]
+        with self.world.interruptible():
+            with autocast(self.config.device, self.config.precision):
+                loss = self.forward(*batch)[1]
+            loss.backward()
+        self.model.zero_grad()
+        self.world.check_stop()

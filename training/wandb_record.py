@@ -16,7 +16,7 @@ from requests.utils import get_netrc_auth
 from wandb.sdk import wandb_setup
 
 from attention_maps.metrics import aggregate_heads, emergence_metrics
-from cli import error_reason, first_line
+from cli import error_reason, first_line, is_out_of_processes
 from common.errors import UserError
 from common.files import atomic_write, ordinary_file
 from common.text import pluralize
@@ -140,6 +140,8 @@ def load_settings() -> wandb.Settings:
             wandb.Settings(**from_files)
     except Exception as e:
         wandb.teardown()  # forget the settings that were read before the error
+        if is_out_of_processes(e):
+            raise
         raise UserError(
             f"W&B rejects its settings ({_error_reason(e)}): correct the environment variable "
             "(WANDB_…) or the settings file of W&B, or set wandb.mode=disabled"

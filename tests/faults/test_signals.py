@@ -12,6 +12,7 @@ from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_
 
 import training.device
 import training.evaluate
+import training.processes
 from training.checkpoint import find_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -59,6 +60,33 @@ def test_sigterm_in_an_evaluation_saves_soon_and_the_run_resumes_exactly(
     assert "resume=true" in process.output() and "Traceback" not in process.output()
     assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == step
     run_to_end(tmp_path, *tiny_arguments(text_file, "resume=true"))
+    assert_same_run(finished_run, tmp_path / "run")
+
+
+def replace_compiler(compiled):
+    """Return a fault: torch.compile takes no time, and `compiled(model)` is what it returns."""
+
+    def fault():
+        training.processes.compile_model = lambda model, processes: compiled(model)
+
+    return fault
+
+
+def test_sigterm_while_the_model_is_compiled_ends_the_run_soon_and_it_resumes_exactly(
+    tmp_path, text_file, finished_run
+):
+    arguments = ["compile=true" if a == "compile=false" else a for a in tiny_arguments(text_file)]
+
+    def compile_for_long(model):
+        return lambda *batch: send_signals(signal.SIGTERM, then=40)()
+
+    process = Process(tmp_path, *arguments, fault=replace_compiler(compile_for_long))
+    began = time.monotonic()
+    assert process.wait() == 143, process.output()
+    assert time.monotonic() - began < 35
+    assert find_checkpoint(tmp_path / "run", "last", pytest.fail)[1].step == 0
+    compile_at_once = replace_compiler(lambda model: model)
+    run_to_end(tmp_path, *arguments, "resume=true", fault=compile_at_once)
     assert_same_run(finished_run, tmp_path / "run")
 
 
