@@ -288,6 +288,34 @@ def test_jobs_run_where_the_sweep_was_started(setting, folder, sweep):
     assert set(returned) == {1.0} and set(ran) == {(here, here / folder / "job")}
 
 
+@pytest.mark.parametrize(
+    "name, damage",
+    [("job.json", "text"), ("job.json", "pipe"), ("config.yaml", "folder"), ("config.yaml", "text")]
+    + [("metrics.jsonl", "pipe")],
+)
+def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
+    sweep("seed=1,2", job=lambda job: 1.0)
+    path = Path("sweep", "seed=1", name)
+    path.unlink(missing_ok=True)
+    if damage == "text":
+        path.write_text("seed: [")
+    elif damage == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    status, returned = sweep("seed=1,2", "resume=auto", job=lambda job: 2.0)
+    assert (status, returned[1]) == (1, 2.0)
+    assert [run.path.name for run in read_sweep(Path("sweep"))] == ["seed=1", "seed=2"]
+
+
+def test_a_preset_that_asks_for_a_sweep_needs_the_option(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    preset = "# @package _global_\nhydra:\n  mode: MULTIRUN\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(preset)
+    with pytest.raises(UserError, match="-m"):
+        cli.compose_job(["experiment=mine"], str(tmp_path))
+
+
 def test_a_sweep_without_any_job_is_a_failure(sweep, monkeypatch):
     monkeypatch.setattr(cli, "run_hydra", lambda task, arguments: None)  # as a launcher could
     with pytest.raises(UserError, match="sweep"):
