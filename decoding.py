@@ -14,10 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.errors import UserError
+
 if TYPE_CHECKING:
     from data.tokenizer import Tokenizer
     from model import GPT
 
+NON_FINITE_PREDICTIONS = (
+    "the model's predictions are not finite numbers, because its weights are damaged or its "
+    "training diverged; use another checkpoint"
+)
 ENDED = -1  # in place of a token of a sequence that has ended
 TINY = torch.finfo(torch.float32).tiny  # smallest positive float32 that is not denormal
 
@@ -254,11 +260,17 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     Args:
         logits: (B, V).
         sampling: Temperature and the tokens to keep. The most likely token always stays.
+
+    Raises:
+        UserError: If the logits are NaN or infinite.
     """
+    highest = logits.amax(dim=-1, keepdim=True)  # (B, 1)
+    if not highest.isfinite().all():
+        raise UserError(NON_FINITE_PREDICTIONS)
     if sampling.temperature < TINY:
         return F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).float()
     # Without the maximum, division by a tiny temperature cannot overflow to infinity.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
+    logits = (logits - highest) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         top = logits.topk(sampling.top_k, dim=-1)
         logits = torch.full_like(logits, -math.inf).scatter(-1, top.indices, top.values)

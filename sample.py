@@ -223,14 +223,14 @@ def write_attention(
     from attention_maps.findings import summarize
     from attention_maps.rendering import render
     from report.embedded_model import EmbeddedModel
-    from report.pack import pack_weights
+    from report.pack import PackedWeights, pack_weights
     from report.page import write_prompt_page
 
     path.parent.mkdir(parents=True, exist_ok=True)
     analysis = analyze(model, tokenizer, [*text.prompt_tokens, *text.tokens], print_stderr)
     findings = [render(finding) for finding in summarize(analysis)]
 
-    def weights() -> tuple:
+    def weights() -> PackedWeights | None:
         arrays = {name: tensor.numpy() for name, tensor in float16_weights(model).items()}
         return pack_weights(arrays)
 
@@ -258,6 +258,7 @@ def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
 
     from config import Config
     from data.tokenizer import start_token
+    from decoding import NON_FINITE_PREDICTIONS
     from training.evaluate import Windows
 
     ids = tokenizer.encode(text)
@@ -270,6 +271,8 @@ def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
     config = Config(model=shape, device=str(model.head.weight.device), precision="fp32")
     tokens = np.array([start_token(tokenizer), *ids])
     loss = Windows(tokens, tokenizer, config, max_windows=len(tokens)).loss(model)
+    if not math.isfinite(loss):
+        raise UserError(NON_FINITE_PREDICTIONS)
     n_bytes = len(text.encode())
     bits_per_byte = loss * len(ids) / math.log(2) / n_bytes
     print(

@@ -42,7 +42,7 @@ from report.page import write_page
 from training import device
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
-from training.nonfinite import NonFiniteGuard
+from training.nonfinite import NonFiniteGuard, check_finite_weights
 from training.optimizers import build_optimizers, clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
@@ -406,6 +406,7 @@ def init_weights(model: GPT, initial: StartingPoint, text: Tokens) -> None:
     """Replace a model's random weights by those of `init_from`; enter the text's n-grams."""
     if initial.copy_weights:
         initial.copy_weights(model)
+        check_finite_weights(model, "init_from")
     if model.ngrams is not None and text.ngrams is not None:
         model.ngrams.keys.copy_(torch.from_numpy(text.ngrams))
 

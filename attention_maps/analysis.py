@@ -25,8 +25,10 @@ from attention_maps.results import (
     Measurements,
     Scores,
 )
+from common.errors import UserError
 from common.text import pluralize
 from data.tokenizer import Tokenizer, encode_prompt
+from decoding import NON_FINITE_PREDICTIONS
 from model import GPT
 
 RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
@@ -110,9 +112,15 @@ def analyze(
 
 @torch.no_grad()
 def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int) -> np.ndarray:
-    """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text."""
+    """Sample `EXPECTED_TOKENS` ids from the mean of the model's predictions on a text.
+
+    Raises:
+        UserError: If the predictions are NaN.
+    """
     logits = model.head(model.norm(text.residuals[-1, 0]))  # (T, V)
     probabilities = logits[:, :vocab_size].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
+    if not np.isfinite(probabilities).all():
+        raise UserError(NON_FINITE_PREDICTIONS)
     probabilities = probabilities / probabilities.sum()
     return np.random.default_rng(0).choice(vocab_size, EXPECTED_TOKENS, p=probabilities)
 

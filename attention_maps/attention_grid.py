@@ -129,8 +129,11 @@ def _frame_groups(pen: ImageDraw.ImageDraw, layout: Layout, top: int, groups: in
 
 
 def colorize(A: np.ndarray) -> np.ndarray:
-    """Map an attention pattern (T, T) to RGB colors (T, T, 3); keys after the query are gray."""
-    image = COLORS[np.rint(255 * np.sqrt(A.clip(0, 1))).astype(int)]
+    """Map an attention pattern (T, T) to RGB colors (T, T, 3).
+
+    Keys after the query are gray; unknown weights (nan) have the color of 0.
+    """
+    image = COLORS[np.rint(255 * np.sqrt(np.nan_to_num(A).clip(0, 1))).astype(int)]
     image[np.triu(np.ones(A.shape, bool), 1)] = MASKED_COLOR
     return image
 

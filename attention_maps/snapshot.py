@@ -85,7 +85,8 @@ class Snapshots:
         self._write(model, step, arrays, has_grid)
         sample = None
         if has_grid:
-            sample = sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed)
+            with self.tolerate_errors("a sample text"):  # the model may predict NaN
+                sample = sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed)
         return Snapshot(flatten(measurements), sample)
 
     def is_grid_due(self, step: int) -> bool:

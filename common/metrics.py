@@ -35,7 +35,7 @@ def parse_row(line: bytes) -> dict | None:
     """Parse a line: a JSON object with a step, whose values are numbers, or a text.
 
     Returns:
-        The row, or None if the line is something else.
+        The row without values that are not finite, or None if the line is something else.
     """
     try:
         row = json.loads(line.decode())
@@ -44,7 +44,9 @@ def parse_row(line: bytes) -> dict | None:
     if not isinstance(row, dict) or type(row.get("step")) is not int or row["step"] < 0:
         return None
     numbers = [value for key, value in row.items() if key != "text" or not isinstance(value, str)]
-    return row if all(map(is_valid_number, numbers)) else None
+    if not all(map(is_valid_number, numbers)):
+        return None
+    return {key: value for key, value in row.items() if isinstance(value, str) or isfinite(value)}
 
 
 def is_valid_number(value: Any) -> bool:

@@ -20,6 +20,7 @@ from interop.hub import find_model_folder, pin_model
 from interop.locate import RunPath, identify
 from model import GPT
 from training.checkpoint import load_checkpoint, load_run, load_weights
+from training.nonfinite import check_finite_weights
 
 
 class StartingWeights(NamedTuple):
@@ -66,9 +67,19 @@ def load(
         data type.
 
     Raises:
-        UserError: It cannot be read, or our model cannot compute the same.
+        UserError: It cannot be read, its weights are not finite, or our model cannot compute the
+            same.
     """
     path = find_model_folder(pin_model(os.fspath(name), key))
+    model, tokenizer = _load(path, name, which, log)
+    check_finite_weights(model, str(path))
+    return model, tokenizer
+
+
+def _load(
+    path: Path, name: str | os.PathLike, which: str | int, log: Callable[[str], None]
+) -> tuple[GPT, Tokenizer]:
+    """Load the model at a path; see `load`."""
     model = identify(path)
     if isinstance(model, RunPath):
         names_checkpoint = model.is_copy or model.which is not None

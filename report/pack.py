@@ -66,12 +66,18 @@ def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
     row_maxima, levels = [], []
     # One head at a time: in float64 all of them can take many gigabytes.
     for head_map, head_norms in zip(maps.reshape(-1, T, T), norms.reshape(-1, T)):
-        largest = max(largest, float(np.nan_to_num(head_map * head_norms).max()))
+        weighted = zero_unknown(head_map) * zero_unknown(head_norms)
+        largest = max(largest, float(weighted.max()))
         head_levels, head_maxima = quantize(head_map)
         row_maxima.append(head_maxima.astype("<f4").tobytes())
         levels.append(head_levels[lower].tobytes())
     weights = b"".join(row_maxima + levels)
     return Packed((to_base64(weights), to_base64(norms.astype("<f4").tobytes())), largest, {})
+
+
+def zero_unknown(values: np.ndarray) -> np.ndarray:
+    """Replace NaN and infinite values, which a diverged model has, by 0."""
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,7 +92,7 @@ def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         Levels (…, T, T) in uint8 and row maxima (…, T) in float32.
     """
-    A = np.nan_to_num(A.astype(np.float64))
+    A = zero_unknown(A.astype(np.float64))
     maxima = A.max(axis=-1).astype(np.float32)  # exact, because weights are captured in float16
     scale = np.where(maxima > 0, maxima, 1).astype(np.float64)
     running = np.floor(np.cumsum(A * (LEVELS / scale)[..., None], axis=-1) + 0.5)
@@ -120,13 +126,16 @@ def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | N
     return Packed(parts, largest, words)
 
 
-def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights:
+def pack_weights(tensors: Mapping[str, np.ndarray]) -> PackedWeights | None:
     """Pack weights as float16, one tensor after the other, then the n-gram keys as float64.
 
     Returns:
-        The name and shape of each tensor, and all numbers in base64.
+        The name and shape of each tensor, and all numbers in base64; None if one is not finite.
     """
     numbers = [tensor.ravel() for name, tensor in tensors.items() if name != NGRAM_KEYS]
+    largest_float16 = np.finfo(np.float16).max
+    if not all((np.abs(some) <= largest_float16).all() for some in numbers):
+        return None
     keys = tensors.get(NGRAM_KEYS, np.empty(0)).astype("<f8")
     packed = pack_float16(np.concatenate(numbers)) + keys.tobytes()
     return [(name, tensor.shape) for name, tensor in tensors.items()], to_base64(packed)

@@ -1,4 +1,4 @@
-"""A guard that ends a run whose loss or gradients are no longer finite."""
+"""Refuse weights, losses and gradients that are not finite."""
 
 from typing import NamedTuple
 
@@ -6,6 +6,21 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
+
+
+def check_finite_weights(model: nn.Module, source: str) -> None:
+    """Raise `UserError` if a weight of a loaded model is NaN or infinite.
+
+    Args:
+        model: The model.
+        source: What it was loaded from, for the message.
+    """
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(
+                f"{source}: {name} contains NaN or infinite weights, so the model predicts "
+                "nothing; use another checkpoint of it, or download it again"
+            )
 
 
 class PendingCheck(NamedTuple):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shlex
 import shutil
@@ -153,8 +154,10 @@ class Record:
         """Append a row to metrics.jsonl, and log it to W&B with its attention grid if it has one.
 
         Args:
-            row: Metrics by name, with `step`, `tokens` and `train_seconds`.
+            row: Metrics by name, with `step`, `tokens` and `train_seconds`. Values that are not
+                finite are left out, because JSON has none.
         """
+        row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self._append(METRICS, row)
         grid = self.run_dir / "attention" / f"step_{row['step']:08d}.png"
@@ -235,7 +238,7 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
         f"{best['val/bits_per_byte']:.4f} bits/byte"
     )
     log(f"                     after {pluralize(best['step'], 'step')}")
-    if "train/eval_loss" in last:
+    if last.keys() >= {"train/eval_loss", "val/loss"}:
         log(
             f"final loss           {last['val/loss']:.4f} in validation, "
             f"{last['train/eval_loss']:.4f} in training"

@@ -105,7 +105,7 @@ export const pluralize = (n, name) => `${formatCount(n)} ${name}${n === 1 ? "" :
  * @returns {string} A dash if the number is unknown.
  */
 export function formatNumber(x) {
-  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (!Number.isFinite(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
   if (size < 1e-3) return x.toExponential(2);
@@ -120,7 +120,7 @@ export function formatNumber(x) {
  * @returns {string}
  */
 export function formatWithError(x, error) {
-  if (x === null || x === undefined || !error) return formatNumber(x);
+  if (!Number.isFinite(x) || !Number.isFinite(error) || !error) return formatNumber(x);
   const roundedError = Number(error.toPrecision(1));
   const digits = Math.min(20, Math.max(0, -Math.floor(Math.log10(roundedError))));
   const value = x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1");

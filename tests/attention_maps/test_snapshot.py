@@ -1,15 +1,18 @@
 """Snapshots: scores often, attention grids seldom, and everything that a score depends on."""
 
+import copy
+import json
 import os
 import signal
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from models import few, lively, small
 from processes import rows
@@ -20,10 +23,13 @@ from attention_maps.analysis import ProbeRun, analyze
 from attention_maps.capture import capture
 from attention_maps.findings import summarize
 from attention_maps.probes import make_probes
-from common.metrics import COMPANION_SUFFIXES
+from attention_maps.rendering import describe_run
+from common.errors import UserError
+from common.metrics import COMPANION_SUFFIXES, parse_row
 from config import AttentionConfig, Config, GPTConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
+from report.page import write_page
 from training.checkpoint import load_run
 from training.processes import Stopped, World
 
@@ -49,6 +55,39 @@ def make_snapshots(tmp_path) -> Callable[..., snapshot.Snapshots]:
         return snapshot.Snapshots(config, tmp_path, tokens, (X, Y), nullcontext, sample_tokens=8)
 
     return make
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=settings.default.max_examples // 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.sampled_from([name for name, _ in MODEL.named_parameters()]),
+    st.sampled_from([float("nan"), float("inf"), -float("inf"), 1e30]),
+    st.booleans(),
+    st.sampled_from([2, 12]),
+)
+@example("blocks.1.attention.W_Q.weight", float("nan"), False, 12)
+def test_a_model_that_is_not_finite_is_measured_without_warnings_and_shown(
+    make_snapshots, tmp_path, name, value, everywhere, step
+):
+    model = copy.deepcopy(MODEL)
+    with torch.no_grad():
+        weight = model.get_parameter(name).view(-1)
+        weight[: None if everywhere else 1] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        snapshots = make_snapshots()
+        snapshots.tolerate_errors = lambda part: (
+            suppress(UserError) if part == "a sample text" else nullcontext()
+        )
+        metrics = snapshots.take(model, step, []).metrics
+        row = json.dumps({"step": step} | metrics)
+        assert parse_row(row.encode()).keys() <= {"step"} | metrics.keys()
+        (tmp_path / "metrics.jsonl").write_text(row + "\n")
+        write_page(tmp_path)  # its data is strict JSON
+        describe_run([json.loads(row)])
 
 
 tiny_models = st.builds(

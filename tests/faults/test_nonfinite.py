@@ -8,13 +8,19 @@ import torch
 from processes import assert_same_run, rows, run_to_end, tiny_arguments
 
 import model
+from attention_maps.analysis import analyze
+from attention_maps.snapshot import sample_text
 from common.errors import UserError
+from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
+from data.tokenizer import CharTokenizer
+from sample import print_score
 from train import build_state
 from training.checkpoint import Checkpoints, find_checkpoint
-from training.nonfinite import NonFiniteGuard, PendingCheck
+from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
 from training.processes import World
+from training.record import Record
 from training.stopwatch import Stopwatch
 
 
@@ -84,3 +90,40 @@ def test_on_a_gpu_the_check_of_the_last_step_ends_the_run_before_its_weights_are
     with pytest.raises(UserError, match="step 4"):
         checkpoints.save(4, {}, Stopwatch(lambda: None, {}))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda small, tokenizer: print_score(small, tokenizer, "abba"),
+        lambda small, tokenizer: sample_text(small, tokenizer, 3, seed=0),
+        lambda small, tokenizer: small.generate(torch.tensor([[1]]), 3, temperature=0.0),
+        lambda small, tokenizer: analyze(small, tokenizer, "abba", log=len),
+    ],
+    ids=["score", "sample", "greedy", "analyze"],
+)
+def test_a_model_that_is_not_finite_is_refused_with_one_sentence(use, value):
+    config = GPTConfig(3, block_size=8, n_layer=2, n_head=2, n_embd=16, tie_embeddings=False)
+    small = model.GPT(config)
+    torch.nn.init.constant_(small.norm.weight, value)
+    torch.nn.init.constant_(small.head.weight, 1e30)  # finite weights can give infinite logits
+    with pytest.raises(UserError) as error:
+        use(small, CharTokenizer("ab\n"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_not_finite_is_named(value):
+    small = model.GPT(GPTConfig(3, block_size=8, n_layer=2, n_head=2, n_embd=16))
+    small.blocks[1].mlp.W_in.weight.data[0, 0] = value
+    with pytest.raises(UserError, match=r"model\.gguf: blocks\.1\.mlp\.W_in\.weight"):
+        check_finite_weights(small, "model.gguf")
+
+
+def test_values_that_are_not_finite_are_neither_written_to_metrics_nor_read(tiny, tmp_path):
+    with Record(tiny, tmp_path, step=1) as record:
+        record.write({"step": 2, "val/loss": math.nan, "train/lr": 1.0, "train/loss": math.inf})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 2, "train/lr": 1.0}\n'
+    line = b'{"step": 3, "val/loss": NaN, "heads/sink/L0H0": 1e999, "train/lr": 0.5}'
+    assert parse_row(line) == {"step": 3, "train/lr": 0.5}
