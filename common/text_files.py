@@ -61,7 +61,9 @@ def open_text(source: Path | bytes, name: str, alternative: str = "") -> Iterato
         ) from None
     except READ_ERRORS as e:
         reason = getattr(e, "strerror", None) or e
-        raise UserError(f"{name} cannot be read ({reason}); repair it{alternative}") from None
+        raise UserError(
+            f"{name} cannot be read ({reason}); give a text file{alternative}"
+        ) from None
 
 
 def normalize_text(text: str) -> str:

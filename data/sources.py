@@ -7,7 +7,6 @@ import os
 import sysconfig
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
@@ -148,11 +147,12 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
                 cache_dir=str(build_folder),
             )
         except Exception as e:  # the library and those below it raise errors of many classes
-            reason = " ".join(str(e).split())[:MAX_DATASET_ERROR_CHARS] or type(e).__name__
-            raise UserError(
-                f"data.name={name} cannot be read ({reason}); without a network, "
-                "download its files elsewhere and set data.name=FOLDER"
-            ) from None
+            cause = e.__cause__ or e
+            reason = " ".join(str(cause).split())[:MAX_DATASET_ERROR_CHARS] or type(e).__name__
+            advice = "without a network, download its files elsewhere and set data.name=FOLDER"
+            if paths:
+                advice = "repair its files, or convert them to UTF-8"
+            raise UserError(f"data.name={name} cannot be read ({reason}); {advice}") from None
         part = build_folder / "part.jsonl"
         rows.to_json(part, force_ascii=False)
         sync(part)
@@ -184,25 +184,24 @@ def find_text_files(
     is_skipped = partial(_is_skipped, root, _parse_globs(exclude))
     candidates = set(_find_matches(root, pattern, is_skipped))
     text_files: list[Path] = []
-    other_files: list[Path] = []
+    problems: dict[str, str] = {}  # why a file is no text, by its name below the root
     for file in sorted(candidates, key=lambda candidate: candidate.as_posix()):
-        if _is_text(file):
+        name = printable(file.relative_to(root).as_posix(), one_line=True)
+        problem = _find_problem(file, name)
+        if problem is None:
             text_files.append(file)
         else:
-            other_files.append(file)
+            problems[name] = problem
 
     # Report the others
-    names = [
-        printable(file.relative_to(root).as_posix(), one_line=True)
-        for file in other_files[:MAX_NAMED_FILES]
-    ]
-    examples = f" (such as {', '.join(names)})" if names else ""
-    skipped = f"skipped {pluralize(len(other_files), 'file')} without UTF-8 text{examples}"
+    if not text_files and not problems:
+        raise UserError(f"data.path={path} holds no files; name a folder or a glob with text")
+    names = list(problems)[:MAX_NAMED_FILES]
+    files = pluralize(len(problems), "file")
+    skipped = f"skipped {files} without UTF-8 text (such as {', '.join(names)})"
     if not text_files:
-        raise UserError(
-            f"data.path={path} holds no text files; {skipped}; name a folder or a glob with text"
-        )
-    if other_files:
+        raise UserError(f"data.path={path} holds no text files: {problems[names[0]]}")
+    if problems:
         log(f"{path}: {skipped}")
     return tuple(text_files)
 
@@ -306,9 +305,13 @@ def _is_skipped(root: Path, globs: list[str], path: Path) -> bool:
     return is_run or is_sweep
 
 
-def _is_text(path: Path) -> bool:
-    """Whether a path is an ordinary file that begins as text."""
-    with suppress(OSError, UserError), open_text(ordinary_file(path), path.name) as file:
-        file.read(TEXT_CHECK_CHARS)
-        return True
-    return False
+def _find_problem(path: Path, name: str) -> str | None:
+    """Return why a file does not begin as text, or None if it does."""
+    try:
+        with open_text(ordinary_file(path), name) as file:
+            file.read(TEXT_CHECK_CHARS)
+            return None
+    except OSError as e:
+        return f"{name} cannot be read ({e.strerror})"
+    except UserError as e:
+        return str(e)

@@ -202,6 +202,12 @@ def test_a_path_without_text_is_refused_by_name(tmp_path, monkeypatch, source, p
     assert "a.bin" in message or path != "binary"
 
 
+def test_a_folder_of_text_in_another_encoding_is_refused_with_that_encoding(tmp_path):
+    (tmp_path / "a.txt").write_text("The glass model", encoding="utf-16")
+    with pytest.raises(UserError, match=r"a\.txt.*UTF-16"):
+        find_text_files(str(tmp_path), refuse_to_log)
+
+
 # --- tiny Shakespeare -----------------------------------------------------------------------------
 
 TEXT = b"First Citizen:\n"
