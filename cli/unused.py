@@ -1,7 +1,7 @@
 """Refuse settings that were typed but have no effect beside the others."""
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from common.errors import UserError
@@ -53,7 +53,7 @@ SAMPLE_USED_WITH: UsedWith = (
 
 
 def refuse_unused(
-    typed: Container[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+    typed: Iterable[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
 ) -> None:
     """Raise `UserError` if a setting has no effect beside the others.
 
@@ -63,8 +63,17 @@ def refuse_unused(
             known, and counts as one with which the others have an effect.
         used_with: The table of the command.
     """
-    for name, other, allowed in used_with:
-        is_set = name in typed and values[name] is not None
+    for name in typed:
+        if reason := explain_unused(name, values, used_with):
+            raise UserError(reason)
+
+
+def explain_unused(
+    name: str, values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+) -> str | None:
+    """Return why a setting has no effect, and what to do, or None if it has one or is null."""
+    for setting, other, allowed in used_with:
+        is_set = setting == name and values[name] is not None
         if not is_set or other not in values or values[other] in allowed:
             continue
         if isinstance(allowed, Above):
@@ -73,10 +82,11 @@ def refuse_unused(
             fix = f"leave out {other}"
         else:
             fix = f"use {' or '.join(_assignment(other, value) for value in allowed)}"
-        raise UserError(
+        return (
             f"{name}={format_value(values[name])} has no effect with "
             f"{_assignment(other, values[other])}: leave it out, or {fix}"
         )
+    return None
 
 
 def _assignment(name: str, value: Any) -> str:

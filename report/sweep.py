@@ -13,9 +13,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import cli
+from cli.unused import explain_unused
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.metrics import METRICS, read_rows
+from common.settings import iterate_settings
 from config import Config
 from report.job import JOB, JobNote, read_job
 from report.run import load_config, summarize_run
@@ -206,6 +208,15 @@ def find_best_run(runs: Sequence[Run]) -> Run | None:
 
 
 def reproduce_command(run: Run) -> str:
-    """Return the shell command that trains this run again."""
-    settings = [f"{key}={value}" for key, value in run.overrides.items() if key != "sweep"]
+    """Return the shell command that trains this run again.
+
+    It leaves out what was typed for other jobs of the sweep and has no effect in this one, because
+    a single run refuses that.
+    """
+    values = {name: value for name, _, value in iterate_settings(run.config)} if run.config else {}
+    settings = [
+        f"{key}={value}"
+        for key, value in run.overrides.items()
+        if key != "sweep" and not (key in values and explain_unused(key, values))
+    ]
     return shlex.join(["python", "train.py", *settings])

@@ -543,6 +543,12 @@ def run_of(settings: dict, loss: float | None, status="finished", vocabulary=65,
     return Run(Path("none", name), settings, settings, config, [last], status, "")
 
 
+def test_the_printed_command_leaves_out_what_only_other_jobs_use():
+    run = run_of({"optim": "adamw", "optim.momentum": "0.9", "optim.lr": "0.1"}, 1.0)
+    command = reproduce_command(run)
+    assert shlex.split(command) == ["python", "train.py", "optim=adamw", "optim.lr=0.1"]
+
+
 def test_variants_are_ranked_by_mean_and_those_without_a_result_come_last():
     runs = [
         run_of({"a": a, "seed": seed}, loss, status)
