@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 MAX_JSON_BYTES = 100_000_000
+# Start of the last entry of a sealed JSON object, the hash of the object without that entry.
+SEAL = ',\n "sha256": "'
 HASH_CHUNK_BYTES = 1 << 20
 START_BYTES = 64  # that tell what a file contains
 LFS_START = b"version https://git-lfs"
@@ -126,18 +128,37 @@ def read_start(path: Path) -> bytes:
     return start
 
 
-def read_json_object(path: Path) -> dict:
+def seal(json_text: str) -> str:
+    """Append the hash of an indented JSON object's text to that object, as its last entry."""
+    digest = hashlib.sha256(json_text.encode()).hexdigest()
+    entries = json_text.removesuffix("\n}")
+    return f'{entries}{SEAL}{digest}"\n}}'
+
+
+def is_sealed(text: str) -> bool:
+    """Return whether a text is what `seal` returned, unchanged."""
+    return text == seal(text[: text.rfind(SEAL)] + "\n}")
+
+
+def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
     """Read a file that contains one JSON object.
+
+    Args:
+        path: The file.
+        must_be_sealed: Whether its text must be what `seal` returned.
 
     Raises:
         ValueError: If the file is missing, unreadable, too large or contains something else.
     """
     try:
-        value = json.loads(ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8"))
+        text = ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8")
+        value = json.loads(text)
     except (OSError, RecursionError) as e:
         raise ValueError(getattr(e, "strerror", None) or e) from None
     if not isinstance(value, dict):
         raise ValueError("it does not contain a JSON object")
+    if must_be_sealed and not is_sealed(text):
+        raise ValueError("it was changed: its sha256 differs")
     return value
 
 

@@ -1,6 +1,5 @@
 """A checkpoint's manifest: how far the run was, and the size and hash of each file."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import ordinary_file, sha256_of_file
+from common.files import SEAL, is_sealed, ordinary_file, seal, sha256_of_file
 from common.metrics import is_valid_number
 from common.text import pluralize
 
@@ -21,8 +20,6 @@ CONFIG_FILE = "config.yaml"
 MANIFEST_FILE = "manifest.json"
 # The files of a checkpoint besides its manifest.
 CHECKPOINT_FILES = (MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, CONFIG_FILE)
-# Start of the manifest's last entry, the hash of the manifest without that entry.
-SEAL = ',\n "sha256": "'
 # A manifest has about 2 kB; a larger file is not one.
 MAX_MANIFEST_BYTES = 1 << 24
 
@@ -85,13 +82,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST_FILE).write_text(seal(json.dumps(content, indent=1)))
 
 
-def seal(manifest_json: str) -> str:
-    """Append the hash of a JSON object's text to that object, as its last entry."""
-    digest = hashlib.sha256(manifest_json.encode()).hexdigest()
-    entries = manifest_json.removesuffix("\n}")
-    return f'{entries}{SEAL}{digest}"\n}}'
-
-
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a checkpoint and verify its hash, but not the other files.
 
@@ -142,8 +132,8 @@ def _read_sealed(folder: Path) -> dict:
         raise ValueError(f"{MANIFEST_FILE}: {e.strerror}") from e
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise ValueError(f"{MANIFEST_FILE} is damaged") from e
-    is_sealed = SEAL in text
-    if is_sealed and text != seal(text[: text.rfind(SEAL)] + "\n}"):
+    has_seal = SEAL in text
+    if has_seal and not is_sealed(text):
         raise ValueError(f"{MANIFEST_FILE} was changed: its sha256 differs")
     if found_format != CHECKPOINT_FORMAT:  # others may have no seal
         raise OtherFormatError(
@@ -151,7 +141,7 @@ def _read_sealed(folder: Path) -> dict:
             f"GlassGPT reads format {CHECKPOINT_FORMAT}: use the version that wrote it, or start a "
             "new run"
         )
-    if not is_sealed:
+    if not has_seal:
         raise ValueError(f"{MANIFEST_FILE} has no sha256")
     return content
 

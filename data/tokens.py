@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from common.errors import UserError
-from common.files import ordinary_file, read_json_object, sha256_of_file, sync
+from common.files import ordinary_file, read_json_object, seal, sha256_of_file, sync
 from common.text import pluralize
 from common.text_files import contains_byte
 from config import Config, DataConfig, TokenizerConfig
@@ -35,7 +35,7 @@ from data.splits import (
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
-CACHE_FORMAT = 1  # version of the files in a cache entry
+CACHE_FORMAT = 2  # version of the files in a cache entry
 TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
 META_FILE = "meta.json"
 MAX_VERIFIED_BYTES = 1_000_000_000  # hashing larger files would delay each start by seconds
@@ -265,7 +265,8 @@ def _write_entry(
         name: [(folder / name).stat().st_size, sha256_of_file(folder / name)]
         for name in TOKEN_FILES
     }
-    (folder / META_FILE).write_text(json.dumps({"files": files, "figures": figures}, indent=1))
+    meta = json.dumps({"files": files, "figures": figures}, indent=1)
+    (folder / META_FILE).write_text(seal(meta))
     for path in (*folder.iterdir(), folder):
         sync(path)
 
@@ -275,7 +276,7 @@ def _open_entry(entry: Path, name: str, fingerprint: str, max_verified_bytes: fl
 
     Files of up to `max_verified_bytes` are checked by their hash, larger ones by their size.
     """
-    meta = read_json_object(entry / META_FILE)
+    meta = read_json_object(entry / META_FILE, must_be_sealed=True)
     for file in TOKEN_FILES:
         expected_size, expected_hash = meta["files"][file]
         size = ordinary_file(entry / file).stat().st_size

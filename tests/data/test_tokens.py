@@ -221,6 +221,17 @@ def test_a_damaged_cache_entry_is_reported_and_prepared_again(name, damage, writ
     assert decode_splits(prepare(write(PROSE), SMALL_BPE, pytest.fail)) == intact
 
 
+@pytest.mark.parametrize("figure", ["bytes", "characters", "documents"])
+def test_a_changed_figure_of_a_cache_entry_is_reported_and_counted_again(figure, write, cache):
+    intact, log = prepare(write(PROSE), CHAR, ignore), []
+    (entry,) = cache_entries(cache)
+    meta = (entry / "meta.json").read_text()
+    (entry / "meta.json").write_text(re.sub(rf'("{figure}": )', r"\g<1>9", meta))
+    again = prepare(write(PROSE), CHAR, log.append)
+    assert getattr(again, figure) == getattr(intact, figure)
+    assert len(log) == 1 and str(entry) in log[0]
+
+
 def test_large_files_are_verified_by_size_unless_all_hashes_are_asked_for(write, cache):
     corpus, log = text_corpus(write(PROSE).path), []
     intact = decode_splits(tokenize_corpus(corpus, CHAR, ignore))
