@@ -28,7 +28,7 @@ MAX_MOST_IMPORTANT_HEADS = 3
 MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
 MIN_REPORTED_FAITHFULNESS = 0.5  # below this share, nothing is reported
 # The copying gain emerged once it stays above this share of its current value.
-FORMED_GAIN_SHARE = 0.5
+EMERGED_GAIN_SHARE = 0.5
 
 
 class Interval(NamedTuple):
@@ -63,14 +63,14 @@ class HeadEvidence:
     Attributes:
         head: The head.
         score: Its score of the finding's kind.
-        formed: The interval in which it emerged; None for a model outside of a run.
+        emerged: The interval in which it emerged; None for a model outside of a run.
         copying: Its copying score, if it is an induction head and the score was measured.
         upstream: The upstream head on which its score depends most; None if none is significant.
     """
 
     head: Head
     score: Estimate
-    formed: Interval | None
+    emerged: Interval | None
     copying: Estimate | None
     upstream: UpstreamHead | None
 
@@ -104,11 +104,11 @@ class AttentionFinding(Finding):
 class CopyingGainFinding(Finding):
     """The finding that the model copies in context without a detected induction head.
 
-    `copying_gain` is in nats/token; `formed` is the interval in which it emerged, if known.
+    `copying_gain` is in nats/token; `emerged` is the interval in which it emerged, if known.
     """
 
     copying_gain: Estimate
-    formed: Interval | None
+    emerged: Interval | None
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ def _find_attention(
         return None
     evidence = []
     for head in heads:
-        formed, copying = None, None
+        emerged, copying = None, None
         if len(snapshots) > 1:
-            formed = emergence_interval(latest.emergence.emerged[score][head], snapshots)
+            emerged = emergence_interval(latest.emergence.emerged[score][head], snapshots)
         if score == "induction" and latest.score("copying", head).is_known:
             copying = latest.score("copying", head)
         upstream = find_upstream_head(latest, score, head)
-        evidence.append(HeadEvidence(head, latest.score(score, head), formed, copying, upstream))
+        evidence.append(HeadEvidence(head, latest.score(score, head), emerged, copying, upstream))
     return AttentionFinding(score, tuple(heads), tuple(evidence))
 
 
@@ -206,11 +206,11 @@ def _explain_copying_gain(
     if induction is not None:
         share = _reported_circuit_share(latest)
         return AttentionFinding(induction.kind, induction.heads, induction.evidence, gain, share)
-    formed = None
-    below = [n for n, entry in enumerate(history) if entry.nats < FORMED_GAIN_SHARE * gain.value]
+    emerged = None
+    below = [n for n, entry in enumerate(history) if entry.nats < EMERGED_GAIN_SHARE * gain.value]
     if below:
-        formed = Interval(history[below[-1]].step, history[below[-1] + 1].step)
-    return CopyingGainFinding("copying_gain", (), gain, formed)
+        emerged = Interval(history[below[-1]].step, history[below[-1] + 1].step)
+    return CopyingGainFinding("copying_gain", (), gain, emerged)
 
 
 def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:

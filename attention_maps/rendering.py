@@ -88,7 +88,7 @@ def _render_attention(finding: AttentionFinding) -> tuple[str, str, list[str]]:
         sentences += _upstream_sentences(finding.evidence)
         if finding.circuit_share is not None:
             sentences.append(_circuit_sentence(finding, finding.circuit_share))
-        sentences += _formed_sentences(finding.evidence)
+        sentences += _emergence_sentences(finding.evidence)
     details = [_head_details(one) for one in finding.evidence]
     if finding.copying_gain is not None:
         gain = format_with_error(*finding.copying_gain)
@@ -141,16 +141,16 @@ def _circuit_sentence(finding: AttentionFinding, circuit: CircuitShare) -> str:
     return f"{subject} for {share} of the in-context copying gain."
 
 
-def _formed_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
-    intervals = {one.formed for one in evidence if one.formed is not None}
+def _emergence_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
+    intervals = {one.emerged for one in evidence if one.emerged is not None}
     if not intervals:
         return []
     if len(intervals) == 1:
-        return [f"Formed {format_interval(intervals.pop())}."]
+        return [f"Emerged {format_interval(intervals.pop())}."]
     return [
-        f"{one.head} formed {format_interval(one.formed)}."
+        f"{one.head} emerged {format_interval(one.emerged)}."
         for one in evidence
-        if one.formed is not None
+        if one.emerged is not None
     ]
 
 
@@ -159,8 +159,8 @@ def _head_details(evidence: HeadEvidence) -> str:
     facts = [f"score {format_with_error(*evidence.score)}"]
     if evidence.copying is not None:
         facts.append(f"copying score {format_with_error(*evidence.copying)}")
-    if evidence.formed is not None:
-        facts.append(f"formed {format_interval(evidence.formed)}")
+    if evidence.emerged is not None:
+        facts.append(f"emerged {format_interval(evidence.emerged)}")
     if evidence.upstream is not None:
         upstream = evidence.upstream
         share = _format_percent(upstream.share)
@@ -176,8 +176,8 @@ def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[st
         "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
         f"{gain} nats/token."
     )
-    if finding.formed is not None:
-        text += f" Formed {format_interval(finding.formed)}."
+    if finding.emerged is not None:
+        text += f" Emerged {format_interval(finding.emerged)}."
     return "In-context copying", text, []
 
 

@@ -51,14 +51,16 @@ class Blobs(list[str]):
 
 
 def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
-    """Pack attention maps, and the norms of what each head writes of each token.
-
-    The first part has the largest weight of each row (L, H, T) in little-endian float32, then the
-    levels of the weights. The color scale ends at the largest product of weight and norm.
+    """Compress attention patterns and value norms of one text.
 
     Args:
-        maps: (L, H, T, T)
-        norms: (L, H, T)
+        maps: Attention weights (L, H, T, T).
+        norms: Norm of what each head would write if it attended to one token only, (L, H, T).
+
+    Returns:
+        Two parts. The first has the largest weight of each query (L, H, T) as float32, then one
+        byte per weight: its share of that largest weight; see `quantize`. The second has the norms
+        as float32. `largest` is the largest product of a weight and a norm.
     """
     T = maps.shape[-1]
     lower = np.tri(T, dtype=bool)

@@ -167,7 +167,7 @@ def pack_fitting_maps(
         blobs: Receives the maps.
 
     Returns:
-        What the page needs to know of them; None if there are none or not one fits.
+        Their description for the page, see `_describe_maps`; None if there are none or none fits.
     """
     if not snapshots:
         return None
@@ -188,7 +188,17 @@ def pack_fitting_maps(
 def _describe_maps(
     snapshots: Sequence[Snapshot], names: Sequence[str], blobs: Blobs
 ) -> dict[str, Any]:
-    """Add the maps of snapshots to `blobs`, and return what the page needs to know of them."""
+    """Add the attention maps of snapshots to `blobs`, and return their description for the page.
+
+    Args:
+        snapshots: The snapshots to show, in the order of their steps.
+        names: Names of the probes to show: "text", "repeated".
+        blobs: Receives the maps.
+
+    Returns:
+        The steps, the numbers of layers and heads, and for each probe its tokens and the places of
+        its maps in `blobs`, one per snapshot.
+    """
     newest = snapshots[-1]
     probes = [
         {

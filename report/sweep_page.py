@@ -123,7 +123,7 @@ def describe_settings(run: Run, keys: Sequence[str]) -> dict:
 
 
 def describe_heads(run: Run, points: int) -> dict:
-    """Return the curves of a run's head scores, and when and how its heads formed."""
+    """Return the curves of a run's head scores, and when its heads emerged."""
     rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {

@@ -89,7 +89,7 @@ export function drawDotChart(host, options) {
     const points = line.dots.map(dot => `${x(dot.x)} ${clippedY(dot.y)}`);
     plot.append(
       el("svg:path", {
-        class: "line joined",
+        class: "line connecting",
         "data-group": groupsOf(line.dots),
         d: `M${points.join("L")}`,
       }),

@@ -147,7 +147,7 @@ function describePrecision(step) {
   } else sentences.push(STORED_PRECISION);
   if (steps.length < data.snapshotCount) {
     sentences.push(
-      `To stay small, the page holds ${steps.length} of ${pluralize(data.snapshotCount, "snapshot")}.`,
+      `Showing ${steps.length} of ${pluralize(data.snapshotCount, "snapshot")} to keep the page small.`,
     );
   }
   if (data.unreadableSnapshots) {

@@ -147,8 +147,8 @@ function describeRun() {
     facts.push(pluralize(L, "layer"), pluralize(H, "head") + shared);
   }
   if (hasProbes()) {
-    const shown = isRun ? " of text shown" : "";
-    facts.push(`${pluralize(data.probes[0].T, "token")}${shown}`);
+    const tokens = pluralize(data.probes[0].T, "token");
+    facts.push(isRun ? `${tokens} of text shown` : tokens);
   }
   if (data.steps.length > 1) facts.push(pluralize(data.steps.length, "snapshot"));
   return facts.join(" · ");

@@ -59,7 +59,7 @@ const OUTCOMES = {
     format: value => value.toFixed(2),
   },
   "heads/induction": {
-    title: "Strongest induction score",
+    title: "Highest prefix-matching score",
     format: value => value.toFixed(2),
   },
   "tokens_at_emergence/previous_token": {
@@ -67,7 +67,7 @@ const OUTCOMES = {
     format: value => formatCompact(roundToDigits(value, 2)),
   },
   "heads/previous_token": {
-    title: "Strongest previous-token score",
+    title: "Highest previous-token score",
     format: value => value.toFixed(2),
   },
 };

@@ -56,7 +56,7 @@ export function drawTradeoffs() {
       "Large dots are means of settings with standard errors; small dots are single runs.",
     );
   if (bestSetting !== null) notes.push("The ring marks the best setting.");
-  if (document.querySelector("#tradeoffs .joined") && sweptKeys.length > 1) {
+  if (document.querySelector("#tradeoffs .connecting") && sweptKeys.length > 1) {
     notes.push("Lines join settings that differ only in this key.");
   }
   if (document.querySelector("#tradeoffs .outlier"))

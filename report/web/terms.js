@@ -95,7 +95,7 @@ const COPYING_GAIN =
   "How much a repetition helps: the loss on random tokens repeated in another order minus the loss on an exact repeat.";
 
 const READING = "A head reads from a token in proportion to its attention weight on it.";
-const FORMED =
+const EMERGED =
   "Its score first passed the threshold in this interval, and still did at the next snapshot.";
 const ABLATION =
   "Removing a component, by setting its output to zero or to its mean, and measuring the effect.";
@@ -113,8 +113,7 @@ const TERMS = {
     "Scores are between 0 and 1 unless stated; 0.6 means 60% of the head's attention, averaged over 16 texts.",
   "standard error":
     "The uncertainty of a mean: another sample would most likely differ by less than twice as much.",
-  emerged: FORMED,
-  formed: FORMED,
+  emerged: EMERGED,
   ablated: ABLATION,
   "reads from":
     "The head needs what the other one wrote: its score drops if that is removed from its queries or keys.",

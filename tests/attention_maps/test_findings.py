@@ -74,7 +74,7 @@ def test_an_induction_head_is_reported_with_its_circuit():
     assert (first.kind, first.heads) == ("induction", (INDUCTION_HEAD,))
     (evidence,) = first.evidence
     assert evidence.score == (0.625, 0.01) and evidence.copying == (0.9, 0.04)
-    assert evidence.formed == Interval(900, 1000)
+    assert evidence.emerged == Interval(900, 1000)
     assert evidence.upstream.head == PREVIOUS_TOKEN_HEAD and evidence.upstream.input == "keys"
     assert evidence.upstream.share == (0.94, 0.02) and evidence.upstream.is_previous_token_head
     assert first.copying_gain == (2.5, 0.05)
@@ -218,12 +218,12 @@ def test_two_heads_whose_difference_is_within_its_error_are_both_most_important(
 def test_a_copying_gain_without_an_induction_head_is_dated_from_when_it_stayed():
     rows = make_rows()
     del rows[-1]["emerged/induction/L3H2"]
-    assert find(rows, CopyingGainFinding).formed == Interval(900, 1000)
+    assert find(rows, CopyingGainFinding).emerged == Interval(900, 1000)
     rows[1]["probe/copying_gain"], rows[2]["probe/copying_gain"] = 2.0, 0.1
-    assert find(rows, CopyingGainFinding).formed == Interval(1000, 1100)
+    assert find(rows, CopyingGainFinding).emerged == Interval(1000, 1100)
     for row in rows:
         row["probe/copying_gain"] = 2.5
-    assert find(rows, CopyingGainFinding).formed is None
+    assert find(rows, CopyingGainFinding).emerged is None
     assert describe_run(rows)[0].heads == []
 
 
