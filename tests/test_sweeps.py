@@ -581,10 +581,11 @@ def test_variants_are_ranked_by_mean_and_those_without_a_result_come_last():
     ("losses", "name", "variants"),
     [
         ((2.0, 2.2, 2.1, 2.3), "best", ["x=1", "x=2"]),
+        ((2.0, 2.02, 2.0, 2.2), "best", ["x=1", "x=2"]),
         ((2.0, 2.1, 2.5, 2.6), "best", ["x=1"]),
         ((2.0, None, 2.01, None), "lowest", ["x=1"]),
     ],
-    ids=["tied", "significant", "one seed"],
+    ids=["tied", "tied by the other's error", "significant", "one seed"],
 )
 def test_a_best_variant_needs_an_error_estimate_and_names_its_tie(losses, name, variants, tmp_path):
     runs = [

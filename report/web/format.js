@@ -120,7 +120,8 @@ export function formatNumber(x) {
  * @returns {string}
  */
 export function formatWithError(x, error) {
-  if (!Number.isFinite(x) || !Number.isFinite(error) || !error) return formatNumber(x);
+  if (!Number.isFinite(x) || !Number.isFinite(error)) return formatNumber(x);
+  if (Math.abs(error) <= 1e-12 * Math.abs(x)) return formatNumber(x); // of equal values
   const roundedError = Number(error.toPrecision(1));
   const digits = Math.min(20, Math.max(0, -Math.floor(Math.log10(roundedError))));
   const value = x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1");

@@ -50,30 +50,38 @@ def test_the_logit_lens_after_the_last_block_is_the_loss(config):
         {"norm": "rmsnorm", "position": "rope", "value_head_dim": 3},
     ],
 )
-def test_a_heads_contribution_is_what_it_writes_through_the_output_layer(changes):
+def test_the_contribution_of_a_head_or_mlp_is_what_it_writes_through_the_output_layer(changes):
     model, tokens = lively(GPT(small(**changes))).double(), random_tokens(12)
     attribution = attribute_logits(model, capture(model, tokens.numpy()[None]))
     W_O = model.blocks[1].attention.W_O
     d_v, heads = model.config.value_dim, []
-    with W_O.register_forward_pre_hook(lambda module, inputs: heads.append(inputs[0])):
+    mlps = []
+    with (
+        W_O.register_forward_pre_hook(lambda module, inputs: heads.append(inputs[0])),
+        model.blocks[1].mlp.register_forward_hook(lambda module, _, y: mlps.append(y[0])),
+    ):
         x = model.run_blocks(tokens[None])[0]  # (T, C)
     if changes["norm"] == "layernorm":
         x = x - x.mean(dim=-1, keepdim=True)
     scale = (x.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     following = torch.cat((tokens[1:], model(tokens[None])[0][0, -1:].argmax(dim=-1)))
-    for head in range(4):
-        channels = slice(head * d_v, (head + 1) * d_v)
-        written = (heads[0][..., channels] @ W_O.weight[:, channels].T)[0]  # (T, C)
+    written = [
+        heads[0][0, :, h * d_v : (h + 1) * d_v] @ W_O.weight[:, h * d_v : (h + 1) * d_v].T
+        for h in range(4)
+    ]
+    for component, y in enumerate([*written, mlps[0]]):  # (T, C) each
         if changes["norm"] == "layernorm":
-            written = written - written.mean(dim=-1, keepdim=True)
-        logits = written / scale * model.norm.weight @ model.head.weight.T  # (T, V)
+            y = y - y.mean(dim=-1, keepdim=True)
+        logits = y / scale * model.norm.weight @ model.head.weight.T  # (T, V)
         logits = logits - logits.mean(dim=1, keepdim=True)
         expected = logits.gather(1, following[:, None])[:, 0].detach().numpy()
-        contribution = attribution.logit_attribution[1 + 5 + head, :, 0]
+        contribution = attribution.logit_attribution[1 + 5 + component, :, 0]
         assert contribution == pytest.approx(expected, abs=1e-5)
+        if component == 4:  # the MLP
+            continue
         promoted = logits.topk(3).indices
         suppressed = logits.topk(3, largest=False).indices
-        ids = attribution.promoted_and_suppressed_ids[1, head]
+        ids = attribution.promoted_and_suppressed_ids[1, component]
         assert np.array_equal(ids, torch.cat((promoted, suppressed), dim=1))
 
 
@@ -102,6 +110,24 @@ def test_a_head_that_copies_scores_1_and_one_that_does_the_opposite_minus_1(embe
     forward = capture(embedding_model, random_tokens(3, 16).numpy())
     mean, error = copying_scores(embedding_model, forward, ALL_HEADS)
     assert mean == pytest.approx(np.array([[1, -1], [1, -1]])) and not error.any()
+
+
+@pytest.mark.parametrize(("rank", "score"), [(10, 1), (11, 0), (20, 0), (21, -1)])
+@torch.no_grad()
+def test_a_head_copies_if_the_token_is_among_the_ten_highest_logits(embedding_model, rank, score):
+    vocabulary = torch.eye(30, 32)
+    written = -torch.ones(30, 32)  # by the head for each token, whose own logit has this rank
+    written[:, 30:] = 0
+    written += vocabulary
+    for distance in range(1, rank):
+        written += 3 * vocabulary.roll(distance, dims=0)
+    for block in embedding_model.blocks:
+        block.attention.W_V.weight.copy_(torch.eye(32).repeat(2, 1))
+        block.attention.W_O.weight.zero_()[:, :30] = written.T
+    forward = capture(embedding_model, random_tokens(3, 16).numpy())
+    first_head = np.array([[True, False], [False, False]])
+    mean, _ = copying_scores(embedding_model, forward, first_head)
+    assert mean[0, 0] == score
 
 
 @torch.no_grad()

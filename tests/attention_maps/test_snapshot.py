@@ -18,7 +18,7 @@ from models import few, lively, small
 from processes import rows
 from safetensors.torch import load_file
 
-from attention_maps import ablation, scores, snapshot
+from attention_maps import ablation, analysis, scores, snapshot
 from attention_maps.analysis import ProbeRun, analyze
 from attention_maps.capture import capture
 from attention_maps.findings import summarize
@@ -183,6 +183,16 @@ def last_snapshot(make_snapshots, tmp_path):
     """The last snapshot of a run, and the arrays in its file."""
     taken = make_snapshots().take(MODEL, 12, [])
     return taken, np.load(tmp_path / "attention" / "step_00000012.npz")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch_size", "is_measured"), [(4, False), (400, True)])
+def test_the_importance_of_a_large_models_heads_is_measured_if_the_run_is_long(
+    make_snapshots, monkeypatch, batch_size, is_measured
+):
+    monkeypatch.setattr(analysis, "LARGE_MODEL_PARAMETERS", 0)
+    metrics = make_snapshots(batch_size=batch_size).take(MODEL, 12, []).metrics
+    assert ("heads/importance/L0H0" in metrics) == is_measured
 
 
 @pytest.mark.slow

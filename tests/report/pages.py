@@ -178,8 +178,10 @@ def make_explained(folder, words=None, **more):
                 "composition/induction_se/L1H1/keys/L0H2": 0.02,
                 "composition/induction_direct/L1H1/keys/L0H2": 0.5,
                 "composition/induction_direct_se/L1H1/keys/L0H2": 0.04,
-                "composition/induction/L1H1/queries/L0H2": 0.01,
-                "composition/induction_se/L1H1/queries/L0H2": 0.02,
+                "composition/induction/L1H1/queries/L0H2": 0.09,
+                "composition/induction_se/L1H1/queries/L0H2": 0.05,
+                "composition/induction/L1H1/queries/L0H1": 0.04,
+                "composition/induction_se/L1H1/queries/L0H1": 0.01,
             }
         row |= {
             "probe/copying_gain": row["step"] / 10,

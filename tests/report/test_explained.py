@@ -116,7 +116,7 @@ def test_the_prediction_breakdown_adds_up(open_page, tmp_path):
 def test_the_composition_follows_the_slider(open_page, tmp_path):
     tab = open_page(page.write_page(make_explained(tmp_path / "run")))
     lines = tab.locator("#composition .composition-line")
-    assert lines.count() == 1  # what is not clear of its error is not drawn
+    assert lines.count() == 1  # neither small shares nor those within two errors are drawn
     wide = lines.evaluate("line => parseFloat(getComputedStyle(line).strokeWidth)")
     assert "80 ± 2%" in lines.get_attribute("aria-label")
     assert "50 ± 4%" in lines.get_attribute("aria-label")

@@ -148,6 +148,7 @@ def test_the_controls_choose_step_head_input_weighting_and_average(open_page, tm
     tab.keyboard.press("ArrowUp")
     expect_map(tab, heads="L0H1")
 
+    assert tab.inner_text("#bar").endswith("\n1")  # a weight is at most 1
     tab.check("#weighted")
     weight, norm = (
         float(first[20]["text"][0, 1, 15, 3]),

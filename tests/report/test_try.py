@@ -62,6 +62,12 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     found = tab.evaluate("ids => glass.maps(ids).then(x => [...x])", ids)
     assert np.array(found).reshape(maps.shape) == pytest.approx(maps, abs=1e-3)
 
+    tab.fill("#typed", "the glass " * 5)  # longer than the block, whose last tokens are read
+    expect_text(tab, "#own-text-status", "32 tokens, the last of 50")
+    assert tab.locator("#text .token").first.inner_text().startswith("s")
+    tab.fill("#typed", text)
+    expect_text(tab, "#own-text-status", f"{len(ids)} tokens,")
+
     tab.click("[role=radio][aria-label='layer 1, head 1']")
     tab.keyboard.press("x")
     expect_interventions(tab, "L1H1", "")
