@@ -223,7 +223,6 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
     overrides = typed_values(cfg, hydra_job.overrides.task)
     swept = {key: value for key, value in overrides.items() if key not in plan.constant_keys}
     path = plan.folder / job_name(swept)
-    os.environ.setdefault("WANDB_RUN_GROUP", plan.folder.name)
     position = f"{hydra_job.job.num + 1}{f'/{plan.n_jobs}' if plan.n_jobs else ''}"
     title = printable(f"{position}  {format_settings(swept)}", one_line=True)
     print_line, start = cli.printer(cli.Terminal(file=sys.stdout)), time.time()
@@ -237,7 +236,7 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
             check_unchanged(path, note)
             write_job(path, note)
             print_line(title)
-            with redirect_output(path / "log.txt"):
+            with wandb_group(plan.folder.name), redirect_output(path / "log.txt"):
                 cfg.run_dir, cfg.resume = escape_interpolation(str(path)), "auto"
                 config = OmegaConf.to_object(cfg)
                 loss = train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
@@ -291,6 +290,19 @@ def check_unchanged(path: Path, note: JobNote) -> None:
 
 
 @contextlib.contextmanager
+def wandb_group(name: str) -> Iterator[None]:
+    """Put the W&B runs of a sweep into one group, unless WANDB_RUN_GROUP names another."""
+    previous = os.environ.get("WANDB_RUN_GROUP")
+    os.environ["WANDB_RUN_GROUP"] = previous or name
+    try:
+        yield
+    finally:  # a notebook goes on after the sweep
+        del os.environ["WANDB_RUN_GROUP"]
+        if previous is not None:
+            os.environ["WANDB_RUN_GROUP"] = previous
+
+
+@contextlib.contextmanager
 def redirect_output(path: Path) -> Iterator[None]:
     """Append everything that is printed to a file."""
     with (
@@ -335,19 +347,18 @@ def open_sweep(typed: str, resume: bool) -> Path:
     require_output_folder(f"hydra.sweep.dir={typed}", folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = list_folder(folder)
-    for path in paths:  # jobs, Hydra and its launchers write there
-        refuse_link(path)
-    if {path.name for path in paths} <= {"multirun.yaml"}:  # Hydra's, before a first job
-        return folder
-    if not is_sweep(folder):
+    has_jobs = {path.name for path in paths} - {"multirun.yaml"}  # Hydra's, before a first job
+    if has_jobs and not is_sweep(folder):
         raise UserError(
             f"hydra.sweep.dir={folder} is not empty and holds no sweep: choose another folder"
         )
-    if not resume:
+    if has_jobs and not resume:
         raise UserError(
             f"hydra.sweep.dir={folder} already holds a sweep: add resume=auto to resume it, or "
             "choose another folder"
         )
+    for path in paths:  # jobs, Hydra and its launchers write there
+        refuse_link(path)
     return folder
 
 

@@ -161,6 +161,15 @@ def test_the_working_directory_can_be_the_output(here, monkeypatch):
     assert sorted(os.listdir(here / "empty")) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize("use", [export, open_run, open_sweep])
+def test_a_folder_of_other_files_and_links_is_not_empty(use, here, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
+    (here / "full" / "link").symlink_to("missing")
+    monkeypatch.chdir(here / "full")
+    with pytest.raises(UserError, match=r"=\. is not empty"):
+        use(".")
+
+
 @pytest.mark.slow
 def test_a_read_only_folder_is_refused_for_every_output(here, finished_run):
     (here / "ro").mkdir(mode=0o555)

@@ -195,6 +195,16 @@ def test_a_prompt_is_read_from_any_stdin_or_refused(stdin, prompt, monkeypatch):
         assert sample.read_stdin() == prompt.encode()
 
 
+@pytest.mark.parametrize("named", [None, "", "mine"])
+def test_a_sweep_leaves_no_group_in_the_environment(named, monkeypatch):
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    if named is not None:
+        monkeypatch.setenv("WANDB_RUN_GROUP", named)
+    with sweeps.wandb_group("sweep"):
+        assert os.environ["WANDB_RUN_GROUP"] == (named or "sweep")
+    assert os.environ.get("WANDB_RUN_GROUP") == named
+
+
 @pytest.mark.slow
 def test_train_from_works_in_any_thread(tmp_path, text_file):
     settings = [*QUICK, f"data.path={text_file}"]
