@@ -56,9 +56,13 @@ class ExternalCheckpoint:
                 f"{self.path} has {pluralize(len(shapes), 'tensor')}, too few for "
                 f"{pluralize(self.config.n_layer, 'layer')}; download it again"
             )
+        embedding = MODULE_NAMES[source.naming].embedding
+        stored_names: dict[str, str] = {}
         if self.config.tie_embeddings:
             for head in HEAD_TENSORS & shapes.keys():
-                if self._repeats_embedding(head, shapes):
+                if embedding not in shapes:
+                    stored_names[embedding] = head
+                elif self._repeats_embedding(embedding, head, shapes):
                     del shapes[head]
                 else:
                     self.config = replace(self.config, tie_embeddings=False)
@@ -68,19 +72,20 @@ class ExternalCheckpoint:
             raise UserError(
                 f"{self.path} has impossible sizes in its settings ({e}); download it again"
             ) from None
-        self._mappings = list(map_tensors(our_shapes, source.naming))
+        self._mappings = [
+            mapping._replace(name=stored_names.get(mapping.name, mapping.name))
+            for mapping in map_tensors(our_shapes, source.naming)
+        ]
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
         expected = {mapping.name: mapping.shape for mapping in self._mappings}
         check_shapes(self.path, shapes, expected)
 
-    def _repeats_embedding(self, head: str, shapes: dict[str, list[int]]) -> bool:
+    def _repeats_embedding(self, embedding: str, head: str, shapes: dict[str, list[int]]) -> bool:
         """Return whether the weights of the head are stored, but equal to the embedding."""
-        top = MODULE_NAMES[self._source.naming].top
-        embedding = next(name for name, ours in top.items() if ours == ("token_embedding",))
-        if shapes.get(f"{embedding}.weight") != shapes[head]:
+        if shapes[embedding] != shapes[head]:
             return False
-        ours, theirs = (self._source.read_tensor(name) for name in (f"{embedding}.weight", head))
-        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+        table, weights = (self._source.read_tensor(name) for name in (embedding, head))
+        return table.dtype == weights.dtype and torch.equal(table, weights)
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer, or None if the tokens are the characters of a text elsewhere.

@@ -23,7 +23,9 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
 # Buffers that older versions of transformers saved with the weights.
-BUFFER = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+BUFFER = re.compile(r"\.attn\.(masked_)?bias$|(^|\.)rotary_emb\.\w+$")
+# What torch.compile and data-parallel training put before every name.
+WRAPPER_PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
 
 
 class StoredTensor(NamedTuple):
@@ -91,8 +93,9 @@ class HFFolder(CheckpointSource):
                     if BUFFER.search(stored_name):
                         continue
                     # The files of the original GPT-2 lack the prefix
-                    has_prefix = stored_name.startswith((prefix, "lm_head."))
-                    name = stored_name if has_prefix else prefix + stored_name
+                    name = WRAPPER_PREFIX.sub("", stored_name)
+                    if not name.startswith((prefix, "lm_head.")):
+                        name = prefix + name
                     if name in tensors:
                         raise UserError(f"{self.path} has {name:.80} twice; download it again")
                     tensor = file.get_slice(stored_name)

@@ -19,6 +19,13 @@ class ModuleNames(NamedTuple):
     layers: str
     block: dict[str, tuple[str, ...]]
 
+    @property
+    def embedding(self) -> str:
+        """Name of the tensor with the token embeddings."""
+        return next(
+            f"{name}.weight" for name, ours in self.top.items() if "token_embedding" in ours
+        )
+
 
 _GGUF_TOP: dict[str, tuple[str, ...]] = {
     "token_embd": ("token_embedding",),

@@ -249,10 +249,13 @@ def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
             choices = " or ".join(format_value(choice) for choice in supported)
             shown = f"{names.get(name, name)}={show_value(value)}"
             raise UserError(f"{shown} is not supported; only {choices} is")
-    layer_types = set(settings.get("layer_types") or ()) - {"full_attention"}
+    layer_types = settings.get("layer_types")
+    if isinstance(layer_types, list):
+        layer_types = [kind for kind in layer_types if kind != "full_attention"]
     if layer_types:
         raise UserError(
-            f"layer_types has {layer_types.pop()}, which is not supported; only full_attention is"
+            f"layer_types has {show_value(layer_types)}, which is not supported; only "
+            "full_attention is"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_models import WEIGHTS, write_model, write_model_and_tokenizer
+from hf_models import EMBEDDING, WEIGHTS, write_model, write_model_and_tokenizer
 from models import lively
 from run_folders import SHAPE, TEXT, write_run
 from safetensors.torch import load_file, save_file
@@ -25,6 +25,8 @@ from model import GPT
 from sample import sample
 from training.checkpoint import parameter_shapes
 
+HEAD = "lm_head.weight"
+
 
 def write_nanogpt(path: Path, **options) -> None:
     """Write a checkpoint as nanoGPT does, with the vocabulary of a text."""
@@ -40,9 +42,10 @@ def write_nanogpt(path: Path, **options) -> None:
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory) -> Path:
-    """A folder with a model of each kind: gpt2, shards, m.gguf, ckpt.pt and runs/x."""
+    """A folder with a model of each kind: gpt2, llama, shards, m.gguf, ckpt.pt and runs/x."""
     root = tmp_path_factory.mktemp("intact")
     write_model_and_tokenizer("gpt2", root / "gpt2")
+    write_model_and_tokenizer("llama", root / "llama")
     write_model_and_tokenizer("llama", root / "shards")
     (root / "shards" / WEIGHTS).unlink()
     write_model("llama", root / "shards", max_shard_size="70KB")
@@ -98,9 +101,23 @@ def index_of_one_file():
 
 def repeat_head(factor: float):
     def change(tensors):
-        tensors["lm_head.weight"] = factor * tensors["transformer.wte.weight"]
+        tensors[HEAD] = factor * tensors[EMBEDDING]
 
     return change_weights("gpt2/" + WEIGHTS, change)
+
+
+def rename_tensors(path: str, rename_one):
+    def change(tensors):
+        for name in list(tensors):
+            tensors[rename_one(name)] = tensors.pop(name)
+
+    return change_weights(path + WEIGHTS, change)
+
+
+def bare_llama_with_buffer():
+    rename_tensors("llama/", lambda name: name.removeprefix("model."))()
+    buffer = {"rotary_emb.inv_freq": torch.ones(4)}
+    change_weights("llama/" + WEIGHTS, lambda tensors: tensors.update(buffer))()
 
 
 def nothing():
@@ -124,6 +141,11 @@ ACCEPTED = [
     (index_of_one_file, "gpt2", "gpt2"),
     (index_of_one_file, "gpt2/model.safetensors.index.json", "gpt2"),
     (repeat_head(1), "gpt2", "gpt2"),
+    (rename_tensors("gpt2/", lambda name: name.replace(EMBEDDING, HEAD)), "gpt2", "gpt2"),
+    (rename_tensors("gpt2/", lambda name: name.removeprefix("transformer.")), "gpt2", "gpt2"),
+    (rename_tensors("gpt2/", lambda name: "_orig_mod." + name), "gpt2", "gpt2"),
+    (rename_tensors("gpt2/", lambda name: "module._orig_mod." + name), "gpt2", "gpt2"),
+    (bare_llama_with_buffer, "llama", "llama"),
     (add_tokens({"content": "<pad>", "special": True}), "gpt2", "gpt2"),
     (nothing, "shards/model-00001-of-00003.safetensors", "shards"),
     (lambda: Path("shards/model.safetensors.index.json").unlink(), "shards", "shards"),
