@@ -29,16 +29,16 @@ ERRORS = [TypeError("a type"), MemoryError(), KeyError("key"), OSError("no numbe
 
 
 @pytest.mark.parametrize("number", range(len(PLACES)), ids=lambda number: PLACES[number][1])
-def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, number):
+def test_what_cannot_be_drawn_costs_a_note(finished_run, text_file, tmp_path, monkeypatch, number):
     owner, name = PLACES[number]
 
     def fail(*_, **__):
         raise ERRORS[number % len(ERRORS)]
 
-    mode = "offline" if owner is wandb else "disabled"
+    monkeypatch.setenv("WANDB_MODE", "offline" if owner is wandb else "disabled")
     process = Process(
         tmp_path,
-        *tiny_arguments(text_file, f"wandb.mode={mode}"),
+        *tiny_arguments(text_file, "wandb.mode=auto"),
         fault=lambda: setattr(owner, name, fail),
     )
     assert process.wait() == 0, process.output()

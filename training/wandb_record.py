@@ -171,18 +171,16 @@ def resolve_mode(mode: str, own: wandb.Settings) -> str:
     """Return online, offline or disabled.
 
     Args:
-        mode: The setting wandb.mode. `auto` follows W&B's own settings; if they do not switch W&B
-            off or offline, it means online with an API key and offline without one.
+        mode: The setting wandb.mode. Of it and W&B's own settings the more private one counts;
+            if neither says, W&B is online with an API key and offline without one.
         own: W&B's own settings.
     """
-    if mode != "auto":
-        return mode
     is_disabled = os.environ.get("WANDB_DISABLED", "").lower() not in FALSE_WORDS
-    if own.mode == "disabled" or is_disabled:
+    if "disabled" in (mode, own.mode) or is_disabled:
         return "disabled"
-    if own.mode in ("offline", "dryrun"):
+    if mode == "offline" or own.mode in ("offline", "dryrun"):
         return "offline"
-    return "online" if has_api_key(own) else "offline"
+    return "online" if mode == "online" or has_api_key(own) else "offline"
 
 
 def has_api_key(own: wandb.Settings) -> bool:
@@ -202,6 +200,11 @@ def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> 
     try:
         own = load_settings()
         mode = resolve_mode(config.wandb.mode, own)
+        if config.wandb.mode not in ("auto", mode):
+            log(
+                f"W&B      {mode}, because W&B's own settings (WANDB_MODE, WANDB_DISABLED or a "
+                f"settings file) say so; wandb.mode={config.wandb.mode} does not override them"
+            )
         if mode == "disabled":
             return None
         if mode == "online" and not has_api_key(own):

@@ -71,6 +71,7 @@ def train_online(tmp_path, text_file, monkeypatch, port, fault=lambda: None) -> 
         ("WANDB_FINISH_TIMEOUT", "1"),
     ):
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WANDB_MODE")
 
     process = Process(
         tmp_path,

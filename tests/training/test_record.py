@@ -167,10 +167,16 @@ OFFLINE, DISABLED = "[default]\nmode = offline\n", "[default]\nmode = disabled\n
         ("auto", {}, {"user/settings": f"[default]\napi_key = {'0' * 40}\n"}, "online"),
         ("disabled", KEY | {"WANDB_MODE": "online"}, {}, "disabled"),
         ("offline", KEY | {"WANDB_MODE": "online"}, {}, "offline"),
-        ("online", {"WANDB_MODE": "offline"}, {}, "online"),
+        ("online", {}, {}, "online"),
+        ("online", KEY | {"WANDB_MODE": "offline"}, {}, "offline"),
+        ("online", KEY | {"WANDB_MODE": "dryrun"}, {}, "offline"),
+        ("online", KEY | {"WANDB_DISABLED": "true"}, {}, "disabled"),
+        ("online", KEY, {"work/wandb/settings": OFFLINE}, "offline"),
+        ("online", KEY, {"user/settings": DISABLED}, "disabled"),
+        ("offline", KEY | {"WANDB_MODE": "disabled"}, {}, "disabled"),
     ],
 )
-def test_the_wandb_mode_depends_on_the_setting_then_wandb_then_the_key(
+def test_the_more_private_of_the_setting_and_wandb_counts_then_the_key(
     wandb_environment, setting, variables, files, mode
 ):
     wandb_environment(variables, files)
