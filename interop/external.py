@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import cli
 from common.errors import UserError
 from common.text import pluralize
 from data.hf_tokenizer import HFTokenizer
@@ -20,8 +21,6 @@ from interop.source import CheckpointSource
 from model import GPT
 from training.checkpoint import check_shapes, parameter_shapes
 
-HEAD_TENSORS = {"lm_head.weight", "output.weight"}  # names of the weights of the head
-
 
 class ExternalCheckpoint:
     """A checkpoint of another library whose tensors fit our model.
@@ -29,7 +28,6 @@ class ExternalCheckpoint:
     Attributes:
         path: Its file or folder.
         config: Settings with which our model computes the same.
-        tokenizer_name: Value of the setting `tokenizer.name` for its tokenizer.
     """
 
     def __init__(self, source: CheckpointSource | str | os.PathLike) -> None:
@@ -41,31 +39,35 @@ class ExternalCheckpoint:
         Raises:
             UserError: It cannot be read, or our model cannot compute the same.
         """
-        if not isinstance(source, CheckpointSource):
-            model = identify(Path(source))
-            if isinstance(model, RunPath):
-                raise UserError(f"{source} is a run; load it with interop.load")
-            source = model
-        self.path = source.path
-        self._source = source
-        self.tokenizer_name = source.tokenizer_name
-        self.config = source.read_config()
-        shapes = source.tensor_shapes()
+        model = source if isinstance(source, CheckpointSource) else identify(Path(source))
+        if isinstance(model, RunPath):
+            raise UserError(f"{source} is a run; load it with interop.load")
+        self.path = model.path
+        self._source = model
+        try:
+            self.config = model.read_config()
+        except (UserError, ValueError, ArithmeticError, TypeError) as e:
+            raise UserError(f"{self.path} cannot be used: {cli.error_sentence(e)}") from None
+        shapes = dict(model.shapes)
         if self.config.n_layer > len(shapes):  # a model of so many layers would take long to build
             raise UserError(
                 f"{self.path} has {pluralize(len(shapes), 'tensor')}, too few for "
                 f"{pluralize(self.config.n_layer, 'layer')}; download it again"
             )
-        embedding = MODULE_NAMES[source.naming].embedding
+
+        # A tied table may be stored as the embedding, as the head, or as both
+        names = {ours: f"{theirs}.weight" for theirs, ours in MODULE_NAMES[model.naming].items()}
+        embedding, head = names["token_embedding"], names["head"]
         stored_names: dict[str, str] = {}
-        if self.config.tie_embeddings:
-            for head in HEAD_TENSORS & shapes.keys():
-                if embedding not in shapes:
-                    stored_names[embedding] = head
-                elif self._repeats_embedding(embedding, head, shapes):
-                    del shapes[head]
-                else:
-                    self.config = replace(self.config, tie_embeddings=False)
+        if self.config.tie_embeddings and head in shapes:
+            if embedding not in shapes:
+                stored_names[embedding] = head
+            elif shapes[embedding] == shapes[head] and self._are_equal(embedding, head):
+                del shapes[head]
+            else:
+                self.config = replace(self.config, tie_embeddings=False)
+
+        # Compare the tensors with those of our model
         try:
             our_shapes = parameter_shapes(self.config)
         except RuntimeError as e:  # the number of bytes exceeds 64 bits
@@ -74,18 +76,14 @@ class ExternalCheckpoint:
             ) from None
         self._mappings = [
             mapping._replace(name=stored_names.get(mapping.name, mapping.name))
-            for mapping in map_tensors(our_shapes, source.naming)
+            for mapping in map_tensors(our_shapes, model.naming)
         ]
         self._rows = {name: shape[0] for name, shape in our_shapes.items()}
-        expected = {mapping.name: mapping.shape for mapping in self._mappings}
-        check_shapes(self.path, shapes, expected)
+        check_shapes(self.path, shapes, {mapping.name: mapping.shape for mapping in self._mappings})
 
-    def _repeats_embedding(self, embedding: str, head: str, shapes: dict[str, list[int]]) -> bool:
-        """Return whether the weights of the head are stored, but equal to the embedding."""
-        if shapes[embedding] != shapes[head]:
-            return False
-        table, weights = (self._source.read_tensor(name) for name in (embedding, head))
-        return table.dtype == weights.dtype and torch.equal(table, weights)
+    def _are_equal(self, *names: str) -> bool:
+        first, second = (self._source.read_tensor(name) for name in names)
+        return first.dtype == second.dtype and torch.equal(first, second)
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer, or None if the tokens are the characters of a text elsewhere.

@@ -16,27 +16,25 @@ from data.hf_tokenizer import HFTokenizer
 from interop.gguf_header import parse_header
 from interop.gguf_tokenizer import read_gguf_tokenizer
 from interop.names import GGUF_SETTINGS
-from interop.settings import HFSettings, read_model_config
+from interop.settings import HFSettings, config_from_hf
 from interop.source import CheckpointSource
 
 EMBEDDING_TENSOR = "token_embd.weight"
 ROPE_TENSOR = "rope_freqs.weight"  # factors by which Llama 3 stretches the rotary wavelengths
 DEFAULT_ROPE_THETA = 1e4
 MAX_FACTOR_ERROR = 0.01  # of the factors that Llama 3's settings give, relative to those in a file
-# Settings of a model that are not whole numbers.
+# Settings that are not whole numbers, by their names in a config.json.
 SETTING_TYPES: dict[str, type] = {
-    "attention.layer_norm_epsilon": float,
-    "attention.layer_norm_rms_epsilon": float,
-    "rope.freq_base": float,
-    "rope.scaling.factor": float,
-    "rope.scaling.type": str,
+    "layer_norm_epsilon": float,
+    "rms_norm_eps": float,
+    "rope_theta": float,
+    "factor": float,
+    "rope_type": str,
 }
 
 
 class GGUFFile(CheckpointSource):
     """A model in a .gguf file, whose tensors are memory-mapped and dequantized when read."""
-
-    tokenizer_name = "hf"
 
     def __init__(self, path: Path) -> None:
         """Read the header of a file.
@@ -70,12 +68,17 @@ class GGUFFile(CheckpointSource):
                 f"{path} is one of {n_files} files of a model; join them with "
                 "llama-gguf-split --merge"
             )
-        self._family = "gpt2" if self._architecture == "gpt2" else "llama"
-        self.naming = "gguf_gpt2" if self._family == "gpt2" else "gguf"
+        self._require_dequantizable()
+        self._is_gpt2 = self._architecture == "gpt2"
+        self.naming = "gguf_gpt2" if self._is_gpt2 else "gguf"
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        if not self._is_gpt2:
+            self.shapes.pop(ROPE_TENSOR, None)  # a setting, stored as a tensor
+        # Names of the settings in a config.json → keys in the file
+        names = GGUF_SETTINGS["gpt2" if self._is_gpt2 else "llama"]
+        self._keys = {theirs: f"{self._architecture}.{name}" for name, theirs in names.items()}
 
-        self._check_types()
-
-    def _check_types(self) -> None:
+    def _require_dequantizable(self) -> None:
         """Refuse a file with tensors that the library cannot dequantize."""
         from gguf import GGML_QUANT_SIZES
 
@@ -90,17 +93,8 @@ class GGUFFile(CheckpointSource):
 
     def read_config(self) -> GPTConfig:
         """Return our settings for the model."""
-        keys = {theirs: self._key(name) for name, theirs in GGUF_SETTINGS[self._family].items()}
-        keys["model_type"] = "general.architecture"
-        return read_model_config(self.path, self._read_settings, keys)
-
-    def tensor_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of every tensor except the rotary factors."""
-        return {
-            name: tensor.shape
-            for name, tensor in self._tensors.items()
-            if name != ROPE_TENSOR or self._family == "gpt2"
-        }
+        names_in_file = self._keys | {"model_type": "general.architecture"}
+        return config_from_hf(self._read_settings(), names_in_file)
 
     def read_tensor(self, name: str) -> Tensor:
         """Return a tensor in float32, with its rows in the order of Hugging Face's format."""
@@ -109,9 +103,16 @@ class GGUFFile(CheckpointSource):
         rows = math.prod(stored.shape[:-1])
         numbers = self._dequantize(content.reshape(rows, -1), stored.type)
         tensor = torch.from_numpy(np.array(numbers, np.float32)).view(stored.shape)
-        if self._architecture == "llama":
-            return self._unpair_rotary_rows(name, tensor)
-        return tensor
+        is_query = ".attn_q." in name
+        if self._architecture != "llama" or not (is_query or ".attn_k." in name):
+            return tensor
+
+        # In llama.cpp's Llama, the rows of W_Q and W_K that rotate together are adjacent
+        heads = self._metadata.read(self._keys["num_attention_heads"], int)
+        if not is_query:
+            heads = self._metadata.read(self._keys["num_key_value_heads"], int) or heads
+        assert heads is not None  # read_config requires it
+        return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
     def read_tokenizer(self) -> HFTokenizer:
         """Return the byte-level BPE tokenizer in the file; see `read_gguf_tokenizer`."""
@@ -119,9 +120,6 @@ class GGUFFile(CheckpointSource):
             return read_gguf_tokenizer(self._metadata)
         except UserError as e:
             raise UserError(f"{self.path}: {e}") from None
-
-    def _key(self, name: str) -> str:
-        return f"{self._architecture}.{name}"
 
     def _read_settings(self) -> HFSettings:
         """Return the settings in the header, by the names that a config.json gives them.
@@ -131,53 +129,42 @@ class GGUFFile(CheckpointSource):
             UserError: The wavelengths are stretched in an unknown way.
         """
         settings: HFSettings = {
-            theirs: self._metadata.read(self._key(name), SETTING_TYPES.get(name, int))
-            for name, theirs in GGUF_SETTINGS[self._family].items()
+            name: self._metadata.read(key, SETTING_TYPES.get(name, int))
+            for name, key in self._keys.items()
         }
 
         # What only the tensors tell
-        embedding = self._tensors.get(EMBEDDING_TENSOR)
-        if embedding is None:
+        if EMBEDDING_TENSOR not in self._tensors:
             raise ValueError(f"the tensor {EMBEDDING_TENSOR} is missing")
         settings |= {
             "model_type": self._architecture,
-            "vocab_size": embedding.shape[0],
+            "vocab_size": self._tensors[EMBEDDING_TENSOR].shape[0],
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
         }
-        mlp = self._tensors.get("blk.0.ffn_up.weight")
-        if self._family == "gpt2":
+        if self._is_gpt2:
             return settings
+        mlp = self._tensors.get("blk.0.ffn_up.weight")
         if settings["intermediate_size"] is None and mlp is not None:
             settings["intermediate_size"] = mlp.shape[0]
 
         # Rotary positions, which llama.cpp stretches linearly unless the file says otherwise
+        rope = f"{self._architecture}.rope"
         if settings["factor"] is None:
-            settings["factor"] = self._metadata.read(self._key("rope.scale_linear"), float)
+            settings["factor"] = self._metadata.read(f"{rope}.scale_linear", float)
         if settings["rope_type"] in (None, "linear"):
             settings["rope_type"] = "linear" if settings["factor"] else "none"
-        n_head = settings["num_attention_heads"]
-        head_dim = settings["head_dim"]
+        head_dim, n_head = settings["head_dim"], settings["num_attention_heads"]
         if head_dim is None and n_head and settings["hidden_size"]:
             head_dim = settings["hidden_size"] // n_head
-        rotary_dim = self._metadata.read(self._key("rope.dimension_count"), int)
+        rotary_dim = self._metadata.read(f"{rope}.dimension_count", int)
         if head_dim and rotary_dim is not None:
             settings["partial_rotary_factor"] = rotary_dim / head_dim
         if ROPE_TENSOR in self._tensors:
             theta = settings["rope_theta"] or DEFAULT_ROPE_THETA
             settings |= infer_llama3_rope(self.read_tensor(ROPE_TENSOR), theta, head_dim or 0)
         return settings
-
-    def _unpair_rotary_rows(self, name: str, tensor: Tensor) -> Tensor:
-        """Reorder the rows of Llama's W_Q and W_K, where rows that rotate together are adjacent."""
-        key = {"attn_q": "head_count", "attn_k": "head_count_kv"}.get(name.split(".")[-2])
-        if key is None:
-            return tensor
-        heads = self._metadata.read(f"llama.attention.{key}", int)
-        heads = heads or self._metadata.read("llama.attention.head_count", int)
-        assert heads is not None  # read_config requires it
-        return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def infer_llama3_rope(factors: Tensor, theta: float, head_dim: int) -> HFSettings:

@@ -17,7 +17,7 @@ class TensorMapping(NamedTuple):
     """
 
     name: str
-    parameters: tuple[str, ...]
+    parameters: list[str]
     is_transposed: bool
     shape: list[int]
 
@@ -30,28 +30,20 @@ def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator
             model lacks, such as biases, are not expected in the checkpoint either.
         naming: How the library names tensors: a key of `MODULE_NAMES`.
     """
-    for module, our_modules in _list_modules(parameter_shapes, naming):
-        for kind in ("weight", "bias"):
-            parameters = tuple(f"{name}.{kind}" for name in our_modules)
-            if parameters[0] not in parameter_shapes:
+    blocks = {int(name.split(".")[1]) for name in parameter_shapes if name.startswith("blocks.")}
+    for i in range(-1, len(blocks)):  # -1: the modules outside the blocks
+        for module, our_modules in MODULE_NAMES[naming].items():
+            if ("{i}" in module) != (i >= 0):
                 continue
-            rows = sum(parameter_shapes[name][0] for name in parameters)
-            shape = [rows, *parameter_shapes[parameters[0]][1:]]
-            # GPT-2's linear layers, whose names begin with c_, compute x W instead of x Wᵀ
-            is_transposed = kind == "weight" and ".c_" in module
-            if is_transposed:
-                shape.reverse()
-            yield TensorMapping(f"{module}.{kind}", parameters, is_transposed, shape)
-
-
-def _list_modules(
-    parameter_shapes: dict[str, list[int]], naming: str
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each module in another library, with the names of our modules in it."""
-    names = MODULE_NAMES[naming]
-    yield from names.top.items()
-    layers = [int(name.split(".")[1]) for name in parameter_shapes if name.startswith("blocks.")]
-    for layer in range(max(layers) + 1):
-        for module, our_modules in names.block.items():
-            our_names = tuple(f"blocks.{layer}.{name}" for name in our_modules)
-            yield f"{names.layers}.{layer}.{module}", our_names
+            for kind in ("weight", "bias"):
+                parameters = [f"{name}.{kind}".format(i=i) for name in our_modules.split()]
+                if parameters[0] not in parameter_shapes:
+                    continue
+                rows = sum(parameter_shapes[name][0] for name in parameters)
+                shape = [rows, *parameter_shapes[parameters[0]][1:]]
+                # GPT-2's linear layers, whose names begin with c_, compute x W instead of x Wᵀ
+                is_transposed = kind == "weight" and ".c_" in module
+                if is_transposed:
+                    shape.reverse()
+                name = f"{module}.{kind}".format(i=i)
+                yield TensorMapping(name, parameters, is_transposed, shape)

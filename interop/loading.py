@@ -71,57 +71,51 @@ def load(
             same.
     """
     path = find_model_folder(pin_model(os.fspath(name), key))
-    model, tokenizer = _load(path, name, which, log)
+    source = identify(path)
+    if isinstance(source, RunPath):
+        model, tokenizer = _load_run(source, path, which, log)
+    elif which != "best":
+        raise UserError(
+            f"checkpoint={which} has no effect on {name}, which is no run: leave it out"
+        )
+    else:
+        checkpoint = ExternalCheckpoint(source)
+        external_tokenizer = checkpoint.read_tokenizer()
+        if external_tokenizer is None:
+            raise UserError(
+                f"{path} has the characters of its vocabulary in another file, a pickle, which is "
+                f"not opened because it may run code; train on its text with init_from={path}, "
+                "and load that run"
+            )
+        model, tokenizer = checkpoint.load(), external_tokenizer
     check_finite_weights(model, str(path))
     return model, tokenizer
 
 
-def _load(
-    path: Path, name: str | os.PathLike, which: str | int, log: Callable[[str], None]
+def _load_run(
+    run: RunPath, path: Path, which: str | int, log: Callable[[str], None]
 ) -> tuple[GPT, Tokenizer]:
-    """Load the model at a path; see `load`."""
-    model = identify(path)
-    if isinstance(model, RunPath):
-        names_checkpoint = model.is_copy or model.which is not None
-        if names_checkpoint and str(which) not in ("best", model.which):
-            raise UserError(
-                f"{path} is a checkpoint, but checkpoint={which}; leave out one of them"
-            )
-        if model.is_copy:
-            return load_checkpoint(_verify_copy(model.folder))[:2]
-        return load_run(model.folder, model.which or which, log)[:2]
-    if which != "best":
-        raise UserError(
-            f"checkpoint={which} has no effect on {name}, which is no run: leave it out"
-        )
-    checkpoint = ExternalCheckpoint(model)
-    external_tokenizer = checkpoint.read_tokenizer()
-    if external_tokenizer is None:
-        raise UserError(
-            f"{path} has the characters of its vocabulary in another file, a pickle, which is not "
-            f"opened because it may run code; train on its text with init_from={path}, and load "
-            "that run"
-        )
-    return checkpoint.load(), external_tokenizer
+    names_checkpoint = run.is_copy or run.which is not None
+    if names_checkpoint and str(which) not in ("best", run.which):
+        raise UserError(f"{path} is a checkpoint, but checkpoint={which}; leave out one of them")
+    if run.is_copy:
+        return load_checkpoint(_find_checkpoint(run, log))[:2]
+    return load_run(run.folder, run.which or which, log)[:2]
 
 
 def read_starting_model(init_from: str) -> StartingModel:
     """Return the settings of the model that training starts from, downloaded if necessary.
 
-    Args:
-        init_from: The setting of that name.
-
     Raises:
         UserError: It cannot be read, or our model cannot compute the same.
     """
     init_from = pin_model(init_from)
-    model = identify(find_model_folder(init_from))
-    if isinstance(model, RunPath):
-        config = read_config(_find_checkpoint(model, log=lambda note: None) / CONFIG_FILE)
+    source = identify(find_model_folder(init_from))
+    if isinstance(source, RunPath):
+        config = read_config(_find_checkpoint(source, log=lambda note: None) / CONFIG_FILE)
         return StartingModel(init_from, config.model, config.tokenizer)
-    checkpoint = ExternalCheckpoint(model)
-    tokenizer = TokenizerConfig(name=checkpoint.tokenizer_name)
-    return StartingModel(init_from, checkpoint.config, tokenizer)
+    tokenizer = TokenizerConfig(name=source.tokenizer_name)
+    return StartingModel(init_from, ExternalCheckpoint(source).config, tokenizer)
 
 
 def open_starting_weights(
@@ -136,26 +130,21 @@ def open_starting_weights(
     Raises:
         UserError: They cannot be read, or our model cannot compute the same.
     """
-    model = identify(find_model_folder(init_from))
-    if isinstance(model, RunPath):
-        folder = _find_checkpoint(model, log)
+    source = identify(find_model_folder(init_from))
+    if isinstance(source, RunPath):
+        folder = _find_checkpoint(source, log)
         copy_to = partial(load_weights, path=folder / MODEL_FILE)
         return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to)
-    checkpoint = ExternalCheckpoint(model)
+    checkpoint = ExternalCheckpoint(source)
     return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
 
 
 def _find_checkpoint(run: RunPath, log: Callable[[str], None]) -> Path:
     """Return the folder of a verified checkpoint: the one that a path names, or a run's best."""
-    if run.is_copy:
-        return _verify_copy(run.folder)
-    return find_checkpoint(run.folder, run.which or "best", log)[0]
-
-
-def _verify_copy(folder: Path) -> Path:
-    """Return the folder of a checkpoint that is not in its run; refuse a damaged one."""
+    if not run.is_copy:
+        return find_checkpoint(run.folder, run.which or "best", log)[0]
     try:
-        verify_checkpoint(folder)
+        verify_checkpoint(run.folder)
     except ValueError as e:
-        raise UserError(f"{folder} is a damaged checkpoint ({e}); copy it again") from None
-    return folder
+        raise UserError(f"{run.folder} is a damaged checkpoint ({e}); copy it again") from None
+    return run.folder

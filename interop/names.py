@@ -1,109 +1,66 @@
 """What other libraries call the modules of a model and its settings."""
 
-from typing import NamedTuple
+import re
 
-
-class ModuleNames(NamedTuple):
-    """The names that another library gives to the modules of a model.
-
-    Each name is mapped to the names of our modules. If there are several, the library stacks their
-    weights by rows in this order.
-
-    Attributes:
-        top: Modules outside the blocks.
-        layers: What the names of all modules in blocks begin with, before the number of the block.
-        block: Modules of a block.
-    """
-
-    top: dict[str, tuple[str, ...]]
-    layers: str
-    block: dict[str, tuple[str, ...]]
-
-    @property
-    def embedding(self) -> str:
-        """Name of the tensor with the token embeddings."""
-        return next(
-            f"{name}.weight" for name, ours in self.top.items() if "token_embedding" in ours
-        )
-
-
-_GGUF_TOP: dict[str, tuple[str, ...]] = {
-    "token_embd": ("token_embedding",),
-    "position_embd": ("position_embedding",),
-    "output_norm": ("norm",),
-    "output": ("head",),
+# What torch.compile and data-parallel training put before the names of all tensors.
+WRAPPER_PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
+QKV = "blocks.{i}.attention.W_Q blocks.{i}.attention.W_K blocks.{i}.attention.W_V"
+_GGUF_NAMES = {
+    "token_embd": "token_embedding",
+    "position_embd": "position_embedding",
+    "output_norm": "norm",
+    "output": "head",
+    "blk.{i}.attn_norm": "blocks.{i}.norm_1",
+    "blk.{i}.attn_output": "blocks.{i}.attention.W_O",
+    "blk.{i}.ffn_norm": "blocks.{i}.norm_2",
+    "blk.{i}.ffn_gate": "blocks.{i}.mlp.W_gate",
+    "blk.{i}.ffn_up": "blocks.{i}.mlp.W_in",
+    "blk.{i}.ffn_down": "blocks.{i}.mlp.W_out",
 }
-_GGUF_BLOCK: dict[str, tuple[str, ...]] = {
-    "attn_norm": ("norm_1",),
-    "attn_output": ("attention.W_O",),
-    "ffn_norm": ("norm_2",),
-    "ffn_gate": ("mlp.W_gate",),
-    "ffn_up": ("mlp.W_in",),
-    "ffn_down": ("mlp.W_out",),
-}
+# Modules in another library → ours, by the library's naming; i is the number of the block. If
+# there are several of ours, the library stacks their weights by rows in this order.
 MODULE_NAMES = {
     # Hugging Face's GPT-2, and nanoGPT
-    "gpt2": ModuleNames(
-        top={
-            "transformer.wte": ("token_embedding",),
-            "transformer.wpe": ("position_embedding",),
-            "transformer.ln_f": ("norm",),
-            "lm_head": ("head",),
-        },
-        layers="transformer.h",
-        block={
-            "ln_1": ("norm_1",),
-            "attn.c_attn": ("attention.W_Q", "attention.W_K", "attention.W_V"),
-            "attn.c_proj": ("attention.W_O",),
-            "ln_2": ("norm_2",),
-            "mlp.c_fc": ("mlp.W_in",),
-            "mlp.c_proj": ("mlp.W_out",),
-        },
-    ),
+    "gpt2": {
+        "transformer.wte": "token_embedding",
+        "transformer.wpe": "position_embedding",
+        "transformer.ln_f": "norm",
+        "lm_head": "head",
+        "transformer.h.{i}.ln_1": "blocks.{i}.norm_1",
+        "transformer.h.{i}.attn.c_attn": QKV,
+        "transformer.h.{i}.attn.c_proj": "blocks.{i}.attention.W_O",
+        "transformer.h.{i}.ln_2": "blocks.{i}.norm_2",
+        "transformer.h.{i}.mlp.c_fc": "blocks.{i}.mlp.W_in",
+        "transformer.h.{i}.mlp.c_proj": "blocks.{i}.mlp.W_out",
+    },
     # Hugging Face's Llama, Mistral, Qwen 2 and Qwen 3
-    "llama": ModuleNames(
-        top={
-            "model.embed_tokens": ("token_embedding",),
-            "model.norm": ("norm",),
-            "lm_head": ("head",),
-        },
-        layers="model.layers",
-        block={
-            "input_layernorm": ("norm_1",),
-            "self_attn.q_proj": ("attention.W_Q",),
-            "self_attn.k_proj": ("attention.W_K",),
-            "self_attn.v_proj": ("attention.W_V",),
-            "self_attn.q_norm": ("attention.norm_q",),
-            "self_attn.k_norm": ("attention.norm_k",),
-            "self_attn.o_proj": ("attention.W_O",),
-            "post_attention_layernorm": ("norm_2",),
-            "mlp.gate_proj": ("mlp.W_gate",),
-            "mlp.up_proj": ("mlp.W_in",),
-            "mlp.down_proj": ("mlp.W_out",),
-        },
-    ),
+    "llama": {
+        "model.embed_tokens": "token_embedding",
+        "model.norm": "norm",
+        "lm_head": "head",
+        "model.layers.{i}.input_layernorm": "blocks.{i}.norm_1",
+        "model.layers.{i}.self_attn.q_proj": "blocks.{i}.attention.W_Q",
+        "model.layers.{i}.self_attn.k_proj": "blocks.{i}.attention.W_K",
+        "model.layers.{i}.self_attn.v_proj": "blocks.{i}.attention.W_V",
+        "model.layers.{i}.self_attn.q_norm": "blocks.{i}.attention.norm_q",
+        "model.layers.{i}.self_attn.k_norm": "blocks.{i}.attention.norm_k",
+        "model.layers.{i}.self_attn.o_proj": "blocks.{i}.attention.W_O",
+        "model.layers.{i}.post_attention_layernorm": "blocks.{i}.norm_2",
+        "model.layers.{i}.mlp.gate_proj": "blocks.{i}.mlp.W_gate",
+        "model.layers.{i}.mlp.up_proj": "blocks.{i}.mlp.W_in",
+        "model.layers.{i}.mlp.down_proj": "blocks.{i}.mlp.W_out",
+    },
     # .gguf files of Llama, Qwen 2 and Qwen 3
-    "gguf": ModuleNames(
-        top=_GGUF_TOP,
-        layers="blk",
-        block={
-            "attn_q": ("attention.W_Q",),
-            "attn_k": ("attention.W_K",),
-            "attn_v": ("attention.W_V",),
-            "attn_q_norm": ("attention.norm_q",),
-            "attn_k_norm": ("attention.norm_k",),
-            **_GGUF_BLOCK,
-        },
-    ),
+    "gguf": {
+        **_GGUF_NAMES,
+        "blk.{i}.attn_q": "blocks.{i}.attention.W_Q",
+        "blk.{i}.attn_k": "blocks.{i}.attention.W_K",
+        "blk.{i}.attn_v": "blocks.{i}.attention.W_V",
+        "blk.{i}.attn_q_norm": "blocks.{i}.attention.norm_q",
+        "blk.{i}.attn_k_norm": "blocks.{i}.attention.norm_k",
+    },
     # .gguf files of GPT-2
-    "gguf_gpt2": ModuleNames(
-        top=_GGUF_TOP,
-        layers="blk",
-        block={
-            "attn_qkv": ("attention.W_Q", "attention.W_K", "attention.W_V"),
-            **_GGUF_BLOCK,
-        },
-    ),
+    "gguf_gpt2": {**_GGUF_NAMES, "blk.{i}.attn_qkv": QKV},
 }
 
 # Settings in a config.json of Hugging Face's format → ours, by the format's two dialects.

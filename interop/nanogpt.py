@@ -10,13 +10,13 @@ from torch import Tensor
 from common.errors import UserError
 from config import GPTConfig
 from data.tokenizer import Tokenizer, load_tiktoken
+from interop.names import WRAPPER_PREFIX
 from interop.settings import checked_config
 from interop.source import CheckpointSource
 
 GPT2_VOCAB_SIZE = 50257  # a vocabulary of at least this size is GPT-2's
-NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "dropout")
 NANOGPT_DEFAULTS = {"bias": True, "dropout": 0.0}  # older checkpoints do not have these settings
-COMPILED_PREFIX = "_orig_mod."  # torch.compile puts it before every name
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 MAX_PICKLE_ERROR_CHARS = 200
 
@@ -35,27 +35,18 @@ class NanoGPTFile(CheckpointSource):
                 f"{path} is not a checkpoint of nanoGPT, which contains model and model_args; give "
                 "nanoGPT's ckpt.pt, or the folder with the model's config.json and safetensors"
             )
-        missing = [name for name in NANOGPT_SETTINGS if name not in settings]
-        if missing:
-            raise UserError(f"{path} lacks the setting {missing[0]} in its model_args; add it")
-        values = {name: settings[name] for name in NANOGPT_SETTINGS}
-        values |= {name: settings.get(name, value) for name, value in NANOGPT_DEFAULTS.items()}
-        try:
-            self._config = checked_config(values)
-        except (UserError, ValueError) as e:  # ValueError: a number has too many digits to print
-            raise UserError(f"{path} cannot be used: {e}") from None
+        self._settings = NANOGPT_DEFAULTS | settings
         self._tensors = {
-            str(name).removeprefix(COMPILED_PREFIX): tensor
-            for name, tensor in state.items()
-            if not str(name).endswith(".attn.bias")  # the causal mask
+            WRAPPER_PREFIX.sub("", name): self._check_tensor(name, tensor)
+            for name, tensor in ((str(name), tensor) for name, tensor in state.items())
+            if not name.endswith(".attn.bias")  # the causal mask
         }
-        for name, tensor in self._tensors.items():
-            self._check_tensor(name, tensor)
-        is_gpt2 = self._config.vocab_size >= GPT2_VOCAB_SIZE
-        self.tokenizer_name = "gpt2" if is_gpt2 else "char"
+        self.shapes = {name: list(tensor.shape) for name, tensor in self._tensors.items()}
+        vocab_size = (self.shapes.get("transformer.wte.weight") or [0])[0]
+        self.tokenizer_name = "gpt2" if vocab_size >= GPT2_VOCAB_SIZE else "char"
 
-    def _check_tensor(self, name: str, tensor: Any) -> None:
-        """Refuse what is not a plain array of floating-point numbers."""
+    def _check_tensor(self, name: str, tensor: Any) -> Tensor:
+        """Refuse what is not a plain array of numbers; transpose linear layers, as in GPT-2."""
         if not isinstance(tensor, Tensor):
             raise UserError(f"{self.path} has {name:.80} as {type(tensor).__name__}, not a tensor")
         is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
@@ -64,20 +55,19 @@ class NanoGPTFile(CheckpointSource):
                 f"{self.path} has {name:.80} in {tensor.dtype} ({tensor.layout}), and only "
                 "contiguous tensors of floating-point numbers can be read; save it as float32"
             )
+        is_linear = name.endswith(".weight") and ".c_" in name
+        return tensor.T if is_linear and tensor.dim() == 2 else tensor
 
     def read_config(self) -> GPTConfig:
         """Return our settings for the model."""
-        return self._config
-
-    def tensor_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of every tensor of the model."""
-        return {name: list(self.read_tensor(name).shape) for name in self._tensors}
+        missing = [name for name in NANOGPT_SETTINGS if name not in self._settings]
+        if missing:
+            raise UserError(f"the setting {missing[0]} is missing in model_args; add it")
+        return checked_config({name: self._settings[name] for name in NANOGPT_SETTINGS}, {})
 
     def read_tensor(self, name: str) -> Tensor:
-        """Return a tensor; weights of linear layers are transposed, as in GPT-2."""
-        tensor = self._tensors[name]
-        is_linear = name.endswith(".weight") and ".c_" in name
-        return tensor.T if is_linear and tensor.dim() == 2 else tensor
+        """Return a tensor as GPT-2 has it."""
+        return self._tensors[name]
 
     def read_tokenizer(self) -> Tokenizer | None:
         """Return GPT-2's tokenizer, or None for a model of characters.

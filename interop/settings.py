@@ -1,15 +1,12 @@
 """Translate a config.json of Hugging Face's format to our settings, and ours to one."""
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
-import cli
 from attention import ROPE_HIGH, ROPE_LOW
 from common.errors import UserError
-from common.settings import check_value, convert_value, format_value, show_value
+from common.settings import convert_value, format_value, show_value
 from config import GPTConfig
 from data.tokenizer import Tokenizer
 from interop.names import HF_SETTINGS
@@ -24,11 +21,6 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 # What transformers assumes for a setting that is missing or null; the others are required.
-GPT2_DEFAULTS: HFSettings = {
-    "n_inner": None,
-    "layer_norm_epsilon": 1e-5,
-    "tie_word_embeddings": True,
-}
 LLAMA_DEFAULTS: HFSettings = {
     "num_key_value_heads": None,
     "head_dim": None,
@@ -36,7 +28,12 @@ LLAMA_DEFAULTS: HFSettings = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-QWEN3_HEAD_DIM = 128  # transformers' default for Qwen 3
+DEFAULTS: dict[str, HFSettings] = {
+    "gpt2": {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    "llama": LLAMA_DEFAULTS,
+    "qwen2": LLAMA_DEFAULTS,
+    "qwen3": LLAMA_DEFAULTS | {"head_dim": 128},
+}
 # Settings that our model lacks, with the values for which it computes the same.
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -57,34 +54,16 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
 ROPE_SETTINGS = {"factor": "rope_factor", "original_max_position_embeddings": "rope_trained"}
 
 
-def read_model_config(
-    path: Path, read_settings: Callable[[], HFSettings], names: dict[str, str] | None = None
-) -> GPTConfig:
-    """Translate the settings of a model to ours, and check them.
-
-    Args:
-        path: The file with the settings, for error messages.
-        read_settings: Returns the settings by the names that a config.json gives them.
-        names: What the file calls them, by these names, for error messages.
-
-    Raises:
-        UserError: A setting is missing, invalid, or not supported by our model.
-    """
-    try:
-        return config_from_hf(read_settings(), names)
-    except (UserError, ValueError, ArithmeticError, TypeError) as e:
-        raise UserError(f"{path} cannot be used: {cli.error_sentence(e)}") from None
-
-
 def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) -> GPTConfig:
     """Translate the settings of a config.json to ours, and check them.
 
     Args:
         settings: The content of the config.json.
-        names: Other names of these settings, for error messages.
+        names: What the file calls these settings, if it is not a config.json, for error messages.
 
     Raises:
         UserError: A setting is missing, invalid, or not supported by our model.
+        ValueError, ArithmeticError or TypeError: A value is of an unexpected type or size.
     """
     names = names or {}
     family = _read_family(settings, names)
@@ -100,8 +79,8 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
     _require_supported({**settings, "rope_type": rope_type}, names)
 
     # Translate the settings that have another name
-    values = _defaults_of(family)
     translations = HF_SETTINGS[_dialect_of(family)]
+    values = dict(DEFAULTS[family])
     values |= {name: settings[name] for name in translations if settings.get(name) is not None}
     missing = translations.keys() - values.keys()
     if missing:
@@ -113,13 +92,12 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
     if family == "gpt2":
         ours["bias"] = True
     else:
-        ours |= _llama_settings(settings, family)
-        ours |= _rope_settings(settings, rope_type, ours["block_size"])
+        ours |= _llama_settings(settings, family, rope_type)
     theirs = {our_name: name for name, our_name in (translations | ROPE_SETTINGS).items()}
     return checked_config(ours, {our_name: names.get(n, n) for our_name, n in theirs.items()})
 
 
-def checked_config(values: dict[str, Any], names: dict[str, str] | None = None) -> GPTConfig:
+def checked_config(values: dict[str, Any], names: dict[str, str]) -> GPTConfig:
     """Return the settings of a model, whose values may come from a damaged file.
 
     Args:
@@ -129,18 +107,14 @@ def checked_config(values: dict[str, Any], names: dict[str, str] | None = None) 
     Raises:
         UserError: A value has the wrong type, is out of bounds or contradicts another one.
     """
-    names = names or {}
-    checked = {}
-    for field in fields(GPTConfig):
-        if field.name not in values:
-            continue
-        name, value = names.get(field.name, field.name), values[field.name]
-        value = convert_value(name, field, value)
-        if value is not None:
-            check_value(name, value, field.metadata)
-        checked[field.name] = value
-    config = GPTConfig(**checked)
     try:
+        config = GPTConfig(
+            **{
+                field.name: convert_value(f"model.{field.name}", field, values[field.name])
+                for field in fields(GPTConfig)
+                if field.name in values
+            }
+        )
         config.check()
     except UserError as e:
         in_file = re.sub(r"model\.(\w+)", lambda name: names.get(name[1], name[1]), str(e))
@@ -151,14 +125,10 @@ def checked_config(values: dict[str, Any], names: dict[str, str] | None = None) 
 def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSettings:
     """Return the config.json from which transformers builds an equal model.
 
-    Args:
-        config: Settings of our model.
-        tokenizer: Its tokenizer, whose begin-of-text and end-of-text are named.
-
     Raises:
         UserError: transformers has no such model.
     """
-    exported = resolve_defaults(find_counterpart(config))
+    exported = _resolve_defaults(find_counterpart(config))
     family = find_family(exported)
     settings: HFSettings = {
         "architectures": [ARCHITECTURES[family]],
@@ -201,7 +171,7 @@ def find_counterpart(config: GPTConfig) -> GPTConfig:
     return config
 
 
-def resolve_defaults(config: GPTConfig) -> GPTConfig:
+def _resolve_defaults(config: GPTConfig) -> GPTConfig:
     """Return the settings with the values that follow from others, and without unused ones."""
     return replace(
         config,
@@ -233,14 +203,6 @@ def _dialect_of(family: str) -> str:
     return "gpt2" if family == "gpt2" else "llama"
 
 
-def _defaults_of(family: str) -> HFSettings:
-    if family == "gpt2":
-        return dict(GPT2_DEFAULTS)
-    if family == "qwen3":
-        return LLAMA_DEFAULTS | {"head_dim": QWEN3_HEAD_DIM}
-    return dict(LLAMA_DEFAULTS)
-
-
 def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
     """Refuse settings under which our model computes something else."""
     for name, supported in SUPPORTED_VALUES.items():
@@ -259,8 +221,8 @@ def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
         )
 
 
-def _llama_settings(settings: HFSettings, family: str) -> dict[str, Any]:
-    """Return our settings that the families other than GPT-2 share, and those of biases."""
+def _llama_settings(settings: HFSettings, family: str, rope_type: str) -> dict[str, Any]:
+    """Return our settings that the families other than GPT-2 imply, and those of positions."""
     bias: bool | str
     if family == "qwen2":
         bias = "qkv"
@@ -268,22 +230,18 @@ def _llama_settings(settings: HFSettings, family: str) -> dict[str, Any]:
         bias = True
     else:
         bias = "attention" if settings.get("attention_bias") else False
-    return {
+    ours: dict[str, Any] = {
         "norm": "rmsnorm",
         "position": "rope",
         "mlp": "swiglu",
         "qk_norm": "gains" if family == "qwen3" else False,
         "bias": bias,
     }
-
-
-def _rope_settings(settings: HFSettings, rope_type: str, block_size: int) -> dict[str, Any]:
-    """Return our settings for stretched rotary wavelengths."""
-    ours = {}
     if rope_type not in ("default", "none"):
         ours["rope_factor"] = settings.get("factor")
     if rope_type == "llama3":
-        ours["rope_trained"] = settings.get("original_max_position_embeddings") or block_size
+        trained_length = settings.get("original_max_position_embeddings")
+        ours["rope_trained"] = trained_length or settings["max_position_embeddings"]
     return ours
 
 
@@ -311,7 +269,7 @@ def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
 
 def _require_round_trip(config: GPTConfig, settings: HFSettings, family: str) -> None:
     """Refuse a model whose settings would come back different from a config.json."""
-    restored = replace(resolve_defaults(config_from_hf(settings)), dropout=config.dropout)
+    restored = replace(_resolve_defaults(config_from_hf(settings)), dropout=config.dropout)
     unsupported = [
         f"model.{name}={format_value(value)}"
         for name, value in asdict(config).items()

@@ -16,23 +16,17 @@ class CheckpointSource(ABC):
         path: File or folder of the checkpoint.
         naming: How the tensors are named: a key of `interop.names.MODULE_NAMES`.
         tokenizer_name: Value of the setting `tokenizer.name` for the tokenizer.
+        shapes: Shape of each tensor by its name in the checkpoint.
     """
 
     path: Path
     naming: str
-    tokenizer_name: str
+    tokenizer_name = "hf"
+    shapes: dict[str, list[int]]
 
     @abstractmethod
     def read_config(self) -> GPTConfig:
-        """Return the settings with which our model computes the same as this one.
-
-        Raises:
-            UserError: Our model cannot compute the same, or a setting is damaged.
-        """
-
-    @abstractmethod
-    def tensor_shapes(self) -> dict[str, list[int]]:
-        """Return the shape of each tensor by its name in the checkpoint."""
+        """Return the settings with which our model computes the same; see `config_from_hf`."""
 
     @abstractmethod
     def read_tensor(self, name: str) -> Tensor:
