@@ -16,15 +16,7 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString, Range
 from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
-from cli.presets import (
-    CONFIGS,
-    GROUPS,
-    SETTINGS,
-    STRING_TYPES,
-    check_setting,
-    find_presets,
-    read_presets,
-)
+from cli.presets import GROUPS, SETTINGS, check_setting, find_presets, is_text, read_presets
 from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
@@ -56,9 +48,11 @@ class CommandLine:
 
     settings: list[str]  # KEY=VALUE
     options: list[str]  # Hydra's options with their values, such as -m
-    is_sweep: bool  # -m or --multirun
-    config_dir: str | None  # a folder with presets of the user's own
-    is_for_hydra: bool  # asks for what Hydra itself prints: --cfg, --info, shell completion, …
+    is_sweep: bool = False  # -m or --multirun
+    config_dir: str | None = None  # a folder with presets of the user's own
+    is_for_hydra: bool = (
+        False  # asks for what Hydra itself prints: --cfg, --info, shell completion, …
+    )
 
     @property
     def arguments(self) -> list[str]:
@@ -74,7 +68,7 @@ def parse_command_line(argv: list[str]) -> CommandLine:
     """
     parsed = _parse_options(argv)
     if parsed.completion:  # its arguments, such as install=bash, are not settings
-        return CommandLine([], list(argv), False, None, is_for_hydra=True)
+        return CommandLine([], argv, is_for_hydra=True)
     if parsed.multirun and "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError(
             "torchrun cannot start a sweep, because its processes share one run: "
@@ -86,12 +80,11 @@ def parse_command_line(argv: list[str]) -> CommandLine:
     paths = dict.fromkeys(a for a in parsed.settings if a.startswith("data.path="))
     if len(paths) > 1:  # as from a shell that expands braces
         raise UserError(f"{' '.join(paths)} cannot be combined: {ONE_PATH}")
-    is_job = not parsed.multirun and parsed.request is None
+    is_for_hydra = parsed.request is not None
+    is_job = not parsed.multirun and not is_for_hydra
     settings = [_check_argument(a, parsed.multirun, is_job) for a in parsed.settings]
     _check_presets(settings, parsed.multirun, parsed.config_dir)
-    return CommandLine(
-        settings, options, parsed.multirun, parsed.config_dir, parsed.request is not None
-    )
+    return CommandLine(settings, options, parsed.multirun, parsed.config_dir, is_for_hydra)
 
 
 def _parse_options(argv: list[str]) -> argparse.Namespace:
@@ -106,18 +99,16 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--package", "-p", dest="request")
     for option in ("--resolve", "--hydra-help", "--version"):
         parser.add_argument(option, dest="request", action="store_const", const="all")
-    for option in UNSUPPORTED_OPTIONS:
-        parser.add_argument(option, dest="unsupported", nargs="?", const="")
+    for argument in argv:
+        if argument.startswith(UNSUPPORTED_OPTIONS):
+            raise UserError(
+                f"{argument} is not supported: a run is described by experiment=NAME, and "
+                "--config-dir=FOLDER adds presets of your own"
+            )
     try:
         parsed, unknown = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as e:
         raise UserError(f"{e}; python train.py --help lists all settings") from None
-    if parsed.unsupported is not None:
-        option = next(a for a in argv if a.startswith(UNSUPPORTED_OPTIONS))
-        raise UserError(
-            f"{option} is not supported: a run is described by experiment=NAME, and "
-            "--config-dir=FOLDER adds presets of your own"
-        )
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
     if parsed.config_dir is not None and not Path(parsed.config_dir).is_dir():
@@ -128,38 +119,30 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
 
 
 def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
-    """Validate a setting, and return it as Hydra takes it, with a text in quotes.
+    """Validate a setting KEY=VALUE, and return it as Hydra takes it, with a text in quotes.
 
-    Args:
-        argument: The setting as typed, KEY=VALUE.
-        is_sweep: Whether this is a sweep: values may then be several, as Hydra parses them.
-        is_job: Whether a single run is to be trained.
-
-    Raises:
-        UserError: If the argument is not a setting, or is not allowed here.
+    In a sweep the value may stand for several, as Hydra parses it. A job is a single run.
     """
     key, equals, value = argument.partition("=")
     if equals and key.startswith(("hydra.", "hydra/")):
         return _check_hydra_setting(key, value, is_job)
     if not equals or key not in {*SETTINGS, *GROUPS} or is_nanogpt_setting(argument):
         raise unknown_setting(argument, [*SETTINGS, *GROUPS])
-    if is_sweep:
-        advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
-        if advice:
-            raise UserError(f"{argument} cannot be used in a sweep: {advice}")
-    elif key == "sweep":
+    advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
+    if is_sweep and advice:
+        raise UserError(f"{argument} cannot be used in a sweep: {advice}")
+    if key == "sweep" and not is_sweep:
         raise UserError(f"{argument} is a sweep: add -m")
 
     # Several values
-    is_free_text = key in SETTINGS and _is_free_text(key)
+    is_free_text = key in SETTINGS and is_text(key) and "choices" not in SETTINGS[key].metadata
     override = _parse_override(argument) if is_sweep or not is_free_text else None
     if override and override.is_sweep_override():
         if key == "sweep":
             raise UserError(f"{argument} names several sweeps: start one at a time")
         if not is_sweep:
             raise UserError(f"{argument} has several values: add -m to train a run with each")
-        choices = _list_choices(argument, override)
-        for choice in choices if key in SETTINGS else ():
+        for choice in _list_choices(argument, override) if key in SETTINGS else ():
             check_setting(key, choice)
         return argument
 
@@ -187,12 +170,6 @@ def _check_hydra_setting(key: str, value: str, is_job: bool) -> str:
     return f"{key}={value}"
 
 
-def _is_free_text(key: str) -> bool:
-    """Return whether the values of a setting are texts that are not chosen from a list."""
-    field = SETTINGS[key]
-    return str(field.type) in STRING_TYPES and "choices" not in field.metadata
-
-
 def _parse_override(argument: str) -> Override | None:
     """Return what Hydra reads in KEY=VALUE, or None if it cannot parse it."""
     with suppress(HydraException):
@@ -200,11 +177,13 @@ def _parse_override(argument: str) -> Override | None:
     return None
 
 
-def _list_choices(argument: str, override: Override) -> list[Any]:
-    """Return the first single values that a sweep lists; an interval and a glob have none."""
+def _list_choices(argument: str, override: Override, presets: Iterable[str] = ()) -> list[Any]:
+    """Return the first single values that a sweep lists; an interval has none."""
     value = override.value()
-    if isinstance(value, Glob) and override.key_or_group in SETTINGS:
-        raise UserError(f"{argument}: glob(…) chooses among presets, so list the values instead")
+    if isinstance(value, Glob):
+        if not presets:
+            raise UserError(f"{argument}: glob(…) chooses among presets, so list the values")
+        return value.filter(list(presets))
     try:
         choices = value.range() if isinstance(value, RangeSweep) else getattr(value, "list", [])
         first = list(islice(choices, MAX_CHECKED_CHOICES))
@@ -214,49 +193,34 @@ def _list_choices(argument: str, override: Override) -> list[Any]:
 
 
 def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) -> None:
-    """Check the files of the presets that a command line uses.
-
-    Args:
-        settings: The validated settings.
-        is_sweep: Whether this is a sweep.
-        config_dir: A folder with presets of the user's own.
-    """
-    entries = yaml.safe_load((CONFIGS / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    defaults: dict[str, list[str]] = {}  # the presets of a command line without any
-    for entry in entries:
-        if isinstance(entry, dict) and entry.keys() <= set(GROUPS):
-            defaults |= {group: [name] for group, name in entry.items() if name}
-    typed = _find_chosen_presets(settings, config_dir)
-    for preset in read_presets(defaults | typed, config_dir):
-        if preset.sweep_params and not is_sweep:
-            raise UserError(f"{preset.path} describes a sweep: add -m")
+    """Check the files of the presets that settings, or the presets of sweeps, choose."""
+    chosen = {"experiment": ["default"]} | _find_chosen_presets(settings, config_dir)
+    for path, sweep_params in read_presets(chosen, config_dir).items():
+        if sweep_params and not is_sweep:
+            raise UserError(f"{path} describes a sweep: add -m")
+        params = [f"{key}={value}" for key, value in sweep_params.items()]
         try:
-            params = [f"{key}={value}" for key, value in preset.sweep_params.items()]
             for param in params:
                 _check_argument(param, is_sweep=True, is_job=False)
             if params:
                 read_presets(_find_chosen_presets(params, config_dir), config_dir)
         except UserError as e:
-            raise UserError(f"{preset.path}: {e}") from None
+            raise UserError(f"{path}: {e}") from None
 
 
 def _find_chosen_presets(settings: list[str], config_dir: str | None) -> dict[str, list[str]]:
     """Return the names of the presets that settings choose, by their groups."""
-    presets = find_presets(config_dir)
     chosen: dict[str, list[str]] = {}
-    for setting in settings:
-        group, _, name = setting.partition("=")
-        if group not in presets:
-            continue
-        override = _parse_override(setting)
-        if override is None or not override.is_sweep_override():
-            chosen[group] = [name]
-        elif isinstance(value := override.value(), Glob):
-            chosen[group] = value.filter(list(presets[group]))
-        else:
-            chosen[group] = list(map(str, _list_choices(setting, override)))
-        if not chosen[group]:
-            raise UserError(f"{setting} names none of {', '.join(presets[group])}")
+    for group, presets in find_presets(config_dir).items():
+        for setting in settings:
+            if not setting.startswith(f"{group}="):
+                continue
+            override = _parse_override(setting)
+            chosen[group] = [setting.partition("=")[2]]
+            if override and override.is_sweep_override():
+                chosen[group] = [str(name) for name in _list_choices(setting, override, presets)]
+            if not chosen[group]:
+                raise UserError(f"{setting} names none of {', '.join(presets)}")
     return chosen
 
 
@@ -286,8 +250,6 @@ def unknown_setting(
         if nanogpt_name in NANOGPT:
             return UserError(f"{argument} is a nanoGPT setting; use {NANOGPT[nanogpt_name]}")
     suggestion = did_you_mean(key, known)
-    if equals and name == argument and key != key.strip() and key.strip() in known:
-        return UserError(f"{argument} has a space beside its name: write {key.strip()}=VALUE")
     if argument in known:
         return UserError(f"{argument} has no value: write {key}=VALUE")
     if not equals and os.path.exists(argument):

@@ -50,6 +50,8 @@ def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
     encoding, _, _ = os.environ.get("PYTHONIOENCODING", "").partition(":")
     os.environ["PYTHONIOENCODING"] = f"{encoding}:replace"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, instead of printing them
+    # The lines of a script that was written on Windows end in a carriage return.
+    sys.argv[1:] = [argument.rstrip("\r") for argument in sys.argv[1:] if argument != "\r"]
 
     def print_help_or_run() -> Result:
         if {"-h", "--help"} & set(sys.argv[1:]):

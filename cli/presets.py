@@ -1,10 +1,9 @@
 """Find presets, and check their files before Hydra reads them."""
 
-import glob
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -18,30 +17,18 @@ from config import Config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
-STRING_TYPES = ("<class 'str'>", "str | None")  # of settings that are texts
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
 GLOBAL_GROUPS = ("experiment", "sweep")  # their presets set anything, the others one section
 GLOBAL_PACKAGE = "# @package _global_"
 # What to do if a group has no preset of a name.
 GROUP_HINTS = {
-    "data": "for text of your own use data=text data.path={}",
-    "tokenizer": "another encoding of tiktoken is tokenizer.name={}",
+    "data": "; for text of your own use data=text data.path={}",
+    "tokenizer": "; another encoding of tiktoken is tokenizer.name={}",
 }
-# Parts of the YAML parser's messages, and what to do about them.
-YAML_HINTS = {
-    r"'\t'": "indent with spaces instead of tabs",
-    "mapping values are not allowed": "put a text with a colon in quotes",
-}
+# Errors of reading a file that is not a preset, from OmegaConf and the YAML parser.
+READ_ERRORS = (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException)
 
 Presets = dict[str, dict[str, Path]]  # the files by group and name
-
-
-class Preset(NamedTuple):
-    """What a preset's file refers to."""
-
-    path: Path
-    bases: list[tuple[str, str]]  # group and name of the presets that it builds on
-    sweep_params: dict[str, Any]  # the settings of the jobs, if it is a sweep
 
 
 def find_presets(config_dir: str | None = None) -> Presets:
@@ -52,12 +39,10 @@ def find_presets(config_dir: str | None = None) -> Presets:
     """
     groups: Presets = {group: {} for group in GROUPS}
     # The repository's presets come last, because Hydra prefers them to others of the same name.
-    roots = [CONFIGS] if config_dir is None else [Path(config_dir), CONFIGS]
-    for root in roots:
+    for root in (Path(config_dir or CONFIGS), CONFIGS):
         for group, presets in groups.items():
-            for path in _list_files(Path(root, group)):
-                name = path.relative_to(Path(root, group)).with_suffix("").as_posix()
-                presets[name] = path
+            for path in _list_files(root / group):
+                presets[path.relative_to(root / group).with_suffix("").as_posix()] = path
     return groups
 
 
@@ -70,12 +55,15 @@ def _list_files(folder: Path) -> Iterator[Path]:
             yield from _list_files(path)
 
 
-def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> list[Preset]:
+def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[Path, dict]:
     """Read and check presets, and those that they build on.
 
     Args:
         chosen: The names of the presets by their groups.
         config_dir: A folder with presets of the user's own.
+
+    Returns:
+        The swept settings of each preset by its path; {} unless it describes a sweep.
 
     Raises:
         UserError: If there is no such preset, or its file cannot work.
@@ -86,104 +74,63 @@ def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> list[P
             f"--config-dir={config_dir} has none of the folders {', '.join(presets)}: name the "
             "folder above the one with your presets"
         )
-    read: dict[tuple[str, str], Preset] = {}
+    sweep_params: dict[Path, dict] = {}
 
-    def visit(group: str, name: str, files_above: list[Path]) -> None:
+    def read(group: str, name: str, files_above: list[Path]) -> None:
+        path = _require_preset(group, name, presets, config_dir)
+        if path in files_above:
+            raise UserError("the preset builds on itself: correct defaults")
         try:
-            path = _require_preset(group, name, presets, config_dir)
-            if path in files_above:
-                raise UserError("the preset builds on itself: correct defaults")
+            content = _read_yaml(path, group)
+            bases = list(_read_bases(group, content.pop("defaults", [])))
+            hydra_settings = content.pop("hydra", {}) if group in GLOBAL_GROUPS else {}
+            sweep_params[path] = _read_sweep_params(hydra_settings)
+            _check_content(content, "" if group in GLOBAL_GROUPS else f"{group}.")
+            for base in bases:
+                read(*base, [*files_above, path])
         except UserError as e:
-            raise UserError(f"{files_above[-1]}: {e}" if files_above else str(e)) from None
-        if (group, name) not in read:
-            preset = read[group, name] = _read_preset(group, path)
-            for base in preset.bases:
-                visit(*base, [*files_above, path])
+            raise UserError(f"{path}: {e}") from None
 
     for group, names in chosen.items():
         for name in names:
-            visit(group, name, [])
-    return list(read.values())
+            read(group, name, [])
+    return sweep_params
 
 
 def _require_preset(group: str, name: str, presets: Presets, config_dir: str | None) -> Path:
     """Return the file of a preset; raise `UserError` if there is none, or two."""
-    own = Path(config_dir, group, f"{name}.yaml") if config_dir is not None else None
+    own = Path(config_dir or CONFIGS, group, f"{name}.yaml")
     if name in presets[group]:
         path = presets[group][name]
-        if own is not None and own != path and own.exists():
+        if own != path and own.exists():
             raise UserError(f"{own} has the name of a preset of GlassGPT: rename it")
         return path
-    stem = Path(name).stem
-    for root in (config_dir, CONFIGS):
-        for file in Path(root or CONFIGS, group).glob(f"{glob.escape(stem or '?')}.*"):
-            if file.suffix != ".yaml":
-                raise UserError(f"{group}={name}: rename {file} to {stem}.yaml")
-    message = not_one_of(group, name, presets[group])
-    if stem in presets[group]:
-        message = f"{group}={name} is not the name of a preset: use {group}={stem}"
-    elif group in GROUP_HINTS:
-        message += f"; {GROUP_HINTS[group].format(name)}"
-    raise UserError(message)
+    if (yml := own.with_suffix(".yml")) in list_folder(own.parent):
+        raise UserError(f"{group}={name}: rename {yml} to {own.name}")
+    if Path(name).stem in presets[group]:
+        raise UserError(f"{group}={name} is not a preset's name: use {group}={Path(name).stem}")
+    hint = GROUP_HINTS.get(group, "").format(name)
+    raise UserError(not_one_of(group, name, presets[group]) + hint)
 
 
-def _read_preset(group: str, path: Path) -> Preset:
+def _read_yaml(path: Path, group: str) -> dict[Any, Any]:
+    """Return the content of a preset's file; interpolations stay as they are."""
     try:
-        text = _read_text(path)
-        _check_package(group, text)
-        content = _parse(text)
-        bases = list(_read_bases(group, content.pop("defaults", [])))
-        hydra_settings = content.pop("hydra", {}) if group in GLOBAL_GROUPS else {}
-        _check_content(content, "" if group in GLOBAL_GROUPS else f"{group}.")
-        return Preset(path, bases, _read_sweep_params(hydra_settings))
-    except UserError as e:
-        raise UserError(f"{path}: {e}") from None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        text = ordinary_file(path).read_text(encoding="utf-8")
-    except OSError as e:
-        raise UserError(f"the preset cannot be read: {e.strerror}") from None
-    except UnicodeDecodeError as e:
-        byte = f"byte {e.object[e.start]:#04x} at offset {e.start}"
-        raise UserError(f"the preset is not UTF-8 text ({byte}): save it as UTF-8") from None
-    if text.startswith("\ufeff"):
-        raise UserError("the preset begins with a byte-order mark: save it as UTF-8 without one")
-    return text
-
-
-def _check_package(group: str, text: str) -> None:
-    """Check the comments that begin with @, which Hydra reads at the top of a file."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    directives = []
-    while lines and re.match(r"#\s*@", lines[0]):
-        directives.append(" ".join(lines.pop(0).lstrip("#").split()))
-    if group in GLOBAL_GROUPS and directives != [GLOBAL_PACKAGE[2:]]:
-        raise UserError(f"the first line must be {GLOBAL_PACKAGE}")
-    if group not in GLOBAL_GROUPS and directives:
-        raise UserError(f"remove the line # {directives[0]}, because the file sets {group}.… only")
-
-
-def _parse(text: str) -> dict:
-    """Parse YAML as Hydra does; interpolations stay as they are."""
-    try:
-        content: Any = OmegaConf.create(text)
-    except yaml.YAMLError as e:
-        mark, problem = getattr(e, "problem_mark", None), getattr(e, "problem", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        message = f"{line}{problem or str(e).splitlines()[0]}".replace("but found", "found")
-        hints = [hint for part, hint in YAML_HINTS.items() if part in message]
-        raise UserError("; ".join([message, *hints])) from None
-    except AssertionError:  # so OmegaConf refuses a file that is a single number
-        content = None
-    except (OmegaConfBaseException, ValueError, RecursionError) as e:
-        key = getattr(e, "full_key", None) or "the preset"
-        message = str(e).partition("\n")[0]
-        raise UserError(f"{key} cannot be parsed ({message}): correct it") from None
-    if not isinstance(content, DictConfig):
-        raise UserError("the preset is not made up of lines of the form NAME: VALUE")
-    return cast(dict, OmegaConf.to_container(content))
+        content = OmegaConf.load(ordinary_file(path))
+        if not isinstance(content, DictConfig):
+            raise ValueError("it is a list")
+    except READ_ERRORS as e:
+        reason = " ".join(str(e).split()).replace(f' in "{path}"', "")
+        raise UserError(
+            f"the preset cannot be read ({reason}): write lines of the form NAME: VALUE in UTF-8, "
+            "indent with spaces, and put texts that contain a colon in quotes"
+        ) from None
+    first_line = path.read_text(encoding="utf-8").strip().partition("\n")[0].rstrip()
+    if group in GLOBAL_GROUPS and first_line != GLOBAL_PACKAGE:
+        raise UserError(f"the first line must be {GLOBAL_PACKAGE}, without a byte-order mark")
+    if group not in GLOBAL_GROUPS and re.match(r"#\s*@", first_line):
+        raise UserError(f"remove the line {first_line}, because the file sets {group}.… only")
+    return dict(OmegaConf.to_container(content))
 
 
 def _read_bases(group: str, defaults: Any) -> Iterator[tuple[str, str]]:
@@ -193,26 +140,24 @@ def _read_bases(group: str, defaults: Any) -> Iterator[tuple[str, str]]:
     overrides = {f"override /{other}": other for other in GROUPS if other != group}
     seen: set[str] = set()
     for entry in defaults:
-        if isinstance(entry, str) and " " not in entry:
-            if entry != "_self_":
-                yield group, entry
-            if seen and entry != "_self_":
-                raise UserError(f"the entry {entry!r} of defaults must come before the overrides")
+        if entry == "_self_":
             continue
-        ((key, value),) = entry.items() if isinstance(entry, dict) else ((str(entry), ""),)
-        if group in GLOBAL_GROUPS and isinstance(value, str):
-            if key in seen:
-                raise UserError(f"defaults has several entries {key!r}: leave one")
+        is_pair = isinstance(entry, dict) and len(entry) == 1
+        pair: dict[str, Any] = entry if is_pair else {str(entry): None}
+        ((key, value),) = pair.items()
+        is_override = group in GLOBAL_GROUPS and isinstance(value, str) and key not in seen
+        if isinstance(entry, str) and not seen:
+            yield group, entry
+        elif is_override and key in overrides:
+            yield overrides[key], value
             seen.add(key)
-            if key.startswith("override /hydra/"):
-                continue
-            if key in overrides:
-                yield overrides[key], value
-                continue
-        raise UserError(
-            f"the entry {key!r} of defaults is neither the name of another preset of {group}/ nor "
-            f"of the form 'override /GROUP: NAME' in an experiment{did_you_mean(key, overrides)}"
-        )
+        elif not (is_override and str(key).startswith("override /hydra/")):
+            hint = "" if key in overrides else did_you_mean(str(key), overrides)
+            raise UserError(
+                f"the entry {key!r} of defaults is unknown, repeated or misplaced{hint}: begin "
+                f"with lines '- NAME' for presets of {group}/ to build on; experiments go on with "
+                "lines '- override /GROUP: NAME', one for a GROUP"
+            )
 
 
 def _check_content(content: dict, section: str) -> None:
@@ -221,25 +166,11 @@ def _check_content(content: dict, section: str) -> None:
     for name, value in _flatten(content, section):
         if isinstance(value, str) and "${" in value:
             continue  # Hydra resolves it
-        if str(SETTINGS[name].type) in STRING_TYPES and isinstance(value, (int, float)):
+        if is_text(name) and isinstance(value, (int, float)):
             text = format_value(value)  # YAML may have changed it: 007 is 7, and off is false
             raise UserError(f"{name}={text} is not a text: put it in quotes")
         values[name] = check_setting(name, value)
     refuse_unused(values, values)
-
-
-def check_setting(name: str, value: Any) -> Any:
-    """Return the value of a setting of train.py, converted to its type and checked.
-
-    Raises:
-        UserError: If the value is not of the type, or out of bounds.
-    """
-    if value == "???":
-        raise UserError(f"{name}=??? is not possible: Hydra takes ??? for a value that is missing")
-    converted = convert_value(name, SETTINGS[name], value)
-    if converted is not None:
-        check_value(name, converted, SETTINGS[name].metadata)
-    return converted
 
 
 def _flatten(content: dict, section: str) -> Iterator[tuple[str, Any]]:
@@ -260,6 +191,25 @@ def _flatten(content: dict, section: str) -> Iterator[tuple[str, Any]]:
                 f"{name} has no settings below it; a preset is chosen by the line "
                 f"'- override /{name}: NAME' below defaults"
             )
+
+
+def is_text(name: str) -> bool:
+    """Return whether the values of a setting are texts."""
+    return SETTINGS[name].type in (str, str | None)
+
+
+def check_setting(name: str, value: Any) -> Any:
+    """Return the value of a setting of train.py, converted to its type and checked.
+
+    Raises:
+        UserError: If the value is not of the type, or out of bounds.
+    """
+    if value == "???":
+        raise UserError(f"{name}=??? is not possible: Hydra takes ??? for a value that is missing")
+    converted = convert_value(name, SETTINGS[name], value)
+    if converted is not None:
+        check_value(name, converted, SETTINGS[name].metadata)
+    return converted
 
 
 def _read_sweep_params(hydra_settings: Any) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def launch(monkeypatch, tmp_path, capsys):
     """launch(command line) → (exit status, stdout, stderr) of train.py before it imports torch."""
 
     def prepare(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["train.py", *line.split()])
+        monkeypatch.setattr("sys.argv", ["train.py", *re.findall("[^ ]+", line)])
         try:
             cli.prepare_launch()
             status = 0
@@ -241,6 +241,11 @@ def test_a_mistake_gives_one_sentence_that_names_it_and_creates_no_file(launch, 
 def test_a_valid_command_line_prints_one_line_and_continues(line, launch):
     status, out, err = launch(line)
     assert (status, out.count("\n"), err) == (0, 1, "")
+
+
+@pytest.mark.parametrize("line", ["max_steps=3", "model=small", "precision=fp32 ", "-m seed=1,2"])
+def test_carriage_returns_of_a_windows_script_are_ignored(line, launch):
+    assert launch(f"{line}\r")[::2] == (0, "")
 
 
 def test_hydra_prints_the_configuration_without_torch(launch):

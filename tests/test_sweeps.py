@@ -34,8 +34,9 @@ from rich.console import Console
 import cli
 import report.page
 import sweeps
-from cli.arguments import CONFIGS, parse_command_line
+from cli.arguments import parse_command_line
 from cli.config_file import config_yaml, read_config
+from cli.presets import CONFIGS
 from common.errors import UserError
 from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
