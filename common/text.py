@@ -36,6 +36,11 @@ def format_speed(speed: float) -> str:
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
 
 
+def replace_surrogates(text: str) -> str:
+    """Replace halves of surrogate pairs, which UTF-8 cannot encode, by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def printable(text: str, one_line: bool = False) -> str:
     """Replace control characters, which a terminal would obey, by visible signs.
 

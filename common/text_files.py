@@ -55,9 +55,11 @@ def open_text(source: Path | bytes, name: str, alternative: str = "") -> Iterato
     except UnicodeDecodeError as e:
         assert checked is not None  # it was read
         offset = checked.position - len(e.object) + e.start
+        bad_byte = e.object[e.start : e.start + 1]
+        advice = _how_to_convert(checked.head, offset, bad_byte)
         raise UserError(
-            f"{name} is not UTF-8 text: byte {e.object[e.start]:#04x} at offset {offset}; "
-            f"{_how_to_convert(checked.head)}{alternative}"
+            f"{name} is not UTF-8 text: byte {bad_byte[0]:#04x} at offset {offset}; "
+            f"{advice}{alternative}"
         ) from None
     except READ_ERRORS as e:
         reason = getattr(e, "strerror", None) or e
@@ -118,13 +120,15 @@ class _CheckedBytes(io.BufferedIOBase):
         return data
 
 
-def _how_to_convert(head: bytes) -> str:
-    """Return advice for a file that is not UTF-8 text, from the bytes that it begins with."""
+def _how_to_convert(head: bytes, offset: int, bad_byte: bytes) -> str:
+    """Return advice for a file that is not UTF-8 text, from its start and its first wrong byte."""
     encoding = _find_wide_encoding(head)
     if encoding:
         return f"it seems to be {encoding}: convert it with iconv -f {encoding} -t utf-8"
-    if CONTROL_BYTES.search(head):
+    if CONTROL_BYTES.search(head + bad_byte):
         return "it seems to be binary or damaged: give a text file"
+    if not head[:offset].isascii():
+        return "it seems to be damaged UTF-8: drop such bytes with iconv -c -f utf-8 -t utf-8"
     return "convert it, for example from Western European text with iconv -f cp1252 -t utf-8"
 
 
@@ -138,9 +142,10 @@ def _find_wide_encoding(head: bytes) -> str | None:
     is_ascii = head.isascii() and not CONTROL_BYTES.search(head.replace(b"\0", b""))
     if is_ascii and head.count(0) < MIN_NULL_SHARE * len(head):
         return None
+    ascii_counts: dict[str, int] = {}  # of the encodings that give text
     for encoding in WIDE_ENCODINGS:
         with suppress(UnicodeDecodeError):
             text = codecs.getincrementaldecoder(encoding)().decode(head)
             if text and all(char.isprintable() or char in "\t\n\f\r" for char in text):
-                return encoding
-    return None
+                ascii_counts[encoding] = sum(map(str.isascii, text))
+    return max(ascii_counts, key=ascii_counts.__getitem__, default=None)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, pre_tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
+from common.text import replace_surrogates
 from data.panics import is_panic, panics_as_errors
 
 HF_TOKENIZER_FILE = "tokenizer.json"
@@ -52,19 +53,16 @@ class HFTokenizer:
             Exception: The library cannot read the description.
             BaseException: The library panics, now or with `PROBE_TEXT`; see `panics_as_errors`.
         """
-        self._library = Library.from_str(description)
+        self._library = _open_library(description)
         self._library.no_truncation()
         self._library.no_padding()
         self._library.encode_special_tokens = True
         self._added = self._library.get_added_tokens_decoder()
-        vocabulary = self._library.get_vocab()
-        self._vocabulary = {id: token for token, id in vocabulary.items()}
+        self._vocabulary = {id: token for token, id in self._library.get_vocab().items()}
         self.special = {id: token.content for id, token in self._added.items() if token.special}
         ordinary = self._vocabulary.keys() - self.special.keys()
         if not ordinary:
             raise ValueError("its vocabulary is empty")
-        if len(self._vocabulary) < len(vocabulary):
-            raise ValueError("several of its tokens have the same id")
         self.description = description
         self.vocab_size = max(self._vocabulary) + 1
         self.end_of_text = end_of_text if end_of_text in self._vocabulary else None
@@ -72,9 +70,9 @@ class HFTokenizer:
         encoded = self._library.encode(self._vocabulary[min(ordinary)])
         has_begin = encoded.special_tokens_mask[:1] == [1] and encoded.ids[0] in self._vocabulary
         self.begin_of_text: int | None = encoded.ids[0] if has_begin else None
-        for text in (PROBE_TEXT, *PROBE_TEXT.split()):
+        for text in ("", PROBE_TEXT, *PROBE_TEXT.split()):
             with suppress(Exception):  # it may lack characters
-                self._library.encode(text)
+                self.decode(self._library.encode(text).ids)
 
     def encode_array(self, text: str) -> np.ndarray:
         """Return the ids of a text, without the tokens put before and after it: int64 (tokens,).
@@ -83,7 +81,7 @@ class HFTokenizer:
             UserError: The tokenizer has no token for a character.
         """
         try:
-            self._check_bytes(text)
+            self._check_characters(text)
             ids = self._library.encode(text, add_special_tokens=False).ids
         except BaseException as e:  # the library raises plain Exceptions, and panics
             if not isinstance(e, Exception) and not is_panic(e):
@@ -95,28 +93,43 @@ class HFTokenizer:
         return np.array(ids, dtype=np.int64)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; see `encode_array`."""
+        """Return the ids of a text. Half a surrogate pair, as in arguments, becomes U+FFFD."""
         with panics_as_errors():
-            return self.encode_array(text).tolist()
+            return self.encode_array(replace_surrogates(text)).tolist()
 
-    def _check_bytes(self, text: str) -> None:
-        """Raise ValueError if a byte has no token, because the library would leave it out."""
-        if not self._unknown_bytes:
+    def _check_characters(self, text: str) -> None:
+        """Raise ValueError if a character has no token, because the library would leave it out."""
+        if self._known_characters is None:
             return
-        normalizer = self._library.normalizer
-        for character in normalizer.normalize_str(text) if normalizer else text:
-            if not self._unknown_bytes.isdisjoint(character.encode()):
-                raise ValueError(f"it has no token for {character!r}")
+        normalizer, splitter = self._library.normalizer, self._library.pre_tokenizer
+        text = normalizer.normalize_str(text) if normalizer else text
+        parts = splitter.pre_tokenize_str(text) if splitter else [(text, (0, len(text)))]
+        for part, (start, end) in parts:
+            if not self._known_characters.issuperset(part):
+                raise ValueError(f"it has no token for part of {text[start:end][:20]!r}")
 
     @cached_property
-    def _unknown_bytes(self) -> set[int]:
-        """The bytes that a byte-level vocabulary lacks, unless it has a token for unknown ones."""
+    def _known_characters(self) -> set[str] | None:
+        """The characters, or spelled bytes, with tokens; None if the library leaves out none."""
         content = json.loads(self.description)
         model = content["model"]
-        is_byte_level = '"ByteLevel"' in json.dumps(content.get("pre_tokenizer"))
-        if not is_byte_level or model.get("type") != "BPE" or model.get("unk_token"):
-            return set()
-        return {byte for name, byte in byte_level_alphabet().items() if name not in model["vocab"]}
+        if model.get("type") != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
+            return None
+        prefix = model.get("continuing_subword_prefix") or ""
+        suffix = model.get("end_of_word_suffix") or ""
+        vocabulary = model["vocab"].keys()
+        known = {
+            token
+            for token in vocabulary
+            if len(token) == 1 and {prefix + token, token + suffix} <= vocabulary
+        }
+        spells_bytes = '"ByteLevel"' in json.dumps(
+            [content.get("pre_tokenizer"), content.get("normalizer")]
+        )
+        if spells_bytes and known >= byte_level_alphabet().keys():
+            return None
+        ordinary = (token.content for token in self._added.values() if not token.special)
+        return known.union(*ordinary)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special tokens."""
@@ -198,7 +211,7 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
             "transformers installed"
         )
     roles = _special_token_names(folder)
-    library = Library.from_str(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
+    library = _open_library(json.dumps(read_json(folder / HF_TOKENIZER_FILE)))
     known_names = [name for name in roles.values() if library.token_to_id(name) is not None]
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in known_names]
@@ -210,6 +223,22 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
         if isinstance(end_of_text, list) and end_of_text:
             end_of_text = end_of_text[0]
     return HFTokenizer(library.to_str(), end_of_text if isinstance(end_of_text, int) else None)
+
+
+def _open_library(description: str) -> Library:
+    """Return the tokenizer of a description, always with the same ids for the same text.
+
+    Raises:
+        ValueError: Several tokens have the same id.
+        Exception: The library cannot read the description.
+    """
+    library = Library.from_str(description)
+    ids = list(library.get_vocab().values())
+    if len(set(ids)) < len(ids):
+        raise ValueError("several of its tokens have the same id")
+    if isinstance(library.model, models.BPE):
+        library.model.dropout = None
+    return library
 
 
 def _special_token_names(folder: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from common.errors import UserError
+from common.text import replace_surrogates
 
 # Places in unbroken text that no splitting pattern joins: before the single space between two
 # words, and between a letter and the punctuation mark that ends a clause.
@@ -117,7 +118,7 @@ def split_records(
             continue
         names = field.split(".")
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_int=float)  # a number may be of any length
             texts = _texts_of_field(record, names)
             has_field = isinstance(record, dict) and names[0] in record
         except (ValueError, TypeError, RecursionError):
@@ -132,7 +133,7 @@ def split_records(
             )
         text = "\n\n".join(texts)
         if "\\u" in line:  # the only way to write half a surrogate pair, which becomes U+FFFD
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            text = replace_surrogates(text)
         del line, record, texts  # they may be large
         yield from split_text(text, size)
 

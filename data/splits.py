@@ -66,7 +66,8 @@ def count_corpus(corpus: Corpus) -> CorpusSize:
     if len(distinct) < 2:
         content = f"no character except {distinct.pop()!r}" if distinct else "no text"
         if size.skipped:
-            content += f" (data.field={corpus.field} is null in {pluralize(size.skipped, 'line')})"
+            lines = pluralize(size.skipped, "line")
+            content += f" (data.field={corpus.field} is null or missing in {lines})"
         raise UserError(f"{corpus.name} has {content}; give another text")
     return size
 

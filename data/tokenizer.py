@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.files import read_json_object
-from common.text import pluralize
+from common.text import pluralize, replace_surrogates
 from config import TokenizerConfig
 from data.hf_tokenizer import END_OF_TEXT, PROBE_TEXT, HFTokenizer, byte_level_alphabet
 from data.panics import panics_as_errors
@@ -160,8 +160,7 @@ class BPETokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Half a surrogate pair, as in arguments, becomes U+FFFD."""
-        valid_text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return self.encode_array(valid_text).tolist()
+        return self.encode_array(replace_surrogates(text)).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; unused ids have none."""

@@ -83,7 +83,7 @@ class Tokens:
             validation = "the last tenth of the characters for validation"
         else:
             validation = f"{self.val_documents:,} of them (one in ten) for validation"
-        skipped = [f"         rows skipped because their text is null: {self.skipped:,}"]
+        skipped = [f"         rows skipped because they have no text: {self.skipped:,}"]
         return [
             f"text     {self.name}",
             f"         {pluralize(self.documents, 'document')}, {self.characters:,} characters",

@@ -73,22 +73,28 @@ def zipped() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "is_text"),
+    ("content", "encoding"),
     [
-        ("Façade\n".encode("cp1252"), True),
-        ("これはテキスト\n".encode("shift-jis"), True),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", False),
-        (b"BZh91AY&SY\xff\x10\x02\x1e", False),
-        (b"a long text with one null byte\0" * 2, False),
-        (zipped(), False),
-        (b"abc\0def", False),
+        ("Façade\n".encode("cp1252"), "cp1252"),
+        ("これはテキスト\n".encode("shift-jis"), "cp1252"),
+        ("Façade".encode() + b"\xe2\x82", "utf-8"),
+        ("Façade".encode() * 20_000 + b"\xe7a", "utf-8"),
+        ("ab".encode("utf-16-be"), "UTF-16BE"),
+        ("Glass".encode("utf-16-le"), "UTF-16LE"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", None),
+        (b"BZh91AY&SY\xff\x10\x02\x1e", None),
+        (b"a long text with one null byte\0" * 2, None),
+        (b"a long text " * 20_000 + b"\0", None),
+        (zipped(), None),
+        (b"abc\0def", None),
     ],
-    ids=["cp1252", "shift-jis", "png", "bz2", "damaged", "zip", "short"],
 )
-def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, is_text):
+def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, encoding):
     with pytest.raises(UserError) as error, open_text(content, "mine") as file:
         file.read()
-    assert "mine" in str(error.value) and ("iconv" in str(error.value)) == is_text
+    message = str(error.value)
+    assert "mine" in message and ("iconv" in message) == bool(encoding)
+    assert f"-f {encoding or ''}" in message or not encoding
 
 
 @pytest.mark.parametrize("content", [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None])

@@ -240,6 +240,7 @@ EVERY_WORD = {"behavior": "Isolated", "invert": False}
                 {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}},
                 {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
                 {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+                {"decoder": {"type": "Strip", "content": "a", "start": 1, "stop": 1}},
                 {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, **EVERY_WORD}},
             )
         ),
@@ -264,6 +265,30 @@ def test_a_byte_level_tokenizer_refuses_the_characters_that_it_lacks(lost, tmp_p
     assert tokenizer.decode(tokenizer.encode("abc é")) == "abc é"
     with pytest.raises(UserError, match="z" if lost == "z" else "Ł"):
         tokenizer.encode("Łodz")
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "aλ"),
+        ({"pre_tokenizer": None}, "a b"),
+        ({"model": {"end_of_word_suffix": "</w>"}}, "ab"),
+        ({"model": {"vocab": {"a": 0, "b": 1, "ab": 2}}}, "abc"),
+    ],
+)
+def test_no_character_of_a_text_is_left_out(changed, text, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(saved_hf(changed)))
+    with pytest.raises(UserError, match="part of"):
+        load_tokenizer(file).encode(text)
+
+
+def test_dropout_of_a_tokenizer_is_off_and_half_a_surrogate_pair_is_replaced(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(saved_hf({"model": {"dropout": 0.5}})))
+    tokenizer = load_tokenizer(file)
+    assert tokenizer.encode("ab" * 50) == 50 * [256]
+    assert tokenizer.decode(tokenizer.encode("a\udcff")) == "a\ufffd"
 
 
 @needs_gpt2
