@@ -47,8 +47,7 @@ def attention(
         The output (…, T_q, d_v) and the weights (…, T_q, T_k), in the dtype of the queries. Each
         row of the weights sums to 1.
 
-    Reference:
-        Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA".
+    Reference: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA".
     """
     weights = attention_weights(q, k, mask, scale)
     return weights @ repeat_groups(v, q), weights
@@ -97,17 +96,11 @@ def causal_mask(T_q: int, T_k: int, device: torch.device | None = None) -> Tenso
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Compute the output of `attention` with the fastest kernel.
+    """Compute the output (B, H, T_q, d_v) of `attention` with the fastest kernel.
 
-    Args:
-        q: Queries (B, H, T_q, d_k).
-        k: Keys (B, G, T_k, d_k).
-        v: Values (B, G, T_k, d_v).
-        mask: As in `attention`; None: causal if T_q = T_k, else every query attends to every key.
-        dropout: Share of the weights that are dropped.
-
-    Returns:
-        The output (B, H, T_q, d_v).
+    Queries are (B, H, T_q, d_k), keys (B, G, T_k, d_k) and values (B, G, T_k, d_v). Without a mask,
+    attention is causal if T_q = T_k; else every query attends to every key. `dropout` is the share
+    of the weights that are dropped.
     """
     T_q, T_k = q.shape[2], k.shape[2]
     # bool() makes an export with dynamic lengths decide this once.
@@ -129,11 +122,8 @@ def fused_attention(
 def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     """Compute causal attention over a few hundred tokens with batched matrix products.
 
-    In bf16 on a CPU, torch's fused kernel takes 2 to 5 times as long (LOG.md). The arguments are
-    those of `fused_attention`, with T_q = T_k = T.
-
-    Returns:
-        The output (B, H, T, d_v).
+    In bf16 on a CPU, torch's fused kernel takes 2 to 5 times as long (LOG.md). The arguments and
+    the output are those of `fused_attention`, with T_q = T_k = T.
     """
     (B, H, T, d_k), G = q.shape, k.shape[1]
     future = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(diagonal=1)
@@ -151,16 +141,9 @@ def short_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Te
 def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute the attention of the last token alone, which may attend to every key.
 
-    The query heads that share a key/value head enter the kernel as several queries of that head,
-    so that keys and values are not repeated.
-
-    Args:
-        q: Queries (B, H, d_k).
-        k: Keys (B, G, T_k, d_k).
-        v: Values (B, G, T_k, d_v).
-
-    Returns:
-        The heads' outputs, concatenated (B, H · d_v).
+    Queries (B, H, d_k), keys (B, G, T_k, d_k) and values (B, G, T_k, d_v) give the heads' outputs,
+    concatenated (B, H · d_v). The query heads that share a key/value head enter the kernel as
+    several queries of that head, so that keys and values are not repeated.
     """
     (B, H, d_k), G = q.shape, k.shape[1]
     y = F.scaled_dot_product_attention(q.reshape(B, G, H // G, d_k), k, v)  # (B, G, H/G, d_v)
@@ -171,17 +154,13 @@ def attend_from_last_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def rotary_frequencies(config: GPTConfig) -> Tensor:
-    """Return the angle in radians by which each pair of channels turns per position.
+    """Return the angles (d_k/2) in radians by which the pairs of channels turn per position.
 
     `rope_factor` stretches the wavelengths: all of them alike, or, if `rope_trained` is set, the
     more the fewer turns they make in `rope_trained` tokens.
 
-    Returns:
-        Frequencies (d_k/2) in float32.
-
-    Reference:
-        Su et al. 2021, "RoFormer"; Chen et al. 2023, "Extending Context Window of Large Language
-        Models via Position Interpolation"; Llama 3.1 for `rope_trained`.
+    Reference: Su et al. 2021, "RoFormer"; Chen et al. 2023, "Extending Context Window of Large
+    Language Models via Position Interpolation"; Llama 3.1 for `rope_trained`.
     """
     d_k, theta = config.key_dim, config.rope_theta
     exponents = torch.arange(0, d_k, 2, dtype=torch.float32) / d_k  # (d_k/2)
@@ -195,11 +174,9 @@ def rotary_frequencies(config: GPTConfig) -> Tensor:
 
 
 def rotary_table(length: int, config: GPTConfig) -> Tensor:
-    """Return the cosines and sines by which `rotate` turns queries and keys.
+    """Return the cosines and sines (2, length, d_k) by which `rotate` turns queries and keys.
 
-    Returns:
-        Table (2, length, d_k) in float32. Both halves of the channels have the same d_k/2 angles;
-        the first half of the sines is negated.
+    Both halves of the channels have the same d_k/2 angles; the first half of the sines is negated.
     """
     positions = torch.arange(length, dtype=torch.float32)
     angles = positions[:, None] * rotary_frequencies(config)  # (T, d_k/2)

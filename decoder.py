@@ -22,15 +22,8 @@ class KVCache:
     For d_k = d_v = d, it holds 2 · n_layer · B · G · length · d numbers: H/G times fewer than
     multi-head attention needs.
 
-    Attributes:
-        keys: (n_layer, B, G, capacity, d_k).
-        values: (n_layer, B, G, capacity, d_v).
-        tokens: Ids (B, capacity).
-        length: Number of tokens that the cache holds in every layer.
-
-    Reference:
-        Shazeer 2019, "Fast Transformer Decoding: One Write-Head is All You Need"; Ainslie et al.
-        2023, "GQA".
+    Reference: Shazeer 2019, "Fast Transformer Decoding: One Write-Head is All You Need"; Ainslie et
+    al. 2023, "GQA".
     """
 
     def __init__(
@@ -41,21 +34,16 @@ class KVCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Allocate an empty cache; `GPT.make_cache` chooses device and dtype.
+        """Allocate an empty cache for B sequences of at most `length` tokens; None: block_size.
 
-        Args:
-            config: Configuration of the model.
-            batch_size: Number of sequences B.
-            length: Capacity in tokens; None: block_size.
-            device: Device of the cache.
-            dtype: Dtype of keys and values.
+        `GPT.make_cache` chooses device and dtype.
         """
         capacity = length or config.block_size
-        shape = (config.n_layer, batch_size, config.kv_heads, capacity)
+        shape = (config.n_layer, batch_size, config.kv_heads, capacity)  # (L, B, G, capacity)
         self.keys = torch.empty(*shape, config.key_dim, device=device, dtype=dtype)
         self.values = torch.empty(*shape, config.value_dim, device=device, dtype=dtype)
         self.tokens = torch.empty(batch_size, capacity, device=device, dtype=torch.int64)
-        self.length = 0
+        self.length = 0  # number of tokens that the cache holds in every layer
 
     @property
     def capacity(self) -> int:
@@ -73,14 +61,9 @@ class KVCache:
         return self.tokens.narrow(1, 0, self.length)
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values of new tokens in one layer, after the tokens it holds.
+        """Store keys (B, G, T, d_k) and values (B, G, T, d_v) of T new tokens in one layer.
 
         `length` does not change until `advance` is called, when every layer has stored them.
-
-        Args:
-            layer: Index of the layer.
-            k: Keys (B, G, T, d_k).
-            v: Values (B, G, T, d_v).
 
         Returns:
             All keys (B, G, length + T, d_k) and values (B, G, length + T, d_v) of the layer.
@@ -106,12 +89,7 @@ class Decoder:
 
     @torch.inference_mode()
     def __init__(self, model: "GPT", cache: KVCache) -> None:
-        """Prepare a decoder.
-
-        Args:
-            model: Model whose weights are read now; a later change of them has no effect.
-            cache: Cache that is filled.
-        """
+        """Read the weights of the model now; a later change of them has no effect."""
         weight = model.token_embedding.weight
         self.model = model
         self.cache = cache
@@ -155,13 +133,7 @@ class DecoderLayer:
     """The functions of a block, with its weights and its part of the cache."""
 
     def __init__(self, block: "Block", keys: Tensor, values: Tensor) -> None:
-        """Read the weights of a block.
-
-        Args:
-            block: Block of the model.
-            keys: Cached keys (B, G, capacity, d_k) of this layer.
-            values: Cached values (B, G, capacity, d_v) of this layer.
-        """
+        """Read the weights; the cache has keys (B, G, capacity, d_k) and values (…, d_v)."""
         mlp = block.mlp
         self.keys, self.values = keys, values
         self.projection = block.attention.join_projections()
@@ -176,15 +148,10 @@ class DecoderLayer:
         )
 
     def attend(self, x: Tensor, position: int, rotary: Tensor | None) -> Tensor:
-        """Store the key and value of one token, and compute the update by attention.
+        """Store the key and value of one token, and compute the update (B, C) by attention.
 
-        Args:
-            x: Normalized residual stream (B, C) of the token.
-            position: Number of tokens in the cache.
-            rotary: Rotary angles (2, d_k) of the position.
-
-        Returns:
-            Update (B, C).
+        `x` (B, C) is the token's normalized residual stream. `position` is the number of tokens in
+        the cache, and `rotary` (2, d_k) holds the rotary angles there.
         """
         keys, values, T = self.keys, self.values, position + 1
         q, k, v = project(x, self.projection, rotary, x.dtype)  # (B, H, d_k), (B, G, d_k or d_v)
@@ -200,11 +167,7 @@ class DecoderLayer:
 
 
 def as_function(layer: nn.Module) -> Layer:
-    """Return a linear layer or a norm as a function of its weights.
-
-    The functions are those that torch.nn.functional calls, without the overhead of Python around
-    them.
-    """
+    """Return a linear layer or a norm as the function that torch.nn.functional calls for it."""
     if isinstance(layer, nn.Linear):
         return partial(F.linear, weight=layer.weight, bias=layer.bias)
     if isinstance(layer, nn.LayerNorm):

@@ -33,16 +33,10 @@ NOISE_PER_CALL = 1 << 14
 
 
 class LogitsProvider(Protocol):
-    """A provider of next-token logits, such as `decoder.Decoder`.
+    """A provider of next-token logits, such as `decoder.Decoder`."""
 
-    Attributes:
-        device: Device of tokens and logits.
-        block_size: Largest number of tokens it can read after a reset.
-        vocab_size: V.
-    """
-
-    device: torch.device
-    block_size: int
+    device: torch.device  # of tokens and logits
+    block_size: int  # largest number of tokens it can read after a reset
     vocab_size: int
 
     def reset(self) -> None:
@@ -54,19 +48,15 @@ class LogitsProvider(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits, in the order in which the steps are applied.
+    """How a token is drawn from logits, in the order in which the steps are applied."""
 
-    Attributes:
-        temperature: Divisor of the logits; 0: always take the most likely token.
-        top_k: Keep the k most likely tokens (Fan et al. 2018).
-        top_p: Keep the fewest tokens whose probabilities sum to p (Holtzman et al. 2020).
-        min_p: Keep tokens at least min_p times as likely as the most likely one (Nguyen et al.
-            2024).
-    """
-
+    # Divisor of the logits; 0: always take the most likely token.
     temperature: float = 1.0
+    # Keep the k most likely tokens (Fan et al. 2018).
     top_k: int | None = None
+    # Keep the fewest tokens whose probabilities sum to p (Holtzman et al. 2020).
     top_p: float | None = None
+    # Keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
     min_p: float | None = None
 
 
@@ -80,21 +70,10 @@ def generate(
     min_p: float | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Continue sequences of tokens.
+    """Continue prompts (B, T), T at least 1: return them with the new tokens appended.
 
-    Args:
-        model: Model that predicts the tokens.
-        tokens: Prompts (B, T), T at least 1.
-        max_new_tokens: Number of tokens to add to each.
-        temperature: See `Sampling`.
-        top_k: See `Sampling`.
-        top_p: See `Sampling`.
-        min_p: See `Sampling`.
-        seed: Equal seeds give equal tokens; sequence b draws from seed + b. None: torch's global
-            random state.
-
-    Returns:
-        Prompts and new tokens (B, T + max_new_tokens).
+    `temperature`, `top_k`, `top_p` and `min_p` are those of `Sampling`. Equal seeds give equal
+    tokens; sequence b draws from seed + b. Without a seed, torch's global random state is used.
     """
     batch_size, length = tokens.shape
     seeds = None if seed is None else [seed + row for row in range(batch_size)]
@@ -110,7 +89,7 @@ def stream(
     decoder: LogitsProvider,
     prompt: Tensor,
     max_new_tokens: int,
-    sampling: Sampling | None = None,
+    sampling: Sampling,
     seeds: Sequence[int] | None = None,
     has_ended: Tensor | None = None,
 ) -> Iterator[Tensor]:
@@ -124,7 +103,7 @@ def stream(
         decoder: Provider of the logits.
         prompt: Tokens (B, T), T at least 1.
         max_new_tokens: Number of steps.
-        sampling: How tokens are drawn; None: from the model's probabilities.
+        sampling: How tokens are drawn.
         seeds: Seed of each sequence; None: torch's global random state.
         has_ended: Booleans (B,). The caller sets one to True to end that sequence.
 
@@ -134,8 +113,6 @@ def stream(
     (batch_size, T), device = prompt.shape, prompt.device
     if T == 0:
         raise ValueError("generation needs at least one token to start from")
-    if sampling is None:
-        sampling = Sampling()
     if has_ended is None:
         has_ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
     noise = Noise(batch_size, seeds, decoder.vocab_size, device)
@@ -159,15 +136,7 @@ def stream(
 
 
 class GeneratedText:
-    """A text that grows token by token.
-
-    Attributes:
-        prompt_tokens: Ids of the prompt, at least one.
-        seed: Seed of the random numbers that draw its tokens.
-        tokens: Ids generated so far.
-        text: Text generated so far, in complete characters.
-        end_reason: "end_of_text" or "length"; None while the text grows.
-    """
+    """A text that grows token by token."""
 
     def __init__(
         self,
@@ -176,20 +145,16 @@ class GeneratedText:
         seed: int = 0,
         max_documents: int = 1,
     ) -> None:
-        """Begin a text.
+        """Begin a text with a prompt of at least one token.
 
-        Args:
-            tokenizer: Tokenizer of the model.
-            prompt_tokens: Ids of the prompt, at least one.
-            seed: See the class.
-            max_documents: Number of end-of-text tokens that end the text. Without a prompt the
-                model may begin with one, so that the text needs two.
+        `max_documents` end-of-text tokens end the text. Without a prompt the model may begin with
+        one, so that the text needs two. `seed` is that of the random numbers that draw its tokens.
         """
         self.prompt_tokens = prompt_tokens
         self.seed = seed
-        self.tokens: list[int] = []
-        self.text = ""
-        self.end_reason: str | None = None
+        self.tokens: list[int] = []  # generated so far
+        self.text = ""  # generated so far, in complete characters
+        self.end_reason: str | None = None  # "end_of_text" or "length"; None while the text grows
         self._documents_left = max_documents
         self._tokenizer = tokenizer
         # Holds back the bytes of a character until its last token has come.
@@ -216,18 +181,11 @@ def generate_texts(
     decoder: LogitsProvider,
     texts: Sequence[GeneratedText],
     max_new_tokens: int,
-    sampling: Sampling | None = None,
+    sampling: Sampling,
 ) -> Iterator[None]:
     """Continue texts in one batch until all have ended; each step adds a token to each.
 
-    Args:
-        decoder: Provider of the logits, for as many sequences as there are texts.
-        texts: Texts whose prompts have the same length.
-        max_new_tokens: Maximum number of tokens of each text.
-        sampling: How tokens are drawn.
-
-    Yields:
-        None, after each step.
+    The prompts of the texts have the same length. Each text gets at most `max_new_tokens` tokens.
     """
     prompt = torch.tensor([text.prompt_tokens for text in texts], device=decoder.device)  # (B, T)
     has_ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
@@ -255,11 +213,9 @@ def window_start(length: int, block_size: int) -> int:
 
 
 def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the probabilities (B, V) to draw the next token from.
+    """Return the probabilities (B, V) to draw the next token from, given its logits (B, V).
 
-    Args:
-        logits: (B, V).
-        sampling: Temperature and the tokens to keep. The most likely token always stays.
+    The most likely token is always kept.
 
     Raises:
         UserError: If the logits are NaN or infinite.
@@ -302,14 +258,7 @@ class Noise:
         vocab_size: int,
         device: torch.device,
     ) -> None:
-        """Prepare the random numbers.
-
-        Args:
-            batch_size: Number of sequences B.
-            seeds: Seed of each sequence; None: torch's global random state.
-            vocab_size: V.
-            device: Device on which they are drawn.
-        """
+        """Prepare the random numbers of B sequences; without seeds, from torch's global state."""
         self.batch_size = batch_size
         self.seeds = seeds
         self.vocab_size = vocab_size
@@ -322,12 +271,11 @@ class Noise:
     def at(self, position: int) -> Tensor:
         """Return positive numbers (B, V) from the exponential distribution of mean 1."""
         if self.seeds is None:
-            uniform = torch.rand(self.batch_size, self.vocab_size, device=self.device)
-            return self._exponential(uniform)
+            return _exponential(torch.rand(self.batch_size, self.vocab_size, device=self.device))
         block_index, place = divmod(position, self.positions_per_call)
         if block_index != self._block_index:
             uniform = torch.stack([self._uniform(seed, block_index) for seed in self.seeds], dim=1)
-            self._block_index, self._block = block_index, self._exponential(uniform)
+            self._block_index, self._block = block_index, _exponential(uniform)
         return self._block[place]
 
     def _uniform(self, seed: int, block_index: int) -> Tensor:
@@ -337,19 +285,16 @@ class Noise:
         shape = (self.positions_per_call, self.vocab_size)
         return torch.rand(shape, generator=self._generator, device=self.device)
 
-    def _exponential(self, uniform: Tensor) -> Tensor:
-        """Turn uniform numbers, multiples of 2⁻²⁴ from 0, into positive exponential ones."""
-        return 2**-25 - torch.log1p(-uniform)
+
+def _exponential(uniform: Tensor) -> Tensor:
+    """Turn uniform numbers, multiples of 2⁻²⁴ from 0, into positive exponential ones."""
+    return 2**-25 - torch.log1p(-uniform)
 
 
 def sample_token(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """Draw a token (B,) from each row of probabilities (B, V).
+    """Draw a token (B,) from each row of probabilities (B, V), given exponential noise (B, V).
 
     If clocks ring after noise / probability, each rings first as often as its probability says.
     Rounding errors change the token only if the first two clocks ring within them.
-
-    Args:
-        probabilities: (B, V).
-        noise: Exponential random numbers (B, V).
     """
     return (probabilities / noise).argmax(dim=-1)

@@ -19,18 +19,11 @@ def is_eager_on_cpu(x: Tensor) -> bool:
 
 
 def rms_norm(x: Tensor, gains: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Compute x / √(mean x² + ε) over the last dimension, times the gains.
+    """Compute x / √(mean x² + ε) over the last dimension of x (…, C), times the gains.
 
-    Args:
-        x: Values (…, C).
-        gains: Factors that broadcast to x.
-        eps: ε; None: the machine epsilon of the dtype of x.
+    `eps` is ε; None is the machine epsilon of the dtype of x.
 
-    Returns:
-        Normalized values (…, C).
-
-    Reference:
-        Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
+    Reference: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
     """
     if is_eager_on_cpu(x):
         x = UnitRMS.apply(x, torch.finfo(x.dtype).eps if eps is None else eps)
@@ -70,18 +63,10 @@ class UnitRMS(torch.autograd.Function):
 def cross_entropy(
     logits: Tensor, targets: Tensor, max_float32_logits: int = MAX_FLOAT32_LOGITS
 ) -> Tensor:
-    """Compute the mean of -ln p(target) in nats, as `F.cross_entropy` does.
+    """Compute the mean of -ln p(target) in nats, a float32 scalar, as `F.cross_entropy` does.
 
-    For many logits on a CPU this takes half the time of torch's function, and memory for a part of
-    the probabilities only (LOG.md).
-
-    Args:
-        logits: (N, V).
-        targets: Token ids (N,); -1 is left out of the mean.
-        max_float32_logits: Number of logits that are converted to float32 at once.
-
-    Returns:
-        The loss, a float32 scalar.
+    For many logits (N, V) on a CPU this takes half the time of torch's function, and memory for a
+    part of the probabilities only (LOG.md). Targets (N,) of -1 are left out of the mean.
     """
     if is_eager_on_cpu(logits) and logits.numel() > max_float32_logits:
         return CrossEntropy.apply(logits, targets, max_float32_logits)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attention import rotate
 from common.errors import UserError, not_one_of
+from config import GPTConfig
 from kernels import rms_norm
 
 Layer = Callable[[Tensor], Tensor]
@@ -25,80 +26,47 @@ MLPS = ("gelu", "swiglu", "relu2")  # values of `mlp` that `feed_forward` comput
 def transformer_block(
     x: Tensor, norm_1: Layer, attention: Layer, norm_2: Layer, mlp: Layer
 ) -> Tensor:
-    """Compute E' = E + ΔE twice: by attention, then by the MLP, each of a normalized E.
-
-    Args:
-        x: Residual stream E (…, C).
-        norm_1: Norm before attention.
-        attention: Update ΔE (…, C) by attention, including the output projection W_O.
-        norm_2: Norm before the MLP.
-        mlp: Update ΔE (…, C) by the MLP.
-
-    Returns:
-        Residual stream (…, C) after the block.
-    """
+    """Compute E' = E + ΔE twice: by attention, then by the MLP, each of a normalized E (…, C)."""
     x = x + attention(norm_1(x))
     return x + mlp(norm_2(x))
 
 
 class Projection(NamedTuple):
-    """W_Q, W_K and W_V of a layer, joined for one matrix product, and what follows it.
+    """W_Q, W_K and W_V of a layer, joined for one matrix product."""
 
-    Attributes:
-        matrix: Joined matrices ((H + G) d_k + G d_v, C).
-        bias: Joined biases, or None.
-        n_head: H.
-        n_kv_head: G.
-        key_dim: d_k.
-        value_dim: d_v.
-        is_normalized: Whether queries and keys are normalized.
-        gains: Factors (H + G, d_k) of the normalized queries and keys, or None.
-        eps: ε of that norm; None: the machine epsilon.
-        is_rotary: Whether queries and keys are rotated.
-    """
-
-    matrix: Tensor
-    bias: Tensor | None
-    n_head: int
-    n_kv_head: int
-    key_dim: int
-    value_dim: int
-    is_normalized: bool
-    gains: Tensor | None
-    eps: float | None
-    is_rotary: bool
+    config: GPTConfig
+    matrix: Tensor  # joined matrices ((H + G) d_k + G d_v, C)
+    bias: Tensor | None  # joined biases
+    gains: Tensor | None  # factors (H + G, d_k) of the normalized queries and keys
 
 
 def project(
     x: Tensor, projection: Projection, rotary: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the queries, keys and values of tokens.
+    """Compute the queries, keys and values of tokens from x (…, C), normalized.
 
-    Args:
-        x: Normalized residual stream (…, C).
-        projection: Weights of the layer.
-        rotary: Part of `rotary_table` for these tokens, which broadcasts to (2, …, H + G, d_k).
-            It is not read unless positions are rotary.
-        dtype: Precision in which queries and keys are normalized and rotated.
+    Queries and keys are normalized and rotated in `dtype`, if they are. `rotary` is the part of
+    `rotary_table` for these tokens; it broadcasts to (2, …, H + G, d_k).
 
     Returns:
-        Queries (…, H, d_k), keys (…, G, d_k) and values (…, G, d_v). Queries and keys have `dtype`
-        if they were normalized or rotated.
+        Queries (…, H, d_k), keys (…, G, d_k) and values (…, G, d_v).
 
-    Reference:
-        Henry et al. 2020, "Query-Key Normalization for Transformers"; Su et al. 2021, "RoFormer".
+    Reference: Henry et al. 2020, "Query-Key Normalization for Transformers"; Su et al. 2021,
+    "RoFormer".
     """
-    H, G = projection.n_head, projection.n_kv_head
-    d_k, d_v = projection.key_dim, projection.value_dim
+    config = projection.config
+    H, G, d_k, d_v = config.n_head, config.kv_heads, config.key_dim, config.value_dim
     qkv = F.linear(x, projection.matrix, projection.bias)  # (…, (H + G) d_k + G d_v)
     # split_with_sizes takes a third of the time of split.
     qk, v = qkv.split_with_sizes(((H + G) * d_k, G * d_v), dim=-1)
     leading = x.shape[:-1]
     qk = qk.view(*leading, H + G, d_k)
     v = v.view(*leading, G, d_v)
-    if projection.is_normalized:
-        qk = rms_norm(qk.to(dtype), projection.gains, projection.eps)
-    if projection.is_rotary:
+    if config.qk_norm:
+        # Without gains, ε is the machine epsilon.
+        eps = None if projection.gains is None else config.norm_eps
+        qk = rms_norm(qk.to(dtype), projection.gains, eps)
+    if config.is_rotary:
         if rotary is None:
             raise ValueError("rotary positions need their angles (GPT.rotary_at)")
         qk = rotate(qk.to(dtype), rotary)
@@ -109,20 +77,12 @@ def project(
 def feed_forward(
     x: Tensor, activation: str, W_in: Layer, W_gate: Layer | None, W_out: Layer
 ) -> Tensor:
-    """Compute the MLP's update of the residual stream.
+    """Compute the MLP's update (…, C) of the residual stream from x (…, C), normalized.
 
-    Args:
-        x: Normalized residual stream (…, C).
-        activation: "gelu" (tanh approximation), "relu2" or "swiglu".
-        W_in: Layer from C to hidden channels.
-        W_gate: Gate of SwiGLU, from C to hidden channels; None for the others.
-        W_out: Layer from hidden channels to C.
+    Only SwiGLU has a gate.
 
-    Returns:
-        Update (…, C).
-
-    Reference:
-        Hendrycks & Gimpel 2016 (GELU); So et al. 2021 (ReLU²); Shazeer 2020 (SwiGLU).
+    Reference: Hendrycks & Gimpel 2016 (GELU, here its tanh approximation); So et al. 2021 (ReLU²);
+    Shazeer 2020 (SwiGLU).
     """
     if activation == "gelu":
         return W_out(F.gelu(W_in(x), approximate="tanh"))

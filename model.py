@@ -82,8 +82,7 @@ class SelfAttention(nn.Module):
     shares. G = H is multi-head attention, G = 1 multi-query attention, G between them grouped-query
     attention.
 
-    Reference:
-        Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al. 2023 (grouped-query).
+    Reference: Vaswani et al. 2017; Shazeer 2019 (multi-query); Ainslie et al. 2023 (grouped-query).
     """
 
     def __init__(self, config: GPTConfig, layer: int = 0) -> None:
@@ -101,35 +100,20 @@ class SelfAttention(nn.Module):
 
     def join_projections(self) -> layers.Projection:
         """Join W_Q, W_K and W_V, and the gains of queries and keys."""
-        c = self.config
-        parts = (self.W_Q, self.W_K, self.W_V)
+        c, parts = self.config, (self.W_Q, self.W_K, self.W_V)
         gains = None
         if c.qk_norm == "gains":
             gains_q = self.norm_q.weight.expand(c.n_head, -1)  # (H, d_k)
             gains_k = self.norm_k.weight.expand(c.kv_heads, -1)  # (G, d_k)
             gains = torch.cat((gains_q, gains_k))
-        return layers.Projection(
-            matrix=torch.cat([part.weight for part in parts]),
-            bias=torch.cat([part.bias for part in parts]) if c.has_bias("qkv") else None,
-            n_head=c.n_head,
-            n_kv_head=c.kv_heads,
-            key_dim=c.key_dim,
-            value_dim=c.value_dim,
-            is_normalized=bool(c.qk_norm),
-            gains=gains,
-            eps=c.norm_eps if c.qk_norm == "gains" else None,
-            is_rotary=c.is_rotary,
-        )
+        bias = torch.cat([part.bias for part in parts]) if c.has_bias("qkv") else None
+        return layers.Projection(c, torch.cat([part.weight for part in parts]), bias, gains)
 
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries, keys and values.
+        """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
 
-        Args:
-            x: Normalized residual stream (B, T, C).
-            rotary: `GPT.rotary_at` the positions of x, (2, T, d_k); None without rotary positions.
-
-        Returns:
-            Queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
+        `x` (B, T, C) is the normalized residual stream, and `rotary` (2, T, d_k) is `GPT.rotary_at`
+        its positions; None without rotary positions.
         """
         if rotary is not None:
             rotary = rotary[:, :, None]  # (2, T, 1, d_k)
@@ -150,7 +134,7 @@ class SelfAttention(nn.Module):
         mask: Tensor | None = None,
         taps: Taps | None = None,
     ) -> Tensor:
-        """Compute the update ΔE of the residual stream.
+        """Compute the update ΔE (B, T, C) of the residual stream.
 
         Args:
             x: Normalized residual stream (B, T, C).
@@ -158,9 +142,6 @@ class SelfAttention(nn.Module):
             cache: Keys and values of the tokens before, to which those of x are added.
             mask: (…, T, T_k), as in `attention.attention`; None: causal.
             taps: Functions that record or replace values.
-
-        Returns:
-            Update (B, T, C).
         """
         q, k, v = self.project(x, rotary)
         q = tap(taps, "q", self.layer, q)
@@ -249,8 +230,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer.
 
-    Reference:
-        Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+    Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
     """
 
     generate = generate
@@ -308,16 +288,13 @@ class GPT(nn.Module):
     def embed(
         self, tokens: Tensor, previous: Tensor | None = None, hidden: Tensor | None = None
     ) -> Tensor:
-        """Embed tokens, their positions and the n-grams that end at them.
+        """Embed tokens, their positions and the n-grams that end at them: (B, T, C).
 
         Args:
             tokens: Ids (B, T), at positions P … P + T - 1.
             previous: Ids (B, P) of the tokens before them; None: P = 0.
             hidden: Boolean (B, P + T), True for tokens that n-grams of later tokens cannot read.
                 None: nothing is hidden. Attention has its own mask.
-
-        Returns:
-            Embeddings (B, T, C).
         """
         x = F.embedding(tokens, self.token_embedding.weight)  # (B, T, C)
         if self.position_embedding is not None:
@@ -337,7 +314,7 @@ class GPT(nn.Module):
         taps: Taps | None = None,
         entry: tuple[int, Tensor] | None = None,
     ) -> Tensor:
-        """Run the transformer blocks and return the final residual stream.
+        """Run the blocks and return the residual stream (B, T, C) before the final norm.
 
         Args:
             tokens: Ids (B, T).
@@ -345,24 +322,18 @@ class GPT(nn.Module):
             mask: Mask (…, T, T_k) of all layers, as in `attention.attention`; None: causal.
             taps: Functions that record or replace values.
             entry: A layer and its input (B, T, C): blocks below this layer are not run.
-
-        Returns:
-            Residual stream (B, T, C) before the final norm.
         """
-        start = 0 if cache is None else cache.length
-        end = start + tokens.shape[1]
-        capacity = self.config.block_size
+        start, capacity = 0, self.config.block_size
         if cache is not None:
-            capacity = min(capacity, cache.capacity)
+            start, capacity = cache.length, min(capacity, cache.capacity)
+        end = start + tokens.shape[1]
         if end > capacity:
             raise ValueError(f"{end} tokens do not fit the context or cache of {capacity} tokens")
-        if entry is not None:
-            first_layer, x = entry
-        else:
-            first_layer = 0
+        if entry is None:
             x = self.embed(tokens, None if cache is None else cache.previous_tokens)
             x = F.dropout(x, self.config.dropout, self.training)  # (B, T, C)
-            x = tap(taps, "embedding", first_layer, x)
+            entry = 0, tap(taps, "embedding", 0, x)
+        first_layer, x = entry
         rotary = self.rotary_at(start, end)
         for block in list(self.blocks)[first_layer:]:
             x = block(x, rotary, cache, mask, taps)
@@ -438,8 +409,7 @@ def init_weights(model: GPT) -> None:
     Matrices are drawn from N(0, 0.02²). Those that write to the residual stream, W_O and W_out, are
     drawn from N(0, 0.02² / (2 n_layer)). Biases are 0 and gains 1.
 
-    Reference:
-        Radford et al. 2019.
+    Reference: Radford et al. 2019.
     """
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):

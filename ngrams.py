@@ -20,8 +20,7 @@ class NGramEmbedding(nn.Module):
     Each frequent n-gram has its own row of the table. Of each length, all rare n-grams share one
     row, and all incomplete n-grams, which would begin before the text, share another.
 
-    Reference:
-        Huang et al. 2025, "Over-Tokenized Transformer", which hashes all n-grams instead.
+    Reference: Huang et al. 2025, "Over-Tokenized Transformer", which hashes all n-grams instead.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -43,16 +42,9 @@ class NGramEmbedding(nn.Module):
     def forward(
         self, tokens: Tensor, previous: Tensor | None = None, hidden: Tensor | None = None
     ) -> Tensor:
-        """Return what the n-grams add to the embeddings of tokens.
+        """Return what the n-grams add to the embeddings of tokens (B, T): vectors (B, T, C).
 
-        Args:
-            tokens: Ids (B, T).
-            previous: Ids (B, P) of the tokens before; None: the text begins with `tokens`.
-            hidden: Boolean (B, P + T), True for tokens that n-grams of later tokens cannot read.
-                None: nothing is hidden.
-
-        Returns:
-            Vectors (B, T, C); the last `untouched_channels` are zero.
+        The last `untouched_channels` are zero. The arguments are those of `GPT.embed`.
         """
         rows = self.look_up(tokens, previous, hidden)  # (B, T, n - 1)
         x = F.embedding_bag(rows.flatten(0, 1), self.table, mode="sum", sparse=self.sparse)

@@ -46,11 +46,8 @@ def sample(
 ) -> None:
     """Write generated texts, or the score of a text, to stdout, and notes to stderr.
 
-    Args:
-        config: Settings of the command.
-        max_batch_size: Number of texts that are generated at once, at most. The texts do not
-            depend on it.
-        max_cache_bytes: Bytes that the KV caches of these texts may take.
+    At most `max_batch_size` texts are generated at once, and their KV caches take at most
+    `max_cache_bytes`. The texts do not depend on these limits.
     """
     if config.attention is not None:
         page = expand_home("attention", config.attention)
@@ -136,10 +133,9 @@ def write_texts(
     max_batch_size: int,
     max_cache_bytes: int,
 ) -> str:
-    """Write `num_samples` texts to stdout: generated in batches, shown one after the other.
+    """Write `num_samples` texts to stdout, and return a summary of speed and KV cache.
 
-    Returns:
-        A summary for the user: the speed and the size of the KV cache.
+    The texts are generated in batches and shown one after the other.
     """
     from data.tokenizer import encode_prompt
     from decoding import GeneratedText, Sampling, generate_texts
@@ -189,14 +185,10 @@ def write_texts(
 
 
 def write_text(prompt: str, text: GeneratedText, steps: Iterator[None]) -> None:
-    """Write a text to stdout while it is generated.
+    """Write a text to stdout while it is generated; each of the steps adds a token to it.
 
-    If both streams are a terminal, the prompt is shown before it.
-
-    Args:
-        prompt: Prompt of the text.
-        text: Text, which may have grown or even ended while others were written.
-        steps: Iterator whose steps add a token to the text.
+    The text may have grown or even ended while others were written. If both streams are a terminal,
+    the prompt is shown before it.
     """
     if cli.is_terminal(sys.stdout) and cli.is_terminal(sys.stderr):
         write_now(prompt, sys.stderr)
@@ -231,13 +223,11 @@ def write_attention(
     findings = [render(finding) for finding in summarize(analysis)]
 
     def weights() -> PackedWeights | None:
-        arrays = {name: tensor.numpy() for name, tensor in float16_weights(model).items()}
-        return pack_weights(arrays)
+        return pack_weights({name: t.numpy() for name, t in float16_weights(model).items()})
 
     # The page runs the model, with its weights in float16: 2 bytes per parameter.
-    embedded = EmbeddedModel(
-        model.config, tokenizer.to_json(), 2 * model.num_parameters(), {0: weights}
-    )
+    n_bytes = 2 * model.num_parameters()
+    embedded = EmbeddedModel(model.config, tokenizer.to_json(), n_bytes, {0: weights})
     n_shown = len(analysis.arrays["text_ids"])  # the last tokens, at most block_size
     title = f"“{prompt}”" if prompt else f"Attention over {pluralize(n_shown, 'token')}"
     n_prompt_tokens = max(0, n_shown - len(text.tokens))

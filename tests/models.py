@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from config import GPTConfig
 from decoder import Decoder
-from decoding import stream
+from decoding import Sampling, stream
 
 # Fewer examples than usual, for tests that build a model for each.
 few = settings(max_examples=settings.default.max_examples // 3)
@@ -113,4 +113,4 @@ def random_tokens(*shape, seed=0):
 def streamed(model, prompts, max_new_tokens, sampling=None, seeds=None, has_ended=None):
     """`decoding.stream` with a decoder of the model."""
     decoder = Decoder(model, model.make_cache(len(prompts)))
-    return stream(decoder, prompts, max_new_tokens, sampling, seeds, has_ended)
+    return stream(decoder, prompts, max_new_tokens, sampling or Sampling(), seeds, has_ended)
