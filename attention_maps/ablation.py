@@ -32,16 +32,10 @@ def rows_per_pass(model: GPT, length: int) -> int:
 
 
 class HeadAblation(NamedTuple):
-    """Losses in nats of W windows of T tokens, with and without each head; nan without a target.
+    """Losses in nats of W windows of T tokens, with and without each head; nan without a target."""
 
-    Attributes:
-        loss: Loss of the unchanged model, (W, T).
-        loss_without_head: Loss with the output of one head zeroed, (L, H, W, T), for each of the H
-            heads in each of the L layers.
-    """
-
-    loss: np.ndarray
-    loss_without_head: np.ndarray
+    loss: np.ndarray  # of the unchanged model, (W, T)
+    loss_without_head: np.ndarray  # with the output of one head zeroed, (L, H, W, T)
 
 
 @torch.no_grad()
@@ -61,11 +55,10 @@ def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> H
 
 
 def head_importance(ablation: HeadAblation) -> Estimates:
-    """Compute head importance: the increase of the mean loss when a head's output is zeroed.
+    """Compute head importance (L, H): the increase of the mean loss when a head's output is zeroed.
 
-    Returns:
-        Increases in nats/token and their standard errors over windows, (L, H). The mean is over all
-        targets, because windows may have different numbers of targets.
+    It is in nats/token, with its standard error over windows. The mean is over all targets, because
+    windows may have different numbers of targets.
 
     Reference: Michel et al. 2019, "Are Sixteen Heads Really Better than One?".
     """
@@ -83,8 +76,8 @@ def measure_head_effects(
     `forward` is a pass over one text. `max_rows` limits the batch size; None chooses one that fits.
 
     Returns:
-        Increases in nats, (L, H, T) for L layers, H heads and T tokens. Element [l, h, i] is about
-        the prediction of token i + 1; the last one is nan, because its target is unknown.
+        Increases in nats, (L, H, T). Element [l, h, i] is about the prediction of token i + 1; the
+        last one is nan, because its target is unknown.
     """
     targets = next_tokens(forward.tokens)  # (1, T)
     residuals = list(forward.residuals)
@@ -128,16 +121,13 @@ def _zero_heads(ablated_layer: int, heads: Tensor, layer: int, y: Tensor) -> Ten
 
 
 class TokenEffects(NamedTuple):
-    """Effect of hiding token j from later queries on the prediction after token i, in nats.
+    """Effect [i, j] of hiding token j from later queries on the prediction after token i, in nats.
 
-    Attributes:
-        loss: Increase of the loss at [i, j], (T, T); 0 if j ≥ i; nan in the last row, whose target
-            is unknown.
-        kl: KL(p ‖ p with j hidden) between the predicted distributions at [i, j], (T, T).
+    It is 0 if j ≥ i.
     """
 
-    loss: np.ndarray
-    kl: np.ndarray
+    loss: np.ndarray  # increase of the loss, (T, T); nan in the last row, whose target is unknown
+    kl: np.ndarray  # KL(p ‖ p with j hidden) between the predicted distributions, (T, T)
 
 
 @torch.no_grad()
@@ -182,10 +172,9 @@ def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[rang
 
 
 def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range) -> Tensor:
-    """Return next-token log-probabilities (R, S, V) if row r hides token hidden[r].
+    """Return log-probabilities (R, S, V) of the S tokens' successors after `hidden.start`.
 
-    The S predictions are those at the tokens after `hidden.start`. Later queries and n-grams do not
-    see the hidden token.
+    Row r hides token hidden[r] from later queries and n-grams.
     """
     tokens, R, first = forward.tokens, len(hidden), hidden.start + 1
     T = tokens.shape[1]
@@ -211,18 +200,16 @@ def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range)
 def _compare_predictions(log_p: Tensor, log_q: Tensor, targets: Tensor, hidden: range) -> Tensor:
     """Return the loss increase and the KL divergence, stacked (2, S, R), in nats.
 
-    Args:
-        log_p: Log-probabilities (S, V) of S predictions if no token is hidden.
-        log_q: Log-probabilities (R, S, V) if row r hides token hidden[r].
-        targets: Ids (S,) of the tokens to predict; -1 if unknown.
-        hidden: The R hidden tokens; the first prediction follows token hidden.start + 1.
+    `log_p` (S, V) are log-probabilities if no token is hidden, `log_q` (R, S, V) if row r hides
+    token hidden[r]. Targets (S,) are -1 if unknown.
     """
     R, S, _ = log_q.shape
     ids = targets.clamp(min=0)[:, None]  # (S, 1)
     loss = log_p.gather(1, ids)[:, 0] - log_q.gather(2, ids.expand(R, -1, 1))[..., 0]  # (R, S)
     p = log_p.exp()
     kl = (p * log_p).sum(-1) - torch.einsum("sv,rsv->rs", p, log_q)  # (R, S)
-    # Row r hides token hidden.start + r, which affects only predictions after later tokens.
+    # Row r hides token hidden.start + r, which affects only predictions after later tokens. The
+    # first prediction follows token hidden.start + 1.
     offsets = torch.arange(max(R, S), device=log_q.device)
     is_unaffected = offsets[:S] < offsets[:R, None]  # (R, S)
     return torch.stack((loss, kl)).masked_fill(is_unaffected, 0).mT

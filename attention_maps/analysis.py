@@ -18,7 +18,6 @@ from attention_maps.metrics import flatten
 from attention_maps.probes import Probes, make_probes, spell_tokens
 from attention_maps.results import (
     CompositionShare,
-    Estimate,
     Estimates,
     Faithfulness,
     Head,
@@ -46,11 +45,10 @@ class Analysis(Measurements):
 
     Scores, composition, copying gain and faithfulness are measured on random tokens.
 
-    Attributes:
-        arrays: Attention patterns `text` (L, H, T, T) of L layers with H heads; `text_value_norms`
-            (L, H, T), see `attention_maps.capture.value_norms`; the tokens as `text_ids` and
-            `text_tokens` (T,). Unless the text is too long for the model, also the arrays of
-            `attention_maps.logit_attribution.explain_predictions`.
+    `arrays` has the attention patterns `text` (L, H, T, T) of L layers with H heads;
+    `text_value_norms` (L, H, T), see `attention_maps.capture.value_norms`; the tokens as `text_ids`
+    and `text_tokens` (T,). Unless the text is too long for the model, it also has the arrays of
+    `attention_maps.logit_attribution.explain_predictions`.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -69,11 +67,8 @@ def analyze(
     The random tokens are sampled from the model's own predictions on the text. The training data
     of an imported model is unknown, and its heads may not work on tokens that it never saw.
 
-    Args:
-        model: The model; it is not changed.
-        tokenizer: The model's tokenizer.
-        text: A string or token ids; only the last `block_size` tokens are used.
-        log: Called with a line of progress before each stage.
+    Only the last `block_size` tokens of the text are used. `log` is called with a line of progress
+    before each stage.
     """
     model = capture.in_float32(model)
     given_ids = encode_prompt(tokenizer, text) if isinstance(text, str) else text
@@ -95,12 +90,8 @@ def analyze(
     measurements = replace(measurements, emergence=emergence)  # heads that pass now
     if not run.is_large:
         measurements = replace(measurements, faithfulness=run.measure_faithfulness(measurements))
-    arrays = {
-        "text": run.arrays["text"],
-        "text_value_norms": run.arrays["text_value_norms"],
-        "text_ids": ids,
-        "text_tokens": np.array(spell_tokens(tokenizer, ids)),
-    }
+    arrays = {name: run.arrays[name] for name in ("text", "text_value_norms")}
+    arrays |= {"text_ids": ids, "text_tokens": np.array(spell_tokens(tokenizer, ids))}
 
     if len(ids) ** 2 * model.num_parameters() <= MAX_EXPLAINED_COST:
         log(f"attention: token and head effects on {pluralize(len(ids), 'prediction')}")
@@ -126,35 +117,21 @@ def draw_expected_tokens(model: GPT, text: capture.ForwardPass, vocab_size: int)
 
 
 class ProbeRun:
-    """Run a model on all probes, and compute measurements from these forward passes.
-
-    Attributes:
-        arrays: Arrays to save in a snapshot: see `attention_maps.capture.snapshot_arrays`.
-        is_large: Whether the model is so large that fewer heads and components are measured.
-        text: Pass over the text, one row.
-        random: Pass over the repeated, reshuffled and control rows, in this order.
-    """
+    """Run a model on all probes, and compute measurements from these forward passes."""
 
     def __init__(self, model: GPT, probes: Probes, text: capture.ForwardPass | None = None) -> None:
         """Run the model on the probes, or use `text` as the pass over `probes.text`."""
         self.model, self.probes = model, probes
+        # Whether fewer heads and components are measured.
         self.is_large = model.num_parameters() > LARGE_MODEL_PARAMETERS
         self.text = capture.capture(model, probes.text[None]) if text is None else text
         self.random = capture.capture(model, probes.random)
-        if probes.windows is probes.control:
-            self._windows = capture.split_random_rows(self.random)[2]
-        else:
-            self._windows = capture.capture(model, probes.windows)
+        self._control = capture.split_random_rows(self.random)[2]
+        is_control = probes.windows is probes.control
+        self._windows = self._control if is_control else capture.capture(model, probes.windows)
         self.arrays = capture.snapshot_arrays(model, self.text, self.random)
-
-    @property
-    def window_length(self) -> int:
-        """Number of tokens in each scored window."""
-        return self._windows.tokens.shape[1]
-
-    @property
-    def _has_random_rows(self) -> bool:
-        return len(self.probes.periods) > 0
+        self.window_length = self._windows.tokens.shape[1]  # tokens in each scored window
+        self._has_random_rows = len(probes.periods) > 0
 
     def score_heads(self) -> Scores:
         """Compute every score of every head, except head importance."""
@@ -169,8 +146,7 @@ class ProbeRun:
             measured = np.ones(mean.shape, bool)
             if self.is_large:  # measure induction heads only
                 measured = mean - error >= threshold("induction", self.window_length)
-            control = capture.split_random_rows(self.random)[2]
-            head_scores["copying"] = copying_scores(self.model, control, measured)
+            head_scores["copying"] = copying_scores(self.model, self._control, measured)
         return head_scores
 
     def measure(
@@ -181,24 +157,20 @@ class ProbeRun:
         `previous` holds the measurements at the run's previous snapshot; None at the first.
         """
         measurements = Measurements(step, head_scores)
-        return replace(
-            measurements,
-            emergence=update_emergence(previous, measurements, self.window_length),
-            copying_gain=self._measure_copying_gain(),
-            composition=self._measure_composition(head_scores),
-        )
-
-    def _measure_copying_gain(self) -> Estimate | None:
+        emergence = update_emergence(previous, measurements, self.window_length)
+        measurements = replace(measurements, emergence=emergence)
         if not self._has_random_rows:
-            return None
+            return measurements
         gains = scores.copying_gains(
             self.arrays["repeated_loss"], self.arrays["reshuffled_loss"], self.probes.periods
         )
-        return scores.mean_estimate(gains)
+        return replace(
+            measurements,
+            copying_gain=scores.mean_estimate(gains),
+            composition=self._measure_composition(head_scores),
+        )
 
     def _measure_composition(self, head_scores: Scores) -> tuple[CompositionShare, ...]:
-        if not self._has_random_rows:
-            return ()
         most = dict.fromkeys(composition.MEASURED_SCORES, composition.MAX_MEASURED_HEADS)
         if self.is_large:
             most = {"induction": 1}

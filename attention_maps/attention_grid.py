@@ -12,12 +12,9 @@ from common.files import atomic_write
 # The color scale of the page (report/web/), whose lightness falls in even steps.
 SCALE_HEX = "fcf7d4 f5daa0 f7b968 f79138 f16828 e04039 c41c4d a1025b 780660 4e0f57 291041 0c0c22"
 SCALE_STOPS = np.frombuffer(bytes.fromhex(SCALE_HEX), np.uint8).reshape(-1, 3)
-_STOP_POSITIONS = np.arange(len(SCALE_STOPS))
+_POSITIONS = np.linspace(0, len(SCALE_STOPS) - 1, 256)  # of the colors among the stops
 COLORS = np.stack(
-    [
-        np.interp(np.linspace(0, _STOP_POSITIONS[-1], 256), _STOP_POSITIONS, channel)
-        for channel in SCALE_STOPS.T
-    ],
+    [np.interp(_POSITIONS, np.arange(len(SCALE_STOPS)), channel) for channel in SCALE_STOPS.T],
     axis=-1,
 ).astype(np.uint8)  # (256, 3)
 MASKED_COLOR = (243, 241, 238)  # color of keys after the query
@@ -34,23 +31,15 @@ HEADER_HEIGHT = 74  # pixels
 HEAD_GAP = 14  # pixels between maps of a layer; doubled between groups
 LAYER_GAP = 34  # pixels between layers, which leave room for the names of the heads
 MAX_LABEL = 12  # characters of a token label
-VISIBLE_SPACES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"}
+VISIBLE_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t", " ": "·"})
 
 
 class Layout(NamedTuple):
-    """Pixel positions of the maps in an attention grid.
+    """Pixel positions of the maps in an attention grid."""
 
-    Attributes:
-        cell: Side of the square that shows one attention weight.
-        side: Side of one attention map.
-        lefts: Left edges of the maps in a layer, one per head, (H,).
-        tops: Top edges of the maps, one per layer, (L,).
-    """
-
-    cell: int
-    side: int
-    lefts: np.ndarray
-    tops: np.ndarray
+    side: int  # of one attention map
+    lefts: np.ndarray  # edges of the maps in a layer, one per head, (H,)
+    tops: np.ndarray  # edges of the maps, one per layer, (L,)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -62,23 +51,20 @@ class Layout(NamedTuple):
 def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: str) -> None:
     """Draw a row of attention maps for each layer, and write the grid as a PNG.
 
-    The color encodes the square root of a weight, so that small weights remain visible.
-
-    Args:
-        maps: Attention patterns (L, H, T, T) of L layers with H heads.
-        tokens: The T tokens as strings, which label the queries.
-        path: File to write.
-        groups: Number of key/value heads; if fewer than H, a frame joins the heads that share one.
-        title: First line of the image.
+    The color encodes the square root of a weight, so that small weights remain visible. `maps` are
+    the attention patterns (L, H, T, T) of L layers with H heads; the T tokens label the queries.
+    If there are fewer key/value heads (`groups`) than H, a frame joins the heads that share one.
     """
     L, H, T, _ = maps.shape
     cell = min(MAX_CELL, max(1, MAX_GRID_WIDTH // (max(L, H) * T)))
     if max(L, H) * T > MAX_GRID_WIDTH:
-        maps, tokens = _thin_tokens(maps, tokens, max(1, MAX_GRID_WIDTH // max(L, H)))
+        count = max(1, MAX_GRID_WIDTH // max(L, H))
+        kept = np.linspace(0, T, count, endpoint=False).astype(int)
+        maps, tokens = maps[:, :, kept[:, None], kept], [tokens[i] for i in kept]
     labels = [token_label(token) for token in tokens] if cell >= MIN_LABELED_CELL else []
     font = ImageFont.load_default(max(8, cell))
     label_width = max((int(font.getlength(label)) for label in labels), default=8)
-    layout = _make_layout(L, H, maps.shape[-1], cell, groups, label_width)
+    layout = _make_layout(L, H, cell * maps.shape[-1], groups, label_width)
 
     image = Image.new("RGB", layout.size, "white")
     pen = ImageDraw.Draw(image)
@@ -99,19 +85,12 @@ def draw(maps: np.ndarray, tokens: list[str], path: Path, groups: int, title: st
         image.save(part, format="png", compress_level=1)
 
 
-def _thin_tokens(maps: np.ndarray, tokens: list[str], count: int) -> tuple[np.ndarray, list[str]]:
-    """Keep `count` evenly spaced tokens of the maps (L, H, T, T) and of their labels."""
-    kept = np.linspace(0, len(tokens), count, endpoint=False).astype(int)
-    return maps[:, :, kept[:, None], kept], [tokens[i] for i in kept]
-
-
-def _make_layout(L: int, H: int, T: int, cell: int, groups: int, label_width: int) -> Layout:
-    side = cell * T
+def _make_layout(L: int, H: int, side: int, groups: int, label_width: int) -> Layout:
     lefts = MARGIN + label_width + np.arange(H) * (side + HEAD_GAP)
     if groups < H:
         lefts = lefts + np.arange(H) // (H // groups) * HEAD_GAP
     tops = HEADER_HEIGHT + np.arange(L) * (side + LAYER_GAP)
-    return Layout(cell, side, lefts, tops)
+    return Layout(side, lefts, tops)
 
 
 def _write_header(pen: ImageDraw.ImageDraw, title: str, is_grouped: bool) -> None:
@@ -141,12 +120,6 @@ def colorize(A: np.ndarray) -> np.ndarray:
 def token_label(token: str) -> str:
     """Shorten a token to a label with visible white space; ¤ replaces characters beyond Latin-1."""
     shortened_runs = re.sub(r"(\s)\1{2,}", lambda run: f"{run[1]}×{len(run[0])}", token)
-    label = "".join(map(_visible_character, shortened_runs))
+    visible = shortened_runs.translate(VISIBLE_SPACES)
+    label = re.sub(r"[^ -~\xa1-\xff]|\xad", "¤", visible)  # printable Latin-1 is kept
     return label if len(label) <= MAX_LABEL else label[: MAX_LABEL - 1] + "…"
-
-
-def _visible_character(character: str) -> str:
-    if character in VISIBLE_SPACES:
-        return VISIBLE_SPACES[character]
-    is_in_font = character.isprintable() and character < "\u0100"  # Latin-1
-    return character if is_in_font else "¤"

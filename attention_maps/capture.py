@@ -24,34 +24,19 @@ MAX_SAVED_PARAMETERS = 20_000_000  # no weights are saved for larger models
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Activations of one forward pass over B rows of T tokens, in L layers with H heads.
+    """Activations of one forward pass over B rows of T tokens, in L layers with H heads."""
 
-    Attributes:
-        tokens: Input ids (B, T).
-        residuals: Residual stream (L + 1, B, T, C): the embeddings, then the output of each block.
-        k: Keys (L, B, G, T, d_k) of G key/value heads.
-        v: Values (L, B, G, T, d_v).
-        heads: Output of each head before W_O, (L, B, T, H, d_v).
-        weights: Attention patterns (L, B, H, T, T): rows sum to 1, zero above the diagonal.
-    """
-
-    tokens: Tensor
-    residuals: Tensor
-    k: Tensor
-    v: Tensor
-    heads: Tensor
-    weights: Tensor
+    tokens: Tensor  # (B, T)
+    residuals: Tensor  # the embeddings, then the output of each block, (L + 1, B, T, C)
+    k: Tensor  # (L, B, G, T, d_k) for G key/value heads
+    v: Tensor  # (L, B, G, T, d_v)
+    heads: Tensor  # output of each head before W_O, (L, B, T, H, d_v)
+    weights: Tensor  # attention patterns: rows sum to 1, zero above the diagonal, (L, B, H, T, T)
 
     def rows(self, which: slice | Sequence[int]) -> "ForwardPass":
         """Select some of the B rows in every array."""
-        return ForwardPass(
-            self.tokens[which],
-            self.residuals[:, which],
-            self.k[:, which],
-            self.v[:, which],
-            self.heads[:, which],
-            self.weights[:, which],
-        )
+        by_layer = (self.residuals, self.k, self.v, self.heads, self.weights)
+        return ForwardPass(self.tokens[which], *(values[:, which] for values in by_layer))
 
 
 @torch.no_grad()
@@ -61,15 +46,13 @@ def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
     The model's mode and torch's random state do not change.
     """
     tokens = torch.from_numpy(ids).to(model.head.weight.device)
-    stored: dict[str, list[Tensor]] = {
-        name: [] for name in ("residual", "k", "v", "heads", "weights")
-    }
+    names = ("residual", "k", "v", "heads", "weights")
+    stored: dict[str, list[Tensor]] = {name: [] for name in names}
     taps: Taps = {name: partial(store, values) for name, values in stored.items()}
     taps["embedding"] = taps["residual"]
     with model.evaluating():
         model.run_blocks(tokens, taps=taps)
-    residuals, k, v, heads, weights = (torch.stack(values) for values in stored.values())
-    return ForwardPass(tokens, residuals, k, v, heads, weights)
+    return ForwardPass(tokens, *(torch.stack(stored[name]) for name in names))
 
 
 def in_float32(model: GPT) -> GPT:
@@ -86,8 +69,7 @@ def in_float32(model: GPT) -> GPT:
 
 def max_logit_rows(model: GPT) -> int:
     """Return the maximum number of tokens whose logits are computed at once, to limit memory."""
-    vocab_size = len(model.head.weight)
-    return max(1, MAX_LOGITS // vocab_size)
+    return max(1, MAX_LOGITS // len(model.head.weight))
 
 
 @torch.no_grad()
@@ -143,10 +125,8 @@ def split_random_rows(random: ForwardPass) -> tuple[ForwardPass, ForwardPass, Fo
 def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[str, np.ndarray]:
     """Return the arrays of two forward passes that a snapshot saves.
 
-    Args:
-        model: The model that computed both passes.
-        text: Pass over the text, one row of T tokens.
-        random: Pass over P repeated, P reshuffled and P control rows of T_r tokens; P may be 0.
+    `text` is a pass over one row of T tokens, `random` over P repeated, P reshuffled and P control
+    rows of T_r tokens; P may be 0.
 
     Returns:
         Attention patterns `text` (L, H, T, T), `repeated` and `control` (L, P, H, T_r, T_r).
@@ -190,12 +170,10 @@ def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.nd
 
 def float16_weights(model: GPT) -> dict[str, Tensor]:
     """Copy the weights to the CPU as float16. Tied weights appear once."""
-    weights = {}
-    for name, tensor in model.tensors().items():
-        if tensor.is_floating_point():
-            tensor = tensor.detach().half()
-        weights[name] = tensor.cpu()
-    return weights
+    return {
+        name: (tensor.detach().half() if tensor.is_floating_point() else tensor).cpu()
+        for name, tensor in model.tensors().items()
+    }
 
 
 def save_weights(path: Path, model: GPT) -> None:

@@ -14,19 +14,12 @@ MIN_REPORTED_GAIN_ERRORS = 3
 
 
 class UpstreamHead(NamedTuple):
-    """An upstream head on whose output the score of another (downstream) head depends.
-
-    Attributes:
-        head: The upstream head.
-        input: The downstream head's input through which it depends: "queries" or "keys".
-        share: Share of the downstream head's score that is lost when the upstream head is ablated.
-        is_previous_token_head: Whether the upstream head passes the previous-token threshold.
-    """
+    """An upstream head on whose output the score of another (downstream) head depends."""
 
     head: Head
-    input: str
-    share: Estimate
-    is_previous_token_head: bool
+    input: str  # of the downstream head, through which it depends: "queries" or "keys"
+    share: Estimate  # of the downstream head's score that is lost when the upstream head is ablated
+    is_previous_token_head: bool  # whether the upstream head passes the previous-token threshold
 
 
 def max_errors_by_chance(count: int, probability: float = 0.05) -> float:
@@ -86,18 +79,13 @@ def find_upstream_head(measurements: Measurements, score: str, head: Head) -> Up
             and entry.input != "values"  # values do not decide where a head attends
             and entry.share.exceeds(MIN_UPSTREAM_SHARE, errors=0)
         ):
-            is_previous_token_head = upstream in previous_token_heads
-            candidates.append(
-                UpstreamHead(upstream, entry.input, entry.share, is_previous_token_head)
-            )
+            is_previous = upstream in previous_token_heads
+            candidates.append(UpstreamHead(upstream, entry.input, entry.share, is_previous))
     if score == "induction":
-        preferred = [one for one in candidates if one.is_previous_token_head]
-        candidates = preferred or candidates
-    if not candidates:
-        return None
-    strongest = max(candidates, key=lambda one: one.share.value)
+        candidates = [one for one in candidates if one.is_previous_token_head] or candidates
+    strongest = max(candidates, key=lambda one: one.share.value, default=None)
     comparisons = 2 * len(measurements.scored_heads(score))  # queries and keys of every head
-    if strongest.share.value < strongest.share.error * max_errors_by_chance(comparisons):
+    if strongest is None or not strongest.share.exceeds(errors=max_errors_by_chance(comparisons)):
         return None
     return strongest
 

@@ -27,19 +27,12 @@ PRESELECTION_STRIDE = 4
 
 
 class Component(NamedTuple):
-    """A component that writes to the residual stream: the embedding, a head or an MLP.
+    """A component that writes to the residual stream: the embedding, a head or an MLP."""
 
-    Attributes:
-        name: "embedding", a head such as "L0H1", or an MLP such as "L0MLP".
-        tap: The tap of the model that can replace its output: "embedding", "heads" or "mlp".
-        layer: Layer index; -1 for the embedding.
-        head: Head index in the layer; -1 for the embedding or an MLP.
-    """
-
-    name: str
-    tap: str
-    layer: int = -1
-    head: int = -1
+    name: str  # "embedding", a head such as "L0H1", or an MLP such as "L0MLP"
+    tap: str  # the tap of the model that can replace its output: "embedding", "heads" or "mlp"
+    layer: int = -1  # -1 for the embedding
+    head: int = -1  # index in the layer; -1 for the embedding or an MLP
 
 
 def components_below(model: GPT, layer: int) -> list[Component]:
@@ -53,14 +46,10 @@ def components_below(model: GPT, layer: int) -> list[Component]:
 
 
 class Rows(NamedTuple):
-    """The rows on which a score is measured.
+    """The rows on which a score is measured."""
 
-    `forward` is a pass over W windows of text, or over P repeated and then P control rows.
-    `periods` (P,) are the periods of the repeated rows, or None for windows of text.
-    """
-
-    forward: ForwardPass
-    periods: np.ndarray | None
+    forward: ForwardPass  # over W windows of text, or over P repeated and then P control rows
+    periods: np.ndarray | None  # of the repeated rows, (P,); None for windows of text
 
     def thinned(self) -> "Rows":
         """Return every `PRESELECTION_STRIDE`-th row."""
@@ -82,17 +71,12 @@ def measure_composition(
     The component is mean-ablated in the input of a head's queries, keys or values. For queries and
     keys, the share is the part of the head's score that is lost. Values do not decide where a head
     attends, so their share is 1 - cos² of the angle between its output with and without the
-    component.
+    component. The previous-token score is measured on `windows` of the text, the prefix-matching
+    score on `random`: P repeated rows with `periods` (P,), then P control rows. `heads` are the
+    heads to measure, by name of the score.
 
-    Args:
-        model: The model that computed the passes.
-        windows: Pass over windows of the text, for the previous-token score.
-        random: Pass over P repeated rows, then P control rows, for the prefix-matching score.
-        periods: Periods of the repeated rows, (P,).
-        heads: The heads to measure, by name of the score.
-        max_components: Maximum number of components per score whose ablation is propagated through
-            the layers between: those with the largest direct shares on a quarter of the rows. None
-            is no limit.
+    The ablation of at most `max_components` components per score is propagated through the layers
+    between: those with the largest direct shares on a quarter of the rows. None is no limit.
 
     Returns:
         The shares in all three inputs, for each head and component with at least one share of at
@@ -124,10 +108,10 @@ def measure_composition(
 def _group_by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
     """Return sorted head numbers by layer, without layer 0, which reads the embedding only."""
     by_layer: dict[int, list[int]] = {}
-    for head in heads:
+    for head in sorted(heads):
         if head.layer > 0:
             by_layer.setdefault(head.layer, []).append(head.number)
-    return {layer: sorted(numbers) for layer, numbers in by_layer.items()}
+    return by_layer
 
 
 def _shares(
@@ -141,15 +125,10 @@ def _shares(
         return
     lost_directly = reader.lost_shares(direct)
     for n in significant_heads:
+        head = Head(reader.layer, reader.heads[n])
         for number, name in enumerate(INPUTS):
-            yield CompositionShare(
-                score=score,
-                head=Head(reader.layer, reader.heads[n]),
-                input=name,
-                upstream=component.name,
-                share=lost.at((number, int(n))),
-                direct=lost_directly.at((number, int(n))),
-            )
+            share, direct_share = lost.at((number, n)), lost_directly.at((number, n))
+            yield CompositionShare(score, head, name, component.name, share, direct_share)
 
 
 def _largest_direct_shares(
@@ -163,8 +142,7 @@ def _largest_direct_shares(
             written = _writes_of(model, rows.forward, component)
             x = rows.forward.residuals[layer] - written + _mean_over_tokens(written)
             lost = reader.lost_shares(x).mean  # (3, n)
-            share = float(np.nanmax(lost[:2]))  # queries, keys
-            largest[component] = max(largest.get(component, 0.0), share)
+            largest[component] = max(largest.get(component, 0.0), np.nanmax(lost[:2]))  # Q, K
     return largest
 
 
@@ -183,11 +161,9 @@ def _writes_of(model: GPT, forward: ForwardPass, component: Component) -> Tensor
 def _inputs_without(
     model: GPT, forward: ForwardPass, component: Component, top: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Mean-ablate a component, and yield the input of each later layer up to `top`.
+    """Mean-ablate a component, and yield each later layer up to `top` with two inputs (B, T, C).
 
-    Yields:
-        The layer; its input (B, T, C) with the layers between recomputed; its input (B, T, C)
-        without recomputation.
+    For the first input the layers between are recomputed, for the second they are not.
     """
     residuals, first = forward.residuals, max(0, component.layer)
     rotary = model.rotary_at(0, residuals.shape[2])

@@ -22,10 +22,8 @@ def threshold(score: str, length: int) -> float:
     `length` is the number of tokens in a scored window, because uniform attention scores less on
     longer windows.
     """
-    uniform = 0.0
-    if score not in CONTROLLED_SCORES:
-        # Uniform attention of query i to any one token is 1 / (i + 1); queries begin at i = 1.
-        uniform = float((1 / np.arange(2, length + 1)).mean())
+    # Uniform attention of query i to any one token is 1 / (i + 1); queries begin at i = 1.
+    uniform = 0.0 if score in CONTROLLED_SCORES else float((1 / np.arange(2, length + 1)).mean())
     return uniform + THRESHOLD_SHARES[score] * (1 - uniform)
 
 

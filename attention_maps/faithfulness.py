@@ -20,12 +20,8 @@ class IsolatedHeads:
     def __init__(self, model: GPT, forward: ForwardPass, periods: np.ndarray) -> None:
         """Take a pass over P repeated, then P reshuffled rows, and the repeats' periods (P,)."""
         self.model, self.forward, self.periods = model, forward, periods
-
-    @property
-    def all_heads(self) -> list[Head]:
-        """Every head of the model."""
-        c = self.model.config
-        return [Head(layer, head) for layer in range(c.n_layer) for head in range(c.n_head)]
+        shape = model.config.n_layer, model.config.n_head
+        self.all_heads = [Head(*index) for index in np.ndindex(shape)]
 
     def copying_gains(self, heads: list[Head]) -> np.ndarray:
         """Return the copying gain of each repeated row in nats, (P,), with only `heads` active."""

@@ -32,116 +32,77 @@ EMERGED_GAIN_SHARE = 0.5
 
 
 class Interval(NamedTuple):
-    """The interval between two snapshots in which a head or the copying gain emerged.
+    """The interval between two snapshots in which a head or the copying gain emerged."""
 
-    Attributes:
-        after: Step of the last snapshot before the emergence; the same as `by` if there is none.
-        by: Step of the first snapshot after the emergence.
-    """
-
-    after: int
-    by: int
+    after: int  # step of the last snapshot before the emergence; the same as `by` if there is none
+    by: int  # step of the first snapshot after the emergence
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A statistically significant observation about some heads.
+    """A statistically significant observation about some heads."""
 
-    Attributes:
-        kind: Name of the score that shows it, or "copying_gain".
-        heads: The observed heads, strongest first.
-    """
-
-    kind: str
-    heads: tuple[Head, ...]
+    kind: str  # name of the score that shows it, or "copying_gain"
+    heads: tuple[Head, ...]  # the observed heads, strongest first
 
 
 @dataclass(frozen=True)
 class HeadEvidence:
-    """The measurements of one head that support an `AttentionFinding`.
-
-    Attributes:
-        head: The head.
-        score: Its score of the finding's kind.
-        emerged: The interval in which it emerged; None for a model outside of a run.
-        copying: Its copying score, if it is an induction head and the score was measured.
-        upstream: The upstream head on which its score depends most; None if none is significant.
-    """
+    """The measurements of one head that support an `AttentionFinding`."""
 
     head: Head
-    score: Estimate
-    emerged: Interval | None
-    copying: Estimate | None
-    upstream: UpstreamHead | None
+    score: Estimate  # of the finding's kind
+    emerged: Interval | None  # None for a model outside of a run
+    copying: Estimate | None  # copying score of an induction head, if it was measured
+    upstream: UpstreamHead | None  # on which its score depends most; None if none is significant
 
 
 class CircuitShare(NamedTuple):
-    """The share of the copying gain that remains with only a circuit active.
-
-    `includes_layer_0` says whether the heads of layer 0 are active too.
-    """
+    """The share of the copying gain that remains with only a circuit active."""
 
     share: Estimate
-    includes_layer_0: bool
+    includes_layer_0: bool  # whether the heads of layer 0 are active too
 
 
 @dataclass(frozen=True)
 class AttentionFinding(Finding):
-    """The finding that heads attend to the token that their score is about.
+    """The finding that heads attend to the token that their score is about."""
 
-    Attributes:
-        evidence: Measurements of each head, in the order of `heads`.
-        copying_gain: In-context copying gain in nats/token that the induction heads explain.
-        circuit_share: Share of this gain that remains with only their circuit active.
-    """
-
-    evidence: tuple[HeadEvidence, ...]
-    copying_gain: Estimate | None = None
-    circuit_share: CircuitShare | None = None
+    evidence: tuple[HeadEvidence, ...]  # measurements of each head, in the order of `heads`
+    copying_gain: Estimate | None = None  # in nats/token, which the induction heads explain
+    circuit_share: CircuitShare | None = None  # of this gain, with only their circuit active
 
 
 @dataclass(frozen=True)
 class CopyingGainFinding(Finding):
-    """The finding that the model copies in context without a detected induction head.
+    """The finding that the model copies in context without a detected induction head."""
 
-    `copying_gain` is in nats/token; `emerged` is the interval in which it emerged, if known.
-    """
-
-    copying_gain: Estimate
-    emerged: Interval | None
+    copying_gain: Estimate  # in nats/token
+    emerged: Interval | None  # None if unknown
 
 
 @dataclass(frozen=True)
 class ImportanceFinding(Finding):
-    """The finding that the validation loss depends most on one to three heads.
+    """The finding that the validation loss depends most on one to three heads."""
 
-    `increases` holds the loss increase in nats/token when each head is zeroed, in their order.
-    """
-
-    increases: tuple[Estimate, ...]
+    increases: tuple[Estimate, ...]  # of the loss in nats/token when each of `heads` is zeroed
 
 
 @dataclass(frozen=True)
 class SinkFinding(Finding):
-    """The finding that heads attend to the first token (attention sink).
+    """The finding that heads attend to the first token (attention sink)."""
 
-    `score` is the sink score of the first head; `scored_heads` counts all heads with this score.
-    """
-
-    score: Estimate
-    scored_heads: int
+    score: Estimate  # sink score of the first head
+    scored_heads: int  # number of heads for which this score was measured
 
 
 @dataclass(frozen=True)
 class LostFinding(Finding):
-    """The finding that a head no longer passes the threshold of a score.
+    """The finding that a head no longer passes the threshold of a score."""
 
-    `emerged` and `lost` are the first and last step at which it passed; `score` is its score now.
-    """
-
-    emerged: int
-    lost: int
-    score: Estimate
+    emerged: int  # first step at which it passed
+    lost: int  # last step at which it passed
+    score: Estimate  # now
 
 
 def summarize_rows(rows: list[dict]) -> list[Finding]:
@@ -157,18 +118,16 @@ def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list
     empty for a model outside of a run.
     """
     snapshots = [gain.step for gain in gain_history]
-    attention = {score: _find_attention(latest, score, snapshots) for score in REPORTED_SCORES}
-    headline = _explain_copying_gain(latest, attention.pop("induction"), gain_history)
-    if headline is None:
-        for score in list(attention):
-            if attention[score] is not None:
-                headline = attention.pop(score)
-                break
-    candidates = [headline, _find_most_important_heads(latest), *attention.values()]
-    candidates.append(_find_sinks(latest))
-    for score in REPORTED_SCORES:
-        if not find_active_heads(latest, score):
-            candidates.append(_find_lost_head(latest, score))
+    induction, *others = (_find_attention(latest, score, snapshots) for score in REPORTED_SCORES)
+    headline = _explain_copying_gain(latest, induction, gain_history)
+    attention = [finding for finding in (headline, *others) if finding is not None]
+    importance, sinks = _find_most_important_heads(latest), _find_sinks(latest)
+    lost = [
+        _find_lost_head(latest, score)
+        for score in REPORTED_SCORES
+        if not find_active_heads(latest, score)
+    ]
+    candidates = [*attention[:1], importance, *attention[1:], sinks, *lost]
     return [finding for finding in candidates if finding is not None][:MAX_FINDINGS]
 
 
