@@ -1,7 +1,6 @@
 """Observe a training run: measure its attention heads, write its record and draw its page."""
 
 from pathlib import Path
-from types import TracebackType
 
 import cli
 from attention_maps.rendering import describe_run
@@ -17,7 +16,7 @@ from training.stopwatch import Stopwatch
 
 
 class Observer:
-    """Records a run on rank 0; a context manager that ends the record when the run ends.
+    """Records a run on rank 0. Its `record` is a context manager, which ends with the run.
 
     Args:
         config: The run's resolved configuration.
@@ -49,21 +48,9 @@ class Observer:
             self.record.tolerate_errors,
         )
 
-    def __enter__(self) -> "Observer":
-        self.record.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.record.__exit__(error_type, error, traceback)
-
     def show(self, step: int, row: dict[str, float]) -> None:
         """Show the step, and the losses of its metrics if there are any, in the terminal."""
-        self.record.advance(step)
+        self.record.progress_bar.advance(step)
         if row:
             self.record.print_metrics({"step": step} | row)
 
@@ -71,7 +58,8 @@ class Observer:
         """Measure every attention head; may be interrupted anywhere and done again."""
         self.clock.switch("attention")
         is_last = step == self.config.max_steps
-        self.record.show_activity("measuring head importance" if is_last else "measuring attention")
+        activity = "measuring head importance" if is_last else "measuring attention"
+        self.record.progress_bar.show_activity(activity)
         return self.snapshots.take(model, step, self.record.rows)
 
     def write(self, step: int, row: dict[str, float], snapshot: Snapshot | None) -> None:
@@ -93,7 +81,7 @@ class Observer:
         with self.record.tolerate_errors(str(page)):
             if not exists(page):
                 self.record.log(f"page     {page} (open it in a browser; it updates itself)")
-            self.record.show_activity("drawing the page")
+            self.record.progress_bar.show_activity("drawing the page")
             rows = self.record.rows
             findings = [str(finding) for finding in describe_run(rows)]
             self.record.wandb.log_page(write_page(self.run_dir), rows[-1], findings, is_last)

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
@@ -35,7 +35,7 @@ from config import Config, ResolvedConfig
 from data.batches import Batches
 from data.ngrams import count_ngrams
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, open_tokens, prepare_text
+from data.tokens import Tokens, open_tokens, prepare
 from model import GPT, autocast
 from observer import Observer, tokens_until
 from report.page import write_page
@@ -128,13 +128,8 @@ class Run:
 def train(config: Config, world: World, run_dir: Path) -> float:
     """Train a run, new or resumed, and return its best validation loss (nan without one).
 
-    Args:
-        config: The run's configuration.
-        world: The ranks of the run, which call this together.
-        run_dir: Folder of the run.
-
-    Raises:
-        SystemExit: With status 130 or 143 after a stop signal, once the run is saved.
+    All ranks call this together. After a stop signal it saves the run and raises `SystemExit` with
+    status 130 or 143.
     """
     console = cli.Terminal(quiet=world.rank > 0)
     log = cli.printer(console)
@@ -275,14 +270,7 @@ def train_step(
 def micro_batches(
     inputs: np.ndarray, targets: np.ndarray, config: ResolvedConfig, world: World
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs and targets (rows, T) of each micro-step, on the device.
-
-    Args:
-        inputs: Token ids of this rank, (batch_size / processes, T).
-        targets: The token after each input, of the same shape.
-        config: The run's configuration.
-        world: The ranks of the run.
-    """
+    """Yield the inputs and targets (rows, T) of each micro-step, on the device."""
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
     if config.device.startswith("cuda"):  # copied while the GPU is busy with the previous step
         x, y = x.pin_memory(), y.pin_memory()
@@ -354,12 +342,7 @@ def prepare_data(
 ) -> Tokens:
     """Prepare the text on rank 0 and open it on all ranks; count n-grams if the model uses them.
 
-    Args:
-        config: The run's configuration.
-        world: The ranks of the run.
-        tokenizer: The tokenizer that the run starts with; None for the configured one.
-        progress: The checkpoint to resume from, whose text this has to be.
-        console: Prints the progress.
+    The run starts with `tokenizer`, or with the configured one if it is None.
     """
     text = None
     if world.rank == 0:
@@ -389,16 +372,17 @@ def prepare_same_text(
     log = cli.printer(console)
     is_resumed = progress.manifest is not None
     given_tokenizer = tokenizer if config.init_from else None
-    text = prepare_text(config, console, log, given_tokenizer, verify_all=is_resumed)
-    if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
-        raise UserError(
-            "the text, or how it is prepared, has changed since the run began (fingerprint "
-            f"{progress.manifest.fingerprint[:16]} then, {text.fingerprint[:16]} now); "
-            "restore it, or start a new run."
-        )
-    # A resumed run keeps its tokenizer, even if another version would learn another one.
-    if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
-        text = prepare_text(config, console, log, tokenizer, verify_all=True)
+    with console.status("preparing the text …"):
+        text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all=is_resumed)
+        if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
+            raise UserError(
+                "the text, or how it is prepared, has changed since the run began (fingerprint "
+                f"{progress.manifest.fingerprint[:16]} then, {text.fingerprint[:16]} now); "
+                "restore it, or start a new run."
+            )
+        # A resumed run keeps its tokenizer, even if another version would learn another one.
+        if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
+            text = prepare(config.data, config.tokenizer, log, tokenizer, verify_all=True)
     return text
 
 
@@ -416,10 +400,7 @@ def build_state(
 ) -> TrainingState:
     """Build a model on its device, sharded over the ranks if it is to be, and its optimizers.
 
-    Args:
-        config: The resolved configuration.
-        world: The ranks of the run.
-        init: Changes the randomly initialized weights, before the model is moved or sharded.
+    `init` changes the randomly initialized weights, before the model is moved or sharded.
     """
     torch.manual_seed(config.seed)
     model = GPT(config.model)
@@ -430,14 +411,18 @@ def build_state(
     return TrainingState(config, world, model, forward, optimizers, guard, mean_loss)
 
 
-def open_observer(run: Run, text: Tokens) -> AbstractContextManager[Observer | None]:
-    """Return the observer of a run on rank 0, and nothing on the other ranks."""
+@contextmanager
+def open_observer(run: Run, text: Tokens) -> Iterator[Observer | None]:
+    """Yield the observer of a run on rank 0, and None on the other ranks."""
     if run.state.world.rank > 0:
-        return nullcontext()
+        yield None
+        return
     recorded_step = run.progress.step if run.progress.manifest else -1
-    return Observer(
+    observer = Observer(
         run.state.config, run.run_dir, text, run.splits.validation, run.clock, recorded_step
     )
+    with observer.record:
+        yield observer
 
 
 if __name__ == "__main__":

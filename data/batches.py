@@ -15,13 +15,9 @@ class Batches:
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
-        """Make batches from a token array.
+        """Make batches of `batch_size` windows, over all processes, from token ids (N,).
 
-        Args:
-            tokens: Token ids (N,), with N > block_size. May be memory-mapped.
-            block_size: Length T of a window, in tokens.
-            batch_size: Windows per optimizer step, over all processes.
-            seed: Seed of the offsets and orders of all epochs.
+        N is greater than `block_size`, the length T of a window. The ids may be memory-mapped.
         """
         self.tokens = tokens
         self.block_size = block_size
@@ -44,16 +40,10 @@ class Batches:
         return starts % len(self.tokens)
 
     def batch(self, step: int, rank: int = 0, processes: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """Return one process's slice of the batch of a step.
+        """Return one process's inputs and targets of a step, counted from 0.
 
-        Args:
-            step: Optimizer step, from 0.
-            rank: Number of this process.
-            processes: Number of processes; it divides `batch_size`.
-
-        Returns:
-            Inputs and targets, int64 arrays of (batch_size / processes, T). Targets are the inputs
-            shifted by one token.
+        Both are int64 arrays of (batch_size / processes, T). Targets are the inputs shifted by one
+        token.
         """
         rows = self.batch_size // processes
         starts = self.window_starts(step)[rank * rows : (rank + 1) * rows]
@@ -65,16 +55,8 @@ class Batches:
 def permute(index: np.ndarray, size: int, key: np.ndarray) -> np.ndarray:
     """Map indices through a pseudo-random permutation of range(size) without storing it.
 
-    A Feistel network permutes the next power of four. Values that fall outside the range are
-    permuted again until they fall inside ("cycle walking").
-
-    Args:
-        index: Indices to map, each in range(size).
-        size: Size of the permutation.
-        key: At least `FEISTEL_ROUNDS` round keys, uint64.
-
-    Returns:
-        The int64 image of each index.
+    A Feistel network with `FEISTEL_ROUNDS` round keys (uint64) permutes the next power of four.
+    Values that fall outside the range are permuted again until they fall inside ("cycle walking").
 
     Reference:
         Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains".

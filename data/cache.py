@@ -27,17 +27,8 @@ def cache_root() -> Path:
 def locked_build_folder(key: str, log: Callable[[str], None]) -> Iterator[Path]:
     """Give a temporary folder to build a cache entry in, while other processes wait.
 
-    The caller moves the finished entry out of the folder; whatever is left there is removed.
-
-    Args:
-        key: `KEY_LENGTH` hex digits that identify the entry.
-        log: Called with a line if another process holds the lock.
-
-    Yields:
-        An empty folder inside the cache.
-
-    Raises:
-        UserError: The cache cannot be written.
+    The entry is named by `key`, of `KEY_LENGTH` hex digits. The caller moves it out of the folder;
+    whatever is left there is removed. Raises `UserError` if the cache cannot be written.
     """
     root = cache_root()
     lock = FileLock(root / f"{key}.lock")

@@ -44,44 +44,33 @@ class Corpus:
     def pieces(self, on_skip: Callable[[], None] = lambda: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `piece_chars` characters.
 
-        Files are read as `open_text` reads them. See `split_document` for where documents are cut.
+        Files are read as `open_text` reads them. See `split_document` for where documents are cut;
+        each document has at least one piece.
 
         Args:
             on_skip: Called for each line of a .jsonl file whose text is null.
-
-        Yields:
-            The pieces of every document. Each document has at least one.
 
         Raises:
             UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
         arranger = LineArranger(self.lines)
-        for text, begins_document in self._unarranged_pieces(on_skip):
-            yield Piece(arranger.arrange(text), begins_document)
-
-    def _unarranged_pieces(self, on_skip: Callable[[], None]) -> Iterator[Piece]:
         alternative = ", or leave it out with data.exclude" if len(self.files) > 1 else ""
         for path in self.files:
             with open_text(path, str(path), alternative) as file:
                 if is_jsonl(path):
-                    yield from split_records(file, path, self.field, self.piece_chars, on_skip)
+                    pieces = split_records(file, path, self.field, self.piece_chars, on_skip)
                 else:
                     parts = iter(partial(file.read, self.piece_chars), "")
-                    yield from split_document(parts, self.piece_chars)
+                    pieces = split_document(parts, self.piece_chars)
+                for text, begins_document in pieces:
+                    yield Piece(arranger.arrange(text), begins_document)
 
 
 def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpus:
     """Find the text that the configuration names, and download it if necessary.
 
-    Args:
-        config: The section `data` of the configuration.
-        log: Called with lines about downloads and skipped files.
-
-    Returns:
-        The corpus; its files are not read yet.
-
-    Raises:
-        UserError: There is no such text.
+    Its files are not read yet. `log` receives lines about downloads and skipped files. Raises
+    `UserError` if there is no such text.
     """
     make_corpus = partial(Corpus, field=config.field, lines=config.lines)
     if config.source == "stdlib":

@@ -42,11 +42,7 @@ class HFTokenizer:
     """
 
     def __init__(self, description: str, end_of_text: int | None = None) -> None:
-        """Build a tokenizer.
-
-        Args:
-            description: Content of a tokenizer.json.
-            end_of_text: Id of the token that ends a text; ignored if it is not in the vocabulary.
+        """Build a tokenizer. An `end_of_text` that is not in the vocabulary is ignored.
 
         Raises:
             ValueError: The vocabulary is empty, or several tokens have the same id.
@@ -167,13 +163,10 @@ class HFTokenizer:
         return bytes_of
 
     def limit_special_tokens(self, vocab_size: int) -> "HFTokenizer":
-        """Return the tokenizer without the special tokens that a model's vocabulary lacks.
+        """Return the tokenizer without the special tokens of ids from `vocab_size` on.
 
-        Such tokens, for example for padding, are added after the training of a model. A tokenizer
-        that has other tokens of such ids is returned as it is.
-
-        Args:
-            vocab_size: Number of tokens of the model.
+        The model lacks them: some, for example for padding, are added after its training. A
+        tokenizer that has other tokens of such ids is returned as it is.
         """
         extra = {id for id in self._vocabulary if id >= vocab_size}
         if not extra or extra - self.special.keys():
@@ -196,9 +189,7 @@ class HFTokenizer:
 def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
     """Read the tokenizer in a folder of Hugging Face's format.
 
-    Args:
-        folder: The folder.
-        config: Content of its config.json, which names end-of-text if nothing else does.
+    The folder's config.json (`config`) names end-of-text if nothing else does.
 
     Raises:
         UserError: There is no tokenizer.json, or a file is not JSON.

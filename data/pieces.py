@@ -71,9 +71,6 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
     Args:
         parts: Consecutive parts of the document, of at most `size` characters each.
         size: Desired length of a piece, in characters.
-
-    Yields:
-        The pieces, which make up the document.
     """
     begins_document = True
     text = ""
@@ -106,9 +103,6 @@ def split_records(
         size: Desired length of a piece, in characters.
         on_skip: Called for each object whose field is null or holds nothing but null; it is no
             document.
-
-    Yields:
-        The pieces of every document.
 
     Raises:
         UserError: A line is not a JSON object with the field, or has something else there.

@@ -75,11 +75,6 @@ def download_shakespeare(
 ) -> Path:
     """Return tiny Shakespeare's file in the cache, downloaded unless its hash is right.
 
-    Args:
-        log: Called with a line if the file has to be downloaded.
-        url: Where the text is.
-        sha256: Hex digest of the text.
-
     Raises:
         UserError: The text cannot be downloaded, or another text came.
     """
@@ -106,12 +101,6 @@ def download_shakespeare(
 
 def download_dataset(name: str, subset: str | None, split: str, log: Callable[[str], None]) -> Path:
     """Convert a dataset of the hub, or of a local folder, to a .jsonl file in the cache, once.
-
-    Args:
-        name: Name of the dataset on the hub, or a folder with its files.
-        subset: Configuration of a dataset that has several.
-        split: Split to take.
-        log: Called with a line if the dataset has to be converted.
 
     Raises:
         UserError: The dataset cannot be read, or the library `datasets` is not installed.
@@ -197,21 +186,18 @@ def find_text_files(
     if not text_files and not problems:
         raise UserError(f"data.path={path} holds no files; name a folder or a glob with text")
     names = list(problems)[:MAX_NAMED_FILES]
-    files = pluralize(len(problems), "file")
-    skipped = f"skipped {files} without UTF-8 text (such as {', '.join(names)})"
     if not text_files:
         raise UserError(f"data.path={path} holds no text files: {problems[names[0]]}")
     if problems:
-        log(f"{path}: {skipped}")
+        files = pluralize(len(problems), "file")
+        log(f"{path}: skipped {files} without UTF-8 text (such as {', '.join(names)})")
     return tuple(text_files)
 
 
 def refuse_unused_by_files(config: DataConfig, typed: Collection[str]) -> None:
     """Raise `UserError` if a setting was typed that the files of data.path have no use for.
 
-    Args:
-        config: The section `data` of the configuration, whose source is text.
-        typed: Dotted names of the settings that were typed.
+    `typed` holds the dotted names of the settings that were typed.
     """
     path = str(expand_home("data.path", str(config.path)))
     is_file = os.path.isfile(path)

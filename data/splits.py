@@ -87,13 +87,8 @@ def find_split_position(size: CorpusSize) -> int | None:
 def split_corpus(corpus: Corpus, split_position: int | None) -> Iterator[SplitPiece]:
     """Read a corpus in pieces that belong to one split each.
 
-    Args:
-        corpus: The text.
-        split_position: Number of characters for training; the rest are for validation. None: one
-            document in `VALIDATION_PERIOD` is for validation, drawn with a fixed seed.
-
-    Yields:
-        The pieces in their order.
+    The first `split_position` characters are for training. If it is None, one document in
+    `VALIDATION_PERIOD` is for validation, drawn with a fixed seed.
     """
     if split_position is None:
         yield from _split_by_document(corpus)
@@ -104,19 +99,11 @@ def split_corpus(corpus: Corpus, split_position: int | None) -> Iterator[SplitPi
 def sample_training_text(
     corpus: Corpus, split_position: int | None, characters: int
 ) -> Iterator[str]:
-    """Read the text that a vocabulary is learned from.
+    """Read the text that a vocabulary is learned from, in pieces of bounded length.
 
-    It is the training split. If that is longer than `MAX_LEARNING_CHARS` characters, pieces of
-    about that length in all are drawn with a fixed seed. Text without white space is limited to
-    `MAX_UNBROKEN_BYTES`.
-
-    Args:
-        corpus: The text.
-        split_position: As for `split_corpus`.
-        characters: Length of the corpus.
-
-    Yields:
-        Texts of bounded length.
+    It is the training split. If that is longer than `MAX_LEARNING_CHARS`, pieces of about that
+    length in all are drawn with a fixed seed. Text without white space is limited to
+    `MAX_UNBROKEN_BYTES`. The whole corpus has `characters` characters.
     """
     rng = np.random.default_rng(0)
     training_characters = characters * (VALIDATION_PERIOD - 1) / VALIDATION_PERIOD

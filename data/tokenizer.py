@@ -191,10 +191,8 @@ def build_tokenizer(
 ) -> Tokenizer:
     """Build the tokenizer that the configuration names.
 
-    Args:
-        config: The section `tokenizer` of the configuration.
-        all_text: The whole text in pieces, from which `char` takes its alphabet.
-        training_text: The training split in pieces, from which `bpe` learns.
+    `char` takes its alphabet from the pieces of the whole text, `bpe` learns from those of the
+    training split.
 
     Raises:
         UserError: tiktoken cannot download a vocabulary.
@@ -212,10 +210,7 @@ def train_bpe(
 ) -> BPETokenizer:
     """Learn a byte-level byte-pair encoding.
 
-    Args:
-        texts: Texts to learn from.
-        vocab_size: Number of tokens, with end-of-text; fewer if the texts have too few pairs.
-        pattern: Regular expression that splits text before merging.
+    It has `vocab_size` tokens with end-of-text, or fewer if the texts have too few pairs.
 
     Reference:
         Sennrich et al. 2016.

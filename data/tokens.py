@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object, seal, sha256_of_file, sync
 from common.text import pluralize
 from common.text_files import contains_byte
-from config import Config, DataConfig, TokenizerConfig
+from config import DataConfig, TokenizerConfig
 from data.cache import KEY_LENGTH, cache_root, locked_build_folder
 from data.corpus import Corpus, open_corpus
 from data.sources import is_jsonl
@@ -95,18 +94,6 @@ class Tokens:
         ]
 
 
-def prepare_text(
-    config: Config,
-    console: Console,
-    log: Callable[[str], None],
-    tokenizer: Tokenizer | None = None,
-    verify_all: bool = False,
-) -> Tokens:
-    """Prepare the text of a configuration as `prepare` does, under a progress spinner."""
-    with console.status("preparing the text …"):
-        return prepare(config.data, config.tokenizer, log, tokenizer, verify_all)
-
-
 def prepare(
     data: DataConfig,
     config: TokenizerConfig,
@@ -139,17 +126,9 @@ def tokenize_corpus(
     tokenizer: Tokenizer | None = None,
     max_verified_bytes: float = MAX_VERIFIED_BYTES,
 ) -> Tokens:
-    """Turn a corpus into tokens, or open them if they are in the cache.
+    """Turn a corpus into tokens as `prepare` does.
 
-    Args:
-        corpus: The text.
-        config: Which tokenizer.
-        log: Called with lines about what is being done.
-        tokenizer: A tokenizer of another model, used instead of the one that `config` describes.
-        max_verified_bytes: Larger files of the cache are checked by their size alone.
-
-    Raises:
-        UserError: The text cannot be read or encoded, or it changed meanwhile.
+    Cached files of more than `max_verified_bytes` are checked by their size alone.
     """
     fingerprint = corpus_fingerprint(corpus, config)
     made_from = json.dumps([CACHE_FORMAT, fingerprint, tokenizer and tokenizer.to_json()])

@@ -38,15 +38,12 @@ from data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from data.tokens import Tokens
 from model import GPT
 from training.optimizer_state import load_optimizer_tensors, optimizer_tensors
+from training.schedule import is_due
 from training.state import TrainingState
 from training.stopwatch import Stopwatch
 from training.tensors import copy_rows, full_tensor, open_safetensors
 
 NGRAM_KEYS = "ngrams.keys"  # the only tensor of integers
-
-
-class NotSavedError(UserError):
-    """A checkpoint could not be written; earlier checkpoints are unchanged."""
 
 
 class Checkpoints:
@@ -98,23 +95,15 @@ class Checkpoints:
         self.log(f"resuming at step {manifest.step:,}")
 
     def save_if_due(self, step: int, row: dict[str, float], clock: Stopwatch) -> None:
-        """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss.
-
-        Args:
-            step: Optimizer steps taken.
-            row: Metrics of this step.
-            clock: Counts the time that saving takes.
-        """
+        """Save a step if `checkpoint.every` says so, at the last step, or at a new best loss."""
         if step == 0:
             return
-        every = self.state.config.checkpoint.every
-        is_last = step == self.state.config.max_steps
-        is_due = is_last or (every > 0 and step % every == 0)
+        config = self.state.config
         lowest = self.best_row["val/loss"] if self.best_row else inf
         is_best = row.get("val/loss", inf) < lowest
-        if not (is_due or is_best):
+        if not (is_best or is_due(config.checkpoint.every, step, config)):
             return
-        is_saved = self.save(step, row, clock, must_succeed=is_last)
+        is_saved = self.save(step, row, clock, must_succeed=step == config.max_steps)
         if is_saved and is_best:
             self.best_row = {**row, "step": step}
             self.prune()
@@ -124,14 +113,7 @@ class Checkpoints:
     ) -> bool:
         """Save a step, unless that was done before, and return whether it is saved now.
 
-        Args:
-            step: Optimizer steps taken.
-            row: Metrics of this step.
-            clock: Counts the time that saving takes.
-            must_succeed: Raise an error if the checkpoint cannot be written, instead of a note.
-
-        Raises:
-            NotSavedError: If it must succeed and cannot be written.
+        A checkpoint that cannot be written costs a note, or raises `UserError` if it must succeed.
         """
         if self.last_step == step:
             return True
@@ -141,18 +123,15 @@ class Checkpoints:
         problem = None
         if self.world.rank == 0:
             losses = self.state.mean_loss.state()
-            fingerprint = self.text.fingerprint
-            try:
-                self._write(Manifest(step, clock.seconds, row, fingerprint, losses), tensors)
-            except NotSavedError as e:
-                problem = str(e)
+            manifest = Manifest(step, clock.seconds, row, self.text.fingerprint, losses)
+            problem = self._write(manifest, tensors)
         problem = self.world.broadcast(problem)
         if problem is None:
             self.last_step = step
             self.prune()
             return True
         if must_succeed:
-            raise NotSavedError(problem)
+            raise UserError(problem)
         self.log(f"{problem}; training continues")
         return False
 
@@ -171,8 +150,8 @@ class Checkpoints:
                     gathered[file_name][name] = tensor.cpu().contiguous()
         return gathered
 
-    def _write(self, manifest: Manifest, tensors: dict[str, dict[str, Tensor]]) -> None:
-        """Write checkpoints/step_XXXXXXXX, or raise `NotSavedError` and leave nothing.
+    def _write(self, manifest: Manifest, tensors: dict[str, dict[str, Tensor]]) -> str | None:
+        """Write checkpoints/step_XXXXXXXX, or leave nothing and return what went wrong.
 
         The folder gets its name only after each of its bytes, and of the run's record up to this
         step, is on the disk.
@@ -196,13 +175,14 @@ class Checkpoints:
                         sync(self.run_dir / name)
             part.rename(folder)
             sync(folder.parent)
+            return None
         except (OSError, SafetensorError) as e:
             needed = sum(t.nbytes for named in tensors.values() for t in named.values())
-            raise NotSavedError(
+            return (
                 f"the checkpoint of step {manifest.step} could not be written in "
                 f"{self.run_dir} ({getattr(e, 'strerror', None) or e}; it needs {needed:,} "
                 "bytes); earlier checkpoints are unchanged"
-            ) from None
+            )
         finally:
             remove_path(part)
 
@@ -328,7 +308,7 @@ def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, To
     weights, dtype = (snapshot, "F16") if snapshot else (folder / MODEL_FILE, "F32")
     config = read_config(folder / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)
-    check_weights(weights, model_config, dtype)
+    check_weights(weights, model_config, dtype)  # before a damaged size allocates all memory
     model = GPT(model_config)
     load_weights(model, weights, dtype)
     return model.eval(), load_tokenizer(folder / TOKENIZER_FILE), config

@@ -27,12 +27,8 @@ M_TRIM_THRESHOLD = (-1, 1 << 30)
 def pick_device(device: str, processes: int = 1) -> str:
     """Return a usable device; under torchrun also assign this process its own GPU.
 
-    Args:
-        device: "cpu", "cuda", "cuda:N" or "mps"; "auto" takes the fastest one that exists.
-        processes: Number of processes of the run.
-
-    Raises:
-        UserError: If the device does not exist here, or not for each process.
+    `auto` becomes the fastest device that exists. Raises `UserError` if a device does not exist
+    here, or not for each process.
     """
     if device == "auto":
         device = "cpu"

@@ -112,11 +112,10 @@ class Windows:
         return inputs[rows], targets[rows]
 
     def excerpt(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return the inputs and targets of evenly spread windows, on the device.
+        """Return the inputs and targets of evenly spread windows of roughly `tokens` tokens.
 
-        Args:
-            tokens: Number of tokens, roughly. There are at least 16 windows if the text has them,
-                because standard errors are computed over windows.
+        There are at least 16 windows if the text has them, because standard errors are computed
+        over windows. They are on the device.
         """
         windows = len(self.inputs)
         num_chosen = min(windows, max(16, tokens // self.inputs.shape[1]))

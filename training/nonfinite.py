@@ -9,12 +9,7 @@ from common.errors import UserError
 
 
 def check_finite_weights(model: nn.Module, source: str) -> None:
-    """Raise `UserError` if a weight of a loaded model is NaN or infinite.
-
-    Args:
-        model: The model.
-        source: What it was loaded from, for the message.
-    """
+    """Raise `UserError`, which names the source of a model, if a weight is NaN or infinite."""
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise UserError(
@@ -38,9 +33,6 @@ class NonFiniteGuard:
     make Python wait for the step to end. There the update is made, and the result is read before
     the next update, and by `flush` before anything is evaluated or saved: the weights in memory may
     become NaN, but they are never saved.
-
-    Args:
-        model: The model, whose parameters name the gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -40,22 +40,19 @@ def load_optimizer_tensors(
 ) -> None:
     """Restore the state that `optimizer_tensors` returned, bit for bit.
 
-    Args:
-        optimizers: New optimizers of the model.
-        model: The model.
-        path: A safetensors file, without tensors at step 0.
-        step: Number of optimizer steps taken before it was saved.
-
     Raises:
         UserError: If the file holds the state of other parameters or optimizers, or impossible
             values.
     """
     names = {p: name for name, p in model.named_parameters()}
     with open_safetensors(path) as file:
-        saved_keys = set(file.keys())
-        if not saved_keys and step == 0:
+        saved = set(file.keys())
+        if not saved and step == 0:
             return
-        _check_keys(saved_keys, {f"{names[p]}/{field}" for _, p, field in _state_of(optimizers)})
+        expected = {f"{names[p]}/{field}" for _, p, field in _state_of(optimizers)}
+        if saved != expected:
+            key = min(saved ^ expected)
+            _refuse(key, "is missing" if key in expected else "is unexpected")
         for optimizer, p, field in _state_of(optimizers):
             key = f"{names[p]}/{field}"
             if field == "step":  # a scalar, which fused AdamW counts on the parameter's device
@@ -67,7 +64,10 @@ def load_optimizer_tensors(
                 state = torch.empty_like(p[:, :1] if field == "row_squares" else p)
                 _check_tensor(file, key, list(state.shape))
                 copy_rows(file, key, state)
-                _check_values(key, field, local_part(state))
+                values = local_part(state)  # only squares may overflow to infinity
+                is_valid = values >= 0 if field in NEVER_NEGATIVE else values.isfinite()
+                if not is_valid.all():
+                    _refuse(key, "contains impossible values")
             optimizer.state[p][field] = state
 
 
@@ -80,24 +80,11 @@ def _state_of(optimizers: list[Optimizer]) -> Iterator[tuple[Optimizer, Tensor, 
                     yield optimizer, p, field
 
 
-def _check_keys(saved: set[str], expected: set[str]) -> None:
-    if saved != expected:
-        key = min(saved ^ expected)
-        _refuse(key, "is missing" if key in expected else "is unexpected")
-
-
 def _check_tensor(file: Any, key: str, shape: list[int]) -> None:
     """Refuse a saved tensor of another shape or type, which copying would broadcast or convert."""
     saved = file.get_slice(key)
     if saved.get_shape() != shape or saved.get_dtype() != "F32":
         _refuse(key, f"is {saved.get_dtype()} {saved.get_shape()} instead of F32 {shape}")
-
-
-def _check_values(key: str, field: str, values: Tensor) -> None:
-    """Refuse values that no optimizer reaches; only squares may overflow to infinity."""
-    is_valid = values >= 0 if field in NEVER_NEGATIVE else values.isfinite()
-    if not is_valid.all():
-        _refuse(key, "contains impossible values")
 
 
 def _refuse(key: str, problem: str) -> NoReturn:

@@ -96,15 +96,8 @@ class Muon(Optimizer):
     row of that update is first divided by the root of its running mean square, relative to the mean
     square that every row of an orthogonal matrix has on average.
 
-    Matrices of the same shape are orthogonalized in one batch.
-
-    Args:
-        params: The matrices, each 2-dimensional.
-        lr: Learning rate.
-        momentum: Momentum coefficient.
-        weight_decay: Decoupled weight decay, multiplied by the learning rate.
-        dtype: Precision of the orthogonalization.
-        mesh: Ranks that share the orthogonalization; None for one process.
+    Matrices of the same shape are orthogonalized in one batch, in `dtype`, by the ranks of `mesh`
+    together if there are several.
 
     Reference:
         Jordan et al. 2024 (Muon); Li et al. 2025 (NorMuon, the row normalization).
@@ -178,13 +171,8 @@ class RowAdagrad(Optimizer):
 
     A row without a gradient does not change; of a sparse gradient only its rows are touched.
 
-    Args:
-        params: The tables, each 2-dimensional.
-        lr: Learning rate.
-
     Reference:
-        Duchi et al. 2011, "Adaptive Subgradient Methods for Online Learning and Stochastic
-        Optimization".
+        Duchi et al. 2011.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
@@ -256,13 +244,7 @@ def build_optimizers(
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float, world: World, shard: int = 1) -> Tensor:
-    """Scale all gradients in place so that their joint norm is at most `max_norm`.
-
-    Args:
-        model: The model, whose parameters all have a gradient.
-        max_norm: Largest joint norm; 0 for no clipping.
-        world: The ranks of the run.
-        shard: Number of ranks that the model is sharded over.
+    """Scale all gradients in place so that their joint norm is at most `max_norm`; 0: no limit.
 
     Returns:
         The norm of each parameter's gradient before clipping, (parameters,), on the device.

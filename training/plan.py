@@ -44,13 +44,7 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     """Replace every `auto` and every size that depends on the text by its value.
 
     The choices depend on capabilities and never on timing, so that the same machine always gives
-    the same bits.
-
-    Args:
-        config: The checked configuration.
-        world: The ranks of the run.
-        text: The prepared text.
-        steps_done: Optimizer steps that a resumed run has already taken.
+    the same bits. A resumed run has already taken `steps_done` steps.
 
     Raises:
         UserError: If the text, the number of processes or the memory does not fit the
@@ -168,17 +162,13 @@ def pick_shard(
 ) -> int:
     """Return the smallest number of processes over which to shard the model so that it fits.
 
-    Args:
-        config: The configuration, with whatever `shard`.
-        processes: Number of processes of the run.
-        memory: Bytes of memory of each process, None if unknown.
-        machine_processes: Number of processes per machine; groups within a machine come first.
+    Groups within a machine come first. `memory` is that of each process in bytes, None if unknown.
     """
+    if memory is None:
+        return 1
     divisors = [n for n in range(1, processes + 1) if processes % n == 0]
     divisors.sort(key=lambda n: (n > machine_processes, n))
     for shard in divisors:
-        if memory is None:
-            return shard
         needed = memory_needed(replace(config, shard=shard), processes)
         if needed < MAX_MEMORY_SHARE * memory:
             return shard
@@ -216,18 +206,12 @@ def model_size(config: GPTConfig) -> tuple[int, int]:
 
 
 def memory_needed(config: ResolvedConfig, processes: int) -> float:
-    """Estimate the largest number of bytes that each process uses in training.
-
-    Args:
-        config: The resolved configuration.
-        processes: Number of processes of the run.
-    """
+    """Estimate the largest number of bytes that each process uses in training."""
     c = config.model
     is_sharded = config.shard > 1
     parameters, _ = model_size(c)
-    ngram_weights = (c.ngram_rows or 0) * c.ngram_dim
     embedding_weights = c.vocab_size * c.n_embd * (1 if c.tie_embeddings else 2)
-    outside_weights = embedding_weights + ngram_weights
+    outside_weights = embedding_weights + (c.ngram_rows or 0) * c.ngram_dim
     block_weights = parameters - outside_weights
 
     # Weights, and as much again for their gradients

@@ -34,12 +34,11 @@ CONNECTION_LOST = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe",
 class Stopped(BaseException):
     """A signal asked the run to stop. Like `KeyboardInterrupt`, it is not an `Exception`.
 
-    Args:
+    Attributes:
         exit_status: 130 after SIGINT, 143 after SIGTERM.
     """
 
     def __init__(self, exit_status: int) -> None:
-        super().__init__(exit_status)
         self.exit_status = exit_status
 
 
@@ -48,10 +47,6 @@ class World:
 
     As a context manager it notes SIGINT and SIGTERM for `check_stop`. A second Ctrl-C ends the
     process at once. A signal after the last check ends it when the block is left.
-
-    Args:
-        rank: Number of this process.
-        size: Number of processes.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -118,10 +113,7 @@ class World:
 
 @contextmanager
 def join(alone: bool) -> Iterator[World]:
-    """Join the ranks that torchrun started.
-
-    Args:
-        alone: Whether to run as a single process even under torchrun.
+    """Join the ranks that torchrun started, unless the run is to have one process.
 
     Raises:
         UserError: If the connection to another rank is lost.
@@ -152,10 +144,7 @@ def join(alone: bool) -> Iterator[World]:
 def compile_model(model: GPT, processes: int) -> Callable:
     """Have torch.compile compile the model at its first step, and return what to call.
 
-    Args:
-        model: The model, on its device. With several processes its blocks' parts are compiled in
-            place.
-        processes: Number of processes of the run.
+    With several processes, the attention and the MLP of each block are compiled in place.
     """
     # On a CPU two generated files instead of fifty, because their headers dominate the time.
     options = {"cpp_wrapper": True} if model.head.weight.device.type == "cpu" else None
@@ -173,11 +162,6 @@ def shard_model(
     """Move a model to the device, compile it if configured, and shard it over `config.shard` ranks.
 
     A sharded model in bf16 communicates matrices in bf16 and gradients in float32.
-
-    Args:
-        model: The model on the CPU, which is changed in place.
-        config: The resolved configuration.
-        size: Number of ranks.
 
     Returns:
         What to call for a forward pass in training, and the mesh of the ranks (None for one rank).

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import RenderableType
 from rich.progress import (
@@ -51,12 +50,13 @@ class ProgressBar:
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=max_steps, status="")
         self._values: dict[str, str] = {}  # latest value by name
 
     def start(self) -> None:
-        """Draw the bar."""
+        """Draw the bar, if the console is a terminal."""
         self._progress.start()
 
     def stop(self) -> None:
@@ -104,37 +104,19 @@ class Record:
         truncate_rows(run_dir / SAMPLES, last_row_step, self.log)
         remove_snapshots_after(run_dir / "attention", step)
         self._reported: set[str] = set()  # parts of the record that have failed
-        self._progress_bar: ProgressBar | None = None
+        self.progress_bar = ProgressBar(self.console, config.max_steps)
 
         from training.wandb_record import WandbRecord  # importing W&B takes a third of a second
 
         self.wandb = WandbRecord(config, run_dir, self.log)
 
     def __enter__(self) -> "Record":
-        if self.console.is_terminal:
-            self._progress_bar = ProgressBar(self.console, self.config.max_steps)
-            self._progress_bar.start()
+        self.progress_bar.start()
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._progress_bar:
-            self._progress_bar.stop()
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        self.progress_bar.stop()
         self.wandb.finish(failed=error_type is not None)
-
-    def advance(self, step: int) -> None:
-        """Move the progress bar to a step."""
-        if self._progress_bar:
-            self._progress_bar.advance(step)
-
-    def show_activity(self, activity: str) -> None:
-        """Show in the progress bar what the run does, until the next step."""
-        if self._progress_bar:
-            self._progress_bar.show_activity(activity)
 
     def print_metrics(self, row: dict) -> None:
         """Print the losses and the speed of a row."""
@@ -142,10 +124,9 @@ class Record:
         for name, (key, format_number) in SHOWN_METRICS.items():
             if key in row:
                 values[name] = format_number(row[key])
-        if self._progress_bar:
-            self._progress_bar.update_values(values)
-            self._progress_bar.advance(row["step"])
-        if values and (not self._progress_bar or "val" in values):
+        self.progress_bar.update_values(values)
+        self.progress_bar.advance(row["step"])
+        if values and ("val" in values or not self.console.is_terminal):
             width = len(str(self.config.max_steps))
             text = "  ".join(f"{name} {value}" for name, value in values.items())
             self.log(f"step {row['step']:>{width}}  {text}")

@@ -15,10 +15,8 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
     `optim.min_lr_ratio` ("cosine"), stays at its peak and falls linearly at the end ("wsd"), or
     stays at its peak ("constant").
 
-    Args:
-        step: Number of optimizer steps taken before this one.
-        optim: The schedule's settings.
-        max_steps: Number of optimizer steps of the run; later steps get the final rate.
+    `step` is the number of optimizer steps taken before this one. Steps from `max_steps` on get the
+    final rate.
 
     Reference:
         Loshchilov and Hutter 2017 (cosine); Hu et al. 2024 (warm-up–stable–decay).
@@ -41,13 +39,7 @@ def lr_factor(step: int, optim: OptimConfig, max_steps: int) -> float:
 def describe_rate_change(before: Config, now: Config, step: int) -> str | None:
     """Return a sentence about the learning rate of a run whose length changes when it is resumed.
 
-    Args:
-        before: The configuration until now.
-        now: The configuration from now on.
-        step: Number of optimizer steps taken.
-
-    Returns:
-        None if the length is the same, or if it does not change the next step's rate.
+    Returns None if the length is the same, or if it does not change the next step's rate.
     """
     old, new = (lr_factor(step, config.optim, config.max_steps) for config in (before, now))
     old_lr, new_lr = before.optim.lr * old, now.optim.lr * new

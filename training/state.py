@@ -15,11 +15,7 @@ from training.processes import World
 
 
 class MeanLoss:
-    """Mean training loss since the last reading, summed on the device without waiting for it.
-
-    Args:
-        device: The device of the losses.
-    """
+    """Mean training loss since the last reading, summed on the device without waiting for it."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._sum = torch.zeros((), device=device)
@@ -77,9 +73,6 @@ class TrainingState:
         Args:
             inputs: Token ids of a step, (batch_size, T).
             targets: The token after each input, of the same shape.
-
-        Raises:
-            Stopped: If a signal arrived.
         """
         if self.world.size > 1:
             return

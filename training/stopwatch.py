@@ -48,11 +48,7 @@ class Stopwatch:
         return self.seconds["train"]
 
     def speed(self, tokens: int) -> float:
-        """Return the training speed since the last call, in tokens per second.
-
-        Args:
-            tokens: Tokens that the run has trained on so far.
-        """
+        """Return the training speed since the last call in tokens per second; `tokens` so far."""
         seconds = self.read_train_seconds()
         speed = (tokens - self._speed_tokens) / (seconds - self._speed_seconds)
         self._speed_tokens, self._speed_seconds = tokens, seconds

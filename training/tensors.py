@@ -36,12 +36,9 @@ def open_safetensors(path: Path) -> Iterator:
 
 
 def copy_rows(file: Any, name: str, tensor: Tensor) -> None:
-    """Copy the first rows of a saved tensor into `tensor`; each rank copies its own part.
+    """Copy the first rows of a tensor in an open safetensors file into `tensor`.
 
-    Args:
-        file: An open safetensors file.
-        name: Name of the tensor in the file.
-        tensor: The target, which may be sharded and have fewer rows than the saved tensor.
+    If `tensor` is sharded, each rank copies its own part.
     """
     rows = file.get_slice(name)[: len(tensor)]
     if hasattr(tensor, "to_local"):
