@@ -16,10 +16,9 @@ from common.errors import UserError
 from common.files import list_folder
 from common.paths import require_output_folder
 from data.tokenizer import Tokenizer
-from interop.folder import HF_CONFIG_FILE
-from interop.hub import WEIGHTS_FILE
+from interop.hub import HF_CONFIG_FILE, WEIGHTS_FILE
 from interop.layout import map_tensors
-from interop.settings import config_to_hf, find_counterpart, find_family
+from interop.settings import config_to_hf, find_counterpart
 from interop.tokenizer_export import export_tokenizer
 from kernels import rms_norm
 from model import GPT
@@ -32,12 +31,9 @@ PART = ".part"  # in the folder that is written: files that are not complete yet
 
 
 def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = None) -> None:
-    """Write a folder for transformers' AutoModelForCausalLM, completely or not at all.
+    """Write a model, and its tokenizer, to a new or empty folder, completely or not at all.
 
-    Args:
-        model: The model.
-        path: A new or empty folder.
-        tokenizer: The tokenizer to write beside it.
+    transformers' AutoModelForCausalLM and AutoTokenizer load the folder.
 
     Raises:
         UserError: transformers has no such model or tokenizer, or the folder cannot be written.
@@ -60,11 +56,9 @@ def require_empty_folder(folder: Path) -> None:
 
 
 def export_tensors(model: GPT) -> dict[str, Tensor]:
-    """Return the weights of a model for transformers.
+    """Return the weights of a model by the names that transformers gives them.
 
-    Returns:
-        Tensors by the names that transformers gives them. Biases and gains that only the model of
-        transformers has are 0 and 1, so that it computes the same.
+    Biases and gains that only the model of transformers has are 0 and 1.
     """
     config = model.config
     parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
@@ -84,12 +78,9 @@ def export_tensors(model: GPT) -> dict[str, Tensor]:
 
     # Join and transpose them
     tensors = {}
-    naming = "gpt2" if find_family(config) == "gpt2" else "llama"
-    for mapping in map_tensors(shapes, naming):
+    for mapping in map_tensors(shapes, "llama" if config.is_rotary else "gpt2"):
         tensor = torch.cat([parameters[name] for name in mapping.parameters])
-        if mapping.is_transposed:
-            tensor = tensor.T
-        tensors[mapping.name] = tensor.contiguous()
+        tensors[mapping.name] = (tensor.T if mapping.is_transposed else tensor).contiguous()
     return tensors
 
 
@@ -97,8 +88,7 @@ def _write_folder(folder: Path, texts: dict[str, str], tensors: dict[str, Tensor
     """Write files to a temporary folder, and move them out of it when all of them are complete."""
     part = folder / PART
     is_new = not folder.exists()
-    names = [*texts, WEIGHTS_FILE]
-    names.sort(key=lambda name: name == HF_CONFIG_FILE)  # last, because nothing loads without it
+    names = [WEIGHTS_FILE, *texts]  # config.json is the last text, as nothing loads without it
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)

@@ -10,13 +10,12 @@ from common.errors import UserError
 from common.settings import show_value
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
-from interop.hub import INDEX_FILE, SHARDS_GLOB, WEIGHTS_FILE
+from interop.hub import HF_CONFIG_FILE, INDEX_FILE, SHARDS_GLOB, WEIGHTS_FILE
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
 from interop.source import CheckpointSource
 from training.tensors import open_safetensors
 
-HF_CONFIG_FILE = "config.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"  # of peft
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}

@@ -16,7 +16,7 @@ from data.hf_tokenizer import HFTokenizer
 from interop.gguf_header import parse_header
 from interop.gguf_tokenizer import read_gguf_tokenizer
 from interop.names import GGUF_SETTINGS
-from interop.settings import HFSettings, config_from_hf
+from interop.settings import ROPE_SETTINGS, HFSettings, config_from_hf
 from interop.source import CheckpointSource
 
 EMBEDDING_TENSOR = "token_embd.weight"
@@ -175,35 +175,25 @@ def infer_llama3_rope(factors: Tensor, theta: float, head_dim: int) -> HFSetting
         theta: Base of the wavelengths.
         head_dim: Size d_k of a query or key.
 
-    Returns:
-        The largest factor, and the context length of training; see `rotary_frequencies`.
-
     Raises:
-        UserError: There is not a factor for each wavelength, or they are stretched in another way.
+        UserError: The wavelengths are stretched in another way.
     """
     n_wavelengths = head_dim // 2
-    if list(factors.shape) != [n_wavelengths] or not (factors.isfinite() & (factors > 0)).all():
-        raise UserError(
-            f"{ROPE_TENSOR} of shape {list(factors.shape)} does not contain a positive number for "
-            f"each rotary wavelength ({n_wavelengths}); download it again"
-        )
-    largest = factors.max()
-    unstretched_share = (1 / factors - 1 / largest) / (1 - 1 / largest)
-    turns = ROPE_LOW + unstretched_share * (ROPE_HIGH - ROPE_LOW)
-    wavelengths = 2 * math.pi * theta ** (torch.arange(n_wavelengths) / n_wavelengths)
-    is_between = (unstretched_share > 0.01) & (unstretched_share < 0.99)
-    trained_lengths = (turns * wavelengths)[is_between]
-    if len(trained_lengths) and trained_lengths.isfinite().all():
-        factor, trained_length = largest.item(), round(trained_lengths.median().item())
-        plain = GPTConfig(1, position="rope", head_dim=head_dim, rope_theta=theta)
-        stretched = replace(plain, rope_factor=factor, rope_trained=trained_length)
-        inferred = rotary_frequencies(plain) / rotary_frequencies(stretched)
-        if torch.allclose(inferred, factors, rtol=MAX_FACTOR_ERROR):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "original_max_position_embeddings": trained_length,
-            }
+    if list(factors.shape) == [n_wavelengths] and (factors.isfinite() & (factors > 0)).all():
+        largest = factors.max()
+        unstretched_share = (1 / factors - 1 / largest) / (1 - 1 / largest)
+        turns = ROPE_LOW + unstretched_share * (ROPE_HIGH - ROPE_LOW)
+        wavelengths = 2 * math.pi * theta ** (torch.arange(n_wavelengths) / n_wavelengths)
+        is_between = (unstretched_share > 0.01) & (unstretched_share < 0.99)
+        trained_length = (turns * wavelengths)[is_between].median()  # NaN if none is between
+        if trained_length.isfinite():
+            ours = {"rope_factor": largest.item(), "rope_trained": round(trained_length.item())}
+            plain = GPTConfig(1, position="rope", head_dim=head_dim, rope_theta=theta)
+            inferred = rotary_frequencies(plain) / rotary_frequencies(replace(plain, **ours))
+            if torch.allclose(inferred, factors, rtol=MAX_FACTOR_ERROR):
+                theirs = {name: ours[our_name] for name, our_name in ROPE_SETTINGS.items()}
+                return {"rope_type": "llama3", **theirs}
     raise UserError(
-        f"{ROPE_TENSOR} stretches wavelengths in another way than Llama 3, which is not supported"
+        f"the tensor {ROPE_TENSOR} does not stretch each of the {n_wavelengths} rotary wavelengths "
+        "as Llama 3 does, which is the only way that is supported"
     )

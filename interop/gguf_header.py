@@ -59,19 +59,12 @@ class Metadata(dict[str, Any]):
 
 
 class StoredGGUFTensor(NamedTuple):
-    """Where a tensor is in the file.
+    """Where a tensor is in the file, and how it is stored."""
 
-    Attributes:
-        type: How its numbers are stored, a `gguf.GGMLQuantizationType`.
-        shape: Its shape as in PyTorch: rows first.
-        offset: Its first byte in the file.
-        length: Its length in bytes.
-    """
-
-    type: Any
-    shape: list[int]
-    offset: int
-    length: int
+    type: Any  # a gguf.GGMLQuantizationType
+    shape: list[int]  # as in PyTorch: rows first
+    offset: int  # of its first byte in the file
+    length: int  # in bytes
 
 
 def parse_header(file: mmap.mmap) -> tuple[Metadata, dict[str, StoredGGUFTensor]]:

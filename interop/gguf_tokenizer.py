@@ -1,13 +1,12 @@
 """Build the tokenizer of a .gguf file from its tables of tokens and merges."""
 
-from functools import partial
-
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
-from common.text import pluralize
+from common.settings import show_value
 from data.hf_tokenizer import HFTokenizer
+from data.tokenizer import byte_level_split
 from interop.gguf_header import Metadata
 
 PREFIX = "tokenizer.ggml."
@@ -32,12 +31,10 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
         Exception: The library cannot build the tokenizer.
     """
     kind = metadata.read(f"{PREFIX}model", str)
-    if kind is None:
-        raise UserError(f"it has no tokenizer ({PREFIX}model is missing); convert the model again")
     if kind != "gpt2":
         raise UserError(
-            f"its tokenizer is of the type {kind}, and only byte-level BPE (gpt2) can be read; use "
-            "the model's Hugging Face folder instead"
+            f"its tokenizer, {PREFIX}model={show_value(kind)}, cannot be read, because only "
+            "byte-level BPE (gpt2) can; use the model's Hugging Face folder instead"
         )
     architecture = metadata.read("general.architecture", str) or ""
     split = metadata.read(f"{PREFIX}pre", str) or DEFAULT_SPLITS.get(architecture)
@@ -57,14 +54,13 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
         library.normalizer = normalizers.NFC()
 
     # Mark the tokens that the merges do not make
-    for token_type in (USER_DEFINED_TOKEN, CONTROL_TOKEN):
-        is_special = token_type == CONTROL_TOKEN
-        added = [
-            AddedToken(token, special=is_special, normalized=False)
-            for token, type_of_token in zip(tokens, token_types)
-            if type_of_token == token_type
+    library.add_tokens(
+        [
+            AddedToken(token, special=token_type == CONTROL_TOKEN, normalized=False)
+            for token, token_type in zip(tokens, token_types)
+            if token_type in (CONTROL_TOKEN, USER_DEFINED_TOKEN)
         ]
-        library.add_tokens(added)
+    )
 
     # Put begin-of-text before each text
     adds_begin = metadata.read(f"{PREFIX}add_bos_token", bool)
@@ -73,9 +69,7 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
         adds_begin = split == "llama-bpe" and begin is not None
     if adds_begin:
         if begin is None or not 0 <= begin < len(tokens):
-            raise ValueError(
-                f"{PREFIX}bos_token_id={begin} is not one of {pluralize(len(tokens), 'token')}"
-            )
+            raise ValueError(f"{PREFIX}bos_token_id={begin} is none of its {len(tokens):,} tokens")
         library.post_processor = processors.TemplateProcessing(
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
@@ -84,23 +78,16 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
 
 def _build_pre_tokenizer(split: str | None) -> pre_tokenizers.PreTokenizer:
     """Return the rule by which a family of models splits text before merging."""
-    byte_level = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
+    if split in DIGIT_GROUPS:
+        return byte_level_split(WORD_PATTERN.format(digits=DIGIT_GROUPS[split]))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if split == "gpt-2":
-        return pre_tokenizers.Sequence([byte_level()])
+        return byte_level
     if split == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, byte_level()])
-    if split is None:
-        raise UserError(
-            f"it does not say by which rule its text is split ({PREFIX}pre is missing); convert "
-            "the model again with a newer llama.cpp, or use its Hugging Face folder"
-        )
-    if split not in DIGIT_GROUPS:
-        supported = ", ".join(["gpt-2", "smollm", *DIGIT_GROUPS])
-        raise UserError(
-            f"its text is split by the rule {split}, and only {supported} are supported; use the "
-            "model's Hugging Face folder instead"
-        )
-    pattern = Regex(WORD_PATTERN.format(digits=DIGIT_GROUPS[split]))
-    words = pre_tokenizers.Split(pattern, "isolated")
-    return pre_tokenizers.Sequence([words, byte_level(use_regex=False)])
+        return pre_tokenizers.Sequence([digits, byte_level])
+    supported = ", ".join(["gpt-2", "smollm", *DIGIT_GROUPS])
+    raise UserError(
+        f"the rule by which its text is split, {PREFIX}pre={show_value(split)}, is not supported; "
+        f"use a model with one of {supported}, or the model's Hugging Face folder instead"
+    )

@@ -10,19 +10,15 @@ from common.errors import UserError
 from common.files import exists
 from common.paths import expand_model_name
 from config import HUB_MODEL
+from data.hf_tokenizer import HF_TOKENIZER_CONFIG_FILE, HF_TOKENIZER_FILE
 
-# What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.
+HF_CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 SHARDS_GLOB = "model-*-of-*.safetensors"
 INDEX_FILE = "model.safetensors.index.json"  # of the shards
-DOWNLOADED_FILES = [
-    WEIGHTS_FILE,
-    SHARDS_GLOB,
-    INDEX_FILE,
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-]
+# What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.
+DOWNLOADED_FILES = [WEIGHTS_FILE, SHARDS_GLOB, INDEX_FILE, HF_CONFIG_FILE]
+DOWNLOADED_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE]
 HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@([0-9a-f]{40}))?")
 MAX_HUB_ERROR_CHARS = 200
 
@@ -44,10 +40,9 @@ def pin_model(name: str, key: str = "init_from") -> str:
     if exists(Path(path)):
         return path
     match = HUB_NAME.fullmatch(path.rstrip("/"))
-    first_folder = Path(path).parts[0]
-    is_path = first_folder == "runs" or Path(first_folder).is_dir() or key != "init_from"
-    if not match or is_path:
-        raise UserError(_describe_missing(key, name, path, is_name=match is not None))
+    owner = Path(path).parts[0]
+    if key != "init_from" or not match or owner == "runs" or Path(owner).is_dir():
+        raise UserError(_describe_missing(key, name, path, owner if match else None))
     repository, commit = match.groups()
     print_stderr(f"downloading {path} from the Hugging Face hub")
     try:
@@ -61,18 +56,17 @@ def pin_model(name: str, key: str = "init_from") -> str:
     return f"{repository}@{folder.name}"
 
 
-def _describe_missing(key: str, name: str, path: str, is_name: bool) -> str:
+def _describe_missing(key: str, name: str, path: str, owner: str | None) -> str:
     if os.path.islink(path):
         return f"{key}={name} is a link to {os.readlink(path)}, which does not exist; correct it"
     if key != "init_from":
         return f"{key}={name} does not exist; name the folder of a run"
-    message = (
+    condition = f" (where there is no folder {owner} here)" if owner else ""
+    return (
         f"init_from={name} does not exist; give a run, a folder of Hugging Face's format, a .gguf "
         "file, nanoGPT's ckpt.pt, or a model's name on the Hugging Face hub, OWNER/NAME"
+        f"{condition}"
     )
-    if is_name:
-        message += f" (where there is no folder {Path(path).parts[0]} here)"
-    return message
 
 
 def find_model_folder(init_from: str | os.PathLike) -> Path:
@@ -88,11 +82,5 @@ def _download_snapshot(name: str, commit: str | None, **options: Any) -> Path:
     """The folder of a model at a commit in the hub's cache."""
     from huggingface_hub import snapshot_download  # importing it is slow and seldom needed
 
-    folder = snapshot_download(
-        name,
-        revision=commit,
-        allow_patterns=DOWNLOADED_FILES,
-        ignore_patterns=["*/*"],
-        **options,
-    )
-    return Path(folder)
+    patterns = {"allow_patterns": DOWNLOADED_FILES, "ignore_patterns": ["*/*"]}
+    return Path(snapshot_download(name, revision=commit, **patterns, **options))

@@ -24,22 +24,14 @@ from training.nonfinite import check_finite_weights
 
 
 class StartingWeights(NamedTuple):
-    """The weights that training starts from, and their tokenizer.
+    """The weights that training starts from, and their tokenizer."""
 
-    Attributes:
-        tokenizer: The tokenizer. None: the one that is built from the training text.
-        copy_to: Copies the weights into a model.
-    """
-
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer | None  # None: the one that is built from the training text
     copy_to: Callable[[GPT], None]
 
 
 def load_hf(path: str | os.PathLike) -> GPT:
-    """Load a model of another library on the CPU, in float32.
-
-    Args:
-        path: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
+    """Load a model of another library, by its folder or file, on the CPU and in float32.
 
     Raises:
         UserError: It cannot be read, or our model cannot compute the same.
@@ -63,12 +55,11 @@ def load(
         key: The setting that contains the name, for error messages.
 
     Returns:
-        The model and the tokenizer. Weights from safetensors are memory-mapped and keep their
-        data type.
+        The model and the tokenizer. Weights of Hugging Face's format are memory-mapped and keep
+        their data type.
 
     Raises:
-        UserError: It cannot be read, its weights are not finite, or our model cannot compute the
-            same.
+        UserError: It cannot be read, its weights are not finite, or our model lacks a feature.
     """
     path = find_model_folder(pin_model(os.fspath(name), key))
     source = identify(path)

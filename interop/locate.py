@@ -11,9 +11,10 @@ from common.checkpoints import saved_steps
 from common.errors import UserError
 from common.files import is_folder, read_start
 from common.manifest import CONFIG_FILE, MANIFEST_FILE
-from interop.folder import ADAPTER_CONFIG_FILE, HF_CONFIG_FILE, HFFolder, pickle_error
+from interop.folder import ADAPTER_CONFIG_FILE, HFFolder, pickle_error
 from interop.gguf_file import GGUFFile
 from interop.gguf_header import MAGIC as GGUF_MAGIC
+from interop.hub import HF_CONFIG_FILE
 from interop.nanogpt import NanoGPTFile
 from interop.source import CheckpointSource
 
@@ -28,22 +29,15 @@ MAX_FOLDERS = 1000
 
 
 class RunPath(NamedTuple):
-    """A run, or one of its checkpoints.
+    """A run, or one of its checkpoints."""
 
-    Attributes:
-        folder: Folder of the run, or a copy of a checkpoint's folder.
-        which: The checkpoint that the path names: "last", "best" or a step. None: the path names
-            the run.
-        is_copy: Whether the folder is that of a checkpoint which is not in its run.
-    """
-
-    folder: Path
-    which: str | None = None
-    is_copy: bool = False
+    folder: Path  # of the run, or of a checkpoint that is not in its run
+    which: str | None = None  # the checkpoint that is named: "last", "best" or a step
+    is_copy: bool = False  # whether it is a checkpoint that is not in its run
 
 
 def identify(path: Path) -> RunPath | CheckpointSource:
-    """Return the run or the model of another library at a path.
+    """Return the run or the model of another library at a path, by what it contains.
 
     Args:
         path: A run, or a folder or file in it; a folder of Hugging Face's format, or a file in it;
@@ -53,21 +47,17 @@ def identify(path: Path) -> RunPath | CheckpointSource:
         UserError: There is something else.
         OSError: The path cannot be read.
     """
-    if is_folder(path):
-        model = _identify_folder(path)
-    else:
-        model = _identify_file(path)
+    model = _identify_folder(path) if is_folder(path) else _identify_file(path)
     if model is None:
         kind = "a folder without a model" if is_folder(path) else "not a model"
-        raise UserError(f"{path} is {kind}{_suggest(path)}")
+        raise UserError(f"{path} is {kind}; give {_suggest(path)}")
     return model
 
 
 def _identify_folder(path: Path) -> RunPath | CheckpointSource | None:
-    names = set(os.listdir(path))
-    if {MANIFEST_FILE, CONFIG_FILE} <= names:
+    if _is_checkpoint(path):
         return _find_run(path) or RunPath(path, is_copy=True)
-    if ADAPTER_CONFIG_FILE in names or (HF_CONFIG_FILE in names and not saved_steps(path)):
+    if _is_hf(path) and not saved_steps(path):
         return HFFolder(path)
     return RunPath(path) if _is_run(path) else _find_run(path)
 
@@ -75,27 +65,34 @@ def _identify_folder(path: Path) -> RunPath | CheckpointSource | None:
 def _identify_file(path: Path) -> RunPath | CheckpointSource | None:
     start = read_start(path)
     folder = path.parent
-    is_hf = any((folder / name).is_file() for name in (HF_CONFIG_FILE, ADAPTER_CONFIG_FILE))
+    is_hf = _is_hf(folder)
+    is_safetensors = SAFETENSORS_START.match(start) is not None
     if start.startswith(GGUF_MAGIC):
         return GGUFFile(path)
     if start.startswith(TORCH_MAGICS) and is_hf:
         raise pickle_error(path)
     if start.startswith(TORCH_MAGICS):
         return NanoGPTFile(path)
-    if is_hf and SAFETENSORS_START.match(start):
-        return HFFolder(folder, path)
-    if is_hf and path.suffix == ".json":
-        return HFFolder(folder)
+    if is_hf and (is_safetensors or path.suffix == ".json"):
+        return HFFolder(folder, path if is_safetensors else None)
     if run := _find_run(path):
         return run
-    if (folder / MANIFEST_FILE).is_file() and (folder / CONFIG_FILE).is_file():
+    if _is_checkpoint(folder):
         return RunPath(folder, is_copy=True)
-    if SAFETENSORS_START.match(start):
+    if is_safetensors:
         raise UserError(
             f"{path} contains weights, but its folder has no {HF_CONFIG_FILE} that describes the "
             f"model; give a folder with a {HF_CONFIG_FILE}"
         )
     return None
+
+
+def _is_hf(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (HF_CONFIG_FILE, ADAPTER_CONFIG_FILE))
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / MANIFEST_FILE).is_file() and (folder / CONFIG_FILE).is_file()
 
 
 def _find_run(path: Path) -> RunPath | None:
@@ -104,11 +101,11 @@ def _find_run(path: Path) -> RunPath | None:
     for run in path.parents[:3]:
         if not _is_run(run):
             continue
-        parts = path.relative_to(run).parts
-        if parts == ("checkpoints",) or parts[0] in RUN_FILES:
+        part, *rest = path.relative_to(run).parts
+        if part in RUN_FILES or (part == "checkpoints" and not rest):
             return RunPath(run)
-        step = re.match(r"(?:step_0*(\d+)|(last|best)$)", parts[-1] if len(parts) < 3 else parts[1])
-        if parts[0] in ("checkpoints", "attention") and step:
+        step = re.match(r"(?:step_0*(\d+)|(last|best)$)", rest[0]) if rest else None
+        if part in ("checkpoints", "attention") and step:
             return RunPath(run, step[1] or step[2])
         return None
     return None
@@ -122,16 +119,15 @@ def _is_run(folder: Path) -> bool:
 
 
 def _suggest(path: Path) -> str:
-    """Return the end of a message about a path that is not a model: what to give instead."""
-    if is_folder(path):
-        models = [model for model in find_models(path) if model.exists()]
-        if models:
-            newest = max(models, key=lambda model: model.stat().st_mtime)
-            return f"; give a model in it, such as {newest}"
+    """Return what to give instead of a path that is not a model."""
+    models = [model for model in find_models(path) if model.exists()]
+    if models:
+        newest = max(models, key=lambda model: model.stat().st_mtime)
+        return f"a model in it, such as {newest}"
     for folder in path.absolute().parents[:3]:
         if _is_run(folder):
-            return f"; give the run that it belongs to, {folder}"
-    return "; give a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
+            return f"the run that it belongs to, {folder}"
+    return "a run, a folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt"
 
 
 def find_models(folder: Path) -> Iterator[Path]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterable
 from itertools import pairwise
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
@@ -28,59 +27,27 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     Raises:
         UserError: The `tokenizers` library would turn some texts into other tokens.
     """
-    # In transformers end-of-text also fills up rows of different lengths
-    end_name = _name_of(tokenizer, tokenizer.end_of_text)
-    begin_name = _name_of(tokenizer, tokenizer.begin_of_text)
-    names = {"eos_token": end_name, "pad_token": end_name, "bos_token": begin_name}
+    if isinstance(tokenizer, HFTokenizer):
+        description = tokenizer.description
+    elif isinstance(tokenizer, CharTokenizer):
+        description = _characters_to_library(tokenizer).to_str()
+    else:
+        description = _bpe_to_library(tokenizer).to_str()
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": block_size,
-        **{role: name for role, name in names.items() if name is not None},
     }
-    return {
-        HF_TOKENIZER_FILE: _to_library(tokenizer).to_str(),
-        HF_TOKENIZER_CONFIG_FILE: json.dumps(settings, indent=1),
+    roles = {
+        "eos_token": tokenizer.end_of_text,
+        "pad_token": tokenizer.end_of_text,  # fills up rows of different lengths
+        "bos_token": tokenizer.begin_of_text,
     }
-
-
-def find_last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
-    """Return the two parts that byte-pair encoding joins last into a token.
-
-    The bytes of a token are always joined in the same order, wherever it occurs. So no other two
-    parts ever become it, and one merge per token describes the encoding.
-
-    Args:
-        token: The bytes of the token.
-        ranks: Rank of every token's merge.
-
-    Returns:
-        The two parts, or None for a single byte and for a token that no merge leads to.
-    """
-    parts = [token[i : i + 1] for i in range(len(token))]
-    unmergeable = len(ranks)
-    while len(parts) > 2:
-        merges = [
-            (ranks.get(left + right, unmergeable), i)
-            for i, (left, right) in enumerate(pairwise(parts))
-        ]
-        rank, i = min(merges)
-        if rank == unmergeable:
-            break
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    return (parts[0], parts[1]) if len(parts) == 2 else None
-
-
-def _name_of(tokenizer: Tokenizer, id: int | None) -> str | None:
-    return None if id is None else tokenizer.special.get(id)
-
-
-def _to_library(tokenizer: Tokenizer) -> Library:
-    if isinstance(tokenizer, HFTokenizer):
-        return Library.from_str(tokenizer.description)
-    if isinstance(tokenizer, CharTokenizer):
-        return _characters_to_library(tokenizer)
-    return _bpe_to_library(tokenizer)
+    settings |= {
+        role: tokenizer.special[id] for role, id in roles.items() if id in tokenizer.special
+    }
+    settings_json = json.dumps(settings, indent=1)
+    return {HF_TOKENIZER_FILE: description, HF_TOKENIZER_CONFIG_FILE: settings_json}
 
 
 def _characters_to_library(tokenizer: CharTokenizer) -> Library:
@@ -100,14 +67,9 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     ids.pop(b"", None)  # special tokens and unused ids
     name_of = {token: "".join(character_of[byte] for byte in token) for token in ids}
 
-    # Recover the merges
-    merges = []
-    for token in ids:
-        pair = find_last_merge(token, ids)
-        if pair is not None:
-            merges.append((name_of[pair[0]], name_of[pair[1]]))
-
     # Build the library's tokenizer
+    pairs = [pair for token in ids if (pair := _find_last_merge(token, ids))]
+    merges = [(name_of[left], name_of[right]) for left, right in pairs]
     vocabulary = {name_of[token]: id for token, id in ids.items()}
     vocabulary |= {name: id for id, name in tokenizer.special.items()}
     library = Library(models.BPE(vocabulary, merges, ignore_merges=True))
@@ -115,9 +77,15 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     library.add_special_tokens(
         [AddedToken(name, special=True, normalized=False) for name in tokenizer.special.values()]
     )
-    # {1,3}+ is possessive in tiktoken; the library would read it as a repeated repetition
+
+    # Split texts by the same pattern; {1,3}+ is possessive in tiktoken, and repeated in the library
     pattern = re.sub(r"(\{\d+(,\d*)?\})\+", r"\1", tokenizer.pattern)
-    if not _splits_alike(library, pattern, tokenizer, ids):
+    try:
+        library.pre_tokenizer = byte_level_split(pattern)
+        is_equal = all(_encode_alike(library, tokenizer, token) for token in ids)
+    except Exception:  # the library cannot read the pattern
+        is_equal = False
+    if not is_equal:
         raise UserError(
             "the tokenizer cannot be exported: with its pattern "
             f"{tokenizer.pattern!r}, transformers would turn some texts into other tokens; "
@@ -126,21 +94,29 @@ def _bpe_to_library(tokenizer: BPETokenizer) -> Library:
     return library
 
 
-def _splits_alike(
-    library: Library, pattern: str, tokenizer: BPETokenizer, tokens: Iterable[bytes]
-) -> bool:
-    """Return whether the library with a pattern and the tokenizer give texts the same ids.
+def _encode_alike(library: Library, tokenizer: BPETokenizer, token: bytes) -> bool:
+    """Return whether both give a text around a token the same ids."""
+    word = token.decode(errors="replace")
+    text = f"{word} 12345 'sX\n\n  \t{word}"
+    return library.encode(text).ids == tokenizer.encode(text)
 
-    Their regular expressions differ in details. They are compared on a text around each token. The
-    library's pre-tokenizer is set to the pattern.
+
+def _find_last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
+    """Return the two parts that byte-pair encoding joins last into a token.
+
+    The bytes of a token are always joined in the same order, wherever it occurs. So no other two
+    parts ever become it, and one merge per token describes the encoding. A single byte, and a
+    token that no merge leads to, give None.
     """
-    try:
-        library.pre_tokenizer = byte_level_split(pattern)
-        for token in tokens:
-            word = token.decode(errors="replace")
-            text = f"{word} 12345 'sX\n\n  \t{word}"
-            if library.encode(text).ids != tokenizer.encode(text):
-                return False
-        return True
-    except Exception:  # the library cannot read the pattern
-        return False
+    parts = [token[i : i + 1] for i in range(len(token))]
+    unmergeable = len(ranks)
+    while len(parts) > 2:
+        merges = [
+            (ranks.get(left + right, unmergeable), i)
+            for i, (left, right) in enumerate(pairwise(parts))
+        ]
+        rank, i = min(merges)
+        if rank == unmergeable:
+            break
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return (parts[0], parts[1]) if len(parts) == 2 else None
