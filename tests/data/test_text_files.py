@@ -97,7 +97,11 @@ def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, enco
     assert f"-f {encoding or ''}" in message or not encoding
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None])
+@pytest.mark.parametrize(
+    "content",
+    [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None],
+    ids=["cut", "header", "missing"],  # the compressed bytes contain the time
+)
 def test_damaged_compressed_files_and_missing_files_are_refused_by_name(tmp_path, content):
     file = tmp_path / "a.txt"
     if content:
