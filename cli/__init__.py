@@ -20,7 +20,7 @@ from cli.command import (
     start,
     tolerate_errors,
 )
-from cli.compose import Job, StartingModel, compose_job, compose_settings, configure
+from cli.compose import Job, compose_job, compose_settings, configure
 from cli.launch import Launch, prepare_launch, read_job, run_hydra
 from cli.presets import find_presets
 from cli.settings import read_settings, sample_help, settings_help

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,11 @@ def parse_command_line(argv: list[str]) -> CommandLine:
     if len(paths) > 1:  # as from a shell that expands braces
         raise UserError(f"{' '.join(paths)} cannot be combined: {ONE_PATH}")
     is_for_hydra = parsed.request is not None
+    check = partial(_check_argument, is_sweep=parsed.multirun, config_dir=parsed.config_dir)
     is_job = not parsed.multirun and not is_for_hydra
-    settings = [_check_argument(a, parsed.multirun, is_job) for a in parsed.settings]
-    _check_presets(settings, parsed.multirun, parsed.config_dir)
+    settings = [check(argument, is_job=is_job) for argument in parsed.settings]
+    if not any(setting.startswith("experiment=") for setting in settings):
+        check("experiment=default")
     return CommandLine(settings, options, parsed.multirun, parsed.config_dir, is_for_hydra)
 
 
@@ -111,14 +114,18 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"{e}; python train.py --help lists all settings") from None
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
-    if parsed.config_dir is not None and not Path(parsed.config_dir).is_dir():
+    folder = parsed.config_dir
+    if folder is not None and not any(Path(folder, group).is_dir() for group in GROUPS):
         raise UserError(
-            f"--config-dir={parsed.config_dir} is not a folder: give one with your presets"
+            f"--config-dir={folder} is not a folder that contains one of {', '.join(GROUPS)}: name "
+            "the folder above the one with your presets"
         )
     return parsed
 
 
-def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
+def _check_argument(
+    argument: str, is_sweep: bool, config_dir: str | None, is_job: bool = False
+) -> str:
     """Validate a setting KEY=VALUE, and return it as Hydra takes it, with a text in quotes.
 
     In a sweep the value may stand for several, as Hydra parses it. A job is a single run.
@@ -131,8 +138,6 @@ def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
     advice = REFUSED_IN_SWEEPS.get(key) or REFUSED_IN_SWEEPS.get(argument.lower())
     if is_sweep and advice:
         raise UserError(f"{argument} cannot be used in a sweep: {advice}")
-    if key == "sweep" and not is_sweep:
-        raise UserError(f"{argument} is a sweep: add -m")
 
     # Several values
     is_free_text = key in SETTINGS and is_text(key) and "choices" not in SETTINGS[key].metadata
@@ -142,11 +147,16 @@ def _check_argument(argument: str, is_sweep: bool, is_job: bool) -> str:
             raise UserError(f"{argument} names several sweeps: start one at a time")
         if not is_sweep:
             raise UserError(f"{argument} has several values: add -m to train a run with each")
-        for choice in _list_choices(argument, override) if key in SETTINGS else ():
-            check_setting(key, choice)
+        for choice in _list_choices(argument, override, config_dir):
+            if key in GROUPS:
+                _check_preset(key, str(choice), is_sweep, config_dir)
+            else:
+                check_setting(key, choice)
         return argument
 
     # A single value
+    if key in GROUPS:
+        _check_preset(key, value, is_sweep, config_dir)
     is_for_hydra = is_sweep if is_free_text else "${" in value
     if key in GROUPS or (is_for_hydra and override):
         return argument
@@ -177,13 +187,15 @@ def _parse_override(argument: str) -> Override | None:
     return None
 
 
-def _list_choices(argument: str, override: Override, presets: Iterable[str] = ()) -> list[Any]:
+def _list_choices(argument: str, override: Override, config_dir: str | None) -> list[Any]:
     """Return the first single values that a sweep lists; an interval has none."""
     value = override.value()
     if isinstance(value, Glob):
-        if not presets:
-            raise UserError(f"{argument}: glob(…) chooses among presets, so list the values")
-        return value.filter(list(presets))
+        presets = find_presets(config_dir).get(override.key_or_group, {})
+        if names := value.filter(list(presets)):
+            return names
+        examples = ", ".join(presets) or "1,2"
+        raise UserError(f"{argument} matches no preset: list the values, such as {examples}")
     try:
         choices = value.range() if isinstance(value, RangeSweep) else getattr(value, "list", [])
         first = list(islice(choices, MAX_CHECKED_CHOICES))
@@ -192,36 +204,20 @@ def _list_choices(argument: str, override: Override, presets: Iterable[str] = ()
     return [choice.text if isinstance(choice, QuotedString) else choice for choice in first]
 
 
-def _check_presets(settings: list[str], is_sweep: bool, config_dir: str | None) -> None:
-    """Check the files of the presets that settings, or the presets of sweeps, choose."""
-    chosen = {"experiment": ["default"]} | _find_chosen_presets(settings, config_dir)
-    for path, sweep_params in read_presets(chosen, config_dir).items():
+def _check_preset(group: str, name: str, is_sweep: bool, config_dir: str | None) -> None:
+    """Check the files of a preset, and the settings that it varies in a sweep."""
+    if group == "sweep" and not is_sweep:
+        raise UserError(f"sweep={name} is a sweep: add -m")
+    for path, sweep_params in read_presets({group: [name]}, config_dir).items():
         if sweep_params and not is_sweep:
             raise UserError(f"{path} describes a sweep: add -m")
-        params = [f"{key}={value}" for key, value in sweep_params.items()]
         try:
-            for param in params:
-                _check_argument(param, is_sweep=True, is_job=False)
-            if params:
-                read_presets(_find_chosen_presets(params, config_dir), config_dir)
+            for key, value in sweep_params.items():
+                if key == "sweep":
+                    raise UserError(f"sweep={value} is a sweep in a sweep: leave it out")
+                _check_argument(f"{key}={value}", True, config_dir)
         except UserError as e:
             raise UserError(f"{path}: {e}") from None
-
-
-def _find_chosen_presets(settings: list[str], config_dir: str | None) -> dict[str, list[str]]:
-    """Return the names of the presets that settings choose, by their groups."""
-    chosen: dict[str, list[str]] = {}
-    for group, presets in find_presets(config_dir).items():
-        for setting in settings:
-            if not setting.startswith(f"{group}="):
-                continue
-            override = _parse_override(setting)
-            chosen[group] = [setting.partition("=")[2]]
-            if override and override.is_sweep_override():
-                chosen[group] = [str(name) for name in _list_choices(setting, override, presets)]
-            if not chosen[group]:
-                raise UserError(f"{setting} names none of {', '.join(presets)}")
-    return chosen
 
 
 def is_nanogpt_setting(argument: str) -> bool:
@@ -231,13 +227,9 @@ def is_nanogpt_setting(argument: str) -> bool:
 
 def quote(text: str) -> str:
     """Quote a text so that Hydra's grammar and OmegaConf's interpolation return it unchanged."""
-
-    def escape(match: re.Match) -> str:
-        # Backslashes count only in front of a quote or at the end of the text.
-        backslashes, quote_sign = match[1] * 2, r"\'" if match[2] else ""
-        return backslashes + quote_sign
-
-    return "'" + re.sub(r"(\\*)('|\Z)", escape, escape_interpolation(text)) + "'"
+    # Backslashes count only in front of a quote or at the end of the text.
+    escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", escape_interpolation(text)).replace("'", r"\'")
+    return f"'{escaped}'"
 
 
 def unknown_setting(

@@ -35,15 +35,7 @@ STATUS_BROKEN_PIPE = 141
 
 
 def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
-    """Run a command's `main`, or print its help if the command line asks for it.
-
-    Args:
-        main: The command; it reads `sys.argv` itself.
-        help: Returns the text of --help.
-
-    Returns:
-        What `main` returns. Exits instead after the help or a user's mistake; see `run`.
-    """
+    """Run a command's `main`, or print its help if the command line asks for it; see `run`."""
     sys.stdout = _usable_stream(sys.stdout, "replace")
     sys.stderr = _usable_stream(sys.stderr, "backslashreplace")
     # The processes that this one starts, such as a sweep's jobs, inherit it.
@@ -63,12 +55,9 @@ def start(main: Callable[[], Result], help: Callable[[], str]) -> Result:
 
 
 def _usable_stream(stream: Any, errors: str) -> io.TextIOBase:
-    """Return a stream of text that can always be printed to.
+    """Return standard output or error as a stream of text that can always be printed to.
 
-    Args:
-        stream: Standard output or error: a file, what a notebook or an editor puts in its place,
-            or None in a program without a console.
-        errors: How characters are written that the encoding of a file lacks.
+    It may be a file, what a notebook puts in its place, or None in a program without a console.
     """
     if stream is None or getattr(stream, "closed", False):
         return open(os.devnull, "w", encoding="utf-8", errors=errors)
@@ -95,15 +84,10 @@ class _Stream(io.TextIOBase):
 
 
 def run(main: Callable[[], Result], at_end: Callable[[], None] = lambda: None) -> Result:
-    """Call `main` and turn its errors into exit statuses.
+    """Return what `main` returns, and turn its errors into exit statuses.
 
-    Args:
-        main: The command.
-        at_end: Called when it ends, in whatever way.
-
-    Returns:
-        What `main` returns. After a user's mistake it prints one sentence and exits with status 1,
-        after Ctrl-C it exits with 130, and if the reader of stdout is gone with 141.
+    After a user's mistake it prints one sentence and exits with status 1, after Ctrl-C it exits
+    with 130, and if the reader of stdout is gone with 141. `at_end` is called in any case.
     """
     try:
         return main()
@@ -157,23 +141,13 @@ def error_sentence(error: BaseException) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return not_one_of(group, name, error.options)
-    if isinstance(error.__cause__, OmegaConfBaseException):
-        error = error.__cause__
-    if isinstance(error, HydraException):
-        return _hydra_sentence(error)
+    cause = error.__cause__
+    if isinstance(error, HydraException) and not isinstance(cause, OmegaConfBaseException):
+        reason = f": {first_line(cause)}" if cause else ""
+        return " ".join(str(error).split()) + reason
+    error = cause if isinstance(cause, OmegaConfBaseException) else error
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else first_line(error)
-
-
-def _hydra_sentence(error: HydraException) -> str:
-    message, cause = " ".join(str(error).split()), error.__cause__
-    message = message.partition(" Set the environment variable HYDRA_FULL_ERROR")[0]
-    message = re.sub(
-        r"\w+ raised while composing config: (.*) full_key: (\S*) .*", r"\2: \1", message
-    )
-    if cause and first_line(cause) not in message:
-        return f"{message}: {first_line(cause)}"
-    return message
 
 
 def first_line(error: BaseException) -> str:
@@ -219,11 +193,7 @@ def process_rank() -> int:
 
 
 class Terminal(Console):
-    """A console that goes silent when its reader is gone: a run under `| head` continues.
-
-    Args:
-        **options: See `rich.console.Console`.
-    """
+    """A console that goes silent when its reader is gone: a run under `| head` continues."""
 
     def __init__(self, **options: Any) -> None:
         # In a notebook Rich would display HTML, even in place of writing to a file.
@@ -257,10 +227,7 @@ def print_stderr(line: str) -> None:
 def printer(console: Console, wrap: bool = False) -> Callable[[str | Table], None]:
     """Return a function that prints a table, or a line of plain text without markup.
 
-    Args:
-        console: Where to print.
-        wrap: Whether to break sentences at spaces to fit a terminal. Without it lines stay whole,
-            so that paths and commands can be copied.
+    Lines stay whole, so that paths and commands can be copied, unless `wrap` is set.
     """
 
     def log(content: str | Table) -> None:

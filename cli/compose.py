@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.files import list_folder
 from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
-from config import Config, ModelConfig, TokenizerConfig
+from config import Config
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
@@ -35,6 +35,11 @@ IMMUTABLE_ON_RESUME = (
     "optim.name",
     "init_from",
     "data.val_max_tokens",
+)
+# A setting, another one that follows from it if it is null, and the property with its value then.
+DEPENDENT_SETTINGS = (
+    ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
+    ("optim.lr", "optim.muon_lr", "optim.muon_peak_lr"),
 )
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -55,21 +60,8 @@ class Job:
         return [override.partition("=")[0] for override in self.overrides]
 
 
-class StartingModel(NamedTuple):
-    """What `init_from` determines of a run's configuration."""
-
-    init_from: str  # with its commit if it is a model of the Hugging Face hub
-    model: ModelConfig
-    tokenizer: TokenizerConfig
-
-
 def compose_settings(overrides: list[str], config_dir: str | None = None) -> DictConfig:
-    """Have Hydra compose presets and overrides; the result includes Hydra's own settings.
-
-    Args:
-        overrides: KEY=VALUE arguments, quoted for Hydra.
-        config_dir: A folder with presets of the user's own.
-    """
+    """Have Hydra compose presets and quoted overrides; the result includes Hydra's own settings."""
     if config_dir is not None:
         folder = quote("file://" + os.path.abspath(config_dir))
         overrides = [*overrides, f"hydra.searchpath=[{folder}]"]
@@ -93,7 +85,7 @@ def compose_job(overrides: list[str], config_dir: str | None = None) -> Job:
 
 def configure(
     job: Job,
-    starting_model: Callable[[str], tuple[str, ModelConfig, TokenizerConfig]] | None = None,
+    starting_model: Callable[[str], Config] | None = None,
     log: Callable[[str], None] = print,
 ) -> Config:
     """Return the checked configuration of a job.
@@ -102,34 +94,30 @@ def configure(
     are typed now. A typed experiment counts as all of its settings, so that the command that
     started a run can be repeated to resume it.
 
-    Args:
-        job: The composed job.
-        starting_model: Reads the shape and tokenizer of the model that `init_from` names. Without
-            it, as before torch is imported, they stay as composed.
-        log: Prints notes about settings that follow from others.
+    `starting_model` reads the shape and tokenizer of the model that `init_from` names, and pins the
+    commit of a model on the hub. Without it, as before torch is imported, they stay as composed.
+    `log` prints notes about derived settings.
 
     Raises:
         UserError: If settings are invalid, or contradict each other or the run to be continued.
     """
-    run_dir = _expand_home("run_dir", job.config.run_dir)
-    init_from = job.config.init_from
+    run_dir, init_from = job.config.run_dir, job.config.init_from
+    if run_dir:
+        run_dir = str(expand_home("run_dir", run_dir))
     if init_from is not None:
         init_from = expand_model_name("init_from", init_from)
-    requested = replace(job.config, run_dir=run_dir, init_from=init_from)
-    run = _config_to_continue(requested, log)
+    config = replace(job.config, run_dir=run_dir, init_from=init_from)
+    run = _config_to_continue(config, log)
     if init_from is None:
-        requested = _fit_to_overrides(requested, job.keys, log)
-    elif run and _has_same_start(run, requested):  # the starting model is not needed any more
-        start = StartingModel(str(run.init_from), run.model, run.tokenizer)
-        requested = _adopt(requested, job.overrides, start)
-    elif starting_model is None:
-        run = None
+        config = _fit_to_overrides(config, job.keys, log)
+    elif run and _has_same_start(run, config):  # the starting model is not needed any more
+        config = _adopt(config, job.overrides, run)
+    elif starting_model:
+        config = _adopt(config, job.overrides, starting_model(init_from))
     else:
-        start = StartingModel(*starting_model(init_from))
-        requested = _adopt(requested, job.overrides, start)
-    config = requested
+        run = None
     if run:
-        config = _continue_run(run, absolute_paths(requested), job.keys, log)
+        config = _continue_run(run, absolute_paths(config), job.keys, log)
     config.check()
     _refuse_unused(job, config)
     return config
@@ -150,10 +138,6 @@ def _refuse_unused(job: Job, config: Config) -> None:
 
         if "data.path" in values:
             refuse_unused_by_files(config.data, typed)
-
-
-def _expand_home(key: str, path: str | None) -> str | None:
-    return str(expand_home(key, path)) if path else path
 
 
 def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config | None:
@@ -226,24 +210,17 @@ def _with_value(config: Config, key: str, value: Any) -> Config:
 
 def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
     """Reset a preset's settings that depend on a setting that was typed."""
-    model = config.model
-    if "model.n_embd" in keys and "model.mlp_hidden" not in keys and model.mlp_hidden:
-        model = replace(model, mlp_hidden=None)
-        log(
-            f"note: model.mlp_hidden={model.hidden_dim} is derived from your model.n_embd and "
-            "replaces the preset's value"
-        )
-    optim = config.optim
-    if optim.muon_lr and "optim.lr" in keys and "optim.muon_lr" not in keys:
-        optim = replace(optim, muon_lr=None)
-        log(
-            f"note: optim.muon_lr={optim.muon_peak_lr:g} is derived from your optim.lr and "
-            "replaces the preset's value"
-        )
-    return replace(config, model=model, optim=optim)
+    for typed, dependent, effective in DEPENDENT_SETTINGS:
+        if typed in keys and dependent not in keys and attrgetter(dependent)(config):
+            config = _with_value(config, dependent, None)
+            log(
+                f"note: {dependent}={attrgetter(effective)(config):g} is derived from your {typed} "
+                "and replaces the preset's value"
+            )
+    return config
 
 
-def _adopt(requested: Config, overrides: list[str], start: StartingModel) -> Config:
+def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
     """Return the configuration with the shape and tokenizer of the model that it starts from."""
     model = start.model
     for override in overrides:
@@ -254,9 +231,7 @@ def _adopt(requested: Config, overrides: list[str], start: StartingModel) -> Con
                     f"init_from={start.init_from}: lower it, or leave it out"
                 )
             model = replace(model, block_size=requested.model.block_size)
-        elif re.match(r"(model|tokenizer)[.=]", override) and not override.startswith(
-            "model.dropout="
-        ):
+        elif re.match(r"(model|tokenizer)[.=](?!dropout=)", override):
             raise UserError(
                 f"{override} cannot be combined with init_from={start.init_from}, which "
                 "determines the model and the tokenizer: leave it out"

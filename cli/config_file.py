@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from common.checkpoints import saved_steps, step_folder
 from common.errors import UserError
@@ -23,8 +22,6 @@ from config import HUB_MODEL, Config
 MAX_CONFIG_BYTES = 1 << 20
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = ("run_dir", "resume", "prepare_only", "distributed", "shard")
-# Settings of older versions that described a command, not a run: (section, name).
-OBSOLETE_SETTINGS = (("", "eval_only"), ("", "dry_run"), ("data", "encoding"))
 
 
 def read_config(path: Path) -> Config:
@@ -35,21 +32,17 @@ def read_config(path: Path) -> Config:
             or allow.
     """
     try:
-        config = config_from_dict(_without_obsolete_settings(_read_yaml(path)))
+        saved = _read_yaml(path)
+        for name in ("eval_only", "dry_run"):  # of older versions, and of no effect
+            saved.pop(name, None)
+        saved.get("data", {}).pop("encoding", None)
+        config = config_from_dict(saved)
         check_settings(config)
         config.model.check()
         return config
     except OSError as e:
         raise UserError(f"{path} cannot be read: {e.strerror}") from None
-    except (
-        yaml.YAMLError,
-        OmegaConfBaseException,
-        AttributeError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        UserError,
-    ) as e:
+    except Exception as e:  # a damaged file raises errors of many types
         reason = str(e).partition("\n")[0] or type(e).__name__
         raise UserError(f"{path} does not fit this version of GlassGPT: {reason}") from None
 
@@ -58,11 +51,7 @@ def read_run_config(run_dir: Path, log: Callable[[str], None]) -> Config:
     """Return the configuration of the run in a folder.
 
     It is that of the newest checkpoint, which is verified by its hash. config.yaml has none and
-    counts only before the first checkpoint.
-
-    Args:
-        run_dir: Folder of a run.
-        log: Receives a note if config.yaml is missing, unreadable or has other settings.
+    counts only before the first checkpoint; if it is unreadable or differs later, that is logged.
 
     Raises:
         UserError: If there is neither a readable checkpoint nor config.yaml.
@@ -104,13 +93,6 @@ def _read_yaml(path: Path) -> dict:
     if "&" in text and any(isinstance(token, yaml.AnchorToken) for token in yaml.scan(text)):
         raise ValueError("it contains YAML anchors, which runs do not write")
     return {**yaml.safe_load(text)}
-
-
-def _without_obsolete_settings(saved: dict) -> dict:
-    for section, name in OBSOLETE_SETTINGS:
-        settings = saved.get(section, {}) if section else saved
-        settings.pop(name, None)
-    return saved
 
 
 def config_from_dict(saved: dict) -> Config:

@@ -73,11 +73,6 @@ def _compose_and_check(command_line: CommandLine) -> Job:
 
 
 def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> None:
-    """Let Hydra execute a command line: one of its own options, or the jobs of a sweep.
-
-    Args:
-        task: Function that Hydra calls with the composed settings of each job.
-        arguments: The command line as Hydra takes it.
-    """
+    """Let Hydra execute a command line: one of its own options, or a sweep, with a task per job."""
     sys.argv[1:] = arguments
     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()

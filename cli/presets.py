@@ -18,6 +18,7 @@ from config import Config
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
 SETTINGS = {name: field for name, field, _ in iterate_settings(Config())}
+SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
 GLOBAL_GROUPS = ("experiment", "sweep")  # their presets set anything, the others one section
 GLOBAL_PACKAGE = "# @package _global_"
 # What to do if a group has no preset of a name.
@@ -32,11 +33,7 @@ Presets = dict[str, dict[str, Path]]  # the files by group and name
 
 
 def find_presets(config_dir: str | None = None) -> Presets:
-    """Return the file of each preset by its group and name.
-
-    Args:
-        config_dir: A folder with presets of the user's own, beside those of the repository.
-    """
+    """Return the file of each preset by its group and name; `config_dir` adds the user's own."""
     groups: Presets = {group: {} for group in GROUPS}
     # The repository's presets come last, because Hydra prefers them to others of the same name.
     for root in (Path(config_dir or CONFIGS), CONFIGS):
@@ -56,11 +53,7 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 
 def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[Path, dict]:
-    """Read and check presets, and those that they build on.
-
-    Args:
-        chosen: The names of the presets by their groups.
-        config_dir: A folder with presets of the user's own.
+    """Read and check presets, given by group, and those that they build on.
 
     Returns:
         The swept settings of each preset by its path; {} unless it describes a sweep.
@@ -69,11 +62,6 @@ def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[P
         UserError: If there is no such preset, or its file cannot work.
     """
     presets = find_presets(config_dir)
-    if config_dir is not None and not any(Path(config_dir, group).is_dir() for group in presets):
-        raise UserError(
-            f"--config-dir={config_dir} has none of the folders {', '.join(presets)}: name the "
-            "folder above the one with your presets"
-        )
     sweep_params: dict[Path, dict] = {}
 
     def read(group: str, name: str, files_above: list[Path]) -> None:
@@ -85,7 +73,8 @@ def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[P
             bases = list(_read_bases(group, content.pop("defaults", [])))
             hydra_settings = content.pop("hydra", {}) if group in GLOBAL_GROUPS else {}
             sweep_params[path] = _read_sweep_params(hydra_settings)
-            _check_content(content, "" if group in GLOBAL_GROUPS else f"{group}.")
+            values = _read_settings(content, "" if group in GLOBAL_GROUPS else f"{group}.")
+            refuse_unused(values, values)
             for base in bases:
                 read(*base, [*files_above, path])
         except UserError as e:
@@ -160,37 +149,29 @@ def _read_bases(group: str, defaults: Any) -> Iterator[tuple[str, str]]:
             )
 
 
-def _check_content(content: dict, section: str) -> None:
-    """Check names, types, bounds and the use of a preset's settings."""
+def _read_settings(content: dict, section: str) -> dict[str, Any]:
+    """Return the values of a preset's settings by their dotted names, converted and checked."""
     values: dict[str, Any] = {}
-    for name, value in _flatten(content, section):
-        if isinstance(value, str) and "${" in value:
-            continue  # Hydra resolves it
-        if is_text(name) and isinstance(value, (int, float)):
-            text = format_value(value)  # YAML may have changed it: 007 is 7, and off is false
-            raise UserError(f"{name}={text} is not a text: put it in quotes")
-        values[name] = check_setting(name, value)
-    refuse_unused(values, values)
-
-
-def _flatten(content: dict, section: str) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted names and values of a preset's settings."""
     for key, value in content.items():
         name = f"{section}{key}"
-        if "." in str(key) and name in SETTINGS:
-            upper, _, last = name.rpartition(".")
-            raise UserError(f"write {upper}: and below it, indented, {last}: {value}")
-        if name in SETTINGS:
-            yield name, value
-        elif not any(other.startswith(f"{name}.") for other in SETTINGS):
-            raise UserError(f"{name} is not a setting{did_you_mean(name, SETTINGS)}")
-        elif isinstance(value, dict):
-            yield from _flatten(value, f"{name}.")
-        else:
+        if name in SECTIONS and isinstance(value, dict):
+            values |= _read_settings(value, f"{name}.")
+        elif name in SECTIONS:
             raise UserError(
                 f"{name} has no settings below it; a preset is chosen by the line "
                 f"'- override /{name}: NAME' below defaults"
             )
+        elif name not in SETTINGS:
+            raise UserError(f"{name} is not a setting{did_you_mean(name, SETTINGS)}")
+        elif "." in str(key):
+            upper, _, last = name.rpartition(".")
+            raise UserError(f"write {upper}: and below it, indented, {last}: {value}")
+        elif is_text(name) and isinstance(value, (int, float)):
+            text = format_value(value)  # YAML may have changed it: 007 is 7, and off is false
+            raise UserError(f"{name}={text} is not a text: put it in quotes")
+        elif not (isinstance(value, str) and "${" in value):  # which Hydra resolves
+            values[name] = check_setting(name, value)
+    return values
 
 
 def is_text(name: str) -> bool:
@@ -214,12 +195,12 @@ def check_setting(name: str, value: Any) -> Any:
 
 def _read_sweep_params(hydra_settings: Any) -> dict[str, Any]:
     """Return the settings of a sweep's jobs from the section hydra of a preset."""
-    node, name = hydra_settings, "hydra"
+    params = hydra_settings
     for key in ("sweeper", "params"):
-        node, name = node.get(key, {}) if isinstance(node, dict) else node, f"{name}.{key}"
-    if not isinstance(node, dict):
-        raise UserError(f"{name} must have lines of the form SETTING: VALUE,VALUE below it")
-    for key, value in node.items():
+        params = params.get(key, {}) if isinstance(params, dict) else params
+    if not isinstance(params, dict):
+        raise UserError("hydra.sweeper.params must have lines SETTING: VALUE,VALUE below it")
+    for key, value in params.items():
         if not isinstance(value, (str, int, float)):
-            raise UserError(f"{name}: write {key}: VALUE,VALUE; null in quotes")
-    return node
+            raise UserError(f"hydra.sweeper.params: write {key}: VALUE,VALUE; null in quotes")
+    return params

@@ -3,7 +3,6 @@
 import re
 import shutil
 import textwrap
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,18 +21,9 @@ DESCRIPTION_COLUMN = 36  # where the description of a preset or a setting begins
 
 
 def read_settings(
-    argv: list[str],
-    settings_class: type[Settings],
-    command: str,
-    used_with: UsedWith = (),
+    argv: list[str], settings_class: type[Settings], command: str, used_with: UsedWith = ()
 ) -> Settings:
-    """Read and check the settings of a command.
-
-    Args:
-        argv: Arguments of the form KEY=VALUE.
-        settings_class: Dataclass of the command's settings, with a method `check`.
-        command: The command as it is typed, for messages.
-        used_with: The settings that have an effect only with some values of others.
+    """Read the settings KEY=VALUE of a command, and check them with the method `check`.
 
     Raises:
         UserError: If an argument is not a setting, or a value is not allowed or has no effect.
@@ -52,16 +42,12 @@ def read_settings(
 
 
 def train_help(config: Config) -> str:
-    """Return the text of `python train.py --help`.
-
-    Args:
-        config: The configuration of the plain command, whose values are shown as the defaults.
-    """
+    """Return the text of `python train.py --help`, with the plain command's configuration."""
     lines = [_introduction("train.txt")]
     for group, paths in find_presets().items():
         lines.append("")
         lines += [_help_entry(f"{group}={name}", headline(path)) for name, path in paths.items()]
-    return settings_help("\n".join(lines), lambda: config)
+    return settings_help("\n".join(lines), config)
 
 
 def headline(path: Path) -> str:
@@ -72,23 +58,18 @@ def headline(path: Path) -> str:
 
 def sample_help() -> str:
     """Return the text of `python sample.py --help`."""
-    return settings_help(_introduction("sample.txt"), SampleConfig)
+    return settings_help(_introduction("sample.txt"), SampleConfig())
 
 
 def _introduction(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8").rstrip("\n")
 
 
-def settings_help(introduction: str, make_settings: Callable[[], object]) -> str:
-    """Return the help of a command, formatted for the width of the terminal.
-
-    Args:
-        introduction: What the command is for, with examples.
-        make_settings: Makes the dataclass of the settings with their default values.
-    """
+def settings_help(introduction: str, defaults: object) -> str:
+    """Return the help of a command, formatted for the width of the terminal."""
     lines = [introduction, "\nSettings (KEY=VALUE):"]
     section = None
-    for name, field, default in iterate_settings(make_settings()):
+    for name, field, default in iterate_settings(defaults):
         if name.rpartition(".")[0] != section:
             section = name.rpartition(".")[0]
             lines.append("")

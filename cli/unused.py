@@ -1,7 +1,7 @@
 """Refuse settings that were typed but have no effect beside the others."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from common.errors import UserError
@@ -53,27 +53,22 @@ SAMPLE_USED_WITH: UsedWith = (
 
 
 def refuse_unused(
-    typed: Iterable[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+    typed: Collection[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
 ) -> None:
-    """Raise `UserError` if a setting has no effect beside the others.
-
-    Args:
-        typed: Dotted names of settings that were typed, or written into one preset.
-        values: The values of settings by their dotted names. A setting that is left out is not
-            known, and counts as one with which the others have an effect.
-        used_with: The table of the command.
-    """
-    for name in typed:
-        if reason := explain_unused(name, values, used_with):
-            raise UserError(reason)
+    """Raise `UserError` if `explain_unused` finds a setting without effect."""
+    if reason := explain_unused(typed, values, used_with):
+        raise UserError(reason)
 
 
 def explain_unused(
-    name: str, values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+    typed: Collection[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
 ) -> str | None:
-    """Return why a setting has no effect, and what to do, or None if it has one or is null."""
-    for setting, other, allowed in used_with:
-        is_set = setting == name and values[name] is not None
+    """Return which typed setting has no effect beside the values of others, and what to do.
+
+    A setting that is null or has no value here has an effect, and so have those that need it.
+    """
+    for name, other, allowed in used_with:
+        is_set = name in typed and values[name] is not None
         if not is_set or other not in values or values[other] in allowed:
             continue
         if isinstance(allowed, Above):

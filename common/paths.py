@@ -22,12 +22,8 @@ ONE_PATH = "data.path takes one path, so for several files give their folder, or
 def expand_home(key: str, path: str) -> Path:
     """Expand a leading ~, which shells do not expand after an equals sign.
 
-    Args:
-        key: The setting with the path, for the message.
-        path: The path as typed.
-
     Raises:
-        UserError: If the ~ names an unknown user.
+        UserError: If the ~ names an unknown user; it names the setting `key`.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~") and not os.path.exists(expanded):
@@ -41,9 +37,7 @@ def expand_home(key: str, path: str) -> Path:
 def expand_model_name(key: str, name: str) -> str:
     """Return the path or the name on the Hugging Face hub that a user typed for a model.
 
-    Args:
-        key: The setting with the name, for the message.
-        name: A path, which may begin with ~ or file://, or a name or address on the hub.
+    A path may begin with ~ or file://. A model on the hub may be named by its address.
 
     Raises:
         UserError: If it is empty, another address, or its ~ names an unknown user.
@@ -62,12 +56,9 @@ def expand_model_name(key: str, name: str) -> str:
 
 
 def require_output_folder(name: str, folder: Path, *files: Path) -> None:
-    """Raise `UserError` unless files can be written into a folder, which is not created yet.
+    """Raise `UserError` unless files can be written into a folder, which may not exist yet.
 
-    Args:
-        name: What was typed, for the message: to=FOLDER.
-        folder: The folder; it and its parents may be missing.
-        *files: Paths in it, whose names are checked.
+    The message begins with what was typed, such as to=FOLDER.
     """
     try:
         for path in (folder, *files):
@@ -81,12 +72,7 @@ def require_output_folder(name: str, folder: Path, *files: Path) -> None:
 
 
 def require_output_file(name: str, path: Path) -> None:
-    """Raise `UserError` unless a file can be written, or replaced, at a path.
-
-    Args:
-        name: What was typed, for the message: attention=PATH.
-        path: The file; its parents may be missing.
-    """
+    """Raise `UserError` unless a file can be written, or replaced, at a path."""
     require_output_folder(name, path.parent, part_path(path))
     if path.is_dir():
         raise UserError(f"{name} is a folder: name a file")

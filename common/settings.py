@@ -43,14 +43,9 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
 
 
 def check_settings(node: Any, prefix: str = "") -> None:
-    """Check every setting of a dataclass and its sections against its choices and bounds.
+    """Raise `UserError` if a setting of a dataclass or its sections violates its declared limits.
 
-    Args:
-        node: The dataclass instance.
-        prefix: What precedes the settings' names in messages, such as `model.`.
-
-    Raises:
-        UserError: If a value is not allowed.
+    The prefix precedes the settings' names in messages, such as `model.`.
     """
     for name, field, value in iterate_settings(node, prefix):
         if value is not None:
@@ -73,12 +68,7 @@ def check_value(name: str, value: Any, limits: Any) -> None:
 
 
 def convert_value(name: str, field: dataclasses.Field, value: Any) -> Any:
-    """Convert a value to the type of its setting.
-
-    Args:
-        name: Dotted name of the setting.
-        field: The setting's declaration.
-        value: What was typed, as a text, or read from a YAML file.
+    """Convert a value that was typed, or read from a YAML file, to the type of its setting.
 
     Raises:
         UserError: If the value is not of the type.

@@ -44,10 +44,7 @@ def replace_surrogates(text: str) -> str:
 def printable(text: str, one_line: bool = False) -> str:
     """Replace control characters, which a terminal would obey, by visible signs.
 
-    Args:
-        text: Any text.
-        one_line: Whether tabs and line ends, and all other characters that Python considers
-            unprintable, are replaced too.
+    For one line, also replace tabs, line ends and whatever else Python considers unprintable.
     """
     if one_line:
         text = text.translate(CONTROL_SIGNS)

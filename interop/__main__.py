@@ -46,7 +46,7 @@ def main() -> None:
 
 def export_help() -> str:
     """Return the text of `python -m interop --help`."""
-    return cli.settings_help(HELP, ExportConfig)
+    return cli.settings_help(HELP, ExportConfig())
 
 
 if __name__ == "__main__":

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from cli import StartingModel
 from cli.config_file import read_config
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
-from config import TokenizerConfig
+from config import Config, TokenizerConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from interop.external import ExternalCheckpoint
 from interop.hub import find_model_folder, pin_model
@@ -94,8 +93,10 @@ def _load_run(
     return load_run(run.folder, run.which or which, log)[:2]
 
 
-def read_starting_model(init_from: str) -> StartingModel:
-    """Return the settings of the model that training starts from, downloaded if necessary.
+def read_starting_model(init_from: str) -> Config:
+    """Return the model, tokenizer and init_from, with its commit, that training starts with.
+
+    The model is downloaded if necessary.
 
     Raises:
         UserError: It cannot be read, or our model cannot compute the same.
@@ -104,9 +105,10 @@ def read_starting_model(init_from: str) -> StartingModel:
     source = identify(find_model_folder(init_from))
     if isinstance(source, RunPath):
         config = read_config(_find_checkpoint(source, log=lambda note: None) / CONFIG_FILE)
-        return StartingModel(init_from, config.model, config.tokenizer)
+        return Config(init_from=init_from, model=config.model, tokenizer=config.tokenizer)
     tokenizer = TokenizerConfig(name=source.tokenizer_name)
-    return StartingModel(init_from, ExternalCheckpoint(source).config, tokenizer)
+    model = ExternalCheckpoint(source).config
+    return Config(init_from=init_from, model=model, tokenizer=tokenizer)
 
 
 def open_starting_weights(
