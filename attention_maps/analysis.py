@@ -203,5 +203,5 @@ class ProbeRun:
 def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:
     """Return the heads whose score minus its standard error reaches `minimum`, strongest first."""
     passing = np.argwhere(head_scores.mean - head_scores.error >= minimum)
-    heads = [Head(int(layer), int(number)) for layer, number in passing]
+    heads = [Head(*index) for index in passing.tolist()]
     return sorted(heads, key=lambda head: -head_scores.mean[head])

@@ -33,24 +33,21 @@ class LogitAttribution(NamedTuple):
 
     The components are the embedding, then the H heads and the MLP of each of L layers, then all
     biases together.
-
-    Attributes:
-        predicted_ids: The five most probable next tokens, (T, 5); -1 if the vocabulary has fewer.
-        predicted_probs: Their probabilities, (T, 5).
-        logit_lens: Next-token loss in nats from the embedding and from the output of each block,
-            through the final norm, (L + 1, T); nan for the last token.
-        logit_attribution: Contributions (K, T, 6) to six logits at each token: of the actual next
-            token (after the last token, the most probable one), then of the five `predicted_ids`.
-            They sum to the logit minus the mean of all logits, because a shift of all logits does
-            not change the probabilities.
-        promoted_and_suppressed_ids: The three tokens whose logits each head raises most, then the
-            three whose logits it lowers most, (L, H, T, 6).
     """
 
+    # The five most probable next tokens and their probabilities, (T, 5); id -1 if the vocabulary
+    # has fewer.
     predicted_ids: np.ndarray
     predicted_probs: np.ndarray
+    # Next-token loss in nats from the embedding and from the output of each block, through the
+    # final norm, (L + 1, T); nan for the last token.
     logit_lens: np.ndarray
+    # Contributions (K, T, 6) to six logits at each token: of the actual next token (after the last
+    # token, the most probable one), then of the five `predicted_ids`. They sum to the logit minus
+    # the mean of all logits, because a shift of all logits does not change the probabilities.
     logit_attribution: np.ndarray
+    # The three tokens whose logits each head raises most, then the three whose logits it lowers
+    # most, (L, H, T, 6).
     promoted_and_suppressed_ids: np.ndarray
 
 
@@ -159,12 +156,10 @@ def _to_numpy(values: Tensor) -> np.ndarray:
 
 
 def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:
-    """Apply the final norm to parts of a residual stream, with the scale of the whole.
+    """Apply the final norm to outputs of components (…, T, C), with the scale that it gives x.
 
-    Args:
-        norm: LayerNorm or RMSNorm. With a fixed scale it is linear; its bias is not added.
-        writes: Outputs of components, (…, T, C).
-        x: The residual stream that sets the scale, (T, C) or the shape of `writes`.
+    With a fixed scale, LayerNorm and RMSNorm are linear; their bias is not added. `x` is (T, C) or
+    has the shape of `writes`.
     """
     if isinstance(norm, nn.LayerNorm):
         scale = (x.var(dim=-1, correction=0, keepdim=True) + norm.eps).rsqrt()
@@ -182,13 +177,9 @@ def copying_scores(model: GPT, forward: ForwardPass, measured: np.ndarray) -> Es
     is the share of tokens whose own logit is among the ten highest, minus the share whose own logit
     is among the ten lowest. About eight evenly spaced tokens of each row are used.
 
-    Args:
-        model: The model that computed `forward`.
-        forward: A pass over B rows.
-        measured: Mask of the heads to measure, (L, H) bool.
-
     Returns:
-        Scores and standard errors over rows, (L, H); nan for heads that are not measured.
+        Scores and standard errors over rows, (L, H); nan except for the heads of the boolean mask
+        `measured` (L, H).
 
     Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """

@@ -6,7 +6,7 @@ The metrics have the keys of metrics.jsonl, W&B and the page.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,22 +36,26 @@ _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+
 def flatten(measurements: Measurements) -> dict[str, float]:
     """Convert measurements to flat metrics, without unknown (nan) values."""
     row: dict[str, float] = {}
-    row.update(_flatten_scores(measurements.scores))
+    for name, estimates in measurements.scores.items():
+        row |= _flatten_table(name, estimates.mean)
+    for name, estimates in measurements.scores.items():
+        if not name.endswith(COMPANION_SUFFIXES):
+            row |= _flatten_table(f"{name}_se", estimates.error)
     for kind in ("emerged", "lost"):
         for score, steps in getattr(measurements.emergence, kind).items():
-            row.update({f"{kind}/{score}/{head}": step for head, step in steps.items()})
+            row |= {f"{kind}/{score}/{head}": step for head, step in steps.items()}
     if measurements.copying_gain is not None:
-        row.update(_flatten_estimate("probe/copying_gain", "", measurements.copying_gain))
+        row |= _flatten_estimate("probe/copying_gain", "", measurements.copying_gain)
     for entry in measurements.composition:
         place = f"/{entry.head}/{entry.input}/{entry.upstream}"
         for suffix, (value, error) in (("", entry.share), ("_direct", entry.direct)):
             row[f"composition/{entry.score}{suffix}{place}"] = value
             row[f"composition/{entry.score}{suffix}_se{place}"] = error
     if measurements.faithfulness is not None:
-        row.update({f"circuit/{head}": 1 for head in measurements.faithfulness.heads})
+        row |= {f"circuit/{head}": 1 for head in measurements.faithfulness.heads}
         for name in FAITHFULNESS_SETS:
             share = getattr(measurements.faithfulness, name)
-            row.update(_flatten_estimate("faithfulness", f"/{name}", share))
+            row |= _flatten_estimate("faithfulness", f"/{name}", share)
     return row
 
 
@@ -60,14 +64,9 @@ def _flatten_estimate(name: str, suffix: str, estimate: Estimate) -> dict[str, f
     return {key: value for key, value in both.items() if math.isfinite(value)}
 
 
-def _flatten_scores(scores: Mapping[str, Estimates]) -> dict[str, float]:
-    tables = {name: estimates.mean for name, estimates in scores.items()}
-    for name, estimates in scores.items():
-        if not name.endswith(COMPANION_SUFFIXES):
-            tables[f"{name}_se"] = estimates.error
+def _flatten_table(name: str, table: np.ndarray) -> dict[str, float]:
     return {
         f"heads/{name}/{Head(*index)}": float(value)
-        for name, table in tables.items()
         for index, value in np.ndenumerate(table)
         if not np.isnan(value)
     }
@@ -92,10 +91,8 @@ def read_gain_history(rows: list[dict]) -> list[GainAt]:
 
 def read_latest(rows: list[dict]) -> Measurements | None:
     """Return the measurements of a run's last snapshot; None if there is none."""
-    for row in reversed(rows):
-        if is_scored(row):
-            return read_measurements(row)
-    return None
+    row = next(filter(is_scored, reversed(rows)), None)
+    return None if row is None else read_measurements(row)
 
 
 def read_measurements(row: dict) -> Measurements:
@@ -147,10 +144,7 @@ def _all_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
 def _read_scores(row: dict) -> dict[str, Estimates]:
     values = _all_head_values(row, "heads")
     heads = {head for by_head in values.values() for head in by_head}
-    shape = (
-        1 + max((head.layer for head in heads), default=-1),
-        1 + max((head.number for head in heads), default=-1),
-    )
+    shape = tuple(1 + max(indices) for indices in zip(*heads))  # (n_layer, n_head)
 
     def table(name: str) -> np.ndarray:
         filled = np.full(shape, np.nan)
@@ -169,34 +163,24 @@ def _read_estimate(row: dict, value_key: str, error_key: str) -> Estimate:
 def _read_composition(row: dict) -> Iterator[CompositionShare]:
     for key in row:
         match = _COMPOSITION_KEY.fullmatch(key) if key.startswith("composition/") else None
-        if match is None:
+        if not match or not (head := parse_head(match[2])):
             continue
         score, name, read, upstream = match.groups()
-        head, place = parse_head(name), f"/{name}/{read}/{upstream}"
-        if head is None:
-            continue
-        prefix = f"composition/{score}"
-        yield CompositionShare(
-            score,
-            head,
-            read,
-            upstream,
-            _read_estimate(row, key, f"{prefix}_se{place}"),
-            _read_estimate(row, f"{prefix}_direct{place}", f"{prefix}_direct_se{place}"),
-        )
+        prefix, place = f"composition/{score}", f"/{name}/{read}/{upstream}"
+        share = _read_estimate(row, key, f"{prefix}_se{place}")
+        direct = _read_estimate(row, f"{prefix}_direct{place}", f"{prefix}_direct_se{place}")
+        yield CompositionShare(score, head, read, upstream, share, direct)
 
 
 def _read_faithfulness(row: dict) -> Faithfulness | None:
     if not any(f"faithfulness/{name}" in row for name in FAITHFULNESS_SETS):
         return None
     heads = [parse_head(key.removeprefix("circuit/")) for key in row if key.startswith("circuit/")]
-    none, circuit, circuit_and_layer_0 = (
+    shares = (
         _read_estimate(row, f"faithfulness/{name}", f"faithfulness_se/{name}")
         for name in FAITHFULNESS_SETS
     )
-    return Faithfulness(
-        tuple(head for head in heads if head is not None), none, circuit, circuit_and_layer_0
-    )
+    return Faithfulness(tuple(filter(None, heads)), *shares)
 
 
 # --- for W&B and the page -------------------------------------------------------------------------

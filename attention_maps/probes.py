@@ -20,28 +20,18 @@ MAX_COUNTED_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class Probes:
-    """Token ids on which attention is measured.
+    """Token ids on which attention is measured."""
 
-    Attributes:
-        text: An excerpt of the validation split, (T,).
-        text_tokens: The tokens of `text` as strings.
-        windows: Excerpts spread over the validation split, (W, T_w); the first begins like `text`.
-        repeated: Rows of random tokens, (P, T_r). Row r begins with periods[r] different tokens,
-            then repeats them. P is 0 if the vocabulary is too small.
-        repeated_tokens: The tokens of `repeated` as strings.
-        reshuffled: The rows of `repeated` with the repetition in another order, (P, T_r).
-        control: Rows of random tokens without repetition, (P, T_r).
-        periods: Periods of the repeated rows, in tokens, (P,).
-    """
-
-    text: np.ndarray
+    text: np.ndarray  # an excerpt of the validation split, (T,)
     text_tokens: list[str]
-    windows: np.ndarray
+    windows: np.ndarray  # excerpts spread over the split, (W, T_w); the first begins like `text`
+    # Rows of random tokens, (P, T_r). Row r begins with periods[r] different tokens, then repeats
+    # them. P is 0 if the vocabulary is too small.
     repeated: np.ndarray
     repeated_tokens: list[list[str]]
-    reshuffled: np.ndarray
-    control: np.ndarray
-    periods: np.ndarray
+    reshuffled: np.ndarray  # `repeated` with the repetition in another order, (P, T_r)
+    control: np.ndarray  # rows of random tokens without repetition, (P, T_r)
+    periods: np.ndarray  # of the repeated rows, in tokens, (P,)
 
     @property
     def random(self) -> np.ndarray:
@@ -71,18 +61,14 @@ def make_probes(
 
     frequencies = token_frequencies(train, tokenizer.vocab_size)
     frequencies[list(tokenizer.special)] = 0
-    rows = make_random_rows(
-        frequencies / max(1, frequencies.sum()), length, np.random.default_rng(seed)
-    )
+    probabilities = frequencies / max(1, frequencies.sum())
+    rows = make_random_rows(probabilities, length, np.random.default_rng(seed))
     return Probes(
         text=text,
         text_tokens=spell_tokens(tokenizer, text),
         windows=windows,
-        repeated=rows.repeated,
         repeated_tokens=[spell_tokens(tokenizer, row) for row in rows.repeated],
-        reshuffled=rows.reshuffled,
-        control=rows.control,
-        periods=rows.periods,
+        **rows._asdict(),
     )
 
 
@@ -114,17 +100,11 @@ def make_random_rows(
         return RandomRows(no_rows, no_rows, no_rows, np.zeros(0, np.int64))
     # A row draws different tokens. Only a vocabulary of five is smaller than a row: its first token
     # occurs again, at a distance that is not a period.
-    rows = np.array(
-        [
-            np.resize(
-                generator.choice(
-                    len(probabilities), min(size, vocabulary), replace=False, p=probabilities
-                ),
-                size,
-            )
-            for _ in range(2 * MAX_ROWS)
-        ]
-    )
+    V, count = len(probabilities), min(size, vocabulary)
+    drawn = [
+        generator.choice(V, count, replace=False, p=probabilities) for _ in range(2 * MAX_ROWS)
+    ]
+    rows = np.array([np.resize(tokens, size) for tokens in drawn])
     repeated, control = rows[:MAX_ROWS], rows[MAX_ROWS:]
     # Several periods, because a head that attends at a fixed distance can match only one.
     different = np.linspace(size // 4, size // 2, DIFFERENT_PERIODS).astype(int)

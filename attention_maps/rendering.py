@@ -1,9 +1,10 @@
 """Render findings as text: the same sentences in the terminal, on the page and in W&B."""
 
 from collections.abc import Sequence
+from functools import singledispatch
 from typing import NamedTuple
 
-from attention_maps.circuit import MAX_NAMED_HEADS, UpstreamHead
+from attention_maps.circuit import MAX_NAMED_HEADS
 from attention_maps.findings import (
     AttentionFinding,
     CircuitShare,
@@ -38,19 +39,12 @@ PHENOMENA = {
 
 
 class RenderedFinding(NamedTuple):
-    """A finding as text.
+    """A finding as text."""
 
-    Attributes:
-        title: Name of the phenomenon, such as "Induction head".
-        text: Sentences that state the finding.
-        details: Measurements with standard errors, one phrase per head or measurement.
-        heads: Names of the heads, strongest first.
-    """
-
-    title: str
-    text: str
-    details: list[str]
-    heads: list[str]
+    title: str  # name of the phenomenon, such as "Induction head"
+    text: str  # sentences that state the finding
+    details: list[str]  # measurements with standard errors, one phrase per head or measurement
+    heads: list[str]  # their names, strongest first
 
     def __str__(self) -> str:
         line = f"{self.title}: {self.text}"
@@ -64,22 +58,17 @@ def describe_run(rows: list[dict]) -> list[RenderedFinding]:
 
 def render(finding: Finding) -> RenderedFinding:
     """Render a finding as text."""
-    match finding:
-        case AttentionFinding():
-            title, text, details = _render_attention(finding)
-        case CopyingGainFinding():
-            title, text, details = _render_copying_gain(finding)
-        case ImportanceFinding():
-            title, text, details = _render_importance(finding)
-        case SinkFinding():
-            title, text, details = _render_sinks(finding)
-        case LostFinding():
-            title, text, details = _render_lost_head(finding)
-        case _:
-            raise TypeError(f"cannot render a {type(finding).__name__}")
+    title, text, details = _render(finding)
     return RenderedFinding(title, text, details, [str(head) for head in finding.heads])
 
 
+@singledispatch
+def _render(finding: Finding) -> tuple[str, str, list[str]]:
+    """Return the title, the text and the details of a finding."""
+    raise TypeError(f"cannot render a {type(finding).__name__}")
+
+
+@_render.register
 def _render_attention(finding: AttentionFinding) -> tuple[str, str, list[str]]:
     phenomenon = PHENOMENA[finding.kind]
     title = phenomenon.name if len(finding.heads) == 1 else f"{phenomenon.name}s"
@@ -100,10 +89,9 @@ def _attention_sentence(evidence: Sequence[HeadEvidence], target: str) -> str:
     """State which token the heads attend to, fully or in part."""
     full = [one.head for one in evidence if one.score.value >= FULL_ATTENTION]
     partial = [one.head for one in evidence if one.score.value < FULL_ATTENTION]
+    verb = "attends" if len(full or partial) == 1 else "attend"
     if not full:
-        verb = "attends" if len(partial) == 1 else "attend"
         return f"{_join(partial)} {verb} in part to {target}."
-    verb = "attends" if len(full) == 1 else "attend"
     sentence = f"{_join(full)} {verb} to {target}"
     if partial:
         verb = "does" if len(partial) == 1 else "do"
@@ -115,26 +103,19 @@ def _upstream_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
     sentences = []
     for one in evidence:
         if one.upstream is not None:
-            subject = "It" if len(evidence) == 1 else str(one.head)
+            subject = "It" if len(evidence) == 1 else one.head
+            kind = "the previous-token head " if one.upstream.is_previous_token_head else ""
             lost = f"{100 * one.upstream.share.value:.0f}% of its score is lost without it"
-            sentences.append(f"{subject} reads from {_upstream_name(one.upstream)} ({lost}).")
+            sentences.append(f"{subject} reads from {kind}{one.upstream.head} ({lost}).")
     return sentences
-
-
-def _upstream_name(upstream: UpstreamHead) -> str:
-    if upstream.is_previous_token_head:
-        return f"the previous-token head {upstream.head}"
-    return str(upstream.head)
 
 
 def _circuit_sentence(finding: AttentionFinding, circuit: CircuitShare) -> str:
     """State the share of the copying gain that remains with only the circuit active."""
     is_one_head = len(finding.heads) == 1 and finding.evidence[0].upstream is None
     account = "it accounts" if is_one_head else "they account"
-    if circuit.includes_layer_0:
-        subject = f"Together with layer 0 {account}"
-    else:
-        subject = f"Without other heads {account}"
+    active = "Together with layer 0" if circuit.includes_layer_0 else "Without other heads"
+    subject = f"{active} {account}"
     share = _format_percent(circuit.share)
     if circuit.share.value + 2 * circuit.share.error >= 1:
         return f"{subject} for all of the in-context copying gain ({share})."
@@ -142,16 +123,10 @@ def _circuit_sentence(finding: AttentionFinding, circuit: CircuitShare) -> str:
 
 
 def _emergence_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
-    intervals = {one.emerged for one in evidence if one.emerged is not None}
-    if not intervals:
-        return []
-    if len(intervals) == 1:
-        return [f"Emerged {format_interval(intervals.pop())}."]
-    return [
-        f"{one.head} emerged {format_interval(one.emerged)}."
-        for one in evidence
-        if one.emerged is not None
-    ]
+    intervals = {one.head: format_interval(one.emerged) for one in evidence if one.emerged}
+    if len(set(intervals.values())) == 1:
+        return [f"Emerged {next(iter(intervals.values()))}."]
+    return [f"{head} emerged {interval}." for head, interval in intervals.items()]
 
 
 def _head_details(evidence: HeadEvidence) -> str:
@@ -162,14 +137,13 @@ def _head_details(evidence: HeadEvidence) -> str:
     if evidence.emerged is not None:
         facts.append(f"emerged {format_interval(evidence.emerged)}")
     if evidence.upstream is not None:
-        upstream = evidence.upstream
-        share = _format_percent(upstream.share)
-        facts.append(
-            f"{share} of the score is lost when {upstream.head} is ablated in its {upstream.input}"
-        )
+        head, read, share, _ = evidence.upstream
+        lost = f"{_format_percent(share)} of the score is lost"
+        facts.append(f"{lost} when {head} is ablated in its {read}")
     return f"{evidence.head}: {', '.join(facts)}"
 
 
+@_render.register
 def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[str]]:
     gain = format_with_error(*finding.copying_gain)
     text = (
@@ -181,27 +155,29 @@ def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[st
     return "In-context copying", text, []
 
 
+@_render.register
 def _render_importance(finding: ImportanceFinding) -> tuple[str, str, list[str]]:
-    title = "Most important head" if len(finding.heads) == 1 else "Most important heads"
     heads = _join(finding.heads, "or")
     increases = _join([format_with_error(*one) for one in finding.increases], "or")
+    title = "Most important head" if len(finding.heads) == 1 else "Most important heads"
     return title, f"Zeroing {heads} raises the validation loss by {increases} nats/token.", []
 
 
+@_render.register
 def _render_sinks(finding: SinkFinding) -> tuple[str, str, list[str]]:
     subject = _join(finding.heads)
     if len(finding.heads) > MAX_NAMED_HEADS:
         subject = f"{len(finding.heads)} of {finding.scored_heads} heads"
-    title = "Attention sink"
     verb = "attends" if len(finding.heads) == 1 else "attend"
-    text = f"{subject} {verb} to the first token."
-    weight = format_with_error(*finding.score)
-    return title, text, [f"{finding.heads[0]}: attention to the first token {weight}"]
+    details = [
+        f"{finding.heads[0]}: attention to the first token {format_with_error(*finding.score)}"
+    ]
+    return "Attention sink", f"{subject} {verb} to the first token.", details
 
 
+@_render.register
 def _render_lost_head(finding: LostFinding) -> tuple[str, str, list[str]]:
-    phenomenon = PHENOMENA[finding.kind]
-    head = finding.heads[0]
+    phenomenon, head = PHENOMENA[finding.kind], finding.heads[0]
     text = (
         f"{head} attended to {phenomenon.target} from step {finding.emerged:,} to step "
         f"{finding.lost:,}, and no longer does."

@@ -63,86 +63,58 @@ Scores = dict[str, Estimates]  # name of a score → its estimates, (n_layer, n_
 
 @dataclass(frozen=True)
 class Emergence:
-    """Steps at which heads emerged and were lost, as dicts: score → head → step.
+    """Steps at which heads emerged and were lost, as dicts: score → head → step."""
 
-    Attributes:
-        emerged: First step at which the head passed the threshold. It must also have passed at the
-            next snapshot.
-        lost: Last step at which the head passed; only for heads that no longer pass.
-    """
-
+    # First step at which the head passed the threshold. It must also have passed at the next
+    # snapshot.
     emerged: dict[str, dict[Head, int]] = field(default_factory=dict)
+    # Last step at which the head passed; only for heads that no longer pass.
     lost: dict[str, dict[Head, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CompositionShare:
-    """The share of a head's score that is lost when an upstream component is mean-ablated.
+    """The share of a head's score that is lost when an upstream component is mean-ablated."""
 
-    Attributes:
-        score: Name of the score: "previous_token" or "induction".
-        head: The downstream head, whose score it is.
-        input: The head's input in which the component is ablated: "queries", "keys" or "values".
-        upstream: The component: a head (L0H1), an MLP (L0MLP) or "embedding".
-        share: Share if all layers between are recomputed (path patching).
-        direct: Share if the layers between keep their outputs.
-    """
-
-    score: str
-    head: Head
-    input: str
-    upstream: str
-    share: Estimate
-    direct: Estimate
+    score: str  # "previous_token" or "induction"
+    head: Head  # the downstream head, whose score it is
+    input: str  # of the head, in which the component is ablated: "queries", "keys" or "values"
+    upstream: str  # the component: a head (L0H1), an MLP (L0MLP) or "embedding"
+    share: Estimate  # if all layers between are recomputed (path patching)
+    direct: Estimate  # if the layers between keep their outputs
 
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """The share of the copying gain that remains when all other heads are mean-ablated.
+    """The share of the copying gain that remains when all other heads are mean-ablated."""
 
-    Attributes:
-        heads: The heads of the circuit.
-        none: Share with no active head.
-        circuit: Share with only the circuit active.
-        circuit_and_layer_0: Share with only the circuit and all heads of layer 0 active.
-    """
-
-    heads: tuple[Head, ...]
-    none: Estimate
-    circuit: Estimate
-    circuit_and_layer_0: Estimate
+    heads: tuple[Head, ...]  # of the circuit
+    none: Estimate  # share with no active head
+    circuit: Estimate  # share with only the circuit active
+    circuit_and_layer_0: Estimate  # share with only the circuit and all heads of layer 0 active
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """All measurements of a model's heads at one snapshot.
+    """All measurements of a model's heads at one snapshot."""
 
-    Attributes:
-        step: Number of optimizer steps taken; 0 for a model outside of a run.
-        scores: Scores of every head.
-        emergence: Steps at which heads emerged and were lost.
-        copying_gain: In-context copying gain in nats/token; None if it was not measured.
-        composition: Significant composition of the strongest heads.
-        faithfulness: Faithfulness of the induction circuit; None if it was not measured.
-    """
-
-    step: int
+    step: int  # number of optimizer steps taken; 0 for a model outside of a run
     scores: Scores = field(default_factory=dict)
     emergence: Emergence = field(default_factory=Emergence)
-    copying_gain: Estimate | None = None
-    composition: tuple[CompositionShare, ...] = ()
-    faithfulness: Faithfulness | None = None
+    copying_gain: Estimate | None = None  # in nats/token; None if it was not measured
+    composition: tuple[CompositionShare, ...] = ()  # significant shares of the strongest heads
+    faithfulness: Faithfulness | None = None  # of the induction circuit; None if not measured
 
     def score(self, name: str, head: Head) -> Estimate:
         """Return one head's score; nan if it was not measured."""
-        table = self.scores.get(name)
-        if table is None or head.layer >= len(table.mean) or head.number >= len(table.mean[0]):
+        try:
+            return self.scores[name].at(head)
+        except LookupError:
             return Estimate(math.nan)
-        return table.at(head)
 
     def scored_heads(self, name: str) -> list[Head]:
         """Return the heads for which a score was measured."""
         if name not in self.scores:
             return []
         indices = np.argwhere(~np.isnan(self.scores[name].mean))
-        return [Head(int(layer), int(number)) for layer, number in indices]
+        return [Head(*index) for index in indices.tolist()]

@@ -47,13 +47,8 @@ def distance(A: np.ndarray) -> np.ndarray:
 def second_occurrence_attention(A: np.ndarray, periods: np.ndarray, shift: int) -> np.ndarray:
     """Return the mean attention of second occurrences to the token `shift` after their first.
 
-    Args:
-        A: Attention patterns on repeated tokens, (…, P, H, T, T).
-        periods: Periods of the rows, (P,): tokens p … 2p - 1 of a row repeat tokens 0 … p - 1.
-        shift: 0 for the first occurrence itself, 1 for the token after it.
-
-    Returns:
-        One reading for each head and row, (…, H, P).
+    `A` holds attention patterns on repeated tokens, (…, P, H, T, T). In a row with period p, tokens
+    p … 2p - 1 repeat tokens 0 … p - 1. The result has one reading for each head and row, (…, H, P).
     """
     readings = []
     for row, period in enumerate(periods):
@@ -131,16 +126,10 @@ def readings(
     control: np.ndarray | None,
     periods: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Compute the readings of all scores that depend on attention patterns only.
+    """Compute the readings (L, H, W or P) of all scores that need attention patterns only.
 
-    Args:
-        windows: Attention patterns on W windows of text, (L, W, H, T, T).
-        repeated: Attention patterns on P repeated rows, (L, P, H, T_r, T_r); None without rows.
-        control: Attention patterns on P control rows, (L, P, H, T_r, T_r); None without rows.
-        periods: Periods of the repeated rows, (P,).
-
-    Returns:
-        Readings by name of the score, (L, H, W) or (L, H, P).
+    The patterns are those on W windows of text (L, W, H, T, T), and on P repeated and P control
+    rows (L, P, H, T_r, T_r); None without such rows. `periods` (P,) are those of the repeated rows.
     """
     renormalized = without_first_token(windows)
     by_query = {  # (L, W, H, T) each
@@ -154,7 +143,7 @@ def readings(
         "distance_without_first": distance(renormalized),
     }
     taken = {name: mean_and_error(values).mean.swapaxes(1, 2) for name, values in by_query.items()}
-    if repeated is not None and control is not None and len(periods):
+    if repeated is not None and control is not None:
         taken["duplicate_token"] = duplicate_token(repeated, control, periods)
         taken["induction"] = induction(repeated, control, periods)
     return taken
@@ -174,8 +163,7 @@ def mean_and_error(values: np.ndarray) -> Estimates:
 
 def mean_estimate(values: np.ndarray) -> Estimate:
     """Return the mean of values (n,) and its standard error."""
-    mean, error = mean_and_error(values)
-    return Estimate(float(mean), float(error))
+    return mean_and_error(values).at(())
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimates:
