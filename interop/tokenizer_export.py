@@ -43,9 +43,9 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         "pad_token": tokenizer.end_of_text,  # fills up rows of different lengths
         "bos_token": tokenizer.begin_of_text,
     }
-    settings |= {
-        role: tokenizer.special[id] for role, id in roles.items() if id in tokenizer.special
-    }
+    for role, id in roles.items():
+        if id is not None and id in tokenizer.special:
+            settings[role] = tokenizer.special[id]
     settings_json = json.dumps(settings, indent=1)
     return {HF_TOKENIZER_FILE: description, HF_TOKENIZER_CONFIG_FILE: settings_json}
 
