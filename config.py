@@ -9,7 +9,7 @@ import re
 from dataclasses import MISSING, dataclass
 
 from common.errors import UserError, not_one_of
-from common.settings import LARGEST_SEED, check_settings, setting
+from common.settings import LARGEST_SEED, check_settings, format_value, setting
 
 # Narrower models decode faster in fp32, even on a CPU with bf16 instructions.
 MIN_BF16_DECODING_WIDTH = 384
@@ -416,8 +416,9 @@ class Config:
             raise UserError(
                 "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
             )
-        if self.resume is True and self.run_dir is None:
-            raise UserError("resume=true needs the folder of the run: add run_dir=PATH")
+        if self.resume and self.run_dir is None:
+            resume = format_value(self.resume)
+            raise UserError(f"resume={resume} needs the folder of the run: add run_dir=PATH")
         for path in filter(None, (self.run_dir, self.init_from)):
             if path.encode(errors="ignore").decode() != path:  # safetensors cannot open it
                 raise UserError(f"the path {path!a} is not valid UTF-8: choose another one")

@@ -94,7 +94,12 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         raise
     except Exception as e:
         if remove_if_empty(plan.folder):
-            raise
+            if cli.explain_error(e) and str(e):
+                raise
+            reason = f"{type(e).__name__}: {cli.error_sentence(e)}"
+            raise UserError(
+                f"no job could be started ({reason}): correct hydra.launcher.… or hydra.sweeper.…"
+            ) from None
         launcher_failed = True  # jobs report their own errors: this one is of what starts them
         cli.print_stderr(f"error: {type(e).__name__}: {cli.error_sentence(e)}")
 

@@ -99,7 +99,7 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--shell-completion", "-sc", dest="completion", action="store_true")
     parser.add_argument("--cfg", "-c", dest="request", choices=("job", "hydra", "all"))
     parser.add_argument("--info", "-i", dest="request", nargs="?", const="all", choices=INFO)
-    parser.add_argument("--package", "-p", dest="request")
+    parser.add_argument("--package", "-p")
     for option in ("--resolve", "--hydra-help", "--version"):
         parser.add_argument(option, dest="request", action="store_const", const="all")
     for argument in argv:
@@ -114,6 +114,8 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"{e}; python train.py --help lists all settings") from None
     if unknown:
         raise unknown_setting(unknown[0], SETTINGS)
+    if parsed.package is not None and not parsed.request:
+        raise UserError(f"--package={parsed.package} prints nothing: add --cfg job")
     folder = parsed.config_dir
     if folder is not None and not any(Path(folder, group).is_dir() for group in GROUPS):
         raise UserError(
@@ -244,7 +246,7 @@ def unknown_setting(
     suggestion = did_you_mean(key, known)
     if argument in known:
         return UserError(f"{argument} has no value: write {key}=VALUE")
-    if not equals and os.path.exists(argument):
+    if not equals and "data.path" in known and os.path.exists(argument):
         return UserError(f"{argument!r} is a path without a setting: {ONE_PATH}")
     if not equals or not key or argument.startswith("-"):
         return UserError(

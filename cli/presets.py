@@ -13,7 +13,7 @@ from cli.unused import refuse_unused
 from common.errors import UserError, did_you_mean, not_one_of
 from common.files import list_folder, ordinary_file
 from common.settings import check_value, convert_value, format_value, iterate_settings
-from config import Config
+from config import Config, DataConfig
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 GROUPS = tuple(sorted(folder.name for folder in CONFIGS.iterdir() if folder.is_dir()))
@@ -28,6 +28,9 @@ GROUP_HINTS = {
 }
 # Errors of reading a file that is not a preset, from OmegaConf and the YAML parser.
 READ_ERRORS = (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException)
+
+# Names that Hydra reads as the text that they are.
+PRESET_NAME = re.compile(r"(?ai:(?!(null|true|false|nan|inf)$)[a-z_][\w ./-]*)")
 
 Presets = dict[str, dict[str, Path]]  # the files by group and name
 
@@ -75,6 +78,11 @@ def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[P
             sweep_params[path] = _read_sweep_params(hydra_settings)
             values = _read_settings(content, "" if group in GLOBAL_GROUPS else f"{group}.")
             refuse_unused(values, values)
+            data = {key[5:]: value for key, value in values.items() if key.startswith("data.")}
+            if data.get("source", "text") == "text" and data.get("path"):
+                from data.sources import refuse_unused_by_files  # slow to import, seldom needed
+
+                refuse_unused_by_files(DataConfig(**data), values)
             for base in bases:
                 read(*base, [*files_above, path])
         except UserError as e:
@@ -93,6 +101,8 @@ def _require_preset(group: str, name: str, presets: Presets, config_dir: str | N
         path = presets[group][name]
         if own != path and own.exists():
             raise UserError(f"{own} has the name of a preset of GlassGPT: rename it")
+        if not PRESET_NAME.fullmatch(name):
+            raise UserError(f"{path}: rename the preset with letters of ASCII, digits, - and _")
         return path
     if (yml := own.with_suffix(".yml")) in list_folder(own.parent):
         raise UserError(f"{group}={name}: rename {yml} to {own.name}")

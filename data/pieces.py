@@ -99,7 +99,8 @@ def split_records(
     Args:
         file: The open file.
         path: Its path, for error messages.
-        field: Field that holds the text; dots lead into objects, as in "messages.content".
+        field: Field that holds the text; dots that are not part of its name lead into objects, as
+            in "messages.content".
         size: Desired length of a piece, in characters.
         on_skip: Called for each object whose field is null or holds nothing but null; it is no
             document.
@@ -110,9 +111,9 @@ def split_records(
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        names = field.split(".")
         try:
             record = json.loads(line, parse_int=float)  # a number may be of any length
+            names = [field] if field in record else field.split(".")
             texts = _texts_of_field(record, names)
             has_field = isinstance(record, dict) and names[0] in record
         except (ValueError, TypeError, RecursionError):

@@ -107,7 +107,10 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
     """
     # A changed folder is another dataset
     folder = expand_home("data.name", name)
-    paths = sorted(walk_folder(folder, lambda path: False)) if folder.is_dir() else []
+    is_local = folder.is_dir()
+    if folder.is_file():
+        raise UserError(f"data.name={name} is a file: give its folder, or data=text data.path=FILE")
+    paths = sorted(walk_folder(folder, lambda path: False)) if is_local else []
     stamps = [(p.as_posix(), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
     identity = json.dumps([name, subset, split, stamps])
     key = hashlib.sha256(identity.encode()).hexdigest()[:KEY_LENGTH]
@@ -130,7 +133,7 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
         logging.set_verbosity_error()  # else it reports each of its own attempts
         try:  # downloads are kept in the library's own cache, where an interrupted one continues
             rows = load_dataset(
-                str(folder) if paths else name,
+                str(folder) if is_local else name,
                 subset,
                 split=split,
                 cache_dir=str(build_folder),
@@ -139,8 +142,8 @@ def download_dataset(name: str, subset: str | None, split: str, log: Callable[[s
             cause = e.__cause__ or e
             reason = " ".join(str(cause).split())[:MAX_DATASET_ERROR_CHARS] or type(e).__name__
             advice = "without a network, download its files elsewhere and set data.name=FOLDER"
-            if paths:
-                advice = "repair its files, or convert them to UTF-8"
+            if is_local:
+                advice = "correct data.subset, data.split or its files, whose text must be UTF-8"
             raise UserError(f"data.name={name} cannot be read ({reason}); {advice}") from None
         part = build_folder / "part.jsonl"
         rows.to_json(part, force_ascii=False)
@@ -200,7 +203,7 @@ def refuse_unused_by_files(config: DataConfig, typed: Collection[str]) -> None:
     `typed` holds the dotted names of the settings that were typed.
     """
     path = str(expand_home("data.path", str(config.path)))
-    is_file = os.path.isfile(path)
+    is_file = os.path.exists(path) and not os.path.isdir(path)
     if "data.exclude" in typed and config.exclude and is_file:
         raise UserError(
             f"data.exclude={config.exclude} has no effect with data.path={config.path}, which is "

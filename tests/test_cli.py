@@ -183,6 +183,8 @@ MISTAKES = [
     ("data=text", ["data.path"]),
     ("data=text data.path=nowhere", ["data.path=nowhere"]),
     ("resume=true", ["resume=true", "run_dir=PATH"]),
+    ("resume=auto", ["resume=auto", "run_dir=PATH"]),
+    ("-p model", ["--package=model", "--cfg job"]),
     ("resume=true run_dir=nowhere", ["run_dir=nowhere", "resume=true"]),
     ("optim.lr=${nothing}", ["nothing"]),
     ("hydra/launcher=foo", ["hydra/launcher=foo", "-m"]),
@@ -404,6 +406,7 @@ def test_settings_of_sample_are_converted_to_their_types():
         (["json=true"], ["json"]),
         (["--start=To be"], ["--start=To be", "prompt=TEXT"]),
         (["top_k=1.5"], ["top_k=1.5"]),
+        (["/tmp"], ["/tmp", "KEY=VALUE"]),
         (["top_k=5,"], ["top_k=5,"]),
         (["top_k=None"], ["top_k=None", "null"]),
         (["temperature=null"], ["temperature=null"]),
@@ -568,6 +571,8 @@ BAD_PRESETS = [
     ("model/bad", b"model:\n  n_layer: 2\n", ["model.model "]),
     ("model/bad", b"n_layers: 2\n", ["model.n_layers ", "model.n_layer?"]),
     ("model/small", b"n_layer: 2\n", ["rename"]),
+    *((f"model/{name}", b"n_layer: 2\n", ["rename"]) for name in ("1", "null", "a=b", "mé", "(x)")),
+    ("data/bad", f"source: text\npath: {ROOT}/LICENSE\nfield: a\n".encode(), ["data.field=a"]),
     ("sweep/bad", b"hydra:\n  sweeper:\n    params:\n      seed: 1,2\n", [GLOBAL.strip()]),
     *(
         ("sweep/bad", f"{GLOBAL}hydra:\n  sweeper:\n    params:\n{text}\n".encode(), names)

@@ -83,7 +83,7 @@ VALID = [
     {"batch_size": 32, "accumulate": 32},
     {"seed": 2**63 - 1},
     {"device": "cuda:1"},
-    {"resume": "auto"},
+    {"resume": "auto", "run_dir": "a"},
     {"resume": True, "run_dir": "x"},
     {"model.n_head": 3, "model.head_dim": 7},
     {"model.position": "rope", "model.head_dim": 2},

@@ -317,8 +317,13 @@ def test_a_preset_that_asks_for_a_sweep_needs_the_option(tmp_path):
         cli.compose_job(["experiment=mine"], str(tmp_path))
 
 
-def test_a_sweep_without_any_job_is_a_failure(sweep, monkeypatch):
-    monkeypatch.setattr(cli, "run_hydra", lambda task, arguments: None)  # as a launcher could
+@pytest.mark.parametrize("error", [None, ValueError("n_jobs == 0"), AssertionError()], ids=repr)
+def test_a_sweep_without_any_job_is_a_failure(error, sweep, monkeypatch):
+    def run_hydra(task, arguments):  # as a launcher could
+        if error:
+            raise error
+
+    monkeypatch.setattr(cli, "run_hydra", run_hydra)
     with pytest.raises(UserError, match="sweep"):
         sweep("seed=1,2", job=lambda job: 1.0)
     assert not Path("sweep").exists()

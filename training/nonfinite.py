@@ -71,5 +71,5 @@ class NonFiniteGuard:
             quantity = f"the gradient of {self._names[gradients_are_finite.index(False)]}"
         raise UserError(
             f"step {pending.step + 1}: {quantity} is not a finite number, so the run ends; "
-            "continue from the last checkpoint with resume=auto and a lower optim.lr."
+            "continue from the last checkpoint with run_dir=PATH resume=auto and a lower optim.lr"
         )

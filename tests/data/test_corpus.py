@@ -83,6 +83,7 @@ RECORD = {
     "meta": {"title": "A talk", "n": 2},
     "tags": ["a", "b"],
     "body": "one",
+    "meta.body": "two",
     "empty": None,
 }
 
@@ -91,6 +92,7 @@ RECORD = {
     "field, text",
     [
         ("body", "one"),
+        ("meta.body", "two"),
         ("messages.content", "Why?\n\nWell."),
         ("meta.title", "A talk"),
         ("tags", "a\n\nb"),

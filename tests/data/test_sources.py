@@ -320,7 +320,18 @@ def test_an_unknown_split_or_subset_is_refused_by_name(dataset, cache, setting, 
     with pytest.raises(UserError) as error:
         read_rows(dataset, **{setting: value})
     assert value in str(error.value) and "\n" not in str(error.value)
+    assert f"data.{setting}" in str(error.value)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("name", ["train-1.parquet", "empty"])
+def test_a_file_or_an_empty_folder_is_no_dataset_and_not_looked_for_in_a_network(
+    dataset, cache, name
+):
+    (dataset / "empty").mkdir()
+    with pytest.raises(UserError, match="data") as error:
+        read_rows(dataset / name)
+    assert "network" not in str(error.value)
 
 
 @pytest.mark.soak
