@@ -18,13 +18,8 @@ from training.stopwatch import Stopwatch
 class Observer:
     """Records a run on rank 0. Its `record` is a context manager, which ends with the run.
 
-    Args:
-        config: The run's resolved configuration.
-        run_dir: Folder of the run.
-        text: The text that the probes are taken from.
-        validation: The validation split, on which heads are ablated.
-        clock: Counts the time that measuring takes.
-        recorded_step: The last step whose records are kept; -1 for a new run.
+    The text gives the probes, and the validation windows are those on which heads are ablated.
+    Records up to `recorded_step` are kept; -1 for a new run.
     """
 
     def __init__(

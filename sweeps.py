@@ -69,10 +69,6 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
     """Have Hydra run the jobs of a sweep, then print their table.
 
     Exits with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
-
-    Args:
-        command_line: The command line of the sweep.
-        train: Trains one job and returns its best validation loss.
     """
     plan = plan_sweep(command_line)
     print_line = cli.printer(cli.Terminal())
@@ -151,22 +147,11 @@ def sweep_settings(command_line: cli.CommandLine) -> tuple[DictConfig, list[Over
     return hydra_settings, parser.parse_overrides(list(settings.values()))
 
 
-def is_grid(sweeper: DictConfig) -> bool:
-    """Return whether a sweeper runs every combination of the values, as Hydra's own does."""
-    return sweeper._target_.endswith(".BasicSweeper")
-
-
 def count_jobs(
     sweeper: DictConfig, overrides: Sequence[Override], config_dir: str | None = None
 ) -> int | None:
-    """Return the number of jobs, or None if it is not known before the sweep.
-
-    Args:
-        sweeper: The sweeper's settings.
-        overrides: The settings of the jobs.
-        config_dir: A folder with presets of the user's own.
-    """
-    if not is_grid(sweeper):
+    """Return the number of jobs, or None if it is not known before the sweep."""
+    if not sweeper._target_.endswith(".BasicSweeper"):  # Hydra's own, which runs a grid
         is_exhaustible = "GridSampler" in str(sweeper.get("sampler"))
         return None if is_exhaustible else sweeper.get("n_trials")
     counts = []
@@ -214,11 +199,6 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
     The job's output goes to log.txt in its folder; the terminal gets one line. A job equal to an
     earlier one returns its result; one that was interrupted continues.
 
-    Args:
-        cfg: The settings that Hydra composed for the job.
-        plan: The sweep that the job belongs to.
-        train: Trains one job.
-
     Returns:
         The best validation loss. None if there is none because the job failed: Optuna counts None
         as a failed trial and goes on, whereas nan or an exception would end its search.
@@ -241,7 +221,12 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
             check_unchanged(path, note)
             write_job(path, note)
             print_line(title)
-            with wandb_group(plan.folder.name), redirect_output(path / "log.txt"):
+            with (
+                wandb_group(plan.folder.name),
+                open_unlinked(path / "log.txt", "a", encoding="utf-8") as log_file,
+                contextlib.redirect_stdout(log_file),
+                contextlib.redirect_stderr(log_file),
+            ):
                 cfg.run_dir, cfg.resume = escape_interpolation(str(path)), "auto"
                 config = OmegaConf.to_object(cfg)
                 loss = train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
@@ -305,17 +290,6 @@ def wandb_group(name: str) -> Iterator[None]:
         del os.environ["WANDB_RUN_GROUP"]
         if previous is not None:
             os.environ["WANDB_RUN_GROUP"] = previous
-
-
-@contextlib.contextmanager
-def redirect_output(path: Path) -> Iterator[None]:
-    """Append everything that is printed to a file."""
-    with (
-        open_unlinked(path, "a", encoding="utf-8") as file,
-        contextlib.redirect_stdout(file),
-        contextlib.redirect_stderr(file),
-    ):
-        yield
 
 
 def describe_failure(error: BaseException, log_file: Path) -> str:

@@ -99,12 +99,8 @@ def _mode(path: Path, follow_links: bool) -> int:
 def ordinary_file(path: Path, max_bytes: int | None = None) -> Path:
     """Return the path if it is a regular file, because reading a pipe can block forever.
 
-    Args:
-        path: The file to check.
-        max_bytes: Its maximum size; None for any size.
-
     Raises:
-        OSError: If the file is missing, not regular, or larger.
+        OSError: If the file is missing, not regular, or larger than `max_bytes`.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -141,11 +137,7 @@ def is_sealed(text: str) -> bool:
 
 
 def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
-    """Read a file that contains one JSON object.
-
-    Args:
-        path: The file.
-        must_be_sealed: Whether its text must be what `seal` returned.
+    """Read a file that contains one JSON object, with a text that `seal` returned if it must be.
 
     Raises:
         ValueError: If the file is missing, unreadable, too large or contains something else.

@@ -93,11 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_checkpoint(folder: Path, names: Sequence[str] = CHECKPOINT_FILES) -> Manifest:
-    """Verify size and hash of the files of a checkpoint and return its manifest.
-
-    Args:
-        folder: Folder of the checkpoint.
-        names: The files to verify besides the manifest.
+    """Verify size and hash of these files of a checkpoint, and return its manifest.
 
     Raises:
         ValueError: If a file is damaged or missing; the message says how.

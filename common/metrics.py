@@ -18,11 +18,9 @@ COMPANION_SUFFIXES = ("_se", "_without_first")
 
 
 def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict]:
-    """Read the valid rows of a metrics or samples file, in order.
+    """Read the valid rows of a metrics or samples file in order; none if it does not exist.
 
-    Args:
-        path: The file; if it does not exist there are no rows.
-        log: Receives a note if lines are skipped because they are not valid rows.
+    `log` receives a note if lines are skipped because they are not valid rows.
     """
     lines = ordinary_file(path).read_bytes().split(b"\n")[:-1] if exists(path) else []
     rows = [row for row in map(parse_row, lines) if row is not None]
@@ -34,8 +32,7 @@ def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict
 def parse_row(line: bytes) -> dict | None:
     """Parse a line: a JSON object with a step, whose values are numbers, or a text.
 
-    Returns:
-        The row without values that are not finite, or None if the line is something else.
+    Values that are not finite are left out. Anything else than a row gives None.
     """
     try:
         row = json.loads(line.decode())

@@ -193,7 +193,8 @@ def find_text_files(
         raise UserError(f"data.path={path} holds no text files: {problems[names[0]]}")
     if problems:
         files = pluralize(len(problems), "file")
-        log(f"{path}: skipped {files} without UTF-8 text (such as {', '.join(names)})")
+        skipped = f"skipped {files} without UTF-8 text (such as {', '.join(names)})"
+        log(f"{path}: {skipped}")
     return tuple(text_files)
 
 

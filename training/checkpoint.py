@@ -49,13 +49,8 @@ NGRAM_KEYS = "ngrams.keys"  # the only tensor of integers
 class Checkpoints:
     """Saves a run's checkpoints and keeps the newest ones and the best.
 
-    All ranks call the methods together; rank 0 writes.
-
-    Args:
-        run_dir: Folder of the run.
-        state: What is saved and restored.
-        text: The text, whose tokenizer and fingerprint are saved too.
-        log: Prints a line.
+    All ranks call the methods together; rank 0 writes. The tokenizer and the fingerprint of the
+    text are saved with the training state.
 
     Attributes:
         last_step: Step of the newest checkpoint, or None.

@@ -87,10 +87,8 @@ class ProgressBar:
 class Record:
     """The record of a run: its rows, samples, W&B run and progress bar; a context manager.
 
-    Args:
-        config: The run's resolved configuration, which is written to config.yaml.
-        run_dir: Folder of the run.
-        step: The last step whose rows and snapshots are kept; -1 keeps none.
+    The configuration is written to config.yaml. Rows and snapshots of earlier training are kept up
+    to `step`; -1 keeps none.
     """
 
     def __init__(self, config: ResolvedConfig, run_dir: Path, step: int = 0) -> None:
@@ -134,9 +132,7 @@ class Record:
     def write(self, row: dict) -> None:
         """Append a row to metrics.jsonl, and log it to W&B with its attention grid if it has one.
 
-        Args:
-            row: Metrics by name, with `step`, `tokens` and `train_seconds`. Values that are not
-                finite are left out, because JSON has none.
+        Values that are not finite are left out, because JSON has none.
         """
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)

@@ -43,11 +43,8 @@ def restore_config(run_dir: Path, step: int) -> None:
 def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     """Open the folder of a run, and lock it against other processes.
 
-    A folder that is still empty at the end is removed if it was created here.
-
-    Args:
-        config: The run's configuration.
-        experiment: Name of the experiment, for the name of a new folder.
+    A folder that is still empty at the end is removed if it was created here. The name of a new
+    folder contains that of the experiment.
 
     Raises:
         UserError: If the folder is in use or contains something else.

@@ -191,9 +191,8 @@ def has_api_key(own: wandb.Settings) -> bool:
 def start(config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> Any:
     """Start a W&B run without ever raising or prompting.
 
-    Returns:
-        The run, which is offline if the server does not respond in time; None if W&B is disabled
-        or cannot start.
+    The run is offline if the server does not respond in time. None is returned if W&B is disabled
+    or cannot start.
     """
     if config.wandb.mode == "disabled":
         return None
