@@ -131,7 +131,7 @@ def _read_count(file: mmap.mmap) -> int:
     """Read a number of items or bytes, each of which takes at least a byte of the file."""
     count = _read_scalar(file, "Q")
     if count > min(len(file) - file.tell(), MAX_ITEMS):
-        raise ValueError(f"it claims to have {count:,} items or bytes at one place")
+        raise ValueError(f"it claims that something in it has the length {count:,}")
     return count
 
 

@@ -14,7 +14,7 @@ NOUNS = (
     "byte|character|checkpoint|dimension|document|file|head|item|job|layer|line|n-gram|parameter|"
     "prediction|process|row|run|sample|seed|setting|snapshot|step|tensor|thread|token|wavelength"
 )
-ADJECTIVE = r"(?!(?:has|have|must|its|with|of|stretches)\b)[a-z/]+"
+ADJECTIVE = r"(?!(?:has|have|must|its|with|of|no)\b)[a-z/]+"
 COUNTED = re.compile(rf" (?:{ADJECTIVE} ){{0,2}}(?:{NOUNS})e?s\b")
 IN_JAVASCRIPT = re.compile(rf"\$\{{([^{{}}]*)\}}{COUNTED.pattern}")
 # Counts that are above 1 wherever they are printed.
@@ -22,6 +22,8 @@ ALWAYS_MANY = {
     "n_head",
     "n_group",
     "n_files",
+    "n_wavelengths",
+    "len(tokens)",
     "runCount",
     "total",
     "dimensions",
