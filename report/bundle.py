@@ -17,9 +17,6 @@ UNSUPPORTED = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 def bundle(entry: Path) -> str:
     """Return one script that evaluates the module `entry` after all modules that it imports.
 
-    Args:
-        entry: JavaScript file of the module.
-
     Raises:
         ValueError: If modules import each other in a circle, or if a module uses another form of
             `import` or `export` than those above.
@@ -41,17 +38,13 @@ def _add_module(path: Path, scripts: dict[Path, str], importers: tuple[Path, ...
         imported = (path.parent / address).resolve()
         _add_module(imported, scripts, (*importers, path))
         if names:
-            bindings.append(f"const {{{names.replace(' as ', ': ')}}} = {_variable(imported)};\n")
+            names = names.replace(" as ", ": ")
+            bindings.append(f"const {{{names}}} = module_{imported.stem};\n")
     exports = ", ".join(name for _, name in EXPORT.findall(source))
     body = EXPORT.sub(r"\1 \2", IMPORT.sub("", source))
     if unsupported := UNSUPPORTED.search(body):
         raise ValueError(f"{path.name}: report/bundle.py does not support {unsupported[0]!r}")
     scripts[path] = (
-        f"const {_variable(path)} = (() => {{\n"
+        f"const module_{path.stem} = (() => {{\n"
         f"{''.join(bindings)}{body}return {{ {exports} }};\n}})();\n"
     )
-
-
-def _variable(path: Path) -> str:
-    """Name the variable that holds the exports of a module."""
-    return f"module_{path.stem}"

@@ -25,31 +25,21 @@ TOKENIZERS = ("char", "bpe")  # the kinds that a page can run
 
 
 class EmbeddedModel(NamedTuple):
-    """A model that a page can run.
-
-    Attributes:
-        config: Its configuration.
-        tokenizer: Contents of tokenizer.json.
-        size: Bytes of its weights in float16.
-        weights: For each step a function that packs its weights, or returns None if they cannot be
-            read; the most important steps first.
-    """
+    """A model that a page can run."""
 
     config: GPTConfig
-    tokenizer: dict[str, Any]
-    size: int
+    tokenizer: dict[str, Any]  # contents of tokenizer.json
+    size: int  # bytes of its weights in float16
+    # For each step a function that packs its weights, or returns None if they cannot be read; the
+    # most important steps first.
     weights: Mapping[int, Callable[[], PackedWeights | None]]
 
 
 def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     """Return the model of a run, with the weights that its snapshots have stored.
 
-    Args:
-        run_dir: Folder of the run, whose newest checkpoint has the configuration and tokenizer.
-        latest: The latest value of each metric.
-
-    Returns:
-        None if the run has no checkpoint yet, or if it cannot be read.
+    The newest checkpoint has the configuration and the tokenizer. `latest` has the latest value of
+    each metric. The result is None if the run has no checkpoint yet, or if it cannot be read.
     """
     files = list_folder(run_dir / "attention", "step_" + "[0-9]" * 8 + ".safetensors")
     paths = {int(path.stem.removeprefix("step_")): path for path in files}
@@ -100,9 +90,8 @@ def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
 def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
     """Add the weights of as many steps as fit, and the tokenizer, to `blobs`.
 
-    Returns:
-        What the page needs to know of them; only the size of the weights if they are too large;
-        None if the page cannot run the model.
+    Return what the page needs to know of them: only the size of the weights if they are too large;
+    None if the page cannot run the model.
     """
     if model is None or model.tokenizer.get("kind") not in TOKENIZERS:
         return None
@@ -110,8 +99,7 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
         return {"bytes": model.size}
     tensors: list[tuple[str, tuple[int, ...]]] = []
     blob_of_step: dict[int, int] = {}
-    room = MAX_WEIGHTS_BYTES
-    is_too_large = False
+    room, is_too_large = MAX_WEIGHTS_BYTES, False
     for step, pack in model.weights.items():
         packed = pack()
         if packed is None or (tensors and packed[0] != tensors):

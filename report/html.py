@@ -16,11 +16,8 @@ INCLUDE = re.compile(r"(?:/\*|<!--) (\w+\.(?:html|css|js)) (?:\*/|-->)\n")
 def write_html(path: Path, template: str, content: dict[str, Any], blobs: Sequence[str]) -> Path:
     """Write a page atomically and return its path.
 
-    Args:
-        path: The file to write.
-        template: Name of an HTML file in report/web.
-        content: The page's data, as JSON.
-        blobs: Compressed data in base64, one element each; `content` refers to them by number.
+    `template` names an HTML file in report/web, and `content` is the page's data. The page has an
+    element for each of the blobs, compressed data in base64; `content` refers to them by number.
     """
     head, foot = expand_template(template).split("<!-- data -->")
     with atomic_write(path) as part, part.open("w", encoding="utf-8", newline="\n") as f:
@@ -35,13 +32,10 @@ def expand_template(name: str) -> str:
 
     A JavaScript file is the entry of a bundle.
     """
+    if name.endswith(".js"):
+        return bundle(WEB_FOLDER / name)
     text = (WEB_FOLDER / name).read_text(encoding="utf-8")
-    return INCLUDE.sub(lambda match: _insert(match[1]), text)
-
-
-def _insert(name: str) -> str:
-    """Return the text that replaces a comment."""
-    return bundle(WEB_FOLDER / name) if name.endswith(".js") else expand_template(name)
+    return INCLUDE.sub(lambda match: expand_template(match[1]), text)
 
 
 def embed_json(value: object) -> str:

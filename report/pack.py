@@ -23,17 +23,11 @@ PackedWeights = tuple[list[tuple[str, tuple[int, ...]]], str]
 
 
 class Packed(NamedTuple):
-    """Two compressed parts of a snapshot.
+    """Two compressed parts of a snapshot."""
 
-    Attributes:
-        parts: The parts in base64.
-        largest: Top of their color scale.
-        words: Texts of the token ids that they contain.
-    """
-
-    parts: tuple[str, str]
-    largest: float
-    words: dict[int, str]
+    parts: tuple[str, str]  # in base64
+    largest: float  # top of their color scale
+    words: dict[int, str]  # texts of the token ids that they contain
 
     @property
     def size(self) -> int:
@@ -51,16 +45,11 @@ class Blobs(list[str]):
 
 
 def pack_maps(maps: np.ndarray, norms: np.ndarray) -> Packed:
-    """Compress attention patterns and value norms of one text.
+    """Compress the attention patterns (L, H, T, T) and value norms (L, H, T) of one text.
 
-    Args:
-        maps: Attention weights (L, H, T, T).
-        norms: Norm of what each head would write if it attended to one token only, (L, H, T).
-
-    Returns:
-        Two parts. The first has the largest weight of each query (L, H, T) as float32, then one
-        byte per weight: its share of that largest weight; see `quantize`. The second has the norms
-        as float32. `largest` is the largest product of a weight and a norm.
+    The first part has the largest weight of each query (L, H, T) as float32, then one byte per
+    weight: its share of that largest weight; see `quantize`. The second part has the norms as
+    float32. `largest` is the largest product of a weight and a norm.
     """
     T = maps.shape[-1]
     lower = np.tri(T, dtype=bool)
@@ -88,9 +77,6 @@ def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     The running sum is rounded instead of the weights. So each weight is off by less than a level,
     and so is the sum of a row, however many small weights it has.
 
-    Args:
-        A: (…, T, T)
-
     Returns:
         Levels (…, T, T) in uint8 and row maxima (…, T) in float32.
     """
@@ -102,14 +88,9 @@ def quantize(A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | None:
-    """Pack what explains the predictions of a probe: numbers, then token ids.
+    """Pack what explains the predictions of a probe ("text" or "repeated"): numbers, then ids.
 
-    Args:
-        arrays: Arrays of a snapshot.
-        probe: "text" or "repeated".
-
-    Returns:
-        None if the snapshot has no token effects of the probe.
+    Return None if the arrays of the snapshot have no token effects of the probe.
     """
     prefix = "" if probe == "text" else f"{probe}_"
     if f"{prefix}token_effect" not in arrays:
@@ -119,10 +100,8 @@ def pack_predictions(arrays: Mapping[str, np.ndarray], probe: str) -> Packed | N
     numbers = [arrays[prefix + name][lower] for name in TRIANGLES]
     numbers += [arrays[prefix + name].ravel() for name in FLOATS]
     ids = np.concatenate([arrays[prefix + name].ravel() for name in IDS]).astype("<i4")
-    words = {
-        int(token_id): str(word)
-        for token_id, word in zip(arrays[f"{prefix}named_ids"], arrays[f"{prefix}named_tokens"])
-    }
+    named_ids, named_tokens = arrays[f"{prefix}named_ids"], arrays[f"{prefix}named_tokens"]
+    words = {int(token_id): str(word) for token_id, word in zip(named_ids, named_tokens)}
     largest = float(np.abs(effect[np.isfinite(effect)]).max(initial=1e-3))
     parts = (to_base64(pack_float16(np.concatenate(numbers))), to_base64(ids.tobytes()))
     return Packed(parts, largest, words)

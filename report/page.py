@@ -65,8 +65,12 @@ def write_page(run_dir: Path) -> Path:
     model_config = model.config if model else None
     if config and not model:
         model_config = GPTConfig.from_settings(config.model)
-    samples = _read_samples(run_dir)
-    settings = flatten_settings(config).items()
+    samples = [
+        {"step": row["step"], "text": clip_text(row["text"], MAX_SAMPLE_LENGTH)}
+        for row in read_rows(run_dir / SAMPLES)
+        if isinstance(row.get("text"), str)
+    ]
+    settings = flatten_settings(config).items() if config else ()
     content = {
         "kind": "run",
         "title": run_dir.resolve().name,
@@ -100,14 +104,9 @@ def write_prompt_page(
 ) -> Path:
     """Write the page of one prompt's attention, and return its path.
 
-    Args:
-        path: The file to write.
-        title: Title of the page.
-        arrays: Arrays of an `Analysis` (attention_maps/analysis.py).
-        model: The model, which the page runs if it is small enough.
-        metrics: Metrics of the analysis.
-        findings: What they show.
-        prompt_tokens: Tokens of the prompt; the model generated the others.
+    `arrays` and `metrics` are those of an `Analysis` (attention_maps/analysis.py), and `findings`
+    what they show. The page runs the model if it is small enough. The text begins with a prompt of
+    `prompt_tokens` tokens; the model generated the others.
     """
     step = int(arrays.get("step", 0))
     snapshot = Snapshot(step, lambda: nullcontext(arrays))
@@ -122,15 +121,6 @@ def write_prompt_page(
         "findings": [finding._asdict() for finding in findings],
     }
     return _write_with_attention(Path(path), content, [snapshot], PROBES[:1], model)
-
-
-def _read_samples(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the text samples of a run."""
-    return [
-        {"step": row["step"], "text": clip_text(row["text"], MAX_SAMPLE_LENGTH)}
-        for row in read_rows(run_dir / SAMPLES)
-        if isinstance(row.get("text"), str)
-    ]
 
 
 def _describe_model(config: GPTConfig | None) -> dict[str, Any]:

@@ -36,14 +36,8 @@ def _parse_config(path: Path, modified_ns: int) -> Config:
     return read_config(path)
 
 
-def flatten_settings(config: Config | None) -> dict[str, str]:
-    """Return the settings as a flat dictionary of texts, such as {"model.n_layer": "4"}.
-
-    Args:
-        config: The configuration of a run, or None if it has none yet: there are no settings then.
-    """
-    if config is None:
-        return {}
+def flatten_settings(config: Config) -> dict[str, str]:
+    """Return the settings as a flat dictionary of texts, such as {"model.n_layer": "4"}."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, _, value in iterate_settings(config)
@@ -53,19 +47,17 @@ def flatten_settings(config: Config | None) -> dict[str, str]:
 def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dict[str, float]:
     """Compute the figures of a run that sweep.csv has as columns, as far as they were measured.
 
-    Args:
-        run_dir: Folder of the run.
-        config: Its resolved configuration, if it has started training.
-        rows: Rows of its metrics.jsonl.
-
-    Returns:
-        By the names of metrics.jsonl: the losses of the best step, size, training speed, bytes of
-        one sequence's KV cache, the last in-context copying gain; for each score the first
-        emergence (`emerged/induction`), the tokens and the loss at that step, and the highest last
-        score (`heads/induction`); and `pairs_again`, the share of repeated token pairs.
+    These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
+    bytes of one sequence's KV cache, the last in-context copying gain; for each score the first
+    emergence (`emerged/induction`), the tokens and the loss at that step, and the highest last
+    score (`heads/induction`); and `pairs_again`, the share of repeated token pairs.
     """
     last_row = rows[-1] if rows else {}
-    figures = _progress(rows) | _sizes(run_dir, config)
+    figures = _progress(rows)
+    if parameters := count_parameters(run_dir):
+        figures["parameters"] = parameters
+    if config is not None:
+        figures["kv_cache_bytes"] = kv_cache_bytes(config)
     if "probe/copying_gain" in last_row:
         figures["copying_gain"] = last_row["probe/copying_gain"]
     figures |= _best_of_heads(last_row, "emerged", min)
@@ -86,15 +78,6 @@ def _progress(rows: list[dict]) -> dict[str, float]:
     figures |= {key: last[key] for key in ("step", "tokens", "train_seconds") if key in last}
     if figures.get("train_seconds") and "tokens" in figures:
         figures["tokens_per_second"] = figures["tokens"] / figures["train_seconds"]
-    return figures
-
-
-def _sizes(run_dir: Path, config: Config | None) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    if parameters := count_parameters(run_dir):
-        figures["parameters"] = parameters
-    if config is not None:
-        figures["kv_cache_bytes"] = kv_cache_bytes(config)
     return figures
 
 

@@ -1,9 +1,9 @@
 """Read the snapshots of a run, and choose as many of them as fit a page."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,19 +24,12 @@ Part = Literal["maps", "maps_without_first", "predictions"]
 
 
 class Probe(NamedTuple):
-    """What a snapshot holds of a probe besides its maps.
+    """What a snapshot holds of a probe besides its maps."""
 
-    Attributes:
-        shape: L, H, T.
-        tokens: The tokens as text.
-        ids: Their ids; empty if the snapshot has none.
-        period: Tokens after which they repeat; None for text.
-    """
-
-    shape: tuple[int, int, int]
-    tokens: tuple[str, ...]
-    ids: tuple[int, ...]
-    period: int | None
+    shape: tuple[int, int, int]  # L, H, T
+    tokens: tuple[str, ...]  # as text
+    ids: tuple[int, ...]  # of the tokens; empty if the snapshot has none
+    period: int | None  # tokens after which they repeat; None for text
 
 
 class Snapshot:
@@ -44,10 +37,6 @@ class Snapshot:
 
     Packed parts are cached, so that the page after the next snapshot costs the work of that one
     only.
-
-    Args:
-        step: Its training step.
-        open_arrays: Opens its arrays.
     """
 
     def __init__(
@@ -55,7 +44,8 @@ class Snapshot:
     ) -> None:
         self.step = step
         self.open_arrays = open_arrays
-        self._cache: dict[tuple[str, Part], Packed | None] = {}
+        # Packs a part of a probe; returns None if the snapshot has no such predictions.
+        self.pack = cache(self._pack)
 
     @cached_property
     def probes(self) -> dict[str, Probe]:
@@ -67,12 +57,6 @@ class Snapshot:
                 return {name: read_probe(arrays, name) for name in PROBES if name in arrays}
         except Exception:  # numpy and zipfile raise many types for damaged files
             return {}
-
-    def pack(self, probe: str, part: Part) -> Packed | None:
-        """Pack a part of a probe; return None if the snapshot has no such predictions."""
-        if (probe, part) not in self._cache:
-            self._cache[probe, part] = self._pack(probe, part)
-        return self._cache[probe, part]
 
     def pack_maps(self, probe: str, part: Part = "maps") -> Packed:
         """Pack the maps of a probe that the snapshot has."""
@@ -126,7 +110,7 @@ def read_probe(arrays: Arrays, name: str) -> Probe:
 
 def list_snapshots(run_dir: Path) -> list[Snapshot]:
     """Return the snapshots of a run in the order of their steps."""
-    cache = _snapshot_cache(run_dir)
+    known = _known_snapshots(run_dir)
     snapshots = []
     for path in list_folder(run_dir / "attention", "step_*.npz"):
         match = re.fullmatch(r"step_(\d+)", path.stem)
@@ -136,14 +120,14 @@ def list_snapshots(run_dir: Path) -> list[Snapshot]:
         with suppress(OSError):  # a link to nothing is a snapshot that cannot be read
             stat = path.stat()
             version = (path, stat.st_mtime_ns, stat.st_size)
-        if version not in cache:
-            cache[version] = Snapshot(int(match[1]), partial(_open_arrays, path))
-        snapshots.append(cache[version])
+        if version not in known:
+            known[version] = Snapshot(int(match[1]), partial(_open_arrays, path))
+        snapshots.append(known[version])
     return sorted(snapshots, key=lambda snapshot: snapshot.step)
 
 
 @lru_cache(maxsize=2)
-def _snapshot_cache(run_dir: Path) -> dict[tuple[Path, int, int], Snapshot]:
+def _known_snapshots(run_dir: Path) -> dict[tuple[Path, int, int], Snapshot]:
     """Return the snapshots that pages of a run have shown, by file version."""
     return {}
 
@@ -156,15 +140,11 @@ def _open_arrays(path: Path) -> NpzFile:
 
 
 def pack_fitting_maps(
-    snapshots: Sequence[Snapshot], probes: Iterable[str], room: int, blobs: Blobs
+    snapshots: Sequence[Snapshot], probes: Sequence[str], room: int, blobs: Blobs
 ) -> dict[str, Any] | None:
-    """Add the maps of as many snapshots as fit, evenly spaced, to `blobs`.
+    """Add the maps of as many snapshots as fit in `room` bytes, evenly spaced, to `blobs`.
 
-    Args:
-        snapshots: All readable snapshots.
-        probes: Names of the probes to show.
-        room: Bytes that the maps may take.
-        blobs: Receives the maps.
+    `probes` names the probes to show.
 
     Returns:
         Their description for the page, see `_describe_maps`; None if there are none or none fits.
@@ -188,16 +168,10 @@ def pack_fitting_maps(
 def _describe_maps(
     snapshots: Sequence[Snapshot], names: Sequence[str], blobs: Blobs
 ) -> dict[str, Any]:
-    """Add the attention maps of snapshots to `blobs`, and return their description for the page.
+    """Add the maps of the named probes to `blobs`, and return their description for the page.
 
-    Args:
-        snapshots: The snapshots to show, in the order of their steps.
-        names: Names of the probes to show: "text", "repeated".
-        blobs: Receives the maps.
-
-    Returns:
-        The steps, the numbers of layers and heads, and for each probe its tokens and the places of
-        its maps in `blobs`, one per snapshot.
+    It has the steps, the numbers of layers and heads, and for each probe its tokens and the places
+    of its maps in `blobs`, one per snapshot.
     """
     newest = snapshots[-1]
     probes = [
@@ -217,22 +191,16 @@ def _describe_maps(
 
 
 def pack_fitting_predictions(
-    snapshots: Sequence[Snapshot], probes: Iterable[str], room: int
+    snapshots: Sequence[Snapshot], probes: Sequence[str], room: int
 ) -> dict[tuple[str, int], Packed]:
-    """Pack the predictions of as many snapshots as fit, the newest first.
-
-    Args:
-        snapshots: All readable snapshots.
-        probes: Names of the probes to show.
-        room: Bytes that they may take.
+    """Pack the predictions of as many snapshots as fit in `room` bytes, the newest first.
 
     Returns:
         The packed predictions by probe and step.
     """
-    names = list(probes)
     fitting = {}
     for snapshot in reversed(snapshots):
-        for name in names:
+        for name in probes:
             packed = snapshot.pack(name, "predictions") if name in snapshot.probes else None
             if packed is not None and packed.size <= room:
                 room -= packed.size

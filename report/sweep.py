@@ -81,12 +81,9 @@ def read_run(path: Path) -> Run:
         config, rows = load_config(path), read_rows(path / METRICS)
     except (UserError, OSError) as e:
         note = replace(note, failure=cli.explain_error(e) or str(e))
+    status = "failed" if note.failure else "unfinished"
     if config is not None and rows and rows[-1]["step"] >= config.max_steps:
         status = "finished"
-    elif note.failure:
-        status = "failed"
-    else:
-        status = "unfinished"
     return Run(path, note.settings, note.overrides, config, rows, status, note.failure)
 
 
@@ -129,10 +126,8 @@ class Variant:
 
 def format_settings(settings: dict[str, str]) -> str:
     """Format settings with the last part of their keys: n_kv_head=2 lr=0.01."""
-    parts = []
-    for key, value in settings.items():
-        parts.append(f"{key.rpartition('.')[2]}={shorten_number(value)}")
-    return " ".join(parts)
+    items = settings.items()
+    return " ".join(f"{key.rpartition('.')[2]}={shorten_number(value)}" for key, value in items)
 
 
 def shorten_number(value: str) -> str:
@@ -158,13 +153,8 @@ def ranking_metric(runs: Sequence[Run]) -> str:
 
 def _vocabulary_and_text(config: Config) -> tuple:
     """Losses per token are comparable only between runs for which this is equal."""
-    return (
-        config.tokenizer.name,
-        config.model.vocab_size,
-        config.data.source,
-        config.data.path,
-        config.data.name,
-    )
+    data = config.data
+    return config.tokenizer.name, config.model.vocab_size, data.source, data.path, data.name
 
 
 def rank_variants(runs: Sequence[Run]) -> list[Variant]:

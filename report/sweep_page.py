@@ -63,17 +63,18 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "title": folder.resolve().name,
         "metric": metric,
         "points": points,
-        "keys": [{"name": clip(key), "values": distinct_values(runs, key)} for key in keys],
+        "keys": [
+            {
+                "name": clip(key),
+                "values": list(dict.fromkeys(setting_text(run, key) for run in runs)),
+            }
+            for key in keys
+        ],
         "command": reproduce_command(best) if best else None,
         "asGood": tied.name if best and tied else None,
         "oneSeed": lacks_error_estimate(variants),
         "runs": [
-            {
-                **describe_run(folder, run, points),
-                **describe_settings(run, keys),
-                **describe_heads(run, points),
-                "setting": index,
-            }
+            describe_run(folder, run, keys, points) | {"setting": index}
             for index, variant in enumerate(variants)
             for run in variant.runs
         ],
@@ -87,46 +88,27 @@ def curve_points(n_runs: int) -> int:
     return max(MIN_CURVE_POINTS, min(MAX_CURVE_POINTS, affordable))
 
 
-def distinct_values(runs: Sequence[Run], key: str) -> list[str]:
-    """Return the values of a setting in the order of the runs, each once."""
-    return list(dict.fromkeys(setting_text(run, key) for run in runs))
-
-
 def setting_text(run: Run, key: str) -> str:
     """Return a run's value of a swept setting as the page shows it."""
     return clip(shorten_number(run.settings.get(key, "")))
 
 
-def describe_run(folder: Path, run: Run, points: int) -> dict:
-    """Return how a run ended, its figures and its loss curves."""
+def describe_run(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
+    """Return a run's settings, how it ended, its figures, its curves and when heads emerged."""
     page = run.path / "report.html"
+    seed = run.settings.get("seed", run.config.seed if run.config else "")
+    rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
+    scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
         "name": clip(run.path.relative_to(folder).as_posix()),
         "page": relative_url(folder, page) if exists(page) else None,
+        "values": [setting_text(run, key) for key in keys],
+        "seed": clip(str(seed)),
         "status": run.status,
         "reason": clip(run.failure),
         "maxSteps": run.config.max_steps if run.config else None,
         "figures": {key: finite_number(run.figures.get(key)) for key in FIGURES},
         "curves": {key: metric_curve(run.rows, key, points) for key in CURVES},
-    }
-
-
-def relative_url(folder: Path, page: Path) -> str:
-    """Return the URL of a page relative to `folder`; its name may be bytes that are not UTF-8."""
-    return quote(os.fsencode(page.relative_to(folder).as_posix()))
-
-
-def describe_settings(run: Run, keys: Sequence[str]) -> dict:
-    """Return a run's values of the swept settings, and its seed."""
-    seed = run.settings.get("seed", run.config.seed if run.config else "")
-    return {"values": [setting_text(run, key) for key in keys], "seed": clip(str(seed))}
-
-
-def describe_heads(run: Run, points: int) -> dict:
-    """Return the curves of a run's head scores, and when its heads emerged."""
-    rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
-    scores = dict.fromkeys(score for row in rows for score in row if score != "step")
-    return {
         "heads": {score: metric_curve(rows, score, points) for score in scores},
         "emerged": {
             score: run.figures[f"emerged/{score}"]
@@ -139,6 +121,11 @@ def describe_heads(run: Run, points: int) -> dict:
             if name in run.figures
         },
     }
+
+
+def relative_url(folder: Path, page: Path) -> str:
+    """Return the URL of a page relative to `folder`; its name may be bytes that are not UTF-8."""
+    return quote(os.fsencode(page.relative_to(folder).as_posix()))
 
 
 def scores_of_row(row: dict) -> dict[str, float]:

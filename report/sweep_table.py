@@ -85,12 +85,9 @@ COLUMN_GAP = 2  # spaces between two columns
 
 
 def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
-    """Build the table of a sweep's variants, with as many figures as fit.
+    """Build the table of a sweep's variants, best first, with as many figures as fit.
 
-    Args:
-        variants: The variants, best first.
-        metric: The metric that ranks them; it always has a column.
-        width: Width of the terminal, in characters.
+    The metric that ranks them always has a column. `width` is that of the terminal, in characters.
     """
     columns = setting_columns(variants)
     n_text_columns = len(columns)
@@ -169,9 +166,7 @@ def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     if best := find_best_run(runs):
         lines += conclusion(runs)
         lines.append(("best run", reproduce_command(best)))
-    for run in runs:
-        if run.failure:
-            lines.append(("failed", f"{run.path.name}: {run.failure}"))
+    lines += [("failed", f"{run.path.name}: {run.failure}") for run in runs if run.failure]
     for run in runs:
         if run.status == "unfinished":
             steps = run.rows[-1]["step"] if run.rows else 0

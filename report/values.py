@@ -35,21 +35,12 @@ def thin(items: Sequence[Item], max_count: int) -> Sequence[Item]:
 
 
 def metric_curve(rows: Sequence[dict], key: str, max_points: int) -> dict[str, Any]:
-    """Return the steps and values of a metric, thinned, and the number of values measured.
-
-    Args:
-        rows: Rows of metrics.jsonl.
-        key: The metric.
-        max_points: Points of the curve at most.
-    """
-    points = []
-    for row in rows:
-        value = finite_number(row.get(key))
-        if value is not None:
-            points.append((row["step"], value))
-    curve = thin(points, max_points)
+    """Return the steps and finite values of a metric, thinned, and how many were measured."""
+    points = [(row["step"], finite_number(row.get(key))) for row in rows]
+    finite = [(step, value) for step, value in points if value is not None]
+    curve = thin(finite, max_points)
     return {
         "steps": [step for step, _ in curve],
         "values": [value for _, value in curve],
-        "of": len(points),
+        "of": len(finite),
     }
