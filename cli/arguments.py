@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString, Range
 from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
-from cli.presets import GROUPS, SETTINGS, check_setting, find_presets, is_text, read_presets
+from cli.presets import GROUPS, SETTINGS, check_setting, find_presets, is_text, read_preset
 from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
@@ -51,9 +51,7 @@ class CommandLine:
     options: list[str]  # Hydra's options with their values, such as -m
     is_sweep: bool = False  # -m or --multirun
     config_dir: str | None = None  # a folder with presets of the user's own
-    is_for_hydra: bool = (
-        False  # asks for what Hydra itself prints: --cfg, --info, shell completion, …
-    )
+    is_for_hydra: bool = False  # asks for what Hydra itself prints, such as --cfg job
 
     @property
     def arguments(self) -> list[str]:
@@ -81,13 +79,13 @@ def parse_command_line(argv: list[str]) -> CommandLine:
     paths = dict.fromkeys(a for a in parsed.settings if a.startswith("data.path="))
     if len(paths) > 1:  # as from a shell that expands braces
         raise UserError(f"{' '.join(paths)} cannot be combined: {ONE_PATH}")
-    is_for_hydra = parsed.request is not None
-    check = partial(_check_argument, is_sweep=parsed.multirun, config_dir=parsed.config_dir)
-    is_job = not parsed.multirun and not is_for_hydra
+    is_sweep, is_for_hydra = parsed.multirun, parsed.request is not None
+    check = partial(_check_argument, is_sweep=is_sweep, config_dir=parsed.config_dir)
+    is_job = not is_sweep and not is_for_hydra
     settings = [check(argument, is_job=is_job) for argument in parsed.settings]
     if not any(setting.startswith("experiment=") for setting in settings):
         check("experiment=default")
-    return CommandLine(settings, options, parsed.multirun, parsed.config_dir, is_for_hydra)
+    return CommandLine(settings, options, is_sweep, parsed.config_dir, is_for_hydra)
 
 
 def _parse_options(argv: list[str]) -> argparse.Namespace:
@@ -210,7 +208,7 @@ def _check_preset(group: str, name: str, is_sweep: bool, config_dir: str | None)
     """Check the files of a preset, and the settings that it varies in a sweep."""
     if group == "sweep" and not is_sweep:
         raise UserError(f"sweep={name} is a sweep: add -m")
-    for path, sweep_params in read_presets({group: [name]}, config_dir).items():
+    for path, sweep_params in read_preset(group, name, config_dir).items():
         if sweep_params and not is_sweep:
             raise UserError(f"{path} describes a sweep: add -m")
         try:

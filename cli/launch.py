@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import hydra
 from omegaconf import DictConfig
@@ -23,7 +23,7 @@ class Launch:
 
     command_line: CommandLine
     job: Job | None  # the run to train; None for a sweep, whose jobs Hydra composes
-    restore_signals: Callable[[], None] = lambda: None  # to be called at the end
+    restore_signals: Callable[[], None]  # to be called at the end
 
 
 def prepare_launch() -> Launch:
@@ -32,19 +32,19 @@ def prepare_launch() -> Launch:
     Prints the help or what Hydra is asked for and exits, or exits with status 1 after one sentence
     about a mistake.
     """
-    launch = start(_read_command_line, lambda: train_help(compose_job([]).config))
+    command_line, job = start(_read_command_line, lambda: train_help(compose_job([]).config))
     restore_signals = exit_on_stop_signals()
     if process_rank() == 0:
         printer(Terminal())("loading PyTorch …")
-    return replace(launch, restore_signals=restore_signals)
+    return Launch(command_line, job, restore_signals)
 
 
-def _read_command_line() -> Launch:
+def _read_command_line() -> tuple[CommandLine, Job | None]:
     command_line = parse_command_line(sys.argv[1:])
     if command_line.is_for_hydra:
         run_hydra(lambda cfg: None, command_line.arguments)  # which calls no job
         sys.exit()
-    return Launch(command_line, None if command_line.is_sweep else _compose_and_check(command_line))
+    return command_line, None if command_line.is_sweep else _compose_and_check(command_line)
 
 
 def read_job(arguments: Sequence[str]) -> Job:

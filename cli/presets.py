@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from cli.unused import refuse_unused
 from common.errors import UserError, did_you_mean, not_one_of
@@ -26,18 +24,13 @@ GROUP_HINTS = {
     "data": "; for text of your own use data=text data.path={}",
     "tokenizer": "; another encoding of tiktoken is tokenizer.name={}",
 }
-# Errors of reading a file that is not a preset, from OmegaConf and the YAML parser.
-READ_ERRORS = (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException)
-
 # Names that Hydra reads as the text that they are.
 PRESET_NAME = re.compile(r"(?ai:(?!(null|true|false|nan|inf)$)[a-z_][\w ./-]*)")
 
-Presets = dict[str, dict[str, Path]]  # the files by group and name
 
-
-def find_presets(config_dir: str | None = None) -> Presets:
+def find_presets(config_dir: str | None = None) -> dict[str, dict[str, Path]]:
     """Return the file of each preset by its group and name; `config_dir` adds the user's own."""
-    groups: Presets = {group: {} for group in GROUPS}
+    groups: dict[str, dict[str, Path]] = {group: {} for group in GROUPS}
     # The repository's presets come last, because Hydra prefers them to others of the same name.
     for root in (Path(config_dir or CONFIGS), CONFIGS):
         for group, presets in groups.items():
@@ -55,8 +48,10 @@ def _list_files(folder: Path) -> Iterator[Path]:
             yield from _list_files(path)
 
 
-def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[Path, dict]:
-    """Read and check presets, given by group, and those that they build on.
+def read_preset(
+    group: str, name: str, config_dir: str | None, files_above: tuple[Path, ...] = ()
+) -> dict[Path, dict]:
+    """Read and check a preset, and those that it builds on.
 
     Returns:
         The swept settings of each preset by its path; {} unless it describes a sweep.
@@ -64,52 +59,46 @@ def read_presets(chosen: dict[str, list[str]], config_dir: str | None) -> dict[P
     Raises:
         UserError: If there is no such preset, or its file cannot work.
     """
-    presets = find_presets(config_dir)
-    sweep_params: dict[Path, dict] = {}
+    path = _require_preset(group, name, config_dir)
+    if path in files_above:
+        raise UserError("the preset builds on itself: correct defaults")
+    try:
+        content = _read_yaml(path, group)
+        bases = list(_read_bases(group, content.pop("defaults", [])))
+        hydra_settings = content.pop("hydra", {}) if group in GLOBAL_GROUPS else {}
+        sweep_params = {path: _read_sweep_params(hydra_settings)}
+        values = _read_settings(content, "" if group in GLOBAL_GROUPS else f"{group}.")
+        refuse_unused(values, values)
+        data = {key[5:]: value for key, value in values.items() if key.startswith("data.")}
+        if data.get("source", "text") == "text" and data.get("path"):
+            from data.sources import refuse_unused_by_files  # slow to import, seldom needed
 
-    def read(group: str, name: str, files_above: list[Path]) -> None:
-        path = _require_preset(group, name, presets, config_dir)
-        if path in files_above:
-            raise UserError("the preset builds on itself: correct defaults")
-        try:
-            content = _read_yaml(path, group)
-            bases = list(_read_bases(group, content.pop("defaults", [])))
-            hydra_settings = content.pop("hydra", {}) if group in GLOBAL_GROUPS else {}
-            sweep_params[path] = _read_sweep_params(hydra_settings)
-            values = _read_settings(content, "" if group in GLOBAL_GROUPS else f"{group}.")
-            refuse_unused(values, values)
-            data = {key[5:]: value for key, value in values.items() if key.startswith("data.")}
-            if data.get("source", "text") == "text" and data.get("path"):
-                from data.sources import refuse_unused_by_files  # slow to import, seldom needed
-
-                refuse_unused_by_files(DataConfig(**data), values)
-            for base in bases:
-                read(*base, [*files_above, path])
-        except UserError as e:
-            raise UserError(f"{path}: {e}") from None
-
-    for group, names in chosen.items():
-        for name in names:
-            read(group, name, [])
+            refuse_unused_by_files(DataConfig(**data), values)
+        for base in bases:
+            sweep_params |= read_preset(*base, config_dir, (*files_above, path))
+    except UserError as e:
+        raise UserError(f"{path}: {e}") from None
     return sweep_params
 
 
-def _require_preset(group: str, name: str, presets: Presets, config_dir: str | None) -> Path:
+def _require_preset(group: str, name: str, config_dir: str | None) -> Path:
     """Return the file of a preset; raise `UserError` if there is none, or two."""
+    presets = find_presets(config_dir)[group]
     own = Path(config_dir or CONFIGS, group, f"{name}.yaml")
-    if name in presets[group]:
-        path = presets[group][name]
-        if own != path and own.exists():
+    if name in presets:
+        if own != presets[name] and own.exists():
             raise UserError(f"{own} has the name of a preset of GlassGPT: rename it")
         if not PRESET_NAME.fullmatch(name):
-            raise UserError(f"{path}: rename the preset with letters of ASCII, digits, - and _")
-        return path
+            raise UserError(
+                f"{presets[name]}: rename the preset with letters of ASCII, digits, - and _"
+            )
+        return presets[name]
     if (yml := own.with_suffix(".yml")) in list_folder(own.parent):
         raise UserError(f"{group}={name}: rename {yml} to {own.name}")
-    if Path(name).stem in presets[group]:
+    if Path(name).stem in presets:
         raise UserError(f"{group}={name} is not a preset's name: use {group}={Path(name).stem}")
     hint = GROUP_HINTS.get(group, "").format(name)
-    raise UserError(not_one_of(group, name, presets[group]) + hint)
+    raise UserError(not_one_of(group, name, presets) + hint)
 
 
 def _read_yaml(path: Path, group: str) -> dict[Any, Any]:
@@ -118,7 +107,7 @@ def _read_yaml(path: Path, group: str) -> dict[Any, Any]:
         content = OmegaConf.load(ordinary_file(path))
         if not isinstance(content, DictConfig):
             raise ValueError("it is a list")
-    except READ_ERRORS as e:
+    except Exception as e:  # OmegaConf and the YAML parser raise errors of many types
         reason = " ".join(str(e).split()).replace(f' in "{path}"', "")
         raise UserError(
             f"the preset cannot be read ({reason}): write lines of the form NAME: VALUE in UTF-8, "
@@ -190,11 +179,7 @@ def is_text(name: str) -> bool:
 
 
 def check_setting(name: str, value: Any) -> Any:
-    """Return the value of a setting of train.py, converted to its type and checked.
-
-    Raises:
-        UserError: If the value is not of the type, or out of bounds.
-    """
+    """Return the value of a setting of train.py, converted to its type and checked."""
     if value == "???":
         raise UserError(f"{name}=??? is not possible: Hydra takes ??? for a value that is missing")
     converted = convert_value(name, SETTINGS[name], value)

@@ -27,7 +27,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     """Declare a setting.
 
     Args:
-        default: Its default value, or a function that makes it.
+        default: Its default value.
         help: One line for --help.
         **limits: `choices` lists all allowed values; `ge`, `gt`, `le` and `lt` bound a number
             (at least, above, at most, below). None is always allowed if the type is optional.
@@ -36,10 +36,7 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     Returns:
         A dataclass field.
     """
-    metadata = {"help": help, **limits}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
 
 
 def check_settings(node: Any, prefix: str = "") -> None:

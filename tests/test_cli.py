@@ -26,7 +26,7 @@ from run_folders import write_run
 import cli
 from cli.arguments import parse_command_line
 from cli.config_file import config_yaml
-from cli.presets import CONFIGS, SETTINGS, read_presets
+from cli.presets import CONFIGS, SETTINGS, read_preset
 from cli.sample_config import SampleConfig
 from cli.unused import SAMPLE_USED_WITH, TRAIN_USED_WITH
 from common.errors import UserError
@@ -637,7 +637,7 @@ def test_any_preset_is_read_or_refused_by_its_path(lines, in_group, tmp_path_fac
     text = "\n".join("".join(line) for line in lines)
     path.write_text((GLOBAL if in_group == "experiment" else "") + text)
     try:
-        read_presets({in_group: ["any"]}, str(folder))
+        read_preset(in_group, "any", str(folder))
     except UserError as e:
         assert str(path) in str(e)
 
