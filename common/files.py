@@ -143,6 +143,7 @@ def read_json_object(path: Path, must_be_sealed: bool = False) -> dict:
         ValueError: If the file is missing, unreadable, too large or contains something else.
     """
     try:
+        read_start(path)  # whose errors are clearer
         text = ordinary_file(path, MAX_JSON_BYTES).read_text(encoding="utf-8-sig")
         value = json.loads(text)
     except (OSError, RecursionError) as e:

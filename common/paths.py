@@ -23,8 +23,10 @@ def expand_home(key: str, path: str) -> Path:
     """Expand a leading ~, which shells do not expand after an equals sign.
 
     Raises:
-        UserError: If the ~ names an unknown user; it names the setting `key`.
+        UserError: If the ~ names an unknown user, or the path is an address; it names `key`.
     """
+    if "://" in path and not os.path.exists(path):
+        raise UserError(f"{key}={path} is an address: give a path on this machine")
     expanded = os.path.expanduser(path)
     if expanded.startswith("~") and not os.path.exists(expanded):
         raise UserError(

@@ -111,6 +111,8 @@ class _CheckedBytes(io.BufferedIOBase):
         return self.read(size)
 
     def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:  # check each part, because a device may not end
+            return b"".join(iter(partial(self.read, CHUNK_BYTES), b""))
         data = self._raw.read(size)
         self.head = self.head or data[:HEAD_BYTES]
         self.position += len(data)

@@ -18,7 +18,7 @@ from training.tensors import open_safetensors
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"  # of peft
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-PICKLE_SUFFIXES = {".bin", ".pt", ".pth"}
+PICKLED_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(bin|pt|pth)")
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
 # Buffers that older versions of transformers saved with the weights.
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$|(^|\.)rotary_emb\.\w+$")
@@ -141,10 +141,10 @@ def _missing_weights(folder: Path) -> UserError:
     """Build the error for a folder without weights, or with weights that are not read."""
     others = sorted(path for path in folder.iterdir() if path.is_file())
     for path in others:
-        if path.suffix in PICKLE_SUFFIXES:
+        if PICKLED_WEIGHTS.fullmatch(path.name):
             return pickle_error(path)
-    gguf = [path for path in others if path.suffix.lower() == ".gguf"]
-    advice = f"give {gguf[0]}" if gguf else "download the model's weights"
+    models = [path for path in others if path.suffix.lower() in (".gguf", ".safetensors")]
+    advice = f"give {models[0]}" if models else "download the model's weights"
     return UserError(f"{folder} has neither {WEIGHTS_FILE} nor {SHARDS_GLOB}; {advice}")
 
 

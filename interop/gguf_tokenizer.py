@@ -47,6 +47,9 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
     # Build the vocabulary and the merges
     ids = {token: id for id, token in enumerate(tokens)}
     pairs = [tuple(pair.split(" ", 1)) for pair in merges]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise ValueError(f"{PREFIX}merges has {pair[0]!r:.40}, which is not two tokens")
     library = Library(models.BPE(ids, pairs, ignore_merges=split == "llama-bpe"))
     library.pre_tokenizer = _build_pre_tokenizer(split)
     library.decoder = decoders.ByteLevel()

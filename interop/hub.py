@@ -19,7 +19,7 @@ INDEX_FILE = "model.safetensors.index.json"  # of the shards
 # What is downloaded: weights that are not pickled, settings and the tokenizer, no subfolders.
 DOWNLOADED_FILES = [WEIGHTS_FILE, SHARDS_GLOB, INDEX_FILE, HF_CONFIG_FILE]
 DOWNLOADED_FILES += [HF_TOKENIZER_FILE, HF_TOKENIZER_CONFIG_FILE]
-HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@([0-9a-f]{40}))?")
+HUB_NAME = re.compile(r"(\w[\w.-]*/[\w.-]+?)(?:@(\w[\w./-]*))?")
 MAX_HUB_ERROR_CHARS = 200
 
 
@@ -27,7 +27,7 @@ def pin_model(name: str, key: str = "init_from") -> str:
     """Download a model if it is named by its name on the hub.
 
     Args:
-        name: A path, or "owner/name" or "owner/name@commit" on the hub.
+        name: A path, or "owner/name" or "owner/name@revision" on the hub.
         key: The setting with the name. Only `init_from` may name a model on the hub.
 
     Returns:
@@ -43,10 +43,10 @@ def pin_model(name: str, key: str = "init_from") -> str:
     owner = Path(path).parts[0]
     if key != "init_from" or not match or owner == "runs" or Path(owner).is_dir():
         raise UserError(_describe_missing(key, name, path, owner if match else None))
-    repository, commit = match.groups()
+    repository, revision = match.groups()
     print_stderr(f"downloading {path} from the Hugging Face hub")
     try:
-        folder = _download_snapshot(repository, commit)
+        folder = _download_snapshot(repository, revision)
     except Exception as e:  # the library and those below it raise errors of many classes
         cause = str(e).strip().partition("\n")[0][:MAX_HUB_ERROR_CHARS]
         raise UserError(

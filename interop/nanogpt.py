@@ -1,5 +1,7 @@
 """Read nanoGPT's ckpt.pt as tensors and numbers only, so that no code in it can run."""
 
+import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,6 @@ GPT2_VOCAB_SIZE = 50257  # a vocabulary of at least this size is GPT-2's
 NANOGPT_SETTINGS = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "dropout")
 NANOGPT_DEFAULTS = {"bias": True, "dropout": 0.0}  # older checkpoints do not have these settings
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-MAX_PICKLE_ERROR_CHARS = 200
 
 
 class NanoGPTFile(CheckpointSource):
@@ -80,13 +81,15 @@ class NanoGPTFile(CheckpointSource):
 def _load_tensors(path: Path) -> dict[str, Any]:
     """Load a file of torch.save that contains only tensors, numbers, texts, lists and dicts."""
     try:
-        saved = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            saved = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except Exception as e:  # torch and the reader of pickles raise errors of many classes
-        cause = f"{type(e).__name__}: {e}".partition("\n")[0][:MAX_PICKLE_ERROR_CHARS]
+        code = re.search(r"GLOBAL (\S+)", str(e))
+        cause = f"contains code ({code[1]:.80}), which is not run" if code else "cannot be read"
         raise UserError(
-            f"{path} cannot be read without running code in it, or is damaged ({cause}); give the "
-            "ckpt.pt of an unmodified nanoGPT"
+            f"{path} {cause}; give the undamaged ckpt.pt of an unmodified nanoGPT"
         ) from None
     return saved if isinstance(saved, dict) else {}

@@ -185,3 +185,9 @@ def test_a_read_only_folder_is_refused_for_every_output(here, finished_run):
     for script, argv, named in commands:
         printed = run_to_end(here, *argv, script=script, fault=drop_privileges, status=1)
         assert named in printed and ".lock" not in printed and ".part" not in printed
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/x", "https://a.b/c.txt", "file:///tmp/x"])
+def test_an_address_is_no_path(path):
+    with pytest.raises(UserError, match=f"to={path} "):
+        expand_home("to", path)

@@ -97,6 +97,11 @@ def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, enco
     assert f"-f {encoding or ''}" in message or not encoding
 
 
+def test_a_device_that_does_not_end_is_refused():
+    with pytest.raises(UserError, match="score=/dev/zero"):
+        read_text(SampleConfig(score="/dev/zero"))
+
+
 @pytest.mark.parametrize(
     "content",
     [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None],

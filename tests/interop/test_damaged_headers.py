@@ -181,6 +181,7 @@ def test_any_header_of_a_gguf_file_gives_a_model_or_one_sentence(gguf_file, tmp_
     @example({}, {"rope_freqs.weight": float_tensor([3, 2])})
     @example({}, {"rope_freqs.weight": float_tensor([3])})
     @example({}, {"rope_freqs.weight": float_tensor([4], math.nan)})
+    @example({"tokenizer.ggml.merges": ["x"]}, {})
     @example({f"{arch}.context_length": 400_000_000}, {})
     @example({"tokenizer.ggml.bos_token_id": 2**31, "tokenizer.ggml.add_bos_token": True}, {})
     def check(metadata, tensors):

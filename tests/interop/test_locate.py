@@ -26,6 +26,7 @@ from sample import sample
 from training.checkpoint import parameter_shapes
 
 HEAD = "lm_head.weight"
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
 
 
 def write_nanogpt(path: Path, **options) -> None:
@@ -214,6 +215,11 @@ def quantize():
     change_weights("gpt2/" + WEIGHTS, change)()
 
 
+def two_weight_files():
+    shutil.copy("gpt2/" + WEIGHTS, "gpt2/b.safetensors")
+    Path("gpt2", WEIGHTS).rename("gpt2/a.safetensors")
+
+
 def lora_of_gguf():
     write_gguf(Path("a.gguf"), make_model("llama", n_layer=1), changes={"general.type": "adapter"})
 
@@ -233,8 +239,20 @@ REFUSED = [
     (lambda: Path("out").mkdir(), "out", ["out"]),
     (lambda: Path("t.txt").write_text("text"), "t.txt", ["t.txt"]),
     (lambda: Path("t.gguf").write_text(""), "t.gguf", ["t.gguf"]),
-    (lambda: Path("t").write_text("version https://git-lfs.github.com/spec/v1"), "t", ["lfs"]),
+    (lambda: Path("t").write_text(LFS_POINTER), "t", ["lfs"]),
     (lambda: shutil.copy("gpt2/" + WEIGHTS, "w"), "w", ["config.json"]),
+    (
+        lambda: Path("gpt2/tokenizer.json").write_text(LFS_POINTER),
+        "gpt2",
+        ["tokenizer.json", "lfs"],
+    ),
+    (
+        lambda: torch.save(torch.nn.Linear(2, 2), "m.pt"),
+        "m.pt",
+        ["code", "nn.modules.linear.Linear"],
+    ),
+    (two_weight_files, "gpt2", ["give gpt2/a.safetensors"]),
+    (rename("gpt2/" + WEIGHTS, "gpt2/optimizer.pt"), "gpt2", ["download"]),
     (lambda: os.symlink("nowhere", "link"), "link", ["link", "nowhere"]),
     (lambda: os.mkfifo("pipe"), "pipe", ["pipe"]),
     (lambda: Path("shards/model-00002-of-00003.safetensors").unlink(), "shards", ["00002"]),
