@@ -88,6 +88,7 @@ def zipped() -> bytes:
         (zipped(), None),
         (b"abc\0def", None),
     ],
+    ids=lambda value: "content" if isinstance(value, bytes) else value,  # an archive has the time
 )
 def test_a_conversion_is_advised_for_text_and_not_for_binary_files(content, encoding):
     with pytest.raises(UserError) as error, open_text(content, "mine") as file:
@@ -105,7 +106,7 @@ def test_a_device_that_does_not_end_is_refused():
 @pytest.mark.parametrize(
     "content",
     [gzip.compress(b"text " * 99)[:20], b"\x1f\x8b", None],
-    ids=["cut", "header", "missing"],  # the compressed bytes contain the time
+    ids=["cut", "header", "missing"],
 )
 def test_damaged_compressed_files_and_missing_files_are_refused_by_name(tmp_path, content):
     file = tmp_path / "a.txt"
