@@ -22,7 +22,8 @@ def saved_steps(run_dir: Path) -> list[int]:
     """Return the steps that have a checkpoint folder, in ascending order."""
     steps = []
     for path in list_folder(run_dir / "checkpoints", "step_*"):
-        if match := re.fullmatch(r"step_(\d{8,})", path.name):
+        match = re.fullmatch(r"step_(\d{8,})", path.name)
+        if match and step_folder(run_dir, int(match[1])) == path:  # the only name of its step
             steps.append(int(match[1]))
     return sorted(steps)
 

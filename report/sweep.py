@@ -3,6 +3,7 @@
 Everything is read from the folder, so the results do not depend on what started the jobs.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -46,11 +47,21 @@ class Run:
 
 def is_sweep(folder: Path) -> bool:
     """Return whether a sweep has started a job in this folder."""
-    return bool(_job_folders(folder))
+    jobs = _job_folders(folder)
+    return any(os.access(path, os.X_OK) for path in jobs) or any(
+        exists(path / JOB) for path in jobs
+    )
 
 
 def _job_folders(folder: Path) -> list[Path]:
-    return [path for path in list_folder(folder) if is_folder(path) and exists(path / JOB)]
+    return [path for path in list_folder(folder) if _is_job(path)]
+
+
+def _is_job(path: Path) -> bool:
+    try:
+        return is_folder(path) and exists(path / JOB)
+    except OSError:  # one that cannot be read is reported as failed
+        return True
 
 
 def require_sweep(folder: Path) -> None:

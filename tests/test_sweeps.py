@@ -45,6 +45,7 @@ from report.run import kv_cache_bytes
 from report.sweep import (
     Run,
     find_best_run,
+    is_sweep,
     rank_variants,
     ranking_metric,
     read_sweep,
@@ -307,6 +308,20 @@ def test_a_damaged_job_does_not_keep_a_sweep_from_resuming(name, damage, sweep):
     status, returned = sweep("seed=1,2", "resume=auto", job=lambda job: 2.0)
     assert (status, returned[1]) == (1, 2.0)
     assert [run.path.name for run in read_sweep(Path("sweep"))] == ["seed=1", "seed=2"]
+
+
+def test_a_job_that_cannot_be_opened_costs_only_its_own_row(sweep):
+    sweep("seed=1,2", job=lambda job: 1.0)
+    Path("sweep", "0").symlink_to("0")
+    assert {run.path.name: bool(run.failure) for run in read_sweep(Path("sweep"))} == {
+        "0": True,
+        "seed=1": False,
+        "seed=2": False,
+    }
+    Path("other").mkdir()
+    Path("other", "0").symlink_to("0")
+    with pytest.raises(OSError):
+        is_sweep(Path("other"))
 
 
 def test_a_preset_that_asks_for_a_sweep_needs_the_option(tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoints: written completely or not at all, verified by hash before use, never pickled."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -172,10 +173,11 @@ class Checkpoints:
             sync(folder.parent)
             return None
         except (OSError, SafetensorError) as e:
+            reason = re.sub(r".*I/O error: (.*) \(os error \d+\)", r"\1", str(e))  # of safetensors
             needed = sum(t.nbytes for named in tensors.values() for t in named.values())
             return (
                 f"the checkpoint of step {manifest.step} could not be written in "
-                f"{self.run_dir} ({getattr(e, 'strerror', None) or e}; it needs {needed:,} "
+                f"{self.run_dir} ({getattr(e, 'strerror', None) or reason}; it needs {needed:,} "
                 "bytes); earlier checkpoints are unchanged"
             )
         finally:

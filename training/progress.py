@@ -63,9 +63,9 @@ def read_progress(config: Config, run_dir: Path, log: Callable[[str], None]) -> 
     if not saved_steps(run_dir):
         if any(row.get("seconds/save") for row in rows):
             raise UserError(
-                f"run_dir={run_dir} has lost its checkpoints: {run_dir / METRICS} records "
-                f"{pluralize(rows[-1]['step'], 'step')}, but {run_dir / 'checkpoints'} holds none; "
-                "restore them, or start a new run in another folder."
+                f"{run_dir / METRICS} records {pluralize(rows[-1]['step'], 'step')}, but "
+                f"{run_dir / 'checkpoints'} holds no checkpoint: restore them, or, if none could "
+                "be saved, start a new run in another folder."
             )
         if config.resume == "auto":
             return Progress()

@@ -57,6 +57,12 @@ def test_the_newest_checkpoints_and_the_best_are_kept(tiny, train_in_process):
     assert not list((run / "checkpoints").glob(".*"))
 
 
+def test_only_the_canonical_name_of_a_step_is_a_checkpoint(tmp_path):
+    for name in ("step_00000004", "step_000000006", "step_٠٠٠٠٠٠٠٨", "step_7", "step_123456789"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert saved_steps(tmp_path) == [4, 123456789]
+
+
 @pytest.mark.slow
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_afresh(run, tiny, train_in_process):
     for model in run.glob("checkpoints/*/model.safetensors"):
