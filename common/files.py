@@ -16,6 +16,8 @@ MAX_JSON_BYTES = 100_000_000
 SEAL = ',\n "sha256": "'
 HASH_CHUNK_BYTES = 1 << 20
 START_BYTES = 64  # that tell what a file contains
+# Opening a pipe waits for its other end without this flag, which Windows lacks.
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 LFS_START = b"version https://git-lfs"
 
 
@@ -48,7 +50,7 @@ def open_unlinked(path: Path, mode: str, **options: Any) -> IO:
 
 def _open_unlinked(path: str, flags: int) -> int:
     refuse_link(Path(path))
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | NO_WAIT, 0o666)
 
 
 def refuse_link(path: Path) -> None:
@@ -168,7 +170,7 @@ def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of entries, is on the disk."""
     if path.is_dir() and os.name == "nt":  # Windows cannot sync folders, and need not
         return
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | NO_WAIT)
     try:
         os.fsync(handle)
     except OSError as e:
