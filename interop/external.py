@@ -26,7 +26,6 @@ class ExternalCheckpoint:
     """A checkpoint of another library whose tensors fit our model.
 
     Attributes:
-        path: Its file or folder.
         config: Settings with which our model computes the same.
     """
 
@@ -34,7 +33,7 @@ class ExternalCheckpoint:
         """Check all that can be checked without reading the weights.
 
         Args:
-            source: A folder of Hugging Face's format, a .gguf file or nanoGPT's ckpt.pt.
+            source: The checkpoint, or its path.
 
         Raises:
             UserError: It cannot be read, or our model cannot compute the same.

@@ -119,8 +119,7 @@ def _find_weights(folder: Path) -> list[Path]:
                 f"{folder / INDEX_FILE} does not name the files of the weights; download it again"
             )
     elif shards:
-        # Of several sets, such as 1 to 3 of 3 and 1 to 2 of 2, the largest one counts
-        total = max(shard.rpartition("-of-")[2] for shard in shards).removesuffix(".safetensors")
+        total = shards[-1].rpartition("-of-")[2].removesuffix(".safetensors")
         names = [name for name in shards if name.endswith(f"-of-{total}.safetensors")]
         if total != f"{len(names):0{len(total)}}":
             raise UserError(

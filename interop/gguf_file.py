@@ -115,19 +115,11 @@ class GGUFFile(CheckpointSource):
         return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
     def read_tokenizer(self) -> HFTokenizer:
-        """Return the byte-level BPE tokenizer in the file; see `read_gguf_tokenizer`."""
-        try:
-            return read_gguf_tokenizer(self._metadata)
-        except UserError as e:
-            raise UserError(f"{self.path}: {e}") from None
+        """Return the byte-level BPE tokenizer in the file."""
+        return read_gguf_tokenizer(self.path, self._metadata)
 
     def _read_settings(self) -> HFSettings:
-        """Return the settings in the header, by the names that a config.json gives them.
-
-        Raises:
-            ValueError: A setting has the wrong type.
-            UserError: The wavelengths are stretched in an unknown way.
-        """
+        """Return the settings in the header, by the names that a config.json gives them."""
         settings: HFSettings = {
             name: self._metadata.read(key, SETTING_TYPES.get(name, int))
             for name, key in self._keys.items()

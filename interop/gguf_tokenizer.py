@@ -1,5 +1,7 @@
 """Build the tokenizer of a .gguf file from its tables of tokens and merges."""
 
+from pathlib import Path
+
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
@@ -22,7 +24,7 @@ DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
 DEFAULT_SPLITS = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
 
 
-def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
+def read_gguf_tokenizer(path: Path, metadata: Metadata) -> HFTokenizer:
     """Return the byte-level BPE tokenizer of a .gguf file.
 
     Raises:
@@ -33,8 +35,8 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
     kind = metadata.read(f"{PREFIX}model", str)
     if kind != "gpt2":
         raise UserError(
-            f"its tokenizer, {PREFIX}model={show_value(kind)}, cannot be read, because only "
-            "byte-level BPE (gpt2) can; use the model's Hugging Face folder instead"
+            f"{path}: its tokenizer, {PREFIX}model={show_value(kind)}, is not byte-level BPE (gpt2), "
+            "the only type that can be read; use the model's Hugging Face folder instead"
         )
     architecture = metadata.read("general.architecture", str) or ""
     split = metadata.read(f"{PREFIX}pre", str) or DEFAULT_SPLITS.get(architecture)
@@ -51,7 +53,7 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
         if len(pair) != 2:
             raise ValueError(f"{PREFIX}merges has {pair[0]!r:.40}, which is not two tokens")
     library = Library(models.BPE(ids, pairs, ignore_merges=split == "llama-bpe"))
-    library.pre_tokenizer = _build_pre_tokenizer(split)
+    library.pre_tokenizer = _build_pre_tokenizer(path, split)
     library.decoder = decoders.ByteLevel()
     if split == "qwen2":
         library.normalizer = normalizers.NFC()
@@ -79,7 +81,7 @@ def read_gguf_tokenizer(metadata: Metadata) -> HFTokenizer:
     return HFTokenizer(library.to_str(), metadata.read(f"{PREFIX}eos_token_id", int))
 
 
-def _build_pre_tokenizer(split: str | None) -> pre_tokenizers.PreTokenizer:
+def _build_pre_tokenizer(path: Path, split: str | None) -> pre_tokenizers.PreTokenizer:
     """Return the rule by which a family of models splits text before merging."""
     if split in DIGIT_GROUPS:
         return byte_level_split(WORD_PATTERN.format(digits=DIGIT_GROUPS[split]))
@@ -91,6 +93,6 @@ def _build_pre_tokenizer(split: str | None) -> pre_tokenizers.PreTokenizer:
         return pre_tokenizers.Sequence([digits, byte_level])
     supported = ", ".join(["gpt-2", "smollm", *DIGIT_GROUPS])
     raise UserError(
-        f"the rule by which its text is split, {PREFIX}pre={show_value(split)}, is not supported; "
-        f"use a model with one of {supported}, or the model's Hugging Face folder instead"
+        f"{path}: the rule by which text is split, {PREFIX}pre={show_value(split)}, is not "
+        f"one of {supported}, which are supported; use the model's Hugging Face folder instead"
     )

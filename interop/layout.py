@@ -7,19 +7,12 @@ from interop.names import MODULE_NAMES
 
 
 class TensorMapping(NamedTuple):
-    """A tensor of another library's checkpoint, and our parameters that it contains.
+    """A tensor of another library's checkpoint, and our parameters that it contains."""
 
-    Attributes:
-        name: Name of the tensor in the checkpoint.
-        parameters: Names of our parameters. The tensor is these parameters stacked by rows.
-        is_transposed: Whether the checkpoint has the transpose of the stacked parameters.
-        shape: Shape of the tensor in the checkpoint.
-    """
-
-    name: str
-    parameters: list[str]
-    is_transposed: bool
-    shape: list[int]
+    name: str  # of the tensor in the checkpoint
+    parameters: list[str]  # names of our parameters, which are stacked by rows
+    is_transposed: bool  # whether the checkpoint has the transpose of the stacked parameters
+    shape: list[int]  # of the tensor in the checkpoint
 
 
 def map_tensors(parameter_shapes: dict[str, list[int]], naming: str) -> Iterator[TensorMapping]:

@@ -114,11 +114,7 @@ def read_starting_model(init_from: str) -> Config:
 def open_starting_weights(
     init_from: str | os.PathLike, log: Callable[[str], None] = print
 ) -> StartingWeights:
-    """Open the weights that training starts from.
-
-    Args:
-        init_from: Path of their model, or its name on the hub with its commit.
-        log: Called with a line if a checkpoint is damaged and another one is loaded.
+    """Open the weights that training starts from, which `read_starting_model` has downloaded.
 
     Raises:
         UserError: They cannot be read, or our model cannot compute the same.

@@ -63,7 +63,20 @@ MODULE_NAMES = {
     "gguf_gpt2": {**_GGUF_NAMES, "blk.{i}.attn_qkv": QKV},
 }
 
-# Settings in a config.json of Hugging Face's format → ours, by the format's two dialects.
+_LLAMA_SETTINGS = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "block_size",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head",
+    "hidden_size": "n_embd",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_hidden",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+    "tie_word_embeddings": "tie_embeddings",
+}
+# Settings in a config.json of Hugging Face's format → ours, by its model_type.
 HF_SETTINGS = {
     "gpt2": {
         "vocab_size": "vocab_size",
@@ -75,19 +88,9 @@ HF_SETTINGS = {
         "layer_norm_epsilon": "norm_eps",
         "tie_word_embeddings": "tie_embeddings",
     },
-    "llama": {
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "block_size",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "num_key_value_heads": "n_kv_head",
-        "hidden_size": "n_embd",
-        "head_dim": "head_dim",
-        "intermediate_size": "mlp_hidden",
-        "rms_norm_eps": "norm_eps",
-        "rope_theta": "rope_theta",
-        "tie_word_embeddings": "tie_embeddings",
-    },
+    "llama": _LLAMA_SETTINGS,
+    "qwen2": _LLAMA_SETTINGS,
+    "qwen3": _LLAMA_SETTINGS,
 }
 
 # Settings in a .gguf file, after the architecture's name and a dot → those in a config.json.

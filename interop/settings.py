@@ -79,7 +79,7 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
     _require_supported({**settings, "rope_type": rope_type}, names)
 
     # Translate the settings that have another name
-    translations = HF_SETTINGS[_dialect_of(family)]
+    translations = HF_SETTINGS[family]
     values = dict(DEFAULTS[family])
     values |= {name: settings[name] for name in translations if settings.get(name) is not None}
     missing = translations.keys() - values.keys()
@@ -139,8 +139,7 @@ def config_to_hf(config: GPTConfig, tokenizer: Tokenizer | None = None) -> HFSet
     if tokenizer is not None:
         begin, end = tokenizer.begin_of_text, tokenizer.end_of_text
         settings |= {"bos_token_id": end if begin is None else begin, "eos_token_id": end}
-    names = HF_SETTINGS[_dialect_of(family)]
-    settings |= {theirs: getattr(exported, ours) for theirs, ours in names.items()}
+    settings |= {theirs: getattr(exported, ours) for theirs, ours in HF_SETTINGS[family].items()}
     settings |= _hf_settings_of_family(exported, family)
     _require_round_trip(exported, settings, family)
     return settings
@@ -192,15 +191,12 @@ def _read_family(settings: HFSettings, names: dict[str, str]) -> str:
             raise UserError(f"sliding_window={show_value(window)} is not supported; only null is")
         return "llama"
     if not isinstance(family, str) or family not in ARCHITECTURES:
-        shown = f"{names.get('model_type', 'model_type')}={show_value(family)}"
-        choices = ", ".join(ARCHITECTURES)
-        raise UserError(f"{shown} is not supported; only {choices} and mistral are")
+        name = names.get("model_type", "model_type")
+        supported = ", ".join(ARCHITECTURES)
+        raise UserError(
+            f"{name}={show_value(family)} is not supported; only {supported} and mistral are"
+        )
     return family
-
-
-def _dialect_of(family: str) -> str:
-    """Return the key of `HF_SETTINGS` for a family."""
-    return "gpt2" if family == "gpt2" else "llama"
 
 
 def _require_supported(settings: HFSettings, names: dict[str, str]) -> None:
@@ -257,13 +253,13 @@ def _hf_settings_of_family(config: GPTConfig, family: str) -> HFSettings:
         settings["mlp_bias"] = config.has_bias("mlp")
     if config.rope_factor != 1:
         settings["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
-    if config.rope_factor != 1 and config.rope_trained is not None:
-        settings["rope_scaling"] |= {
-            "rope_type": "llama3",
-            "low_freq_factor": ROPE_LOW,
-            "high_freq_factor": ROPE_HIGH,
-            "original_max_position_embeddings": config.rope_trained,
-        }
+        if config.rope_trained is not None:
+            settings["rope_scaling"] |= {
+                "rope_type": "llama3",
+                "low_freq_factor": ROPE_LOW,
+                "high_freq_factor": ROPE_HIGH,
+                "original_max_position_embeddings": config.rope_trained,
+            }
     return settings
 
 

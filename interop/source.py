@@ -10,19 +10,12 @@ from data.tokenizer import Tokenizer
 
 
 class CheckpointSource(ABC):
-    """A checkpoint in the format of another library.
+    """A checkpoint in the format of another library."""
 
-    Attributes:
-        path: File or folder of the checkpoint.
-        naming: How the tensors are named: a key of `interop.names.MODULE_NAMES`.
-        tokenizer_name: Value of the setting `tokenizer.name` for the tokenizer.
-        shapes: Shape of each tensor by its name in the checkpoint.
-    """
-
-    path: Path
-    naming: str
-    tokenizer_name = "hf"
-    shapes: dict[str, list[int]]
+    path: Path  # its file or folder
+    naming: str  # of its tensors: a key of `interop.names.MODULE_NAMES`
+    shapes: dict[str, list[int]]  # of its tensors, by their names
+    tokenizer_name = "hf"  # value of the setting `tokenizer.name` for its tokenizer
 
     @abstractmethod
     def read_config(self) -> GPTConfig:
