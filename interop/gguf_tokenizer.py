@@ -35,8 +35,8 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> HFTokenizer:
     kind = metadata.read(f"{PREFIX}model", str)
     if kind != "gpt2":
         raise UserError(
-            f"{path}: its tokenizer, {PREFIX}model={show_value(kind)}, is not byte-level BPE (gpt2), "
-            "the only type that can be read; use the model's Hugging Face folder instead"
+            f"{path}: its tokenizer, {PREFIX}model={show_value(kind)}, is not byte-level BPE "
+            "(gpt2), the only type that can be read; use the model's Hugging Face folder instead"
         )
     architecture = metadata.read("general.architecture", str) or ""
     split = metadata.read(f"{PREFIX}pre", str) or DEFAULT_SPLITS.get(architecture)
