@@ -16,35 +16,13 @@ from torch import Tensor, nn
 
 import kernels
 import layers
-from attention import (
-    attention,
-    attention_weights,
-    causal_mask,
-    fused_attention,
-    repeat_groups,
-    rotary_table,
-)
+from attention import attention as attention  # for notebooks
+from attention import attention_weights, causal_mask, fused_attention, repeat_groups, rotary_table
 from common.errors import UserError, not_one_of
 from config import GPTConfig
 from decoder import Decoder, KVCache
 from decoding import generate
 from ngrams import NGramEmbedding
-
-__all__ = [
-    "GPT",
-    "MLP",
-    "Block",
-    "GPTConfig",
-    "KVCache",
-    "SelfAttention",
-    "attention",
-    "attention_weights",
-    "autocast",
-    "causal_mask",
-    "init_weights",
-    "rotary_table",
-    "store",
-]
 
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows when more are needed
@@ -381,10 +359,7 @@ class GPT(nn.Module):
         """Allocate an empty cache on the device of the weights and in their precision.
 
         On a CPU it is float32 at least, in which attention is much faster than in bf16 (LOG.md).
-
-        Args:
-            batch_size: Number of sequences B.
-            length: Capacity in tokens, cut to block_size; None: block_size.
+        `length` is its capacity in tokens, cut to block_size; None: block_size.
         """
         weight, block_size = self.token_embedding.weight, self.config.block_size
         dtype = weight.dtype

@@ -42,15 +42,11 @@ class Probes:
 def make_probes(
     train: np.ndarray, val: np.ndarray, tokenizer: Tokenizer, length: int, seed: int
 ) -> Probes:
-    """Make the probes; equal arguments give equal probes.
+    """Make the probes from the ids of both splits; equal arguments give equal probes.
 
-    Args:
-        train: Token ids of the training split, at least one. Random tokens follow their frequencies
-            in it, so that the model has seen every one.
-        val: Token ids of the validation split, at least two.
-        tokenizer: Tokenizer of both splits.
-        length: Maximum tokens of the text; rows have at most `MAX_SCORED_LENGTH`.
-        seed: Seed of the random rows.
+    Random tokens follow their frequencies in the training split (at least one token), so that the
+    model has seen every one. The text is an excerpt of the validation split (at least two tokens)
+    of at most `length` tokens; rows have at most `MAX_SCORED_LENGTH`.
     """
     start = _start_of_line(val, tokenizer, length)
     text = np.asarray(val[start : start + length], dtype=np.int64)

@@ -21,13 +21,10 @@ class Head(NamedTuple):
         return f"L{self.layer}H{self.number}"
 
 
-# Larger numbers, as in a damaged file, would need tables of any size.
-HEAD_NAME = r"L(\d{1,3})H(\d{1,3})"
-
-
 def parse_head(name: str) -> Head | None:
     """Parse a name such as L2H3; None if it does not name a head."""
-    match = re.fullmatch(HEAD_NAME, name)
+    # Larger numbers, as in a damaged file, would need tables of any size.
+    match = re.fullmatch(r"L(\d{1,3})H(\d{1,3})", name)
     return Head(int(match[1]), int(match[2])) if match else None
 
 
