@@ -92,9 +92,9 @@ def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) 
         if remove_if_empty(plan.folder):
             if cli.explain_error(e) and str(e):
                 raise
-            reason = f"{type(e).__name__}: {cli.error_sentence(e)}"
             raise UserError(
-                f"no job could be started ({reason}): correct hydra.launcher.… or hydra.sweeper.…"
+                f"no job could be started ({cli.error_reason(e)}): correct the settings of "
+                "hydra.launcher and hydra.sweeper"
             ) from None
         launcher_failed = True  # jobs report their own errors: this one is of what starts them
         cli.print_stderr(f"error: {type(e).__name__}: {cli.error_sentence(e)}")

@@ -141,6 +141,9 @@ def _check_argument(
 
     # Several values
     is_free_text = key in SETTINGS and is_text(key) and "choices" not in SETTINGS[key].metadata
+    if is_sweep and is_free_text:  # Hydra cannot parse ~
+        paths = re.sub(r"(?<![^,])~[^,'\"]*", lambda path: quote(path[0]), value)
+        argument = f"{key}={paths}" if _parse_override(f"{key}={paths}") else argument
     override = _parse_override(argument) if is_sweep or not is_free_text else None
     if override and override.is_sweep_override():
         if key == "sweep":
@@ -216,6 +219,8 @@ def _check_preset(group: str, name: str, is_sweep: bool, config_dir: str | None)
                 if key == "sweep":
                     raise UserError(f"sweep={value} is a sweep in a sweep: leave it out")
                 _check_argument(f"{key}={value}", True, config_dir)
+                if _parse_override(f"{key}={value}") is None:
+                    raise UserError(f"{key}={value} cannot be parsed: put each text in quotes")
         except UserError as e:
             raise UserError(f"{path}: {e}") from None
 

@@ -144,7 +144,9 @@ def error_sentence(error: BaseException) -> str:
     cause = error.__cause__
     if isinstance(error, HydraException) and not isinstance(cause, OmegaConfBaseException):
         reason = f": {first_line(cause)}" if cause else ""
-        return " ".join(str(error).split()) + reason
+        message = " ".join(str(error).split())
+        pattern = r"\w+ raised while composing config: (.*) full_key: (\S*) object_type=\S*"
+        return re.sub(pattern, r"\2: \1", message) + reason
     error = cause if isinstance(cause, OmegaConfBaseException) else error
     key = getattr(error, "full_key", None)
     return f"{key}: {first_line(error)}" if key else first_line(error)

@@ -191,6 +191,12 @@ def check_setting(name: str, value: Any) -> Any:
 def _read_sweep_params(hydra_settings: Any) -> dict[str, Any]:
     """Return the settings of a sweep's jobs from the section hydra of a preset."""
     params = hydra_settings
+    for key in ("run", "sweep"):
+        if isinstance(params, dict) and key in params:
+            raise UserError(
+                f"hydra.{key} has no effect in a preset: leave it out, and type run_dir=PATH, or "
+                "hydra.sweep.dir=PATH for a sweep"
+            )
     for key in ("sweeper", "params"):
         params = params.get(key, {}) if isinstance(params, dict) else params
     if not isinstance(params, dict):

@@ -318,6 +318,7 @@ def alternatives(value: str) -> list:
     [
         ("a", ["a"]),
         ("/notes,a b.txt", ["/notes", "a b.txt"]),
+        ("~/a (1).txt,b,~", ["~/a (1).txt", "b", "~"]),
         ("'a,b',c", ["a,b", "c"]),
         ("choice(a,b)", ["a", "b"]),
         ("null,a", [None, "a"]),
@@ -581,6 +582,7 @@ BAD_PRESETS = [
             ("      seed: [1, 2]", ["seed: "]),
             ("      seed: null", ["seed: "]),
             ("      seed: 1,many", ["seed=many"]),
+            ("      data.path: a,b (1)", ["data.path=a,b (1)", "quotes"]),
             ("      seed: '1,'", ["seed=1,"]),
             ("      - seed=1,2", ["params"]),
             ("      run_dir: a,b", ["run_dir=a,b"]),
@@ -588,6 +590,10 @@ BAD_PRESETS = [
         ]
     ),
     ("sweep/bad", f"{GLOBAL}seed: 1,2\n".encode(), ["seed=1,2"]),
+    *(
+        ("sweep/bad", f"{GLOBAL}hydra:\n  {key}:\n    dir: a\n".encode(), [f"hydra.{key}"])
+        for key in ("run", "sweep")
+    ),
 ]
 
 
