@@ -40,6 +40,7 @@ SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+    "is_causal": (True,),
     "hidden_act": ("silu", "swish"),
     "use_sliding_window": (False,),
     "num_experts": (0,),
@@ -68,7 +69,7 @@ def config_from_hf(settings: HFSettings, names: dict[str, str] | None = None) ->
     names = names or {}
     family = _read_family(settings, names)
     rope: dict[str, Any] = {}
-    for name in ("rope_scaling", "rope_parameters"):  # the older and the newer name
+    for name in ("rope_parameters", "rope_scaling"):  # the older name prevails in transformers
         rope = settings.get(name) or rope
         if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
             raise UserError(

@@ -67,6 +67,8 @@ def truncate(glob):
         ("llama", change_settings(model_type="mistral", sliding_window=9), ["sliding_window=9"]),
         ("gpt2", change_settings(activation_function="gelu"), ["activation_function=gelu"]),
         ("llama", change_settings(rope_parameters={"rope_type": "yarn"}), ["rope_type=yarn"]),
+        ("llama", change_settings(rope_scaling={"rope_type": "dynamic"}), ["rope_type=dynamic"]),
+        ("llama", change_settings(is_causal=False), ["is_causal=false"]),
         (
             "llama",
             change_settings(rope_parameters=llama3_rope(500000.0, 8.0, 2.0, 4.0, 12)),
