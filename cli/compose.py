@@ -18,7 +18,7 @@ from cli.arguments import quote
 from cli.command import error_sentence
 from cli.config_file import PER_COMMAND, absolute_paths, read_run_config
 from cli.presets import CONFIGS, SETTINGS
-from cli.unused import refuse_unused
+from cli.unused import refuse_unused, refuse_unused_in_files
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import list_folder
@@ -131,13 +131,9 @@ def _refuse_unused(job: Job, config: Config) -> None:
         if not any(key == "experiment" or f"{name}.".startswith(f"{key}.") for key in job.swept)
     }
     typed = {key: attrgetter(key)(config) for key in job.keys if key in SETTINGS}
-    for key, value in typed.items():
-        refuse_unused([key], values | {key: value})  # the values of other swept keys are not known
-    if {"data.exclude", "data.field"} & typed.keys() and config.data.source == "text":
-        from data.sources import refuse_unused_by_files  # slow to import, and seldom needed
-
-        if "data.path" in values:
-            refuse_unused_by_files(config.data, typed)
+    refuse_unused(typed, values)
+    if "data.path" in values:
+        refuse_unused_in_files(typed, config.data)
 
 
 def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config | None:

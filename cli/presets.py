@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from cli.unused import refuse_unused
+from cli.unused import refuse_unused, refuse_unused_in_files
 from common.errors import UserError, did_you_mean, not_one_of
 from common.files import list_folder, ordinary_file
 from common.settings import check_value, convert_value, format_value, iterate_settings
@@ -70,10 +70,7 @@ def read_preset(
         values = _read_settings(content, "" if group in GLOBAL_GROUPS else f"{group}.")
         refuse_unused(values, values)
         data = {key[5:]: value for key, value in values.items() if key.startswith("data.")}
-        if data.get("source", "text") == "text" and data.get("path"):
-            from data.sources import refuse_unused_by_files  # slow to import, seldom needed
-
-            refuse_unused_by_files(DataConfig(**data), values)
+        refuse_unused_in_files(values, DataConfig(**{"source": "text", **data}))
         for base in bases:
             sweep_params |= read_preset(*base, config_dir, (*files_above, path))
     except UserError as e:

@@ -1,11 +1,12 @@
 """Refuse settings that were typed but have no effect beside the others."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.settings import format_value
+from config import DataConfig
 
 
 class Above(NamedTuple):
@@ -53,23 +54,27 @@ SAMPLE_USED_WITH: UsedWith = (
 
 
 def refuse_unused(
-    typed: Collection[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+    typed: Mapping[str, Any], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
 ) -> None:
     """Raise `UserError` if `explain_unused` finds a setting without effect."""
     if reason := explain_unused(typed, values, used_with):
         raise UserError(reason)
 
 
-def explain_unused(
-    typed: Collection[str], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
-) -> str | None:
-    """Return which typed setting has no effect beside the values of others, and what to do.
+def refuse_unused_in_files(typed: Mapping[str, Any], data: DataConfig) -> None:
+    """Raise `UserError` if a setting of data.… was typed that the files of data.path do not use."""
+    if data.source == "text" and data.path and {"data.exclude", "data.field"} & typed.keys():
+        from data.sources import refuse_unused_by_files  # slow to import, and seldom needed
 
-    A setting that is null or has no value here has an effect, and so have those that need it.
-    """
+        refuse_unused_by_files(data, typed)
+
+
+def explain_unused(
+    typed: Mapping[str, Any], values: Mapping[str, Any], used_with: UsedWith = TRAIN_USED_WITH
+) -> str | None:
+    """Return which typed setting has no effect beside known values of others, and what to do."""
     for name, other, allowed in used_with:
-        is_set = name in typed and values[name] is not None
-        if not is_set or other not in values or values[other] in allowed:
+        if typed.get(name) is None or other not in values or values[other] in allowed:
             continue
         if isinstance(allowed, Above):
             fix = f"use {other} above {allowed.limit}"
@@ -78,7 +83,7 @@ def explain_unused(
         else:
             fix = f"use {' or '.join(_assignment(other, value) for value in allowed)}"
         return (
-            f"{name}={format_value(values[name])} has no effect with "
+            f"{name}={format_value(typed[name])} has no effect with "
             f"{_assignment(other, values[other])}: leave it out, or {fix}"
         )
     return None

@@ -218,6 +218,6 @@ def reproduce_command(run: Run) -> str:
     settings = [
         f"{key}={value}"
         for key, value in run.overrides.items()
-        if key != "sweep" and not (key in values and explain_unused([key], values))
+        if key != "sweep" and not (key in values and explain_unused({key: values[key]}, values))
     ]
     return shlex.join(["python", "train.py", *settings])
