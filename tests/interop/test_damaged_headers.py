@@ -20,15 +20,14 @@ from hypothesis import strategies as st
 from models import lively
 from safetensors.torch import load_file, save_file
 from test_gguf import make_model, write_gguf
+from test_nanogpt import nanogpt_tensors
 
 from common.errors import UserError
 from config import GPTConfig
 from interop import ExternalCheckpoint
 from interop.gguf_header import SCALAR_FORMATS
-from interop.layout import map_tensors
 from interop.names import GGUF_SETTINGS, HF_SETTINGS
 from model import GPT
-from training.checkpoint import parameter_shapes
 
 gguf = pytest.importorskip("gguf")
 
@@ -270,12 +269,8 @@ NANOGPT_SHAPE = {"vocab_size": 9, "block_size": 16, "n_layer": 1, "n_head": 2, "
 
 def nanogpt_checkpoint() -> dict[str, dict]:
     config = GPTConfig(**NANOGPT_SHAPE, bias=True)
-    parameters = dict(lively(GPT(config)).named_parameters())
-    state = {
-        mapping.name: torch.cat([parameters[name] for name in mapping.parameters])
-        for mapping in map_tensors(parameter_shapes(config), "gpt2")
-    }
     names = [*NANOGPT_SHAPE, "bias", "dropout"]
+    state = nanogpt_tensors(lively(GPT(config)))
     return {"model": state, "model_args": {name: asdict(config)[name] for name in names}}
 
 

@@ -13,6 +13,7 @@ from models import lively
 from run_folders import SHAPE, TEXT, write_run
 from safetensors.torch import load_file, save_file
 from test_gguf import make_model, write_gguf
+from test_nanogpt import nanogpt_tensors
 
 import interop
 from cli.sample_config import SampleConfig
@@ -20,10 +21,8 @@ from common.errors import UserError
 from config import GPTConfig
 from data.hf_tokenizer import HFTokenizer
 from interop.__main__ import main as export
-from interop.layout import map_tensors
 from model import GPT
 from sample import sample
-from training.checkpoint import parameter_shapes
 
 HEAD = "lm_head.weight"
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
@@ -32,11 +31,8 @@ LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
 def write_nanogpt(path: Path, **options) -> None:
     """Write a checkpoint as nanoGPT does, with the vocabulary of a text."""
     config = GPTConfig(len(TEXT), **SHAPE, bias=True)
-    parameters = dict(lively(GPT(config)).named_parameters())
-    state = {
-        f"_orig_mod.{mapping.name}": torch.cat([parameters[name] for name in mapping.parameters])
-        for mapping in map_tensors(parameter_shapes(config), "gpt2")
-    }
+    tensors = nanogpt_tensors(lively(GPT(config)))
+    state = {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()}
     state["_orig_mod.lm_head.weight"] = state["_orig_mod.transformer.wte.weight"]
     torch.save({"model": state, "model_args": asdict(config)}, path, **options)
 

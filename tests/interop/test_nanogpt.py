@@ -27,6 +27,15 @@ class CreatesAFolder:
         return os.mkdir, ("ran",)
 
 
+def nanogpt_tensors(model: GPT) -> dict[str, torch.Tensor]:
+    """Return the weights of a model as nanoGPT saves them."""
+    parameters = dict(model.named_parameters())
+    return {
+        mapping.name: torch.cat([parameters[name] for name in mapping.parameters])
+        for mapping in map_tensors(parameter_shapes(model.config), "gpt2")
+    }
+
+
 @pytest.mark.slow
 def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
     text_file, tmp_path, monkeypatch
@@ -43,11 +52,7 @@ def test_a_checkpoint_of_nanogpt_is_trained_from_and_no_code_in_it_runs(
         "dropout": 0.0,
     }
     model = lively(GPT(GPTConfig(**shape)))
-    parameters = dict(model.named_parameters())
-    state = {
-        f"_orig_mod.{mapping.name}": torch.cat([parameters[name] for name in mapping.parameters])
-        for mapping in map_tensors(parameter_shapes(model.config), "gpt2")
-    }
+    state = {f"_orig_mod.{name}": tensor for name, tensor in nanogpt_tensors(model).items()}
     torch.save({"model": state, "model_args": shape, "iter_num": 9}, "ckpt.pt")
     run_to_end(
         tmp_path,
