@@ -21,7 +21,7 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, config: ModelConfig) -> np
     Args:
         tokens: Ids (N,) of the training split.
         vocab_size: V.
-        config: Configuration of the model, with `ngrams` (the longest) and `ngram_count`.
+        config: Gives `ngrams`, the length of the longest n-grams, and `ngram_count`.
 
     Returns:
         Keys (number of frequent n-grams,) int64, ascending.

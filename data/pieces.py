@@ -67,10 +67,7 @@ def split_document(parts: Iterable[str], size: int) -> Iterator[Piece]:
     A document is cut before a line that begins with a letter or a digit and follows a line that
     does not end in white space. No splitting pattern joins text across such a place, so the pieces
     have the same tokens as the document. A document has at least one piece, which may be empty.
-
-    Args:
-        parts: Consecutive parts of the document, of at most `size` characters each.
-        size: Desired length of a piece, in characters.
+    Each of its consecutive `parts` has at most `size` characters.
     """
     begins_document = True
     text = ""

@@ -151,15 +151,9 @@ def tokenize_corpus(
 
 
 def open_tokens(folder: str, name: str, fingerprint: str) -> Tokens | None:
-    """Open tokens that another process has prepared and verified.
+    """Open tokens that another process has prepared and verified, in a folder of the cache.
 
-    Args:
-        folder: Name of the entry in the cache.
-        name: What the text is called in messages.
-        fingerprint: The text's fingerprint.
-
-    Returns:
-        The tokens, or None if the cache of this machine does not have them.
+    Returns None if the cache of this machine does not have them.
     """
     with suppress(*ENTRY_ERRORS):
         return _open_entry(cache_root() / folder, name, fingerprint)

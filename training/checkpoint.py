@@ -229,10 +229,7 @@ def parameter_shapes(config: GPTConfig) -> dict[str, list[int]]:
 def check_weights(path: Path, config: GPTConfig, dtype: str = "F32") -> None:
     """Raise `UserError` if a file's weights do not fit a model; more positions are accepted.
 
-    Args:
-        path: A safetensors file.
-        config: The model's configuration.
-        dtype: The type of all weights, as safetensors names it.
+    All weights have the type `dtype`, as safetensors names it.
     """
     with open_safetensors(path) as file:
         names = file.keys()
@@ -296,12 +293,7 @@ def load_run(
 
 
 def load_checkpoint(folder: Path, snapshot: Path | None = None) -> tuple[GPT, Tokenizer, Config]:
-    """Load the model of a checkpoint whose files are verified; see `load_run`.
-
-    Args:
-        folder: Folder of the checkpoint.
-        snapshot: The float16 weights of a snapshot of the same run, to load instead.
-    """
+    """Load the model of a verified checkpoint, or a snapshot's float16 weights; see `load_run`."""
     weights, dtype = (snapshot, "F16") if snapshot else (folder / MODEL_FILE, "F32")
     config = read_config(folder / CONFIG_FILE)
     model_config = GPTConfig.from_settings(config.model)

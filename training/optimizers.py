@@ -26,14 +26,8 @@ MIN_MEAN_SQUARE = 1e-10
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of each matrix near 1 (0.7 to 1.2) by Newton–Schulz iteration.
 
-    The iteration consists of matrix products only and handles all matrices in one batch.
-
-    Args:
-        matrices: Matrices of one shape, (n, rows, columns).
-        dtype: Precision of the iteration.
-
-    Returns:
-        The orthogonalized matrices (n, rows, columns), in the dtype of the input.
+    The iteration consists of matrix products only and handles all matrices, (n, rows, columns), in
+    one batch. It computes in `dtype` and returns the dtype of the input.
 
     Reference:
         Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
@@ -202,14 +196,9 @@ def build_optimizers(
 ) -> list[Optimizer]:
     """Build the optimizers that together update every parameter once.
 
-    Only matrices and embeddings get weight decay. Each parameter group stores its peak learning
-    rate as `peak_lr`, which `schedule.set_learning_rates` scales.
-
-    Args:
-        model: The model, on its device and sharded if it is to be.
-        optim: The optimizer settings. With name="muon", Muon updates the blocks' matrices.
-        precision: "fp32" or "bf16": the precision in which Muon orthogonalizes.
-        mesh: Ranks that share Muon's orthogonalization; None for one process.
+    Only matrices and embeddings get weight decay. Muon orthogonalizes in `precision`, shared by the
+    ranks of `mesh`. Each parameter group stores its peak learning rate as `peak_lr`, which
+    `schedule.set_learning_rates` scales. The model is on its device, and sharded if it is to be.
     """
     named = list(model.named_parameters())
     tables = [p for name, p in named if name == "ngrams.table"]

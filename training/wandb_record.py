@@ -63,12 +63,8 @@ class WandbRecord:
     def log_page(self, path: Path, row: dict, findings: list[str], is_last: bool) -> None:
         """Log the findings of a snapshot, and the run's page at the first and last step.
 
-        Args:
-            path: The page; the last one contains all earlier snapshots.
-            row: Metrics of the snapshot's step.
-            findings: The findings so far, as sentences.
-            is_last: Whether the run is finished; its summary then gets the findings and the
-                emergence steps of all heads.
+        The page of the last step contains all earlier snapshots, and the summary of the W&B run
+        then gets the findings and the emergence steps of all heads.
         """
         step = row["step"]
         if is_last or step == 0:
