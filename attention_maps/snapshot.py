@@ -1,5 +1,6 @@
 """Take snapshots during a run: measure all heads, and write attention grids and sample texts."""
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -122,7 +123,7 @@ class Snapshots:
         with self.tolerate_errors("a snapshot"):
             refuse_link(self.folder)
             capture.save_snapshot(path, step, self.probes, arrays)
-        if not has_grid or self.folder.is_symlink():
+        if not has_grid or os.path.islink(self.folder):
             return
         with self.tolerate_errors("the weights of a snapshot"):
             capture.save_weights(path.with_suffix(".safetensors"), model)
