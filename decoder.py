@@ -133,7 +133,7 @@ class DecoderLayer:
     """The functions of a block, with its weights and its part of the cache."""
 
     def __init__(self, block: "Block", keys: Tensor, values: Tensor) -> None:
-        """Read the weights; the cache has keys (B, G, capacity, d_k) and values (…, d_v)."""
+        """Read the weights, and keep the cached `keys` (B, G, capacity, d_k) and `values`."""
         mlp = block.mlp
         self.keys, self.values = keys, values
         self.projection = block.attention.join_projections()

@@ -258,7 +258,7 @@ class Noise:
         vocab_size: int,
         device: torch.device,
     ) -> None:
-        """Prepare the random numbers of B sequences; without seeds, from torch's global state."""
+        """Take the seed of each sequence; None: torch's global random state is used."""
         self.batch_size = batch_size
         self.seeds = seeds
         self.vocab_size = vocab_size

@@ -43,13 +43,11 @@ class Projection(NamedTuple):
 def project(
     x: Tensor, projection: Projection, rotary: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the queries, keys and values of tokens from x (…, C), normalized.
+    """Compute queries (…, H, d_k), keys (…, G, d_k) and values (…, G, d_v) of tokens.
 
-    Queries and keys are normalized and rotated in `dtype`, if they are. `rotary` is the part of
-    `rotary_table` for these tokens; it broadcasts to (2, …, H + G, d_k).
-
-    Returns:
-        Queries (…, H, d_k), keys (…, G, d_k) and values (…, G, d_v).
+    `x` (…, C) is the normalized residual stream. `rotary` is the part of `rotary_table` for these
+    tokens, which broadcasts to (2, …, H + G, d_k); it is not read unless positions are rotary.
+    Queries and keys have `dtype` if they were normalized or rotated.
 
     Reference: Henry et al. 2020, "Query-Key Normalization for Transformers"; Su et al. 2021,
     "RoFormer".
@@ -77,7 +75,7 @@ def project(
 def feed_forward(
     x: Tensor, activation: str, W_in: Layer, W_gate: Layer | None, W_out: Layer
 ) -> Tensor:
-    """Compute the MLP's update (…, C) of the residual stream from x (…, C), normalized.
+    """Compute the MLP's update (…, C) from the normalized residual stream x (…, C).
 
     Only SwiGLU has a gate.
 

@@ -172,7 +172,7 @@ def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[rang
 
 
 def _predict_with_hidden_tokens(model: GPT, forward: ForwardPass, hidden: range) -> Tensor:
-    """Return log-probabilities (R, S, V) of the S tokens' successors after `hidden.start`.
+    """Return next-token log-probabilities (R, S, V) at the S tokens after `hidden.start`.
 
     Row r hides token hidden[r] from later queries and n-grams.
     """

@@ -161,9 +161,7 @@ def save_snapshot(path: Path, step: int, probes: Probes, arrays: dict[str, np.nd
             "repeated_periods": probes.periods,
         }
     saved |= arrays
-    for name in PATTERNS:
-        if name in arrays:
-            saved[name] = arrays[name].astype(np.float16)
+    saved |= {name: arrays[name].astype(np.float16) for name in PATTERNS if name in arrays}
     with atomic_write(path) as part, part.open("wb") as file:
         np.savez(file, **saved)
 

@@ -7,6 +7,7 @@ corrected for multiple comparisons. `attention_maps.rendering` turns findings in
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from attention_maps.circuit import (
@@ -166,9 +167,9 @@ def _explain_copying_gain(
         share = _reported_circuit_share(latest)
         return AttentionFinding(induction.kind, induction.heads, induction.evidence, gain, share)
     emerged = None
-    below = [n for n, entry in enumerate(history) if entry.nats < EMERGED_GAIN_SHARE * gain.value]
-    if below:
-        emerged = Interval(history[below[-1]].step, history[below[-1] + 1].step)
+    for before, after in pairwise(history):
+        if before.nats < EMERGED_GAIN_SHARE * gain.value:
+            emerged = Interval(before.step, after.step)
     return CopyingGainFinding("copying_gain", (), gain, emerged)
 
 

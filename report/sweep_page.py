@@ -59,17 +59,12 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
     points = curve_points(len(runs))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     keys = [key for key in all_keys if key != "seed"] or all_keys
+    values = {key: [setting_text(run, key) for run in runs] for key in keys}
     content = {
         "title": folder.resolve().name,
         "metric": metric,
         "points": points,
-        "keys": [
-            {
-                "name": clip(key),
-                "values": list(dict.fromkeys(setting_text(run, key) for run in runs)),
-            }
-            for key in keys
-        ],
+        "keys": [{"name": clip(key), "values": list(dict.fromkeys(values[key]))} for key in keys],
         "command": reproduce_command(best) if best else None,
         "asGood": tied.name if best and tied else None,
         "oneSeed": lacks_error_estimate(variants),

@@ -32,13 +32,9 @@ from report.sweep import (
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write one line per run, best variant first: its swept settings and its figures."""
     lines = [
-        {
-            "run": run.path.name,
-            "status": run.status,
-            "reason": run.failure,
-            **run.settings,
-            **run.figures,
-        }
+        {"run": run.path.name, "status": run.status, "reason": run.failure}
+        | run.settings
+        | run.figures
         for variant in rank_variants(runs)
         for run in variant.runs
     ]
