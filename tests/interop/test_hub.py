@@ -209,7 +209,7 @@ def test_a_run_from_a_name_stores_the_commit_and_resumes_without_the_hub(
         done = new_command("train.py", f"init_from={NAME}", *settings, "max_steps=2", env=env)
         assert done.returncode == 0, done.stderr
         done = new_command("sample.py", f"init_from={NAME}", "prompt=a glass", env=env)
-        assert done.returncode == 0 and f"{NAME}@{COMMIT}" in done.stderr, done.stderr
+        assert done.returncode == 0 and f"{NAME}: " in done.stderr, done.stderr
     assert read_config(tmp_path / "run" / "config.yaml").init_from == f"{NAME}@{COMMIT}"
     shutil.rmtree(tmp_path / "home")
     done = new_command("train.py", "run_dir=run", "resume=true", "max_steps=3", env=env)
