@@ -271,6 +271,7 @@ def test_a_stop_signal_in_a_job_ends_the_sweep(status, sweep):
     assert [path.name for path in Path("sweep").glob("seed=*")] == ["seed=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting, folder",
     [
@@ -290,6 +291,7 @@ def test_jobs_run_where_the_sweep_was_started(setting, folder, sweep):
     assert set(returned) == {1.0} and set(ran) == {(here, here / folder / "job")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, damage",
     [("job.json", "text"), ("job.json", "pipe"), ("config.yaml", "folder"), ("config.yaml", "text")]
@@ -344,6 +346,7 @@ def test_a_sweep_without_any_job_is_a_failure(error, sweep, monkeypatch):
     assert not Path("sweep").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key, values",
     [

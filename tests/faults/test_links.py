@@ -13,6 +13,8 @@ import training.device
 from sweeps import open_sweep
 from training.run_folder import run_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(finished_run, tmp_path) -> Path:
@@ -20,7 +22,6 @@ def run(finished_run, tmp_path) -> Path:
     return copy_after_8_steps(finished_run, tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_links_in_a_run_are_replaced_and_never_followed_for_writing(
     tmp_path, text_file, finished_run, run
 ):
