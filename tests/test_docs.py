@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -162,8 +163,9 @@ def test_the_documented_python_code_trains(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_from = train.train_from
     monkeypatch.setattr(train, "train_from", lambda *argv: train_from(*small([*argv])))
-    names = {}
-    exec(code, names)
+    script = tmp_path / "example.py"
+    script.write_text(code, encoding="utf-8")
+    names = runpy.run_path(str(script))
     assert names["loss"] > 0 and names["model"].config.n_layer == 1
 
 
