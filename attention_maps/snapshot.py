@@ -17,7 +17,7 @@ from attention_maps.logit_attribution import explain_predictions
 from attention_maps.metrics import flatten, read_latest
 from attention_maps.probes import make_probes
 from attention_maps.results import Measurements
-from common.files import refuse_link
+from common.files import refuse_link, step_name
 from common.text import pluralize
 from config import Config
 from data.tokenizer import Tokenizer, encode_prompt
@@ -119,7 +119,7 @@ class Snapshots:
         return measurements, arrays
 
     def _write(self, model: GPT, step: int, arrays: dict[str, np.ndarray], has_grid: bool) -> None:
-        path = self.folder / f"step_{step:08d}.npz"
+        path = self.folder / f"{step_name(step)}.npz"
         with self.tolerate_errors("a snapshot"):
             refuse_link(self.folder)
             capture.save_snapshot(path, step, self.probes, arrays)

@@ -1,6 +1,5 @@
 """Find, name and verify the checkpoints in a run's folder."""
 
-import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,24 +7,29 @@ from itertools import count
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import atomic_write, exists, is_folder, list_folder, ordinary_file, sync
+from common.files import (
+    atomic_write,
+    exists,
+    is_folder,
+    list_folder,
+    ordinary_file,
+    parse_step,
+    step_name,
+    sync,
+)
 from common.manifest import CONFIG_FILE, Manifest, read_manifest, verify_checkpoint
 from common.metrics import best_row
 
 
 def step_folder(run_dir: Path, step: int) -> Path:
     """Return the folder of a step's checkpoint."""
-    return run_dir / "checkpoints" / f"step_{step:08d}"
+    return run_dir / "checkpoints" / step_name(step)
 
 
 def saved_steps(run_dir: Path) -> list[int]:
     """Return the steps that have a checkpoint folder, in ascending order."""
-    steps = []
-    for path in list_folder(run_dir / "checkpoints", "step_*"):
-        match = re.fullmatch(r"step_(\d{8,})", path.name)
-        if match and step_folder(run_dir, int(match[1])) == path:  # the only name of its step
-            steps.append(int(match[1]))
-    return sorted(steps)
+    steps = (parse_step(path.name) for path in list_folder(run_dir / "checkpoints"))
+    return sorted(step for step in steps if step is not None)
 
 
 def contains_run(run_dir: Path) -> bool:
@@ -56,7 +60,7 @@ def best_saved_row(run_dir: Path) -> dict[str, float] | None:
 def write_pointer(run_dir: Path, name: str, step: int) -> None:
     """Make the file checkpoints/`name` hold the name of a step's folder, durably."""
     with atomic_write(run_dir / "checkpoints" / name) as part:
-        part.write_text(f"step_{step:08d}\n")
+        part.write_text(f"{step_name(step)}\n")
     sync(run_dir / "checkpoints")
 
 
@@ -66,8 +70,7 @@ def read_pointer(run_dir: Path, name: str) -> int | None:
         text = ordinary_file(run_dir / "checkpoints" / name, 100).read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    match = re.fullmatch(r"step_(\d{8,})", text.strip())
-    return int(match[1]) if match else None
+    return parse_step(text.strip())
 
 
 def find_checkpoint(

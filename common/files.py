@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -59,13 +60,24 @@ def refuse_link(path: Path) -> None:
         raise OSError(errno.ELOOP, "it is a link, to be replaced or removed", str(path))
 
 
+def step_name(step: int) -> str:
+    """Return the name of a step's checkpoint and, without a suffix, of its snapshot's files."""
+    return f"step_{step:08d}"
+
+
+def parse_step(name: str) -> int | None:
+    """Return the step whose `step_name` this is, or None."""
+    match = re.fullmatch(r"step_(\d{8,})", name)
+    return int(match[1]) if match and step_name(int(match[1])) == name else None
+
+
 def part_path(path: Path) -> Path:
     """Return where a file is written before it gets its name."""
     return path.with_name(f".{path.name}.part")
 
 
 def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder whose names match a glob, sorted; none if it does not exist.
+    """Return the sorted paths in a folder that match a glob, or [] if the folder does not exist.
 
     Raises:
         OSError: If the folder cannot be listed, which `Path.glob` takes for an empty folder.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import SEAL, is_sealed, ordinary_file, seal, sha256_of_file
+from common.files import SEAL, is_sealed, ordinary_file, seal, sha256_of_file, step_name
 from common.metrics import is_valid_number
 from common.text import pluralize
 
@@ -30,7 +30,7 @@ class OtherFormatError(UserError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint records of its run, besides the tensors, tokenizer and configuration.
+    """A checkpoint's step, times, metrics and other facts, besides its tensors and settings.
 
     Attributes:
         step: Optimizer steps taken.
@@ -148,7 +148,7 @@ def _parse(content: dict, folder: Path) -> Manifest:
         if not is_valid(content.get(name)):
             raise ValueError(f"{MANIFEST_FILE} has no valid {name}")
     is_of_a_step = folder.name.startswith("step_")  # a copy may have any other name
-    if is_of_a_step and folder.name != f"step_{content['step']:08d}":
+    if is_of_a_step and folder.name != step_name(content["step"]):
         raise ValueError(f"{MANIFEST_FILE} belongs to step {content['step']}")
     total, count = content["losses"]
     return Manifest(

@@ -7,6 +7,7 @@ from models import lively
 from safetensors.torch import save_file
 
 from cli.config_file import config_yaml
+from common.checkpoints import step_folder, write_pointer
 from common.manifest import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -18,7 +19,6 @@ from common.manifest import (
 from config import Config, GPTConfig, ModelConfig, TokenizerConfig
 from data.tokenizer import CharTokenizer, save_tokenizer
 from model import GPT
-from training.checkpoint import step_folder, write_pointer
 
 SHAPE = {"block_size": 32, "n_layer": 1, "n_head": 2, "n_embd": 16}
 TEXT = "abc"

@@ -21,11 +21,12 @@ from rich.progress import (
 
 from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
-from common.files import atomic_write, exists, list_folder, open_unlinked
+from common.checkpoints import remove_path
+from common.files import atomic_write, exists, list_folder, open_unlinked, step_name
+from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
 from common.text import format_speed, pluralize
 from config import ResolvedConfig, WandbConfig
-from training.checkpoint import remove_path
 
 # What the terminal shows of a row: name → metric, function that formats it.
 SHOWN_METRICS = {
@@ -95,7 +96,7 @@ class Record:
         self.console = Terminal()
         self.log = printer(self.console)
         self.config, self.run_dir = config, run_dir
-        with atomic_write(run_dir / "config.yaml") as part:  # from now on the run can be resumed
+        with atomic_write(run_dir / CONFIG_FILE) as part:  # from now on the run can be resumed
             part.write_text(config_yaml(config), encoding="utf-8")
         self.rows = truncate_rows(run_dir / METRICS, step, self.log)
         last_row_step = self.rows[-1]["step"] if self.rows else -1
@@ -117,7 +118,7 @@ class Record:
         self.wandb.finish(failed=error_type is not None)
 
     def print_metrics(self, row: dict) -> None:
-        """Print the losses and the speed of a row."""
+        """Print the losses and the training speed in a row of metrics."""
         values = {}
         for name, (key, format_number) in SHOWN_METRICS.items():
             if key in row:
@@ -137,7 +138,7 @@ class Record:
         row = {key: value for key, value in row.items() if math.isfinite(value)}
         self.rows.append(row)
         self._append(METRICS, row)
-        grid = self.run_dir / "attention" / f"step_{row['step']:08d}.png"
+        grid = self.run_dir / "attention" / f"{step_name(row['step'])}.png"
         self.wandb.log(row, grid if os.path.isfile(grid) else None)
 
     def write_sample(self, step: int, text: str) -> None:

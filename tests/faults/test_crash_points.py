@@ -17,7 +17,7 @@ import pytest
 from conftest import soak
 from processes import KILL, Process, rows, rows_without_times, same_tensors, tiny_arguments
 
-from training.checkpoint import read_pointer, saved_steps
+from common.checkpoints import read_pointer, saved_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("strace"), reason="no strace")]
 CALLS = [

@@ -33,6 +33,7 @@ import training.device
 import training.evaluate
 from cli.command import explain_error
 from cli.config_file import read_config, read_run_config
+from common.checkpoints import find_checkpoint, read_pointer, remove_path, saved_steps
 from common.errors import UserError
 from common.manifest import (
     CHECKPOINT_FILES,
@@ -44,13 +45,7 @@ from common.manifest import (
 )
 from data.tokens import Tokens, prepare
 from report.page import write_page
-from training.checkpoint import (
-    find_checkpoint,
-    load_run,
-    read_pointer,
-    remove_path,
-    saved_steps,
-)
+from training.checkpoint import load_run
 
 # --- damaged files --------------------------------------------------------------------------------
 

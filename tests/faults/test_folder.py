@@ -28,13 +28,14 @@ from processes import (
 
 import training.device
 from cli.compose import Job, configure
+from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from data.sources import find_text_files
 from report.page import write_page
 from report.sweep import is_sweep, read_sweep
 from sample import find_newest_run
 from sweeps import open_sweep
-from training.checkpoint import find_checkpoint, load_run
+from training.checkpoint import load_run
 from training.progress import read_progress
 
 pytestmark = pytest.mark.slow

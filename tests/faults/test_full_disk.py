@@ -18,7 +18,7 @@ from processes import (
 )
 
 import training.device
-from training.checkpoint import find_checkpoint
+from common.checkpoints import find_checkpoint
 
 pytestmark = pytest.mark.slow
 FULL = os.strerror(errno.ENOSPC)

@@ -10,13 +10,14 @@ from processes import assert_same_run, rows, run_to_end, tiny_arguments
 import model
 from attention_maps.analysis import analyze
 from attention_maps.snapshot import sample_text
+from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from sample import print_score
 from train import build_state
-from training.checkpoint import Checkpoints, find_checkpoint
+from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
 from training.processes import World

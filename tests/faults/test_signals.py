@@ -13,7 +13,7 @@ from processes import Process, assert_same_run, fault_at_call, run_to_end, tiny_
 import training.device
 import training.evaluate
 import training.processes
-from training.checkpoint import find_checkpoint
+from common.checkpoints import find_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,11 @@ import torch
 from models import lively, small
 from safetensors.torch import save_file
 
+from common.checkpoints import find_checkpoint, read_pointer, saved_steps
 from common.errors import UserError
 from common.manifest import CHECKPOINT_FILES, MANIFEST_FILE
 from model import GPT
-from training.checkpoint import find_checkpoint, load_run, load_weights, read_pointer, saved_steps
+from training.checkpoint import load_run, load_weights
 
 
 @pytest.fixture

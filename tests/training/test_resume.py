@@ -10,9 +10,9 @@ import pytest
 from processes import fault_at_call, rows, same_tensors
 
 import training.device
+from common.checkpoints import find_checkpoint
 from common.manifest import write_manifest
 from config import Config
-from training.checkpoint import find_checkpoint
 
 pytestmark = pytest.mark.slow
 
