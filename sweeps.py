@@ -29,6 +29,7 @@ from rich.console import Console
 import cli
 from cli.arguments import quote
 from cli.config_file import escape_interpolation
+from cli.presets import GROUPS
 from common.checkpoints import contains_run
 from common.errors import UserError
 from common.files import list_folder, open_unlinked, refuse_link
@@ -56,7 +57,7 @@ MAX_JOB_NAME = 120  # characters of a job's folder name; file systems allow 255 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What the command that starts a sweep passes to each of its jobs."""
+    """The facts about a sweep that each of its jobs needs."""
 
     folder: Path
     start_folder: Path  # where the command was started; relative paths begin there
@@ -247,10 +248,10 @@ def run_job(cfg: DictConfig, plan: SweepPlan, train: Callable[[cli.Job], float])
 
 def typed_values(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
     """Return the values of a job's overrides by key, as a user would type them."""
-    groups, values = cli.find_presets(), {}
+    values = {}
     for override in overrides:
         key, _, value = override.partition("=")
-        values[key] = value if key in groups else format_value(OmegaConf.select(cfg, key))
+        values[key] = value if key in GROUPS else format_value(OmegaConf.select(cfg, key))
     return values
 
 
@@ -298,8 +299,7 @@ def describe_failure(error: BaseException, log_file: Path) -> str:
         return explanation
     with contextlib.suppress(OSError), open_unlinked(log_file, "a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
-    name, message = type(error).__name__, cli.error_sentence(error)
-    return name if message == name else f"{name}: {message}"
+    return cli.error_reason(error)
 
 
 def job_name(settings: dict[str, str]) -> str:

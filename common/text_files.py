@@ -27,9 +27,8 @@ BYTE_ORDER_MARKS = {
 WIDE_ENCODINGS = ("UTF-32LE", "UTF-32BE", "UTF-16LE", "UTF-16BE")
 # Half of the bytes of ASCII text in UTF-16 are null; text with fewer is damaged.
 MIN_NULL_SHARE = 1 / 4
-CONTROL_BYTES = re.compile(
-    rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]"
-)  # no text in a legacy encoding has them
+# No text in a legacy encoding has them.
+CONTROL_BYTES = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")
 
 
 @contextmanager

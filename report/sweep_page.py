@@ -69,7 +69,7 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "asGood": tied.name if best and tied else None,
         "oneSeed": lacks_error_estimate(variants),
         "runs": [
-            describe_run(folder, run, keys, points) | {"setting": index}
+            run_data(folder, run, keys, points) | {"setting": index}
             for index, variant in enumerate(variants)
             for run in variant.runs
         ],
@@ -88,7 +88,7 @@ def setting_text(run: Run, key: str) -> str:
     return clip(shorten_number(run.settings.get(key, "")))
 
 
-def describe_run(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
+def run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
     """Return a run's settings, how it ended, its figures, its curves and when heads emerged."""
     page = run.path / "report.html"
     seed = run.settings.get("seed", run.config.seed if run.config else "")
