@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def is_rotary(self) -> bool:
-        """Whether positions rotate queries and keys; if not, each position has an embedding."""
+        """True if positions rotate queries and keys, False if each position has an embedding."""
         if self.position not in ("learned", "rope"):
             raise UserError(not_one_of("model.position", self.position, ("learned", "rope")))
         return self.position == "rope"
@@ -162,7 +162,7 @@ class GPTConfig(ModelConfig):
 
     @classmethod
     def from_settings(cls, settings: ModelConfig) -> "GPTConfig":
-        """Return settings whose vocabulary is known as a `GPTConfig`."""
+        """Build a `GPTConfig` from settings with a known vocabulary size."""
         if settings.vocab_size is None:
             raise UserError("model.vocab_size is not set: set it to the tokenizer's vocabulary")
         return cls(**dataclasses.asdict(settings))
@@ -200,7 +200,7 @@ class DataConfig:
 
 @dataclass
 class TokenizerConfig:
-    """How text becomes tokens."""
+    """Settings of the tokenizer."""
 
     name: str = setting(
         "bpe",
@@ -271,21 +271,21 @@ class OptimConfig:
 
 @dataclass
 class LogConfig:
-    """When training losses are logged."""
+    """Settings of logging the training loss."""
 
     every: int = setting(10, "steps between logged training losses; 0: only at the end", ge=0)
 
 
 @dataclass
 class EvalConfig:
-    """When the validation loss is measured."""
+    """Settings of measuring the validation loss."""
 
     every: int = setting(100, "steps between evaluations; 0: only at the end", ge=0)
 
 
 @dataclass
 class CheckpointConfig:
-    """When checkpoints are saved."""
+    """Settings of saving checkpoints."""
 
     every: int = setting(100, "steps between checkpoints; 0: at the end and each new best", ge=0)
     keep: int = setting(2, "number of newest checkpoints to keep besides the best", ge=1)
@@ -293,7 +293,7 @@ class CheckpointConfig:
 
 @dataclass
 class AttentionConfig:
-    """When attention is recorded, and on how long a text."""
+    """Settings of recording attention."""
 
     every: int = setting(
         100, "steps between snapshots of attention patterns and scores; 0: only at the end", ge=0

@@ -48,7 +48,7 @@ class LogitsProvider(Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits, in the order in which the steps are applied."""
+    """Settings for drawing a token from logits, applied in the order of the fields."""
 
     # Divisor of the logits; 0: always take the most likely token.
     temperature: float = 1.0

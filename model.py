@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
             self.norm_k = kernels.RMSNorm(d_k, config.norm_eps)
 
     def join_projections(self) -> layers.Projection:
-        """Join W_Q, W_K and W_V, and the gains of queries and keys."""
+        """Concatenate W_Q, W_K and W_V into one matrix, and their QK-norm gains into one vector."""
         c, parts = self.config, (self.W_Q, self.W_K, self.W_V)
         gains = None
         if c.qk_norm == "gains":
@@ -90,8 +90,8 @@ class SelfAttention(nn.Module):
     def project(self, x: Tensor, rotary: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute queries (B, H, T, d_k), keys (B, G, T, d_k) and values (B, G, T, d_v).
 
-        `x` (B, T, C) is the normalized residual stream, and `rotary` (2, T, d_k) is `GPT.rotary_at`
-        its positions; None without rotary positions.
+        `x` (B, T, C) is the normalized residual stream. `rotary` (2, T, d_k) is the table that
+        `GPT.rotary_at` returns for the positions of `x`.
         """
         if rotary is not None:
             rotary = rotary[:, :, None]  # (2, T, 1, d_k)
@@ -254,7 +254,7 @@ class GPT(nn.Module):
             self.rotary = rotary_table(length, self.config).to(device)
 
     def rotary_at(self, start: int, end: int) -> Tensor | None:
-        """Return the rotary table (2, T, d_k) of positions start … end - 1, if they are rotary."""
+        """Return the rotary table (2, T, d_k) of positions start … end - 1, None if not rotary."""
         if self.rotary is None:
             return None
         if end > self.rotary.shape[1]:

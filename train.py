@@ -106,7 +106,7 @@ def start(config: Config | None, experiment: str = "default") -> float:
 
 
 class StepResult(NamedTuple):
-    """What an optimizer step measured, on the device."""
+    """Measurements of an optimizer step, on the device."""
 
     loss: Tensor  # mean over the global batch: ()
     gradient_norms: Tensor  # of each parameter, before clipping: (parameters,)
@@ -114,7 +114,7 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What the training loop works with, in each process."""
+    """The objects that the training loop works with, in each process."""
 
     run_dir: Path
     progress: Progress
@@ -304,8 +304,8 @@ def report_finished(
     restore_config(run_dir, progress.step)
     log(
         f"{run_dir} is finished after {pluralize(progress.step, 'step')} (max_steps="
-        f"{config.max_steps}); a larger max_steps extends it, along "
-        "the learning-rate schedule of the longer run"
+        f"{config.max_steps}); a larger max_steps extends it, with the learning-rate schedule "
+        "recomputed for that length"
     )
     page, metrics = run_dir / "report.html", run_dir / METRICS
     with cli.tolerate_errors(str(page), log):

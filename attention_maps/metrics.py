@@ -119,10 +119,10 @@ def read_emergence(row: dict, kind: str = "emerged") -> dict[str, dict[Head, int
 
 
 def read_head_values(row: dict, group: str) -> dict[str, dict[Head, float]]:
-    """Return the finite values of one group of a row's metrics, by score and head.
+    """Return the finite per-head values in a row of metrics, as {score: {head: value}}.
 
-    `group` is "heads" for scores (without standard errors and other companions), "emerged" or
-    "lost" for steps.
+    `group` is "heads" for the scores, without their standard errors and other companions. With
+    "emerged" or "lost" the values are the steps at which that happened.
     """
     finite_values = {}
     for score, values in _all_head_values(row, group).items():

@@ -77,7 +77,7 @@ def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
 
 
 class RandomRows(NamedTuple):
-    """The random rows of `Probes`: three arrays of ids (P, T_r), and the periods (P,)."""
+    """Token ids of the three probes of random tokens, (P, T_r) each, and the periods (P,)."""
 
     repeated: np.ndarray
     reshuffled: np.ndarray

@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether the value is finite, with a positive and finite standard error."""
+        """True if the value is finite and its standard error positive and finite."""
         return math.isfinite(self.value) and 0 < self.error < math.inf
 
     def exceeds(self, minimum: float = -math.inf, errors: float = 2) -> bool:

@@ -1,4 +1,4 @@
-"""What every benchmark uses: its options, processes of its own, timing, and JSON."""
+"""Shared by all benchmarks: options, separate processes, timing and JSON output."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ Result = TypeVar("Result")
 
 
 class ProcessResult(NamedTuple):
-    """What a function returned in a process of its own, and how much memory that took."""
+    """The result of a function that ran in a separate process, and that process's peak memory."""
 
     value: Any
     peak_memory: int  # bytes

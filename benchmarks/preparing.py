@@ -35,7 +35,7 @@ class PreparingOptions(Options):
 
 @dataclass
 class PreparingResult:
-    """What preparing one text took."""
+    """Time and memory for preparing one text."""
 
     seconds: float
     bytes: int

@@ -73,7 +73,7 @@ class SamplingOptions(Options):
 
 
 class DecodingTime(NamedTuple):
-    """How long decoding took, and the weights that it read."""
+    """Duration of decoding, and size and type of the weights that were read."""
 
     seconds: float
     weight_bytes: int = 0

@@ -76,7 +76,7 @@ class ScalingOptions(Options):
 
 
 class Case(NamedTuple):
-    """What one start of the processes measures."""
+    """One configuration to measure, for which the processes are started once."""
 
     size: str
     optim: str

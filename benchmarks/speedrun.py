@@ -56,7 +56,7 @@ class SpeedrunOptions(PassThroughOptions):
 
 @dataclass
 class TrainedRun:
-    """How one run went.
+    """Losses and times of one training run.
 
     Attributes:
         seed: Its seed.

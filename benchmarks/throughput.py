@@ -84,7 +84,7 @@ class ThroughputOptions(Options):
 
 @dataclass
 class StepMeasurement:
-    """What one training step took."""
+    """Duration of one training step, and the model it was measured with."""
 
     seconds: float
     parameters: int

@@ -203,7 +203,7 @@ class Terminal(Console):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the cursor can be moved; FORCE_COLOR, which notebooks set, does not say so."""
+        """True only for a real terminal; notebooks set FORCE_COLOR, so Rich would say True."""
         return is_terminal(self.file) and super().is_terminal
 
     def on_broken_pipe(self) -> None:

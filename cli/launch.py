@@ -19,7 +19,7 @@ from common.signals import exit_on_stop_signals
 
 @dataclass(frozen=True)
 class Launch:
-    """What a valid command line of train.py asks for."""
+    """A validated command line of train.py, and the run that it describes."""
 
     command_line: CommandLine
     job: Job | None  # the run to train; None for a sweep, whose jobs Hydra composes
@@ -55,7 +55,7 @@ def read_job(arguments: Sequence[str]) -> Job:
     """
     command_line = parse_command_line(list(arguments))
     if command_line.is_sweep or command_line.is_for_hydra:
-        raise UserError(f"{command_line.options[0]} is not for one run: use python train.py")
+        raise UserError(f"{command_line.options[0]} does not describe a single run: leave it out")
     return _compose_and_check(command_line)
 
 
@@ -73,6 +73,6 @@ def _compose_and_check(command_line: CommandLine) -> Job:
 
 
 def run_hydra(task: Callable[[DictConfig], object], arguments: list[str]) -> None:
-    """Let Hydra execute a command line: one of its own options, or a sweep, with a task per job."""
+    """Have Hydra print what an option such as --cfg asks for, or call `task` for each job."""
     sys.argv[1:] = arguments
     hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")(task)()

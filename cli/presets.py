@@ -84,7 +84,7 @@ def _require_preset(group: str, name: str, config_dir: str | None) -> Path:
     own = Path(config_dir or CONFIGS, group, f"{name}.yaml")
     if name in presets:
         if own != presets[name] and own.exists():
-            raise UserError(f"{own} has the name of a preset of GlassGPT: rename it")
+            raise UserError(f"{own} has the same name as a preset of GlassGPT: rename yours")
         if not PRESET_NAME.fullmatch(name):
             raise UserError(
                 f"{presets[name]}: rename the preset with letters of ASCII, digits, - and _"

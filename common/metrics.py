@@ -30,9 +30,10 @@ def read_rows(path: Path, log: Callable[[str], None] | None = None) -> list[dict
 
 
 def parse_row(line: bytes) -> dict | None:
-    """Parse a line: a JSON object with a step, whose values are numbers, or a text.
+    """Parse a line of metrics.jsonl or samples.jsonl, without values that are not finite.
 
-    Values that are not finite are left out. Anything else than a row gives None.
+    A row is a JSON object with a step, whose other values are numbers; `text` may be a string.
+    Return None for anything else.
     """
     try:
         row = json.loads(line.decode())
@@ -47,7 +48,7 @@ def parse_row(line: bytes) -> dict | None:
 
 
 def is_valid_number(value: Any) -> bool:
-    """Return whether a value is a number that a metric can have: not huge, but maybe NaN or Inf."""
+    """Return whether a value is a number below `MAX_METRIC` in size, or NaN or infinite."""
     return type(value) in (int, float) and not MAX_METRIC <= abs(value) < inf
 
 

@@ -42,9 +42,9 @@ def replace_surrogates(text: str) -> str:
 
 
 def printable(text: str, one_line: bool = False) -> str:
-    """Replace control characters, which a terminal would obey, by visible signs.
+    """Replace control characters, which a terminal would interpret, by visible symbols.
 
-    For one line, also replace tabs, line ends and whatever else Python considers unprintable.
+    With `one_line`, also replace tabs, line ends and all else that Python considers unprintable.
     """
     if one_line:
         text = text.translate(CONTROL_SIGNS)

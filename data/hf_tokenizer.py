@@ -132,7 +132,7 @@ class HFTokenizer:
         return self._library.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token; special tokens and unused ids have none."""
+        """Return the bytes of a token, or b"" for special tokens and unused ids."""
         return self._bytes.get(id, b"")
 
     @cached_property

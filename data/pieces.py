@@ -53,7 +53,7 @@ class LineArranger:
         return "".join(line for line in lines if self._is_new(line))
 
     def _is_new(self, line: str) -> bool:
-        """Whether a line, without the white space around it, occurs for the first time."""
+        """Return whether a line occurs for the first time, ignoring white space at its ends."""
         digest = hashlib.md5(line.strip().encode("utf-8", "replace")).digest()
         if digest in self._hashes_of_lines:
             return False
@@ -144,7 +144,7 @@ def _texts_of_field(value: Any, names: list[str]) -> list[str]:
 
 
 def _find_cut(text: str, size: int) -> int:
-    """Where to cut a text that goes on; 0: read more first. Unbroken text is cut anywhere."""
+    """Return where to cut a text that goes on, or 0 to read more first."""
     line_break = REVERSED_LINE_BREAK.search(text[::-1])
     if line_break:
         return len(text) - line_break.start()

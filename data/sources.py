@@ -40,7 +40,7 @@ NOT_LIBRARY_FOLDERS = {
 
 
 def is_jsonl(path: Path) -> bool:
-    """Whether each line of a file is a document."""
+    """Return whether each line of a file is a document, by the file's name."""
     return path.name.lower().removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
@@ -279,7 +279,7 @@ def _parse_globs(exclude: str | None) -> list[str]:
 
 
 def _is_skipped(root: Path, globs: list[str], path: Path) -> bool:
-    """Whether a path is hidden or excluded, or a folder that is a link, the cache or a run."""
+    """Return whether to skip a path: hidden, excluded, or a folder that is a link, cache or run."""
     relative = path.relative_to(root).as_posix()
     if path.name.startswith("."):
         return True

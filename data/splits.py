@@ -31,7 +31,7 @@ class SplitPiece(NamedTuple):
 
 @dataclass
 class CorpusSize:
-    """What is counted in a corpus."""
+    """Sizes of a corpus."""
 
     documents: int = 0
     characters: int = 0

@@ -85,7 +85,7 @@ class ExternalCheckpoint:
         return first.dtype == second.dtype and torch.equal(first, second)
 
     def read_tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer, or None if the tokens are the characters of a text elsewhere.
+        """Return the tokenizer, or None for a character model whose alphabet is not in the file.
 
         Raises:
             UserError: It cannot be read, or can encode text as tokens that the model lacks.

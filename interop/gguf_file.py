@@ -62,7 +62,7 @@ class GGUFFile(CheckpointSource):
                 f"{path} is not a .gguf file that can be read ({e}); download it again"
             ) from None
         if kind not in (None, "model"):
-            raise UserError(f"{path} contains not a model, but {kind!a:.40}; give the model's file")
+            raise UserError(f"{path} contains {kind!a:.40}, not a model; give the model's file")
         if n_files is not None and n_files > 1:
             raise UserError(
                 f"{path} is one of {n_files} files of a model; join them with "

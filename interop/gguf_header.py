@@ -59,7 +59,7 @@ class Metadata(dict[str, Any]):
 
 
 class StoredGGUFTensor(NamedTuple):
-    """Where a tensor is in the file, and how it is stored."""
+    """Location, shape and quantization type of a tensor in the file."""
 
     type: Any  # a gguf.GGMLQuantizationType
     shape: list[int]  # as in PyTorch: rows first

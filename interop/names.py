@@ -1,4 +1,4 @@
-"""What other libraries call the modules of a model and its settings."""
+"""Names of a model's modules and settings in other libraries."""
 
 import re
 

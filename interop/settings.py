@@ -156,11 +156,11 @@ def find_family(config: GPTConfig) -> str:
 
 
 def find_counterpart(config: GPTConfig) -> GPTConfig:
-    """Return the settings of a model that transformers has and that can compute the same.
+    """Return the settings of the equivalent model in transformers.
 
-    It differs from ours where transformers leaves no choice: its GPT-2 always has biases, and its
-    Qwen 3 always has gains of queries and keys. It cannot normalize embeddings, so the exported
-    embedding is normalized already and differs from the weights of the head.
+    They differ from ours where transformers has no option: its GPT-2 always has biases, and its
+    Qwen 3 always has QK-norm gains. It cannot normalize embeddings, so the exported embedding is
+    normalized already and is not tied to the output layer.
     """
     if not config.is_rotary:
         return config if config.bias else replace(config, bias=True)

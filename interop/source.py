@@ -27,4 +27,4 @@ class CheckpointSource(ABC):
 
     @abstractmethod
     def read_tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer, or None if the tokens are the characters of a text elsewhere."""
+        """Return the tokenizer, or None for a character model whose alphabet is not in the file."""

@@ -13,7 +13,7 @@ JOB_LOCK = ".job.lock"  # held while the job runs
 
 @dataclass(frozen=True)
 class JobNote:
-    """What a sweep wrote down about one of its jobs."""
+    """The note of a sweep in the folder of one of its jobs."""
 
     overrides: dict[str, str]  # every setting that was typed, by its key
     swept: list[str]  # keys of the overrides that the sweep varies

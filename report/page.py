@@ -151,7 +151,7 @@ def _write_with_attention(
     probes: Sequence[str],
     model: EmbeddedModel | None,
 ) -> Path:
-    """Write a page with as much of the model and of the snapshots as fits."""
+    """Write a page with as much of the model and the snapshots as its size limits allow."""
     readable = [snapshot for snapshot in snapshots if snapshot.probes]
     blobs = Blobs()
     content["unreadableSnapshots"] = len(snapshots) - len(readable)

@@ -24,7 +24,7 @@ Part = Literal["maps", "maps_without_first", "predictions"]
 
 
 class Probe(NamedTuple):
-    """What a snapshot holds of a probe besides its maps."""
+    """Shape and tokens of one probe in a snapshot."""
 
     shape: tuple[int, int, int]  # L, H, T
     tokens: tuple[str, ...]  # as text
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def shown_row(arrays: Arrays, name: str) -> np.ndarray:
-    """Return an array of a snapshot; of repeated tokens, the row with the longest period."""
+    """Return an array of a snapshot; for repeated tokens, only the row with the longest period."""
     array = arrays[name]
     if not name.startswith("repeated"):
         return array

@@ -41,7 +41,7 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, float]:
-        """The run's figures in sweep.csv, such as `val/loss`; see `summarize_run`."""
+        """The run's numbers in sweep.csv, such as `val/loss`; see `summarize_run`."""
         return summarize_run(self.path, self.config, self.rows)
 
 

@@ -1,4 +1,4 @@
-"""How far a run has come: where a new, resumed or finished run starts."""
+"""Find the step at which a new, resumed or finished run starts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

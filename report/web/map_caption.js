@@ -129,7 +129,7 @@ function diagonalLegend() {
   const keys = scoredDiagonals(period).map(({ score, color }) =>
     el("span", { className: "key", style: `--c: var(--${color})` }, score),
   );
-  return [" Framed cells enter these scores: ", ...keys];
+  return [" The framed cells are used to compute these scores: ", ...keys];
 }
 
 /** Say how exact the values are and what the page leaves out. */

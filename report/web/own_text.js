@@ -339,7 +339,7 @@ export function setUpOwnText(initialText) {
   $("too-large").hidden = !bytes;
   if (bytes) {
     $("too-large").textContent =
-      `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too much for a page. To see the ` +
+      `The model's weights take ${Math.ceil(bytes / 1e6)} MB, too large for a page. To see the ` +
       'attention of your own text, run: python sample.py run_dir=… prompt="…" attention=page.html';
   }
   if (!stepsWithWeights.length) return;

@@ -96,7 +96,7 @@ const COPYING_GAIN =
 
 const READING = "A head reads from a token in proportion to its attention weight on it.";
 const EMERGED =
-  "Its score first passed the threshold in this interval, and still did at the next snapshot.";
+  "Its score first passed the threshold in this interval, and was still above it at the next snapshot.";
 const ABLATION =
   "Removing a component, by setting its output to zero or to its mean, and measuring the effect.";
 
