@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from interop import ExternalCheckpoint
 from interop.gguf_header import SCALAR_FORMATS
 from interop.names import GGUF_SETTINGS, HF_SETTINGS
 from model import GPT
+from training.nonfinite import check_finite_weights
 
 gguf = pytest.importorskip("gguf")
 
@@ -60,12 +62,16 @@ def time_limit():
 
 @torch.no_grad()
 def use(path: Path) -> str | None:
-    """Load a model and run it on a text; return the message of the error if it is refused."""
+    """Load a model as `interop.load` does, and run it on a text.
+
+    Return the message of the error if it is refused.
+    """
     with time_limit():
         try:
             checkpoint = ExternalCheckpoint(path)
             tokenizer = checkpoint.read_tokenizer()
             model = checkpoint.load(torch.float32)
+            check_finite_weights(model, str(path))
         except UserError as e:
             message = str(e)
             assert str(path) in message and "\n" not in message and len(message) < MAX_SENTENCE
@@ -264,6 +270,7 @@ def test_any_tensor_of_a_folder_gives_a_model_or_one_sentence(hf_folder, tmp_pat
 
 # --- nanoGPT --------------------------------------------------------------------------------------
 
+NANOGPT_BIAS = "transformer.h.0.attn.c_attn.bias"
 NANOGPT_SHAPE = {"vocab_size": 9, "block_size": 16, "n_layer": 1, "n_head": 2, "n_embd": 16}
 
 
@@ -276,13 +283,14 @@ def nanogpt_checkpoint() -> dict[str, dict]:
 
 def test_any_checkpoint_of_nanogpt_gives_a_model_or_one_sentence(tmp_path):
     path, intact = tmp_path / "ckpt.pt", nanogpt_checkpoint()
+    fill_with_nan = partial(torch.full, fill_value=math.nan)
     makers: list[Callable] = [
         lambda shape: torch.ones(shape, dtype=torch.int8),
         lambda shape: torch.ones(1).expand(shape),
         lambda shape: torch.ones(shape).to_sparse(),
         lambda shape: torch.ones(shape, device="meta"),
         lambda shape: torch.ones(shape, dtype=torch.complex64),
-        lambda shape: torch.full(shape, math.nan),
+        fill_with_nan,
         lambda shape: "not a tensor",
         lambda shape: torch.nn.Parameter(torch.ones(shape)),
     ]
@@ -299,6 +307,7 @@ def test_any_checkpoint_of_nanogpt_gives_a_model_or_one_sentence(tmp_path):
     )
     @example({"n_layer": 10**9}, {}, None)
     @example({"block_size": 10**5000}, {}, None)
+    @example({}, {NANOGPT_BIAS: (fill_with_nan, None)}, None)
     def check(settings, tensors, removed):
         state = dict(intact["model"])
         for name, (make, shape) in tensors.items():
