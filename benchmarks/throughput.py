@@ -51,17 +51,6 @@ GPU_SHAPES = {
     "350M": TrainingShape(24, 16, 1024, 1024, 8, 50257),
 }
 THROUGHPUT_SHAPES = CPU_SHAPES | GPU_SHAPES
-# Dense bf16 operations per second with float32 sums, from NVIDIA's data sheets.
-GPU_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A10G": 70e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 RUN_STEPS = 2000  # length of the run for which compile=auto decides
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.95)
@@ -308,25 +297,9 @@ PEERS = {"eager": EAGER_RUNNERS, "compiled": COMPILED_RUNNERS}
 
 def measure_matmul_rates(device: str) -> dict[str, float]:
     """Return the operations per second of a matrix product on a device, by precision."""
+    from training.flops import measure_matmul_rate
+
     return {precision: measure_matmul_rate(device, precision) for precision in ("fp32", "bf16")}
-
-
-def measure_matmul_rate(device: str, precision: str, seconds: float = 1.0) -> float:
-    """Return the operations per second of a matrix product that is large enough for the device.
-
-    Args:
-        device: Where to multiply.
-        precision: "fp32" or "bf16".
-        seconds: How long to measure.
-    """
-    import torch
-    from torch.utils.benchmark import Timer
-
-    size = 8192 if device.startswith("cuda") else 2048
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    a, b = torch.ones(2, size, size, device=device).to(dtype)
-    timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
-    return 2 * size**3 / timer.blocked_autorange(min_run_time=seconds).median
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -335,8 +308,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     (runners,) = select("peers", options.peers, PEERS).values()
     sizes = select("sizes", options.sizes, THROUGHPUT_SHAPES)
     from training.device import describe, pick_device
+    from training.flops import PUBLISHED_BF16_FLOPS
 
     device = pick_device(options.device)
+    gpu_flops = PUBLISHED_BF16_FLOPS.get(describe(device))
     console, result = Console(), ThroughputResult(describe(device))
     with Progress(console=console, transient=True) as progress:
         total = len(sizes) * options.rounds * len(runners) + 1
@@ -356,7 +331,7 @@ def main(argv: list[str]) -> dict[str, Any]:
                     rounds[name].append(run_in_process(runner.measure, *args))
                     progress.advance(task)
             result.sizes[size] = summarize(size, rounds, result.matmul)
-            console.print(make_table(size, result.sizes[size], result.machine))
+            console.print(make_table(size, result.sizes[size], gpu_flops))
     figures = asdict(result)
     write_json(options.json, figures)
     return figures
@@ -401,15 +376,14 @@ def summarize(
     return rows
 
 
-def make_table(size: str, rows: dict[str, ThroughputRow], machine: str) -> Table:
-    """Show the runners at one size."""
+def make_table(size: str, rows: dict[str, ThroughputRow], gpu_flops: float | None) -> Table:
+    """Show the runners at one size; `gpu_flops` is the published rate of a GPU."""
     shape = THROUGHPUT_SHAPES[size]
     parameters = next(iter(rows.values())).parameters
     table = Table(
         title=f"{shape.n_layer} layers of width {shape.n_embd}, {parameters / 1e6:.1f} M "
         f"parameters, {shape.batch_size} × {shape.block_size} tokens per step"
     )
-    gpu_flops = next((flops for name, flops in GPU_FLOPS.items() if name in machine), None)
     columns = ["tok/s", "ratio", "GFLOP/s", "of matmul", "memory"]
     if gpu_flops:
         columns.append("of data sheet")

@@ -21,6 +21,7 @@ from training.device import (
     pick_device,
     pick_precision,
 )
+from training.flops import count_flops_per_token
 from training.processes import World
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
@@ -182,27 +183,16 @@ def should_compile(device: str, flops: float) -> bool:
 
 
 def model_size(config: GPTConfig) -> tuple[int, int]:
-    """Count the parameters of a model and the operations of a training step per token.
+    """Count the parameters of a model, and the operations of a training step per token.
 
-    The forward pass takes 2 operations per weight of a matrix and 2·H·(d_k + d_v) per pair of
-    tokens, half of which are masked; the backward pass takes twice as many. Models of one and two
-    layers are counted, because a deep one takes long to construct even without memory.
-
-    Returns:
-        The number of parameters, and floating-point operations per token.
-
-    Reference:
-        Kaplan et al. 2020; Chowdhery et al. 2022.
+    Models of one and two layers are counted, because a deep one takes long to construct even
+    without memory.
     """
     with torch.device("meta"):
         models = [GPT(replace(config, n_layer=n)) for n in (1, 2)]
     one_layer, two_layers = (model.num_parameters() for model in models)
     parameters = one_layer + (config.n_layer - 1) * (two_layers - one_layer)
-
-    layer_weights = sum(p.numel() for p in models[0].blocks.parameters() if p.dim() == 2)
-    pairs = config.n_head * (config.key_dim + config.value_dim) * config.block_size // 2
-    head_weights = config.vocab_size * config.n_embd
-    return parameters, 6 * (config.n_layer * (layer_weights + pairs) + head_weights)
+    return parameters, count_flops_per_token(config)
 
 
 def memory_needed(config: ResolvedConfig, processes: int) -> float:

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import soak
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from common.errors import UserError
 from config import Config, GPTConfig, ModelConfig, OptimConfig, ResolvedConfig
@@ -25,7 +23,7 @@ SHAPES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape, precision", [soak("gpt2", "fp32"), ("llama", "bf16")])
-def test_estimated_memory_and_operations_are_close_to_those_of_a_real_step(shape, precision):
+def test_estimated_memory_is_close_to_that_of_a_real_step(shape, precision):
     model = GPTConfig(500, n_layer=2, n_embd=64, **SHAPES[shape])
     config = ResolvedConfig(
         device="cpu",
@@ -44,9 +42,6 @@ def test_estimated_memory_and_operations_are_close_to_those_of_a_real_step(shape
         saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    # FlopCounterMode does not count the fused attention of a CPU.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        state.model(x, x)[1].backward()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), autocast("cpu", precision):
         logits, loss = state.model(x, x)
     loss.backward()
@@ -57,11 +52,10 @@ def test_estimated_memory_and_operations_are_close_to_those_of_a_real_step(shape
     optimizer_bytes = sum(
         t.nbytes for o in state.optimizers for s in o.state.values() for t in s.values()
     )
-    num_parameters, flops = model_size(model)
+    num_parameters, _ = model_size(model)
     assert 4 * num_parameters == sum(p.nbytes for p in parameters)
     real_bytes = 4 * num_parameters + optimizer_bytes + sum(saved_bytes.values())
     assert memory_needed(config, 1) == pytest.approx(real_bytes, rel=0.2)
-    assert flops * x.numel() == pytest.approx(counter.get_total_flops(), rel=0.25)
 
 
 def test_a_resolved_configuration_has_no_auto_and_resolves_to_itself(monkeypatch):

@@ -1,0 +1,30 @@
+"""The counted operations are those that torch counts, and measuring the rate changes nothing."""
+
+import torch
+from hypothesis import given
+from models import configs, few
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from model import GPT
+from training.flops import count_flops_per_token, measure_matmul_rate, peak_flops
+
+
+@few
+@given(configs)
+def test_the_counted_operations_are_those_of_a_forward_and_backward_pass(config):
+    tokens = torch.zeros(2, config.block_size, dtype=torch.int64)
+    model = GPT(config)
+    # FlopCounterMode does not count the fused attention of a CPU.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(tokens, tokens)[1].backward()
+    assert count_flops_per_token(config) * tokens.numel() == counter.get_total_flops()
+
+
+def test_measuring_the_rate_of_a_processor_leaves_the_random_state_alone():
+    state = torch.get_rng_state()
+    measure_matmul_rate.cache_clear()
+    rate = peak_flops("cpu", "fp32")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert 1e8 < rate == peak_flops("cpu", "fp32")
+    assert peak_flops("mps", "fp32") is None

@@ -1,0 +1,86 @@
+"""Floating-point operations of training, and the rate at which a device can perform them."""
+
+import time
+from functools import cache
+
+import torch
+
+from config import GPTConfig
+from training.device import synchronize
+
+# Dense bf16 operations per second with float32 sums, from NVIDIA's data sheets, by the device's
+# exact name: variants of a card differ.
+PUBLISHED_BF16_FLOPS = {
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA A10G": 70e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+}
+# Sizes of the square matrices of which the fastest product gives the rate of a device. On a CPU the
+# small one is rarely interrupted by other programs, and the large one occupies many cores.
+CPU_MATRIX_SIZES = (512, 1024)
+GPU_MATRIX_SIZES = (8192,)
+SECONDS_PER_SIZE = 0.1
+
+
+def count_flops_per_token(config: GPTConfig) -> int:
+    """Count the operations of a training step per token: 6·N + 6·L·H·(d_k + d_v)·T.
+
+    N is the number of weights that multiply each token: those of the blocks' matrices and of the
+    output head. The second term is 12·L·H·d_k·T if queries and values have the same size; as in the
+    reference, masked pairs of tokens count. The backward pass takes twice the operations of the
+    forward pass.
+
+    Reference: Chowdhery et al. 2022, "PaLM", appendix B.
+    """
+    C, L, H, G = config.n_embd, config.n_layer, config.n_head, config.kv_heads
+    d_k, d_v = config.key_dim, config.value_dim
+    attention_weights = C * (H * d_k + G * d_k + G * d_v) + H * d_v * C
+    mlp_matrices = 3 if config.mlp == "swiglu" else 2
+    mlp_weights = mlp_matrices * C * config.hidden_dim
+    head_weights = C * (config.vocab_size or 0)
+    weights = L * (attention_weights + mlp_weights) + head_weights
+    return 6 * weights + 6 * L * H * (d_k + d_v) * config.block_size
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """Return the operations per second that a device can perform, or None if unknown.
+
+    For a CPU this is the measured rate of a matrix product with torch's current number of threads,
+    for a GPU in bf16 the published rate.
+    """
+    if device == "cpu":
+        return measure_matmul_rate(device, precision)
+    if device.startswith("cuda") and precision == "bf16":
+        return PUBLISHED_BF16_FLOPS.get(torch.cuda.get_device_name(device))
+    return None
+
+
+@cache
+def measure_matmul_rate(device: str, precision: str) -> float:
+    """Return the operations per second of the fastest matrix product on a device.
+
+    It is measured once per process, and leaves the random state alone.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    rate = 0.0
+    for size in GPU_MATRIX_SIZES if device.startswith("cuda") else CPU_MATRIX_SIZES:
+        a = torch.ones(size, size, dtype=dtype, device=device)
+        now = time.perf_counter()
+        end = now + SECONDS_PER_SIZE
+        while now < end:
+            synchronize(device)
+            start = time.perf_counter()
+            torch.mm(a, a)
+            synchronize(device)
+            now = time.perf_counter()
+            rate = max(rate, 2 * size**3 / (now - start))
+    return rate
