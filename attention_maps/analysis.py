@@ -34,7 +34,8 @@ RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
 EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
 # Token effects take tokens² · parameters operations: minutes on two CPU cores at this limit.
 MAX_EXPLAINED_COST = 5e12
-# In larger models fewer heads and components are measured, and `analyze` omits faithfulness.
+# In larger models fewer heads and components are measured, no sufficient heads are found, and
+# `analyze` omits faithfulness.
 LARGE_MODEL_PARAMETERS = 20_000_000
 MAX_COMPONENTS_OF_LARGE_MODEL = 4
 
@@ -197,7 +198,9 @@ class ProbeRun:
         repeated_and_reshuffled = self.random.rows(range(2 * len(self.probes.periods)))
         isolated = IsolatedHeads(self.model, repeated_and_reshuffled, self.probes.periods)
         circuit = find_induction_circuit(measurements)
-        return measure_faithfulness(isolated.copying_gains, isolated.all_heads, circuit)
+        return measure_faithfulness(
+            isolated.copying_gains, isolated.all_heads, circuit, finds_sufficient=not self.is_large
+        )
 
 
 def strongest_heads(head_scores: Estimates, minimum: float) -> list[Head]:

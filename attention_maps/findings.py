@@ -22,7 +22,7 @@ from attention_maps.results import Estimate, Head, Measurements
 
 # Scores whose heads are reported, in order of interest.
 REPORTED_SCORES = ("induction", "previous_token", "duplicate_token", "current_token")
-MAX_FINDINGS = 5
+MAX_FINDINGS = 6
 MIN_REPORTED_IMPORTANCE_NATS = 0.01
 # If more heads than this are not distinguishable from the most important one, none is reported.
 MAX_MOST_IMPORTANT_HEADS = 3
@@ -83,6 +83,14 @@ class CopyingGainFinding(Finding):
 
 
 @dataclass(frozen=True)
+class SufficientHeadsFinding(Finding):
+    """The finding that some heads keep most of the copying gain without the others."""
+
+    share: Estimate  # of the copying gain that they keep, on rows that did not choose them
+    other_heads: int  # number of heads of the model that are not needed
+
+
+@dataclass(frozen=True)
 class ImportanceFinding(Finding):
     """The finding that the validation loss depends most on one to three heads."""
 
@@ -128,7 +136,8 @@ def summarize(latest: Measurements, gain_history: Sequence[GainAt] = ()) -> list
         for score in REPORTED_SCORES
         if not find_active_heads(latest, score)
     ]
-    candidates = [*attention[:1], importance, *attention[1:], sinks, *lost]
+    sufficient = _find_sufficient_heads(latest)
+    candidates = [*attention[:1], sufficient, importance, *attention[1:], sinks, *lost]
     return [finding for finding in candidates if finding is not None][:MAX_FINDINGS]
 
 
@@ -183,6 +192,17 @@ def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:
     if not share.exceeds(MIN_REPORTED_FAITHFULNESS, errors=2):
         return None
     return CircuitShare(share, includes_layer_0)
+
+
+def _find_sufficient_heads(latest: Measurements) -> SufficientHeadsFinding | None:
+    faithfulness = latest.faithfulness
+    if faithfulness is None or reported_copying_gain(latest) is None:
+        return None
+    heads, share = faithfulness.sufficient_heads, faithfulness.sufficient
+    other_heads = latest.head_count - len(heads)
+    if not heads or other_heads < 1 or not share.exceeds(MIN_REPORTED_FAITHFULNESS, errors=2):
+        return None
+    return SufficientHeadsFinding("sufficient", heads, share, other_heads)
 
 
 def _find_most_important_heads(latest: Measurements) -> ImportanceFinding | None:

@@ -25,7 +25,7 @@ from common.metrics import COMPANION_SUFFIXES, is_scored
 
 # Prefixes of the metrics that snapshots measure.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
-FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0")
+FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0", "sufficient")
 _HEAD_KEY = re.compile(r"(heads|emerged|lost)/(\w+)/(L\d+H\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
 
@@ -52,7 +52,8 @@ def flatten(measurements: Measurements) -> dict[str, float]:
             row[f"composition/{entry.score}{suffix}{place}"] = value
             row[f"composition/{entry.score}{suffix}_se{place}"] = error
     if measurements.faithfulness is not None:
-        row |= {f"circuit/{head}": 1 for head in measurements.faithfulness.heads}
+        row |= {f"circuit/{head}": 1 for head in measurements.faithfulness.circuit_heads}
+        row |= {f"sufficient/{head}": 1 for head in measurements.faithfulness.sufficient_heads}
         for name in FAITHFULNESS_SETS:
             share = getattr(measurements.faithfulness, name)
             row |= _flatten_estimate("faithfulness", f"/{name}", share)
@@ -175,12 +176,16 @@ def _read_composition(row: dict) -> Iterator[CompositionShare]:
 def _read_faithfulness(row: dict) -> Faithfulness | None:
     if not any(f"faithfulness/{name}" in row for name in FAITHFULNESS_SETS):
         return None
-    heads = [parse_head(key.removeprefix("circuit/")) for key in row if key.startswith("circuit/")]
+
+    def heads_of(name: str) -> tuple[Head, ...]:
+        heads = (parse_head(key.removeprefix(name)) for key in row if key.startswith(name))
+        return tuple(filter(None, heads))
+
     shares = (
         _read_estimate(row, f"faithfulness/{name}", f"faithfulness_se/{name}")
         for name in FAITHFULNESS_SETS
     )
-    return Faithfulness(tuple(filter(None, heads)), *shares)
+    return Faithfulness(heads_of("circuit/"), heads_of("sufficient/"), *shares)
 
 
 # --- for W&B and the page -------------------------------------------------------------------------

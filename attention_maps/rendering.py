@@ -15,10 +15,11 @@ from attention_maps.findings import (
     Interval,
     LostFinding,
     SinkFinding,
+    SufficientHeadsFinding,
     summarize_rows,
 )
 from attention_maps.results import Estimate, Head
-from common.text import format_with_error
+from common.text import format_with_error, pluralize
 
 FULL_ATTENTION = 0.5  # with a smaller score, a head attends "in part"
 
@@ -153,6 +154,17 @@ def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[st
     if finding.emerged is not None:
         text += f" Emerged {format_interval(finding.emerged)}."
     return "In-context copying", text, []
+
+
+@_render.register
+def _render_sufficient_heads(finding: SufficientHeadsFinding) -> tuple[str, str, list[str]]:
+    title = "Sufficient head" if len(finding.heads) == 1 else "Sufficient heads"
+    keep = "keeps" if len(finding.heads) == 1 else "keep"
+    text = (
+        f"{_join(finding.heads)} {keep} {_format_percent(finding.share)} of the in-context copying "
+        f"gain without the other {pluralize(finding.other_heads, 'head')}."
+    )
+    return title, text, []
 
 
 @_render.register

@@ -85,10 +85,13 @@ class CompositionShare:
 class Faithfulness:
     """The share of the copying gain that remains when all other heads are mean-ablated."""
 
-    heads: tuple[Head, ...]  # of the circuit
+    circuit_heads: tuple[Head, ...]
+    sufficient_heads: tuple[Head, ...]  # no other head is needed for most of the copying gain
     none: Estimate  # share with no active head
     circuit: Estimate  # share with only the circuit active
     circuit_and_layer_0: Estimate  # share with only the circuit and all heads of layer 0 active
+    # Share with only the sufficient heads active, on other rows than those they are chosen on.
+    sufficient: Estimate
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,11 @@ class Measurements:
     copying_gain: Estimate | None = None  # in nats/token; None if it was not measured
     composition: tuple[CompositionShare, ...] = ()  # significant shares of the strongest heads
     faithfulness: Faithfulness | None = None  # of the induction circuit; None if not measured
+
+    @property
+    def head_count(self) -> int:
+        """Number of heads of the model; 0 if no score was measured."""
+        return max((estimates.mean.size for estimates in self.scores.values()), default=0)
 
     def score(self, name: str, head: Head) -> Estimate:
         """Return one head's score; nan if it was not measured."""

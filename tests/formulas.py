@@ -45,8 +45,8 @@ def rms_norm(x, eps):
     return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt()
 
 
-def self_attention(layer, x):
-    """What a `SelfAttention` returns for x (B, T, C)."""
+def self_attention(layer, x, replace_head=lambda head, y: y):
+    """What a `SelfAttention` returns for x (B, T, C), whose heads write `replace_head(head, y)`."""
     c, T, heads = layer.config, x.shape[1], []
     for head in range(c.n_head):
         group = head // (c.n_head // c.kv_heads)
@@ -64,9 +64,10 @@ def self_attention(layer, x):
         for t in range(T):  # a query attends to the keys up to its own
             keys, values = k[:, : t + 1], v[:, : t + 1]
             scores = (keys @ q[:, t, :, None])[..., 0] / math.sqrt(c.key_dim)  # (B, t + 1)
-            weights = scores.exp() / scores.exp().sum(dim=-1, keepdim=True)
+            exp = (scores - scores.amax(dim=-1, keepdim=True)).exp()  # in the range of floats
+            weights = exp / exp.sum(dim=-1, keepdim=True)
             rows.append((weights[..., None] * values).sum(dim=1))  # (B, d_v)
-        heads.append(torch.stack(rows, dim=1))  # (B, T, d_v)
+        heads.append(replace_head(head, torch.stack(rows, dim=1)))  # (B, T, d_v)
     return layer.W_O(torch.cat(heads, dim=-1))
 
 

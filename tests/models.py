@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from config import GPTConfig
 from decoder import Decoder
 from decoding import Sampling, stream
+from model import GPT
 
 # Fewer examples than usual, for tests that build a model for each.
 few = settings(max_examples=settings.default.max_examples // 3)
@@ -71,6 +72,49 @@ def lively(module, seed=0):
             triples = V * V + torch.randperm(200 * V)[:400].sort().values
             module.ngrams.keys.copy_(torch.cat((pairs, triples)))
     return module.eval()
+
+
+def induction_model(V, T, norm="rmsnorm"):
+    """A model with an induction head L1H1 that reads the previous-token head L0H0 through its keys.
+
+    It has V tokens and contexts of T tokens. The other two heads write noise. A token's embedding
+    has its id in the first V channels and its position in the next T; L0H0 writes the id of the
+    previous token to the last V.
+    """
+    torch.manual_seed(0)
+    C, d, sharp = 2 * V + T, max(V, T), 200.0
+    model = GPT(
+        GPTConfig(
+            vocab_size=V,
+            block_size=T,
+            n_layer=2,
+            n_head=2,
+            n_embd=C,
+            head_dim=d,
+            norm=norm,
+        )
+    )
+    id, position, previous = slice(V), slice(V, V + T), slice(V + T, C)
+    with torch.no_grad():
+        for p in model.blocks.parameters():
+            if p.dim() == 2:
+                p.zero_()
+        model.token_embedding.weight.zero_()[:, id] = torch.eye(V)
+        model.position_embedding.weight.zero_()[:, position] = torch.eye(T)
+        first, second = (block.attention for block in model.blocks)
+        first.W_Q.weight[1:T, position] = sharp * torch.eye(T)[: T - 1]  # query i is key i - 1
+        first.W_Q.weight[:T, position] = sharp * torch.eye(T).roll(-1, dims=0)
+        first.W_K.weight[:T, position] = torch.eye(T)
+        first.W_V.weight[:V, id] = torch.eye(V)
+        first.W_O.weight[previous, :V] = 4 * torch.eye(V)
+        second.W_Q.weight[d : d + V, id] = sharp * torch.eye(V)
+        second.W_K.weight[d : d + V, previous] = torch.eye(V)
+        second.W_V.weight[d : d + V, id] = torch.eye(V)
+        second.W_O.weight[id, d : d + V] = torch.eye(V)
+        for layer, head in ((first, 1), (second, 0)):
+            layer.W_V.weight[head * d : (head + 1) * d].normal_(std=0.03)
+            layer.W_O.weight[:, head * d : (head + 1) * d].normal_(std=0.03)
+    return model
 
 
 def decoded_ngrams(keys, vocab_size):

@@ -5,59 +5,20 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from models import lively, small
+from models import induction_model, lively, small
 
 from attention_maps import scores
 from attention_maps.capture import capture
 from attention_maps.composition import INPUTS, measure_composition
 from attention_maps.results import CompositionShare, Head
-from config import GPTConfig
 from model import GPT, attention_weights, causal_mask, store
 
-V, T, SHARP = 40, 24, 200.0
+V, T = 40, 24
 
 
 @pytest.fixture(params=["rmsnorm", "layernorm"])
 def model(request) -> GPT:
-    """An induction head L1H1 that reads the previous-token head L0H0 through its keys.
-
-    The other two heads write noise. A token's embedding has its id in the first V channels and its
-    position in the next T; L0H0 writes the id of the previous token to the last V.
-    """
-    torch.manual_seed(0)
-    C, d = 2 * V + T, max(V, T)
-    model = GPT(
-        GPTConfig(
-            vocab_size=V,
-            block_size=T,
-            n_layer=2,
-            n_head=2,
-            n_embd=C,
-            head_dim=d,
-            norm=request.param,
-        )
-    )
-    id, position, previous = slice(V), slice(V, V + T), slice(V + T, C)
-    with torch.no_grad():
-        for p in model.blocks.parameters():
-            if p.dim() == 2:
-                p.zero_()
-        model.token_embedding.weight.zero_()[:, id] = torch.eye(V)
-        model.position_embedding.weight.zero_()[:, position] = torch.eye(T)
-        first, second = (block.attention for block in model.blocks)
-        first.W_Q.weight[1:T, position] = SHARP * torch.eye(T)[: T - 1]  # query i is key i - 1
-        first.W_Q.weight[:T, position] = SHARP * torch.eye(T).roll(-1, dims=0)
-        first.W_K.weight[:T, position] = torch.eye(T)
-        first.W_V.weight[:V, id] = torch.eye(V)
-        first.W_O.weight[previous, :V] = 4 * torch.eye(V)
-        second.W_Q.weight[d : d + V, id] = SHARP * torch.eye(V)
-        second.W_K.weight[d : d + V, previous] = torch.eye(V)
-        second.W_V.weight[d : d + V, id] = torch.eye(V)
-        second.W_O.weight[id, d : d + V] = torch.eye(V)
-        for layer, head in ((first, 1), (second, 0)):
-            layer.W_V.weight[head * d : (head + 1) * d].normal_(std=0.03)
-            layer.W_O.weight[:, head * d : (head + 1) * d].normal_(std=0.03)
-    return model
+    return induction_model(V, T, request.param)
 
 
 PERIODS = np.repeat([6, 8, 10, 12], 4)

@@ -14,6 +14,7 @@ from attention_maps.findings import (
     Interval,
     LostFinding,
     SinkFinding,
+    SufficientHeadsFinding,
     summarize_rows,
 )
 from attention_maps.metrics import read_measurements
@@ -53,6 +54,10 @@ def make_rows() -> list[dict]:
         "heads/importance_se/L0H0": 0.04,
         "faithfulness/circuit_and_layer_0": 1.05,
         "faithfulness_se/circuit_and_layer_0": 0.04,
+        "faithfulness/sufficient": 0.93,
+        "faithfulness_se/sufficient": 0.02,
+        "sufficient/L1H3": 1,
+        "sufficient/L3H2": 1,
         "emerged/sink/L2H0": 900,
         "heads/sink/L2H0": 0.9,
         "heads/sink_se/L2H0": 0.01,
@@ -80,6 +85,7 @@ def test_an_induction_head_is_reported_with_its_circuit():
     assert first.copying_gain == (2.5, 0.05)
     assert first.circuit_share.share == (1.05, 0.04) and first.circuit_share.includes_layer_0
     assert [(finding.kind, finding.heads) for finding in others] == [
+        ("sufficient", (PREVIOUS_TOKEN_HEAD, INDUCTION_HEAD)),
         ("importance", (INDUCTION_HEAD,)),
         ("previous_token", (PREVIOUS_TOKEN_HEAD,)),
         ("sink", (Head(2, 0),)),
@@ -100,7 +106,8 @@ def test_the_headline_names_the_phenomenon_the_upstream_head_and_the_emergence_i
     details = "; ".join(first.details)
     for figure in ("2.50 ± 0.05", "0.62 ± 0.01", "94 ± 2%", "between steps 900 and 1,000"):
         assert figure in details
-    assert "0.37 ± 0.04" in others[0].text and "0.90 ± 0.01" in others[-1].details[0]
+    assert "L1H3 and L3H2" in others[0].text and "93 ± 2%" in others[0].text
+    assert "0.37 ± 0.04" in others[1].text and "0.90 ± 0.01" in others[-1].details[0]
     assert str(first).startswith("Induction head: L3H2")
 
 
@@ -119,6 +126,7 @@ def test_the_headline_names_the_phenomenon_the_upstream_head_and_the_emergence_i
             lambda rows: find(rows, AttentionFinding).evidence[0].upstream,
         ),
         ("heads/sink_se/L2H0", lambda rows: find(rows, SinkFinding)),
+        ("faithfulness_se/sufficient", lambda rows: find(rows, SufficientHeadsFinding)),
     ],
 )
 def test_nothing_is_reported_without_a_small_standard_error(error_key, is_reported):
@@ -156,7 +164,7 @@ def test_of_two_lost_heads_the_one_that_passed_longest_is_reported():
     assert find(rows, LostFinding).heads == (Head(0, 1),)
 
 
-def test_at_most_five_findings_are_reported():
+def test_at_most_six_findings_are_reported():
     rows = make_rows()
     for score in ("duplicate_token", "current_token"):
         rows[-1] |= {f"heads/{score}/L0H0": 0.9, f"heads/{score}_se/L0H0": 0.01}
@@ -164,6 +172,7 @@ def test_at_most_five_findings_are_reported():
     kinds = [finding.kind for finding in summarize_rows(rows)]
     assert kinds == [
         "induction",
+        "sufficient",
         "importance",
         "previous_token",
         "duplicate_token",
@@ -213,6 +222,14 @@ def test_two_heads_whose_difference_is_within_its_error_are_both_most_important(
     assert find(rows, ImportanceFinding).heads == (INDUCTION_HEAD, Head(2, 2))
     rows[-1] |= {"heads/importance_se/L2H2": 0.02}
     assert find(rows, ImportanceFinding).heads == (INDUCTION_HEAD,)
+
+
+def test_sufficient_heads_are_reported_unless_all_heads_of_the_model_are_needed():
+    rows = make_rows()
+    found = find(rows, SufficientHeadsFinding)
+    assert (found.share, found.other_heads) == ((0.93, 0.02), 4 * 4 - 2)
+    rows[-1] |= {f"sufficient/{Head(*index)}": 1 for index in np.ndindex(4, 4)}
+    assert find(rows, SufficientHeadsFinding) is None
 
 
 def test_a_copying_gain_without_an_induction_head_is_dated_from_when_it_stayed():

@@ -45,7 +45,12 @@ def make_measurements() -> Measurements:
         copying_gain=Estimate(2.5, 0.25),
         composition=(share,),
         faithfulness=Faithfulness(
-            (Head(0, 0), Head(1, 2)), Estimate(0.0, 0.01), Estimate(0.5, 0.1), Estimate(1.06, 0.04)
+            (Head(0, 0), Head(1, 2)),
+            (Head(0, 1),),
+            Estimate(0.0, 0.01),
+            Estimate(0.5, 0.1),
+            Estimate(1.06, 0.04),
+            Estimate(0.94, 0.02),
         ),
     )
 
@@ -69,6 +74,7 @@ def test_keys_are_those_of_the_interface():
     assert row["composition/induction/L1H2/keys/L0H0"] == 0.9
     assert row["composition/induction_direct_se/L1H2/keys/L0H0"] == 0.1
     assert row["faithfulness/circuit_and_layer_0"] == 1.06 and row["circuit/L1H2"] == 1
+    assert row["faithfulness_se/sufficient"] == 0.02 and row["sufficient/L0H1"] == 1
     assert "heads/induction/L0H1" not in row  # unknown
     assert "heads/sink_without_first_se/L0H0" not in row
 
@@ -77,7 +83,7 @@ def test_unknown_measurements_are_left_out():
     measurements = Measurements(
         step=0,
         copying_gain=Estimate(0.5),
-        faithfulness=Faithfulness((), *[Estimate(math.nan, math.nan)] * 3),
+        faithfulness=Faithfulness((), (), *[Estimate(math.nan, math.nan)] * 4),
     )
     assert flatten(measurements) == {"probe/copying_gain": 0.5}
     assert read_measurements({"step": 0}) == Measurements(step=0)
