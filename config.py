@@ -345,6 +345,9 @@ class Config:
         "nanoGPT's ckpt.pt",
     )
     prepare_only: bool = setting(False, "prepare the text, then exit")
+    eval_only: bool = setting(
+        False, "print the validation loss of the best model of run_dir, or of init_from, then exit"
+    )
     seed: int = setting(
         1337, "random seed of the initial weights, data order and dropout", ge=0, le=LARGEST_SEED
     )
@@ -416,6 +419,10 @@ class Config:
             raise UserError(
                 "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
             )
+        if self.prepare_only and self.eval_only:
+            raise UserError("prepare_only and eval_only exclude each other: leave one out")
+        if self.eval_only and not (self.run_dir or self.init_from):
+            raise UserError("eval_only=true needs a model: add run_dir=PATH or init_from=MODEL")
         if self.resume and self.run_dir is None:
             resume = format_value(self.resume)
             raise UserError(f"resume={resume} needs the folder of the run: add run_dir=PATH")

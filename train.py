@@ -12,7 +12,7 @@ if __name__ == "__main__":
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -24,33 +24,31 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
 import interop
+import modes
 import sweeps
-from common.checkpoints import best_saved_row, step_folder
+from common.checkpoints import best_saved_row
 from common.errors import UserError
 from common.files import exists
-from common.manifest import TOKENIZER_FILE
 from common.metrics import METRICS
 from common.text import pluralize
 from config import Config, ResolvedConfig
 from data.batches import Batches
-from data.ngrams import count_ngrams
-from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, open_tokens, prepare
-from model import GPT, autocast
+from data.tokens import Tokens
+from inputs import init_weights, prepare_data, starting_point
+from model import autocast
 from observer import Observer, tokens_until
 from report.page import write_page
 from training import device
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
-from training.nonfinite import NonFiniteGuard, check_finite_weights
-from training.optimizers import build_optimizers, clip_gradients
+from training.optimizers import clip_gradients
 from training.plan import print_run, resolve
-from training.processes import Stopped, World, average_gradients, join, plain_copy, shard_model
+from training.processes import Stopped, World, average_gradients, join, plain_copy
 from training.progress import Progress, read_progress
 from training.record import check_wandb
 from training.run_folder import restore_config, run_folder
 from training.schedule import is_due, learning_rate_metrics, lr_factor, set_learning_rates
-from training.state import MeanLoss, TrainingState
+from training.state import TrainingState, build_state
 from training.stopwatch import Stopwatch
 
 
@@ -71,24 +69,19 @@ def train_from(*settings: str) -> float:
 
 
 def run(job: cli.Job) -> float:
-    """Train one job, or only prepare its text; return the best validation loss."""
-    waits_for_rank_0 = cli.process_rank() > 0 and job.config.distributed == "auto"
-    if waits_for_rank_0 and job.config.prepare_only:
+    """Train one job, or do what it asks for instead; return the best validation loss."""
+    asked = job.config
+    waits_for_rank_0 = cli.process_rank() > 0 and asked.distributed == "auto"
+    if waits_for_rank_0 and (asked.prepare_only or asked.eval_only):
         return nan
     if waits_for_rank_0:
         return start(None)  # rank 0 broadcasts the configuration
     config = cli.configure(job, interop.read_starting_model, cli.printer(cli.Terminal()))
     if config.prepare_only:
-        prepare_only(config)
-        return nan
+        return modes.prepare_only(config)
+    if config.eval_only:
+        return modes.evaluate_only(config)
     return start(config, job.experiment)
-
-
-def prepare_only(config: Config) -> None:
-    """Prepare the text of a run without training."""
-    console, progress = cli.Terminal(), Progress()
-    initial = starting_point(config, Path(), progress, cli.printer(console))
-    prepare_data(config, World(), initial.tokenizer, progress, console)
 
 
 def start(config: Config | None, experiment: str = "default") -> float:
@@ -312,103 +305,6 @@ def report_finished(
         if not exists(page) or page.stat().st_mtime_ns < metrics.stat().st_mtime_ns:
             write_page(run_dir)
     return (best_saved_row(run_dir) or {}).get("val/loss", nan)
-
-
-class StartingPoint(NamedTuple):
-    """The tokenizer and the weights that a run starts with, where the text does not give them."""
-
-    tokenizer: Tokenizer | None = None
-    copy_weights: Callable[[GPT], object] | None = None
-
-
-def starting_point(
-    config: Config, run_dir: Path, progress: Progress, log: Callable[[str], None]
-) -> StartingPoint:
-    """Return what a run takes from its own checkpoint or from the model that init_from names."""
-    if progress.manifest:
-        folder = step_folder(run_dir, progress.step)
-        return StartingPoint(load_tokenizer(folder / TOKENIZER_FILE))
-    if config.init_from:
-        return StartingPoint(*interop.open_starting_weights(config.init_from, log))
-    return StartingPoint()
-
-
-def prepare_data(
-    config: Config,
-    world: World,
-    tokenizer: Tokenizer | None,
-    progress: Progress,
-    console: cli.Terminal,
-) -> Tokens:
-    """Prepare the text on rank 0 and open it on all ranks; count n-grams if the model uses them.
-
-    The run starts with `tokenizer`, or with the configured one if it is None.
-    """
-    text = None
-    if world.rank == 0:
-        text = prepare_same_text(config, tokenizer, progress, console)
-    location = world.broadcast(text and (text.folder.name, text.name, text.fingerprint))
-    if text is None:  # on another machine the cache may lack it
-        text = open_tokens(*location)
-        text = text or prepare_same_text(config, tokenizer, progress, console)
-    log = cli.printer(console)
-    for line in text.summary():
-        log(line)
-
-    model = config.model
-    weights_have_ngrams = config.init_from or (progress.manifest and model.ngram_rows)
-    if model.ngrams < 2 or weights_have_ngrams:
-        return text
-    keys = None
-    if world.rank == 0:
-        keys = count_ngrams(text.train, text.tokenizer.vocab_size, model)
-    return replace(text, ngrams=world.broadcast(keys))
-
-
-def prepare_same_text(
-    config: Config, tokenizer: Tokenizer | None, progress: Progress, console: cli.Terminal
-) -> Tokens:
-    """Prepare the text and check that it is the one that a resumed run was trained on."""
-    log = cli.printer(console)
-    is_resumed = progress.manifest is not None
-    given_tokenizer = tokenizer if config.init_from else None
-    with console.status("preparing the text …"):
-        text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all=is_resumed)
-        if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
-            raise UserError(
-                "the text, or how it is prepared, has changed since the run began (fingerprint "
-                f"{progress.manifest.fingerprint[:16]} then, {text.fingerprint[:16]} now); "
-                "restore it, or start a new run."
-            )
-        # A resumed run keeps its tokenizer, even if another version would learn another one.
-        if tokenizer and tokenizer.to_json() != text.tokenizer.to_json():
-            text = prepare(config.data, config.tokenizer, log, tokenizer, verify_all=True)
-    return text
-
-
-def init_weights(model: GPT, initial: StartingPoint, text: Tokens) -> None:
-    """Replace a model's random weights by those of `init_from`; enter the text's n-grams."""
-    if initial.copy_weights:
-        initial.copy_weights(model)
-        check_finite_weights(model, "init_from")
-    if model.ngrams is not None and text.ngrams is not None:
-        model.ngrams.keys.copy_(torch.from_numpy(text.ngrams))
-
-
-def build_state(
-    config: ResolvedConfig, world: World, init: Callable[[GPT], None] = lambda model: None
-) -> TrainingState:
-    """Build a model on its device, sharded over the ranks if it is to be, and its optimizers.
-
-    `init` changes the randomly initialized weights, before the model is moved or sharded.
-    """
-    torch.manual_seed(config.seed)
-    model = GPT(config.model)
-    init(model)
-    forward, mesh = shard_model(model, config, world.size)
-    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
-    guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
-    return TrainingState(config, world, model, forward, optimizers, guard, mean_loss)
 
 
 @contextmanager

@@ -133,7 +133,8 @@ def make_step(
     """
     if method == DDP:
         return make_ddp_step(config, world, inputs, targets)
-    from train import build_state, train_step
+    from train import train_step
+    from training.state import build_state
 
     state = build_state(config, world, lambda model: None)
     return lambda: train_step(state, 0, inputs, targets)

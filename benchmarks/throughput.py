@@ -160,9 +160,10 @@ def measure_glassgpt(
     size: str, precision: str, compile: bool | str, device: str, seconds: float
 ) -> StepMeasurement:
     """Time the training step of train.py."""
-    from train import build_state, train_step
+    from train import train_step
     from training.device import configure_process
     from training.processes import World
+    from training.state import build_state
 
     config = make_config(size, precision, compile, device)
     configure_process(config)

@@ -27,6 +27,7 @@ MAX_CHECKED_CHOICES = 1000  # of one setting of a sweep
 REFUSED_IN_SWEEPS = {
     "run_dir": "each job has its own folder in the sweep's, which hydra.sweep.dir=PATH names",
     "prepare_only": "leave out -m",
+    "eval_only": "leave out -m, and evaluate one model at a time",
     "resume=true": "use resume=auto, which runs the jobs that are missing or unfinished",
 }
 # Settings of Hydra's that are refused → what to use instead.

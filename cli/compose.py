@@ -36,6 +36,8 @@ IMMUTABLE_ON_RESUME = (
     "init_from",
     "data.val_max_tokens",
 )
+# Settings that an evaluation of a run keeps: those of its model.
+IMMUTABLE_IN_EVALUATION = ("model.", "tokenizer.", "init_from")
 # A setting, another one that follows from it if it is null, and the property with its value then.
 DEPENDENT_SETTINGS = (
     ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
@@ -138,11 +140,18 @@ def _refuse_unused(job: Job, config: Config) -> None:
 
 def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config | None:
     """Return the configuration of the run to be continued, or None for a new run."""
-    if requested.run_dir is None or not requested.resume:
+    if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
     run_dir = Path(requested.run_dir)
+    if requested.eval_only and run_dir.is_file():  # RUN/checkpoints/last names a checkpoint
+        run_dir = run_dir.absolute().parents[1]
     if contains_run(run_dir):
         return absolute_paths(read_run_config(run_dir, log))
+    if requested.eval_only:
+        raise UserError(
+            f"run_dir={requested.run_dir} contains no run to evaluate: name the folder of a run, "
+            "or a model of another library with init_from=MODEL"
+        )
     if requested.resume is True:
         advice = "leave out resume=true to start one there"
         if list_folder(run_dir):
@@ -180,15 +189,19 @@ def _continue_run(
 
     new = {name: value for name, _, value in iterate_settings(config)}
     changed = {name: value for name, _, value in iterate_settings(run) if value != new[name]}
+    immutable = IMMUTABLE_IN_EVALUATION if config.eval_only else IMMUTABLE_ON_RESUME
     conflicts = [
         f"{name} is {old_value} in the run but {new[name]} was requested"
         for name, old_value in changed.items()
-        if name.startswith(IMMUTABLE_ON_RESUME)
+        if name.startswith(immutable)
     ]
     if conflicts:
+        verb, advice = "resumed", ", or start a new run"
+        if config.eval_only:
+            verb, advice = "evaluated", ""
         raise UserError(
-            f"run_dir={requested.run_dir} cannot be resumed with other settings "
-            f"({'; '.join(conflicts)}): leave them unchanged, or start a new run"
+            f"run_dir={requested.run_dir} cannot be {verb} with other settings "
+            f"({'; '.join(conflicts)}): leave them unchanged{advice}"
         )
     for name, old_value in changed.items():
         if name in keys and name.startswith("optim."):

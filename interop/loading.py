@@ -11,7 +11,7 @@ import torch
 from cli.config_file import read_config
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
-from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
+from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, Manifest, verify_checkpoint
 from config import Config, TokenizerConfig
 from data.tokenizer import Tokenizer, load_tokenizer
 from interop.external import ExternalCheckpoint
@@ -27,6 +27,7 @@ class StartingWeights(NamedTuple):
 
     tokenizer: Tokenizer | None  # None: the one that is built from the training text
     copy_to: Callable[[GPT], None]
+    manifest: Manifest | None = None  # of the run's checkpoint; None if they are not of a run
 
 
 def load_hf(path: str | os.PathLike) -> GPT:
@@ -89,7 +90,7 @@ def _load_run(
     if names_checkpoint and str(which) not in ("best", run.which):
         raise UserError(f"{path} is a checkpoint, but checkpoint={which}; leave out one of them")
     if run.is_copy:
-        return load_checkpoint(_find_checkpoint(run, log))[:2]
+        return load_checkpoint(_find_checkpoint(run, log)[0])[:2]
     return load_run(run.folder, run.which or which, log)[:2]
 
 
@@ -104,7 +105,8 @@ def read_starting_model(init_from: str) -> Config:
     init_from = pin_model(init_from)
     source = identify(find_model_folder(init_from))
     if isinstance(source, RunPath):
-        config = read_config(_find_checkpoint(source, log=lambda note: None) / CONFIG_FILE)
+        folder, _ = _find_checkpoint(source, log=lambda note: None)
+        config = read_config(folder / CONFIG_FILE)
         return Config(init_from=init_from, model=config.model, tokenizer=config.tokenizer)
     tokenizer = TokenizerConfig(name=source.tokenizer_name)
     model = ExternalCheckpoint(source).config
@@ -121,19 +123,18 @@ def open_starting_weights(
     """
     source = identify(find_model_folder(init_from))
     if isinstance(source, RunPath):
-        folder = _find_checkpoint(source, log)
+        folder, manifest = _find_checkpoint(source, log)
         copy_to = partial(load_weights, path=folder / MODEL_FILE)
-        return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to)
+        return StartingWeights(load_tokenizer(folder / TOKENIZER_FILE), copy_to, manifest)
     checkpoint = ExternalCheckpoint(source)
     return StartingWeights(checkpoint.read_tokenizer(), checkpoint.copy_to)
 
 
-def _find_checkpoint(run: RunPath, log: Callable[[str], None]) -> Path:
-    """Return the folder of a verified checkpoint: the one that a path names, or a run's best."""
+def _find_checkpoint(run: RunPath, log: Callable[[str], None]) -> tuple[Path, Manifest]:
+    """Return a verified checkpoint and its manifest: the one that a path names, or a run's best."""
     if not run.is_copy:
-        return find_checkpoint(run.folder, run.which or "best", log)[0]
+        return find_checkpoint(run.folder, run.which or "best", log)
     try:
-        verify_checkpoint(run.folder)
+        return run.folder, verify_checkpoint(run.folder)
     except ValueError as e:
         raise UserError(f"{run.folder} is a damaged checkpoint ({e}); copy it again") from None
-    return run.folder

@@ -45,6 +45,8 @@ INVALID = [
     ({"precision": "fp16"}, ["precision=fp16", "auto, fp32, bf16", "bf16?"]),
     ({"resume": "True"}, ["resume=True", "true, false, auto"]),
     ({"resume": True}, ["resume=true", "run_dir=PATH"]),
+    ({"eval_only": True}, ["eval_only=true", "run_dir=PATH", "init_from=MODEL"]),
+    ({"eval_only": True, "prepare_only": True, "run_dir": "x"}, ["eval_only", "prepare_only"]),
     ({"shard": "few"}, ["shard=few", "auto"]),
     ({"run_dir": "odd\udcff"}, [r"'odd\udcff'", "UTF-8"]),
     ({"model.n_head": 3}, ["model.n_embd=128", "model.n_head=3", "model.head_dim"]),

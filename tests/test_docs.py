@@ -106,7 +106,7 @@ def make_files(folder: Path, text_file: Path) -> None:
 def small(argv: list[str]) -> list[str]:
     """Return the arguments of a training run with small sizes and a small text."""
     typed = {argument.partition("=")[0] for argument in argv}
-    if "resume=true" in argv:
+    if {"resume=true", "eval_only=true"} & {*argv}:
         return argv
     sizes = {size.partition("=")[0]: size for size in SMALL}
     if {"init_from", "sweep"} & typed:  # these say what the model is

@@ -18,8 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from config import Config, GPTConfig, ResolvedConfig
 from decoder import Decoder
 from model import GPT, SelfAttention, attention, causal_mask, store
-from train import build_state, train_step
+from train import train_step
 from training.processes import World
+from training.state import build_state
 
 DEVICE = os.environ.get("GLASSGPT_TEST_DEVICE", "cuda")
 pytestmark = [

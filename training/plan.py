@@ -149,10 +149,13 @@ def check_shard(shard: int, processes: int) -> None:
 
 def check_memory(config: ResolvedConfig, parameters: int, memory: float | None) -> None:
     """Raise `UserError` if weights and gradients alone exceed the memory of a process in bytes."""
-    needed = 8 * parameters / config.shard
+    tensors, bytes_each = ("weights and their gradients", 8)
+    if config.eval_only:
+        tensors, bytes_each = ("weights", 4)
+    needed = bytes_each * parameters / config.shard
     if memory is not None and needed > memory:
         raise UserError(
-            f"the weights and their gradients need {needed / 1e9:,.1f} GB, but {config.device} "
+            f"the {tensors} need {needed / 1e9:,.1f} GB, but {config.device} "
             f"has only {memory / 1e9:,.1f} GB of memory; lower "
             f"model.n_layer={config.model.n_layer} or model.n_embd={config.model.n_embd}."
         )

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from config import ResolvedConfig
 from model import GPT, autocast
 from training.nonfinite import NonFiniteGuard
-from training.processes import World
+from training.optimizers import build_optimizers
+from training.processes import World, shard_model
 
 
 class MeanLoss:
@@ -84,3 +85,19 @@ class TrainingState:
             loss.backward()
         self.model.zero_grad()
         self.world.check_stop()
+
+
+def build_state(
+    config: ResolvedConfig, world: World, init: Callable[[GPT], None] = lambda model: None
+) -> TrainingState:
+    """Build a model on its device, sharded over the ranks if it is to be, and its optimizers.
+
+    `init` changes the randomly initialized weights, before the model is moved or sharded.
+    """
+    torch.manual_seed(config.seed)
+    model = GPT(config.model)
+    init(model)
+    forward, mesh = shard_model(model, config, world.size)
+    optimizers = build_optimizers(model, config.optim, config.precision, mesh)
+    guard, mean_loss = NonFiniteGuard(model), MeanLoss(config.device)
+    return TrainingState(config, world, model, forward, optimizers, guard, mean_loss)

@@ -16,12 +16,12 @@ from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
 from sample import print_score
-from train import build_state
 from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
 from training.processes import World
 from training.record import Record
+from training.state import build_state
 from training.stopwatch import Stopwatch
 
 

@@ -24,9 +24,10 @@ import training.evaluate
 from common.checkpoints import find_checkpoint
 from common.errors import UserError
 from config import Config, GPTConfig, OptimConfig, ResolvedConfig
-from train import build_state, train_step
+from train import train_step
 from training.plan import check_batch_size, check_shard, memory_needed, pick_shard
 from training.processes import World, plain_copy
+from training.state import build_state
 from training.tensors import local_part
 
 

@@ -10,10 +10,11 @@ from conftest import soak
 from common.errors import UserError
 from config import Config, GPTConfig, ModelConfig, OptimConfig, ResolvedConfig
 from model import autocast
-from train import build_state, train_step
+from train import train_step
 from training import plan
 from training.plan import memory_needed, model_size, resolve
 from training.processes import World
+from training.state import build_state
 
 SHAPES = {
     "gpt2": {"bias": True, "mlp": "gelu"},

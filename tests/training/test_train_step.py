@@ -11,10 +11,11 @@ from data.batches import Batches
 from data.ngrams import count_ngrams
 from data.tokens import prepare
 from model import GPT
-from train import build_state, train_step
+from train import train_step
 from training.checkpoint import load_run
 from training.plan import resolve
 from training.processes import World
+from training.state import build_state
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
