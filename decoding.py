@@ -144,17 +144,23 @@ class GeneratedText:
         prompt_tokens: Sequence[int],
         seed: int = 0,
         max_documents: int = 1,
+        stops: Sequence[str] = (),
     ) -> None:
         """Begin a text with a prompt of at least one token.
 
         `max_documents` end-of-text tokens end the text. Without a prompt the model may begin with
         one, so that the text needs two. `seed` is that of the random numbers that draw its tokens.
+        The text also ends before the first of the strings `stops` that is complete.
         """
         self.prompt_tokens = prompt_tokens
         self.seed = seed
         self.tokens: list[int] = []  # generated so far
-        self.text = ""  # generated so far, in complete characters
-        self.end_reason: str | None = None  # "end_of_text" or "length"; None while the text grows
+        # Generated so far, in complete characters, without an end that may become a stop string
+        self.text = ""
+        # "end_of_text", "length" or "stop"; None while the text grows
+        self.end_reason: str | None = None
+        self._stops = stops
+        self._held_back = ""  # the start of a stop string, at the end of the text
         self._documents_left = max_documents
         self._tokenizer = tokenizer
         # Holds back the bytes of a character until its last token has come.
@@ -168,13 +174,32 @@ class GeneratedText:
             if self._documents_left == 0:
                 self.finish("end_of_text")
                 return
-            self.text += "\n"
-        self.text += self._utf8_decoder.decode(self._tokenizer.token_bytes(token))
+            self.text += self._held_back + "\n"
+            self._held_back = ""
+        self._extend(self._utf8_decoder.decode(self._tokenizer.token_bytes(token)))
+
+    def _extend(self, characters: str) -> None:
+        """Add characters, and end the text if they complete a stop string."""
+        new = self._held_back + characters
+        ends_and_starts = [
+            (new.index(stop) + len(stop), new.index(stop)) for stop in self._stops if stop in new
+        ]
+        if ends_and_starts:
+            _, start = min(ends_and_starts)  # of the stop string that is complete first
+            self.text += new[:start]
+            self._held_back = ""
+            self.end_reason = "stop"
+            return
+        lengths = [n for stop in self._stops for n in range(len(stop)) if new.endswith(stop[:n])]
+        shown = len(new) - max(lengths, default=0)
+        self.text += new[:shown]
+        self._held_back = new[shown:]
 
     def finish(self, reason: str) -> None:
-        """Mark the text as finished and flush the decoder."""
-        self.text += self._utf8_decoder.decode(b"", final=True)
-        self.end_reason = reason
+        """Mark the text as finished, and add what was held back."""
+        self._extend(self._utf8_decoder.decode(b"", final=True))
+        self.text += self._held_back
+        self.end_reason = self.end_reason or reason
 
 
 def generate_texts(

@@ -7,16 +7,18 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import cli
 from cli import print_stderr
-from cli.sample_config import SampleConfig
+from cli.sample_config import SampleConfig, translate_prompt
 from cli.unused import SAMPLE_USED_WITH
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
@@ -31,11 +33,15 @@ if TYPE_CHECKING:  # importing torch takes a second, so that the command line is
 
 MAX_BATCH_SIZE = 64  # texts that are generated at once
 MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
+PROMPT_MARK = "> "
+STDIN_UNREADABLE = "standard input cannot be read here: give the text or a file"
+END_KEYS = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
+INSTRUCTIONS = f"type a prompt and press Enter; Ctrl-C stops a text, {END_KEYS} ends"
 
 
 def main() -> None:
     """Run the command line."""
-    argv, command = sys.argv[1:], "python sample.py"
+    argv, command = [translate_prompt(argument) for argument in sys.argv[1:]], "python sample.py"
     sample(cli.read_settings(argv, SampleConfig, command, SAMPLE_USED_WITH))
 
 
@@ -73,6 +79,11 @@ def sample(
         if config.score is not None:
             print_score(model, tokenizer, text)
             return
+        if config.interactive:
+            is_typed = cli.is_terminal(sys.stdin)
+            print_stderr(f"{path}: {INSTRUCTIONS if is_typed else 'each line is a prompt'}")
+            continue_typed_prompts(config, model, tokenizer, max_batch_size, max_cache_bytes)
+            return
         summary = write_texts(config, model, tokenizer, text, max_batch_size, max_cache_bytes)
         print_stderr(f"{path}: {summary}")
     finally:
@@ -82,13 +93,22 @@ def sample(
 def read_text(config: SampleConfig) -> str:
     """Return the text to score, or the prompt; "" without a prompt."""
     if config.score is not None:
-        text = read_file("score", config.score)
-        if not text:
-            raise UserError(f"score={config.score} is empty: name a file with text")
-        return text
+        return read_nonempty_file("score", config.score)
+    if config.prompt_file is not None:
+        return read_nonempty_file("prompt_file", config.prompt_file).removesuffix("\n")
     if config.prompt == "-":
         return read_file("prompt", "-").removesuffix("\n")
-    return normalize_text(config.prompt or "")
+    prompt = normalize_text(config.prompt or "")
+    if prompt.startswith("@") and len(prompt.split()) == 1:
+        print_stderr(f"note: there is no file {prompt[1:]}, so {prompt} itself is the prompt")
+    return prompt
+
+
+def read_nonempty_file(key: str, path: str) -> str:
+    """Return the text of the file that a setting names, unless it is empty."""
+    if text := read_file(key, path):
+        return text
+    raise UserError(f"{key}={path} is empty: name a file with text")
 
 
 def read_file(key: str, path: str) -> str:
@@ -108,7 +128,7 @@ def read_stdin() -> bytes:
         content = getattr(sys.stdin, "buffer", sys.stdin).read()
         return content.encode() if isinstance(content, str) else content
     except (AttributeError, OSError, ValueError):
-        raise UserError("standard input cannot be read here: give the text or a file") from None
+        raise UserError(STDIN_UNREADABLE) from None
 
 
 def find_newest_run(folder: Path) -> Path:
@@ -123,6 +143,62 @@ def find_newest_run(folder: Path) -> Path:
         )
     newest = max(pointers, key=lambda path: path.stat().st_mtime)
     return newest.parent.parent
+
+
+def continue_typed_prompts(
+    config: SampleConfig,
+    model: GPT,
+    tokenizer: Tokenizer,
+    max_batch_size: int,
+    max_cache_bytes: int,
+) -> None:
+    """Continue one line of stdin after the other until its end; text n has the seed `seed` + n.
+
+    In a terminal, Ctrl-C stops the text, and after a mistake the next prompt is read. If stdin is
+    no terminal, both end the program as usual.
+    """
+    with suppress(ImportError):  # Windows edits lines without it
+        import readline  # gives input() line editing and a history
+
+        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines are one prompt
+    is_typed, seed = cli.is_terminal(sys.stdin), config.seed
+    while True:
+        prompt = ""
+        try:
+            prompt = read_prompt_line()
+            if prompt:
+                settings = replace(config, seed=seed)
+                seed += config.num_samples
+                write_texts(settings, model, tokenizer, prompt, max_batch_size, max_cache_bytes)
+        except EOFError:
+            if is_typed:
+                print_stderr("")
+            return
+        except KeyboardInterrupt:
+            if not is_typed:
+                raise
+            if prompt:  # its text was stopped
+                write_now("\n", sys.stdout)
+            else:
+                print_stderr(f"\n({END_KEYS} ends)")
+        except UserError as e:
+            if not is_typed:
+                raise
+            print_stderr(f"error: {cli.error_sentence(e)}")
+
+
+def read_prompt_line() -> str:
+    """Ask for a prompt and return it; raise `EOFError` at the end of stdin."""
+    mark = PROMPT_MARK if cli.is_terminal(sys.stdin) else ""
+    if not cli.is_terminal(sys.stdout):  # which gets the generated texts alone
+        write_now(mark, sys.stderr)
+        mark = ""
+    try:
+        return normalize_text(input(mark))
+    except UnicodeDecodeError as e:
+        raise UserError(f"the prompt is not UTF-8 text ({e.reason}): type or convert it") from None
+    except (OSError, RuntimeError, ValueError):
+        raise UserError(STDIN_UNREADABLE) from None
 
 
 def write_texts(
@@ -149,8 +225,9 @@ def write_texts(
             f"{block_size:,} of them"
         )
     max_documents = 1 if prompt else 2
+    stops = [stop.replace(r"\n", "\n") for stop in config.stop]
     texts = [
-        GeneratedText(tokenizer, prompt_ids, config.seed + number, max_documents)
+        GeneratedText(tokenizer, prompt_ids, config.seed + number, max_documents, stops)
         for number in range(config.num_samples)
     ]
     sampling = Sampling(config.temperature, config.top_k, config.top_p, config.min_p)

@@ -1,5 +1,6 @@
 """The settings of sample.py. Does not import torch."""
 
+import os
 from dataclasses import dataclass
 
 from common.errors import UserError
@@ -19,10 +20,17 @@ class SampleConfig:
     prompt: str | None = setting(
         None, "text to continue; -: read it from stdin; null: begin a new text", literal=True
     )
+    prompt_file: str | None = setting(None, "continue the text of this file")
+    interactive: bool = setting(
+        False, "continue one typed prompt after the other; Ctrl-C stops a text, Ctrl-D ends"
+    )
     score: str | None = setting(
         None, "score this file instead (loss, bits per byte); -: read it from stdin"
     )
     max_new_tokens: int = setting(500, "maximum number of tokens to generate", ge=1, le=10**9)
+    stop: tuple[str, ...] = setting(
+        (), "end the text before this text, which may have \\n for a line end; can be repeated"
+    )
     temperature: float = setting(
         0.8, "divisor of the logits; 0: always take the most likely token", ge=0
     )
@@ -50,7 +58,11 @@ class SampleConfig:
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         check_settings(self)
-        for alternatives in (("run_dir", "init_from"), ("prompt", "score"), ("attention", "score")):
+        for alternatives in (
+            ("run_dir", "init_from"),
+            ("prompt", "prompt_file", "score"),
+            ("attention", "score"),
+        ):
             used = [f"{name}=" for name in alternatives if getattr(self, name) is not None]
             if len(used) > 1:
                 raise UserError(f"{' and '.join(used)} exclude each other: leave one out")
@@ -59,3 +71,17 @@ class SampleConfig:
         is_step = self.checkpoint.isascii() and self.checkpoint.isdigit()
         if self.checkpoint not in ("best", "last") and not is_step:
             raise UserError(f"checkpoint={self.checkpoint} must be best, last or a step number")
+
+
+def translate_prompt(argument: str) -> str:
+    """Return what prompt=@PATH, or nanoGPT's start=TEXT and start=FILE:PATH, are called here.
+
+    If there is no file PATH, prompt=@PATH is an ordinary text, such as the decorator @property.
+    """
+    key, _, value = argument.partition("=")
+    if key.lstrip("-") == "start":
+        path = value.removeprefix("FILE:")
+        return f"prompt={value}" if path == value else f"prompt_file={path}"
+    if key == "prompt" and value[:1] == "@" and os.path.isfile(os.path.expanduser(value[1:])):
+        return f"prompt_file={value[1:]}"
+    return argument

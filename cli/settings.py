@@ -29,12 +29,14 @@ def read_settings(
         UserError: If an argument is not a setting, or a value is not allowed or has no effect.
     """
     known = {field.name: field for field in fields(cast(Any, settings_class))}
-    typed = {}
+    typed: dict[str, Any] = {}
     for argument in argv:
         key, equals, value = argument.partition("=")
         if not equals or key not in known or is_nanogpt_setting(argument):
             raise unknown_setting(argument, known, command)
-        typed[key] = convert_value(key, known[key], value)
+        converted = convert_value(key, known[key], value)
+        is_repeatable = isinstance(known[key].default, tuple)
+        typed[key] = (*typed.get(key, ()), converted) if is_repeatable else converted
     settings: Any = settings_class(**typed)
     settings.check()
     refuse_unused(typed, vars(settings), used_with)

@@ -118,8 +118,10 @@ def _hint(value: Any, types: tuple) -> str:
 
 def format_value(value: Any) -> str:
     """Format a value as a user types it: null, true, 0.1."""
-    if value is None:
+    if value in (None, ()):
         return "null"
+    if isinstance(value, tuple):
+        return ",".join(map(format_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

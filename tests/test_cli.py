@@ -405,7 +405,6 @@ def test_settings_of_sample_are_converted_to_their_types():
         (["--prompt"], ["--prompt", "KEY=VALUE", "prompt?"]),
         (["prompt=a", "score=b"], ["prompt=", "score="]),
         (["json=true"], ["json"]),
-        (["--start=To be"], ["--start=To be", "prompt=TEXT"]),
         (["top_k=1.5"], ["top_k=1.5"]),
         (["/tmp"], ["/tmp", "KEY=VALUE"]),
         (["top_k=5,"], ["top_k=5,"]),

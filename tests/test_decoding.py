@@ -238,6 +238,41 @@ def test_a_text_without_a_prompt_may_begin_with_the_end_of_text_token():
     assert text.end_reason == "end_of_text"
 
 
+def cut_at_first_stop(text, stops):
+    """The text before the stop string that is complete first, the longest of those."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return None
+
+
+@given(
+    text=st.text("abé", max_size=30),
+    stops=st.lists(st.text("abé", min_size=1, max_size=4), max_size=3),
+    tokenizer=st.sampled_from([BYTES, CharTokenizer("abé"), train_bpe(["abab abé aab baé"], 270)]),
+)
+def test_a_stop_string_ends_a_text_before_it_however_it_is_split_into_tokens(
+    text, stops, tokenizer
+):
+    generated = GeneratedText(tokenizer, [0], stops=stops)
+    shown = append_all(generated, tokenizer.encode(text))
+    expected = cut_at_first_stop(text, stops)
+    assert (generated.end_reason == "stop") == (expected is not None)
+    if expected is None:
+        generated.finish("length")
+        expected = text
+    assert generated.text == expected
+    assert all(expected.startswith(part) for part in shown)
+
+
+def test_a_stop_string_does_not_extend_over_the_end_of_a_text():
+    text = GeneratedText(BYTES, [0], max_documents=2, stops=["ab", "\n"])
+    ids = [*BYTES.encode("a"), BYTES.end_of_text, *BYTES.encode("b"), BYTES.end_of_text]
+    assert append_all(text, ids) == ["", "a\n", "a\nb", "a\nb"]
+    assert text.end_reason == "end_of_text"
+
+
 @given(text=st.text() | st.text(st.characters(categories=["Cc"])))
 def test_no_control_character_reaches_a_terminal(text):
     shown = printable(text)

@@ -1,9 +1,11 @@
 """sample.py as a user runs it."""
 
+import io
 import os
 import pty
 import re
 import select
+import sys
 import time
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from conftest import TINY
 from models import small
 from processes import Process, exec_script, run_to_end
 
-from cli.sample_config import SampleConfig
+from cli import read_settings
+from cli.sample_config import SampleConfig, translate_prompt
 from data.tokenizer import train_bpe
 from model import GPT
-from sample import sample, write_texts
+from sample import read_text, sample, write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +62,26 @@ def test_the_prompt_is_read_from_the_command_line_or_from_stdin(command, run):
     assert from_argument != ""
 
 
+@pytest.mark.parametrize(
+    ("argument", "prompt"),
+    [
+        ("prompt_file=~/p.txt", "the glass"),
+        ("prompt=@~/p.txt", "the glass"),
+        ("start=FILE:p.txt", "the glass"),
+        ("--start=a=b", "a=b"),
+        ("prompt=@property", "@property"),
+    ],
+)
+def test_a_prompt_is_read_from_a_file_and_by_the_names_of_nanogpt(
+    argument, prompt, tmp_path, monkeypatch
+):
+    (tmp_path / "p.txt").write_text("the glass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = read_settings([translate_prompt(argument)], SampleConfig, "sample.py")
+    assert read_text(config) == prompt
+
+
 def test_a_note_says_how_many_tokens_of_a_long_prompt_the_model_reads(command, run):
     def notes(length):
         done = command(
@@ -96,6 +119,11 @@ def test_a_model_with_byte_pairs_takes_any_prompt_and_writes_valid_utf8(command,
         (["checkpoint=7"], "7"),
         (["promt=x"], "prompt"),
         (["run_dir=nowhere"], "run_dir=nowhere"),
+        (["prompt_file=none.txt"], "none.txt"),
+        (["prompt_file=/dev/null"], "/dev/null"),
+        (["prompt=x", "interactive=true"], "prompt=x"),
+        (["score=x", "stop=y"], "stop=y"),
+        (["stop="], "stop="),
         (["score=none.txt"], "none.txt"),
         (["score=rows.jsonl"], "rows.jsonl"),
         (["score=/dev/null"], "score=/dev/null"),
@@ -182,6 +210,21 @@ def test_each_setting_that_leaves_one_token_gives_the_most_likely_text(capsys, r
         assert generated(capsys, run, **setting) == most_likely
 
 
+def test_each_stop_string_ends_the_text_and_is_not_shown(capsys, run):
+    whole = generated(capsys, run, seed=3)[:-1]
+    late, early = whole[20:24], whole[9:12]
+    assert generated(capsys, run, seed=3, stop=(late,))[:-1] == whole[: whole.index(late)]
+    assert generated(capsys, run, seed=3, stop=(late, early))[:-1] == whole[: whole.index(early)]
+    line_end = generated(capsys, run, seed=3, stop=(r"\n",))[:-1]
+    assert line_end == whole.split("\n")[0]
+
+
+def test_each_line_of_stdin_is_a_prompt_of_interactive_mode(capsys, run, monkeypatch):
+    expected = [generated(capsys, run, prompt="the", seed=1337 + number) for number in (0, 1)]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the\n\nthe\n"))
+    assert generated(capsys, run, interactive=True) == "".join(expected)
+
+
 def test_the_score_of_a_file_and_of_stdin_are_equal(command, run, tmp_path):
     text = "the glass model é—λ\n" * 5
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
@@ -228,7 +271,7 @@ class Terminal:
             if not new:
                 break
             output += new
-        return output.decode().replace("\r\n", "\n")
+        return output.decode(errors="replace").replace("\r\n", "\n")
 
     def exit_status(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -246,3 +289,21 @@ def test_a_terminal_shows_the_prompt_before_the_text(run):
     argv = (f"run_dir={run / 'char'}", "prompt=the glass", "temperature=0", "max_new_tokens=20")
     shown = Terminal(*argv).read_to_end()
     assert re.search(r"^the glass.", shown, re.MULTILINE)
+
+
+def test_interactive_mode_survives_ctrl_c_and_mistakes_recalls_prompts_and_ends_by_ctrl_d(run):
+    terminal = Terminal(f"run_dir={run / 'char'}", "interactive=true", "max_new_tokens=1000000000")
+    terminal.read_until("> $")
+    terminal.type("the glass\n")
+    terminal.read_until("(?s)the glass.*the glass.")
+    terminal.type("\x03")
+    terminal.read_until("> $")
+    terminal.type("\x1b[A!\n")  # the up arrow recalls the prompt
+    assert "'the glass!'" in terminal.read_until("(?s)error: .*> $")
+    terminal.type("half")
+    terminal.read_until("half")
+    terminal.type("\x03")
+    terminal.read_until("> $")
+    terminal.type("\x04")
+    assert "Traceback" not in terminal.read_to_end()
+    assert terminal.exit_status() == 0
