@@ -27,21 +27,32 @@ from ngrams import NGramEmbedding
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows when more are needed
 
-# Functions (layer, value) → value, by name, that a forward pass calls to record or replace a value:
-# embedding, q, k, v, weights (only then attention is written out), heads (output of each head
-# before W_O), attention and mlp (updates ΔE), residual (after the block).
-Taps = dict[str, Callable[[int, Tensor], Tensor]]
+# Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
+# None to keep it.
+Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
+# weights: only if tapped, attention is written out; heads: output of each head before W_O;
+# attention, mlp: updates ΔE; residual: after the block. The embedding is in layer 0 only.
+TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
 
 
 def tap(taps: Taps | None, name: str, layer: int, value: Tensor) -> Tensor:
-    """Return the value, or what the tap of this name returns for it."""
-    return taps[name](layer, value) if taps and name in taps else value
+    """Return the value, or its replacement by the tap of this name and layer.
 
-
-def store(values: list[Tensor], layer: int, value: Tensor) -> Tensor:
-    """Append each layer's value to a list; `partial(store, values)` is a tap."""
-    values.append(value)
-    return value
+    Raises:
+        ValueError: If the replacement has another shape; only the number of rows may differ.
+    """
+    if not taps or (name, layer) not in taps:
+        return value
+    replacement = taps[name, layer](value)
+    if replacement is None:
+        return value
+    if not isinstance(replacement, Tensor) or replacement.shape[1:] != value.shape[1:]:
+        returned = getattr(replacement, "shape", type(replacement).__name__)
+        raise ValueError(
+            f"the tap {(name, layer)} returned {returned}; return a tensor of the shape of its "
+            f"value, {tuple(value.shape)}, or None to keep it"
+        )
+    return replacement
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
@@ -131,7 +142,7 @@ class SelfAttention(nn.Module):
         T, T_k = q.shape[2], k.shape[2]
         if mask is None and 1 < T < T_k:  # the fused kernel would align it to the first key
             mask = causal_mask(T, T_k, x.device)
-        if taps and "weights" in taps:
+        if taps and ("weights", self.layer) in taps:
             y = self._written_out_attention(q, k, v, mask, taps)
         else:
             dropout = self.config.dropout if self.training else 0.0
@@ -347,12 +358,56 @@ class GPT(nn.Module):
         finally:
             self.train(training)
 
+    def run_with_taps(self, tokens: Tensor, taps: Taps) -> Tensor:
+        """Compute the logits (B, T, V) of tokens (B, T), with taps that read or replace values.
+
+        The pass runs in evaluation mode, and gradients flow through what the taps return.
+
+        Args:
+            tokens: Ids (B, T), at most block_size in a row.
+            taps: Functions by (name, layer), such as ("heads", 2), with a name of `TAP_NAMES`. Each
+                is called with a value, and returns its replacement, or None to keep it.
+
+        Raises:
+            ValueError: If a name or layer does not exist, or a replacement has another shape.
+        """
+        if tokens.dim() != 2:
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} must be (B, T); use tokens[None] for a row"
+            )
+        if unknown := taps.keys() - set(self._tap_keys(TAP_NAMES)):
+            raise ValueError(
+                f"there is no value {unknown.pop()!r} to tap; use (name, layer), with a name of "
+                f"{', '.join(TAP_NAMES)} and a layer from 0 to {self.config.n_layer - 1} "
+                "(embedding: 0 only)"
+            )
+        with self.evaluating():
+            return self.head(self.norm(self.run_blocks(tokens, taps=taps)))
+
+    def run_with_cache(
+        self, tokens: Tensor, *names: str
+    ) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
+        """Compute the logits (B, T, V) of tokens (B, T), and return them with a pass's values.
+
+        The values are by (name, layer); `names` are some of `TAP_NAMES`, or none for all.
+        """
+        values: dict[tuple[str, int], Tensor] = {}
+        keys = self._tap_keys(names or TAP_NAMES)
+        logits = self.run_with_taps(tokens, {key: partial(values.__setitem__, key) for key in keys})
+        return logits, values
+
+    def _tap_keys(self, names: tuple[str, ...]) -> list[tuple[str, int]]:
+        """Return the (name, layer) of every value with one of these names."""
+        keys = [(name, layer) for name in names for layer in range(self.config.n_layer)]
+        return [key for key in keys if key[0] != "embedding" or key[1] == 0]
+
     @torch.no_grad()
     def attention_maps(self, tokens: Tensor) -> Tensor:
         """Return the attention weights (n_layer, B, H, T, T) of tokens (B, T) in float32."""
         maps: list[Tensor] = []
+        taps: Taps = {("weights", layer): maps.append for layer in range(self.config.n_layer)}
         with self.evaluating():
-            self.run_blocks(tokens, taps={"weights": partial(store, maps)})
+            self.run_blocks(tokens, taps=taps)
         return torch.stack(maps).float()
 
     def make_cache(self, batch_size: int, length: int | None = None) -> KVCache:

@@ -14,7 +14,7 @@ from torch import Tensor
 from attention_maps import scores
 from attention_maps.capture import ForwardPass, max_logit_rows, next_tokens, token_losses
 from attention_maps.results import Estimates
-from model import GPT, KVCache, autocast, store
+from model import GPT, KVCache, Taps, autocast
 
 MAX_TOKENS_PER_PASS = 4096
 # A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one
@@ -45,8 +45,10 @@ def ablate_heads(model: GPT, x: Tensor, y: Tensor, precision: str = "fp32") -> H
     with model.evaluating(), autocast(x.device.type, precision):
         for tokens, targets in zip(x[:, None], y[:, None]):  # (1, T)
             residuals: list[Tensor] = []
-            keep = partial(store, residuals)
-            model.run_blocks(tokens, taps={"embedding": keep, "residual": keep})
+            layers = range(model.config.n_layer)
+            taps: Taps = {("residual", layer): residuals.append for layer in layers}
+            taps["embedding", 0] = residuals.append
+            model.run_blocks(tokens, taps=taps)
             losses.append(token_losses(model, residuals[-1], targets))
             losses_without.append(_losses_without_heads(model, tokens, targets, residuals))
     return HeadAblation(
@@ -101,17 +103,15 @@ def _losses_without_heads(
         for heads in torch.arange(c.n_head).split(max_rows):
             x = model.run_blocks(
                 tokens,
-                taps={"heads": partial(_zero_heads, layer, heads)},
+                taps={("heads", layer): partial(_zero_heads, heads)},
                 entry=(layer, residuals[layer]),
             )  # (n, T, C)
             losses.append(token_losses(model, x, targets.expand(len(heads), -1)))
     return torch.cat(losses).unflatten(0, (c.n_layer, c.n_head))
 
 
-def _zero_heads(ablated_layer: int, heads: Tensor, layer: int, y: Tensor) -> Tensor:
+def _zero_heads(heads: Tensor, y: Tensor) -> Tensor:
     """Tap: copy the head outputs y (1, T, H, d_v) n times; copy r lacks the output of heads[r]."""
-    if layer != ablated_layer:
-        return y
     y = y.repeat(len(heads), 1, 1, 1)
     y[torch.arange(len(heads)), :, heads] = 0
     return y

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from attention_maps.probes import Probes
 from common.files import atomic_write
-from model import GPT, SelfAttention, Taps, store
+from model import GPT, SelfAttention, Taps
 
 MAX_LOGITS = 1 << 25  # logits computed at once: 128 MB in float32
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16
@@ -46,10 +45,10 @@ def capture(model: GPT, ids: np.ndarray) -> ForwardPass:
     The model's mode and torch's random state do not change.
     """
     tokens = torch.from_numpy(ids).to(model.head.weight.device)
-    names = ("residual", "k", "v", "heads", "weights")
+    names, layers = ("residual", "k", "v", "heads", "weights"), range(model.config.n_layer)
     stored: dict[str, list[Tensor]] = {name: [] for name in names}
-    taps: Taps = {name: partial(store, values) for name, values in stored.items()}
-    taps["embedding"] = taps["residual"]
+    taps: Taps = {(name, layer): stored[name].append for name in names for layer in layers}
+    taps["embedding", 0] = stored["residual"].append
     with model.evaluating():
         model.run_blocks(tokens, taps=taps)
     return ForwardPass(tokens, *(torch.stack(stored[name]) for name in names))

@@ -16,7 +16,7 @@ from torch import Tensor
 from attention_maps import scores
 from attention_maps.capture import ForwardPass, residual_writes
 from attention_maps.results import CompositionShare, Estimates, Head
-from model import GPT, attention_weights, causal_mask
+from model import GPT, Taps, attention_weights, causal_mask
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
 MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured
@@ -173,20 +173,18 @@ def _inputs_without(
     if component.tap == "embedding":
         x = mean
         yield 0, x, x
-    taps = {component.tap: partial(_mean_ablate, component)}
+    taps: Taps = {(component.tap, component.layer): partial(_mean_ablate, component)}
     for layer in range(first, top):
         with model.evaluating():
             x = model.blocks[layer](x, rotary, taps=taps)
         yield layer + 1, x, residuals[layer + 1] - written + mean
 
 
-def _mean_ablate(component: Component, layer: int, value: Tensor) -> Tensor:
+def _mean_ablate(component: Component, value: Tensor) -> Tensor:
     """Tap: replace a component's output by its mean over rows and tokens.
 
     `value` holds the outputs of all heads (B, T, H, d_v), or the output of the MLP (B, T, C).
     """
-    if layer != component.layer:
-        return value
     if component.tap == "mlp":
         return _mean_over_tokens(value)
     value = value.clone()

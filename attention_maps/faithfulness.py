@@ -46,7 +46,10 @@ class IsolatedHeads:
         for head in heads:
             works[head] = True
         means = forward.heads.mean(dim=(1, 2))  # (L, H, d_v)
-        taps: Taps = {"heads": partial(_ablate_others, works, means)}
+        taps: Taps = {
+            ("heads", layer): partial(_ablate_others, works[layer], means[layer])
+            for layer in range(len(means))
+        }
         losses = []
         with self.model.evaluating():
             for tokens in rows.split(rows_per_pass(self.model, rows.shape[1])):
@@ -55,9 +58,9 @@ class IsolatedHeads:
         return torch.cat(losses).cpu().numpy()
 
 
-def _ablate_others(works: Tensor, means: Tensor, layer: int, y: Tensor) -> Tensor:
-    """Tap: replace the outputs y (B, T, H, d_v) of inactive heads by their means (L, H, d_v)."""
-    return torch.where(works[layer], y, means[layer])
+def _ablate_others(works: Tensor, means: Tensor, y: Tensor) -> Tensor:
+    """Tap: replace the outputs y (B, T, H, d_v) of inactive heads by their means (H, d_v)."""
+    return torch.where(works, y, means)
 
 
 def measure_faithfulness(

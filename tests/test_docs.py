@@ -6,13 +6,18 @@ import re
 import runpy
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import ROOT
 from processes import run, run_to_end
 
 import train
+from config import AttentionConfig, CheckpointConfig, EvalConfig, TokenizerConfig
+from interop import save_hf
 
 pytestmark = pytest.mark.slow
 
@@ -167,6 +172,66 @@ def test_the_documented_python_code_trains(place, tmp_path, monkeypatch):
     script.write_text(code, encoding="utf-8")
     names = runpy.run_path(str(script))
     assert names["loss"] > 0 and names["model"].config.n_layer == 1
+
+
+@pytest.fixture
+def patching(tiny, train_in_process, tmp_path, monkeypatch) -> SimpleNamespace:
+    """The names of the Python code of docs/attention.md, which ran on a run of 60 steps."""
+    config = replace(
+        tiny,
+        run_dir=str(tmp_path / "runs" / "mine"),
+        model=replace(tiny.model, norm="rmsnorm", position="rope", mlp="swiglu"),
+        tokenizer=TokenizerConfig(name="bpe", vocab_size=300),
+        attention=AttentionConfig(every=60, tokens=16),
+        max_steps=60,
+    )
+    train_in_process(config, eval=EvalConfig(every=0), checkpoint=CheckpointConfig(every=0))
+    page = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = "\n".join(block for block in blocks if "transformer_lens" not in block)
+    script = tmp_path / "example.py"
+    script.write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return SimpleNamespace(**runpy.run_path(str(script)))
+
+
+def test_documented_patches_give_the_logits_of_hooks_in_transformers(patching, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model, clean, corrupted, at = (
+        getattr(patching, name) for name in ("model", "clean", "corrupted", "changed")
+    )
+    save_hf(model, tmp_path / "exported")
+    peer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    layers = peer.model.layers
+
+    def run_with_hook(tokens, module, hook):
+        handle = module.register_forward_pre_hook(hook)
+        logits = peer(tokens).logits
+        handle.remove()
+        return logits
+
+    d_v = model.config.value_dim
+    for taps, module, part in (
+        (patching.patch_head(1, 1), layers[1].self_attn.o_proj, (..., slice(d_v, 2 * d_v))),
+        (patching.patch_residual(0, at), layers[1], (slice(None), at)),
+        (patching.patch_residual(0, -1), layers[1], (slice(None), -1)),
+    ):
+        inputs = []
+
+        def read(module, args, inputs=inputs):
+            inputs.append(args[0])
+
+        def patch(module, args, inputs=inputs, part=part):
+            patched = args[0].clone()
+            patched[part] = inputs[0][part]
+            return (patched, *args[1:])
+
+        with torch.no_grad():
+            run_with_hook(clean, module, read)
+            expected = run_with_hook(corrupted, module, patch)
+            patched = model.run_with_taps(corrupted, taps)
+            unpatched = model.run_with_taps(corrupted, {})
+        assert (patched - expected).abs().max() < 1e-5 < 1e-3 < (patched - unpatched).abs().max()
 
 
 def test_the_example_pages_are_small_and_name_no_local_folder():

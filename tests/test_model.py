@@ -1,7 +1,6 @@
 """The transformer's layers and GPT, against torch's and against the formulas."""
 
 import math
-from functools import partial
 
 import formulas
 import pytest
@@ -16,7 +15,7 @@ from torch import nn
 import config as settings
 from attention import attention, causal_mask, rotary_table
 from common.errors import UserError
-from model import GPT, MLP, SelfAttention, store
+from model import GPT, MLP, SelfAttention
 
 MAX_BUILT_PARAMETERS = 200_000_000  # larger presets are only counted, on the meta device
 
@@ -31,7 +30,7 @@ def rotary(config, T):
 def attention_pattern(layer, x):
     """The attention weights (B, H, T, T) of a layer on x (B, T, C)."""
     patterns = []
-    layer(x, taps={"weights": partial(store, patterns)})
+    layer(x, taps={("weights", 0): patterns.append})
     return patterns[0]
 
 
@@ -143,7 +142,7 @@ def test_the_mlp_and_the_embeddings_drop_in_training_only(is_training, share):
     model = lively(GPT(small(dropout=0.3))).train(is_training)
     mlp = lively(MLP(small(dropout=0.3))).train(is_training)
     embeddings = []
-    model.run_blocks(random_tokens(500, 16), taps={"embedding": partial(store, embeddings)})
+    model.run_blocks(random_tokens(500, 16), taps={("embedding", 0): embeddings.append})
     for output in (embeddings[0], mlp(torch.randn(500, 16, 16))):
         assert (output == 0).float().mean().item() == pytest.approx(share, abs=0.01)
 

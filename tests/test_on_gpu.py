@@ -6,7 +6,6 @@ GLASSGPT_TEST_DEVICE=cpu runs these tests on a CPU.
 import os
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from config import Config, GPTConfig, ResolvedConfig
 from decoder import Decoder
-from model import GPT, SelfAttention, attention, causal_mask, store
+from model import GPT, SelfAttention, attention, causal_mask
 from train import train_step
 from training.processes import World
 from training.state import build_state
@@ -86,11 +85,10 @@ def test_fused_and_written_out_attention_agree_and_so_do_their_gradients(
 def test_captured_maps_are_the_weights_of_the_fused_kernel():
     model = lively(GPT(small(n_embd=64, n_kv_head=2))).to(DEVICE)
     tokens = random_tokens(3, 16).to(DEVICE)
-    values, heads = [], []
-    model.run_blocks(tokens, taps={"v": partial(store, values), "heads": partial(store, heads)})
-    for weights, v, head_outputs in zip(model.attention_maps(tokens), values, heads):
-        expected = weights @ v.repeat_interleave(2, dim=1)  # (B, H, T, d_v)
-        assert torch.allclose(head_outputs, expected.transpose(1, 2), atol=1e-5)
+    _, values = model.run_with_cache(tokens, "v", "heads")
+    for layer, weights in enumerate(model.attention_maps(tokens)):
+        expected = weights @ values["v", layer].repeat_interleave(2, dim=1)  # (B, H, T, d_v)
+        assert torch.allclose(values["heads", layer], expected.transpose(1, 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])

@@ -1,5 +1,6 @@
 """What looks into a forward pass or changes it: taps, masks, entries and attention maps."""
 
+import itertools
 import math
 from functools import partial
 
@@ -10,14 +11,12 @@ from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
 from attention import attention, causal_mask
-from model import GPT, GPTConfig, store
+from model import GPT, TAP_NAMES, GPTConfig
 
 close = torch.testing.assert_close
 
 
 # --- Taps, masks, entries -------------------------------------------------------------------------
-
-TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
 
 
 def tapped_values(model, tokens, double):
@@ -64,9 +63,11 @@ def test_a_tap_reads_its_value_and_what_it_returns_is_used(
         return value * 2 if (name, layer) == (doubled_name, doubled_layer) else value
 
     def record(name, layer, value):
-        return store(values[name], layer, double(name, layer, value))
+        values[name].append(double(name, layer, value))
+        return values[name][-1]
 
-    x = model.run_blocks(tokens, taps={name: partial(record, name) for name in TAP_NAMES})
+    keys = itertools.product(TAP_NAMES, range(config.n_layer))
+    x = model.run_blocks(tokens, taps={key: partial(record, *key) for key in keys})
     expected = tapped_values(model, tokens, double)
     for name in TAP_NAMES:
         close(values[name], expected[name])
@@ -79,18 +80,14 @@ def test_a_tap_reads_its_value_and_what_it_returns_is_used(
 @given(config=configs, T=st.integers(1, 16), seed=seeds)
 def test_an_entry_runs_only_the_blocks_above_it_and_ends_the_same(config, T, seed):
     model, tokens, inputs = lively(GPT(config), seed), random_tokens(2, T, seed=seed), []
-    keep = partial(store, inputs)
-    final = model.run_blocks(tokens, taps={"embedding": keep, "residual": keep})
+    keys = [("embedding", 0), ("residual", 0), ("residual", 1)]
+    final = model.run_blocks(tokens, taps=dict.fromkeys(keys, inputs.append))
     for first_layer, x in enumerate(inputs):
-        layers = []
-
-        def record(layer, value, layers=layers):
-            layers.append(layer)
-            return value
-
-        again = model.run_blocks(tokens, taps={"mlp": record}, entry=(first_layer, x))
+        updates = []
+        taps = {("mlp", 0): updates.append, ("mlp", 1): updates.append}
+        again = model.run_blocks(tokens, taps=taps, entry=(first_layer, x))
         assert torch.equal(again, final)
-        assert layers == list(range(first_layer, 2))
+        assert len(updates) == 2 - first_layer
 
 
 @few
@@ -107,12 +104,12 @@ def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per
     if is_additive:
         mask = torch.zeros(mask.shape).double().masked_fill(~mask, -math.inf)
     values = {name: [] for name in ("q", "k", "v", "heads")}
-    taps = {name: partial(store, layers) for name, layers in values.items()}
+    taps = {(name, layer): values[name].append for name in values for layer in range(2)}
     fused = model.run_blocks(tokens, mask=mask, taps=taps)
     for q, k, v, heads in zip(*values.values()):
         close(heads, attention(q, k, v, mask)[0].transpose(1, 2))
-    written_out = model.run_blocks(tokens, mask=mask, taps={"weights": lambda layer, value: value})
-    close(written_out, fused)
+    keep = {("weights", layer): lambda value: None for layer in range(2)}
+    close(model.run_blocks(tokens, mask=mask, taps=keep), fused)
 
 
 # --- Attention maps -------------------------------------------------------------------------------
@@ -123,13 +120,12 @@ def test_a_mask_reaches_the_attention_of_every_layer(config, T, is_additive, per
 def test_the_maps_times_the_values_are_the_update_of_fused_attention(config, T, seed):
     model, tokens = lively(GPT(config), seed), random_tokens(2, T, seed=seed)
     maps = model.attention_maps(tokens)
-    values, updates = [], []
-    taps = {"v": partial(store, values), "attention": partial(store, updates)}
     with torch.no_grad():
-        model.run_blocks(tokens, taps=taps)
-        for A, block, v, update in zip(maps, model.blocks, values, updates):
-            v = v.repeat_interleave(config.n_head // config.kv_heads, dim=1)  # (B, H, T, d_v)
+        _, values = model.run_with_cache(tokens, "v", "attention")
+        for layer, (A, block) in enumerate(zip(maps, model.blocks)):
+            v = values["v", layer].repeat_interleave(config.n_head // config.kv_heads, dim=1)
             heads = (A @ v).transpose(1, 2)  # (B, T, H, d_v)
+            update = values["attention", layer]
             close(block.attention.W_O(heads.flatten(2)), update, atol=1e-5, rtol=1e-5)
 
 
@@ -158,3 +154,66 @@ def test_attention_maps_are_exact_under_autocast_too():
         maps = model.attention_maps(torch.randint(0, 11, (1, 64)))
     assert maps.dtype == torch.float32
     assert (maps.sum(-1) - 1).abs().max() < 1e-5
+
+
+# --- From Python ----------------------------------------------------------------------------------
+
+
+@few
+@given(config=configs, T=st.integers(1, 16), seed=seeds)
+def test_a_cache_has_every_value_and_its_values_replace_those_of_another_text(config, T, seed):
+    model = lively(GPT(config).double(), seed)
+    clean, corrupted = random_tokens(2, T, seed=seed), random_tokens(2, T, seed=seed + 1)
+    logits, cache = model.run_with_cache(clean)
+    expected = tapped_values(model, clean, lambda name, layer, value: value)
+    assert {name for name, _ in cache} == {*TAP_NAMES}
+    for name, values in expected.items():
+        close([cache[name, layer] for layer in range(len(values))], values)
+    close(logits, model(clean)[0])
+    for key in [("embedding", 0), ("residual", 0), ("residual", 1)]:  # all later values follow
+        close(model.run_with_taps(corrupted, {key: lambda value, key=key: cache[key]}), logits)
+    close(model.run_with_taps(corrupted, {}), model(corrupted)[0])
+
+
+@pytest.mark.parametrize("name", ["q", "v", "weights", "heads", "mlp", "residual"])
+def test_gradients_flow_through_what_a_tap_returns(name):
+    model, tokens = lively(GPT(small(n_kv_head=2)).double()), random_tokens(2, 5)
+    value = model.run_with_cache(tokens, name)[1][name, 0]
+    added = torch.zeros(value.shape[1:], dtype=value.dtype, requires_grad=True)
+
+    def loss(added):
+        return model.run_with_taps(tokens, {(name, 0): lambda value: value + added})[:, -1].sum()
+
+    assert torch.autograd.gradcheck(loss, added)
+
+
+def test_a_pass_with_taps_drops_nothing_and_leaves_the_model_as_it_was():
+    model, tokens = lively(GPT(small(dropout=0.5))).train(), random_tokens(2, 9)
+    random_state = torch.get_rng_state()
+    logits = model.run_with_taps(tokens, {("heads", 0): lambda heads: heads * 2})
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    model.eval()
+    assert not torch.allclose(logits, model(tokens)[0])
+    assert torch.equal(model.run_with_taps(tokens, {}), model(tokens)[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "returned"),
+    [
+        (("blocks.0.attn.hook_z", 0), None),
+        (("heads", 2), None),
+        (("embedding", 1), None),
+        ("heads", None),
+        (("heads", 0), torch.zeros(2, 9, 4)),
+        (("heads", 0), 0.0),
+    ],
+)
+def test_a_tap_that_cannot_work_is_refused(key, returned):
+    with pytest.raises(ValueError, match=r"\bheads\b"):
+        GPT(small()).run_with_taps(random_tokens(2, 9), {key: lambda value: returned})
+
+
+def test_tokens_without_a_batch_are_refused():
+    with pytest.raises(ValueError, match="tokens"):
+        GPT(small()).run_with_taps(random_tokens(9), {})

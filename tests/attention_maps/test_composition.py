@@ -1,7 +1,5 @@
 """Composition, in a model of two layers whose heads are set by hand."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from attention_maps import scores
 from attention_maps.capture import capture
 from attention_maps.composition import INPUTS, measure_composition
 from attention_maps.results import CompositionShare, Head
-from model import GPT, attention_weights, causal_mask, store
+from model import GPT, attention_weights, causal_mask
 
 V, T = 40, 24
 
@@ -104,7 +102,7 @@ def slow_queries_and_keys(
         x = x.mean(dim=(0, 1)).expand_as(x)
     for layer, block in enumerate(model.blocks[:2]):
         heads = []
-        block.attention(block.norm_1(x), rotary, taps={"heads": partial(store, heads)})
+        block.attention(block.norm_1(x), rotary, taps={("heads", layer): heads.append})
         y = heads[0].clone()
         if ablated == f"L{layer}H1":
             written = y[:, :, 1] @ block.attention.W_O.weight[:, 4:8].T

@@ -2,6 +2,7 @@
 breakdown and score attribution; the tokenizers."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -99,13 +100,11 @@ def run_with_interventions(model, ids, off, hidden):
         y[:, :, [head for at, head in off if at == layer]] = 0
         return y
 
-    def keep_weights(layer, A):
-        maps.append(A[0])
-        return A
-
-    taps = {"heads": ablate, "weights": keep_weights}
+    layers = range(model.config.n_layer)
+    taps = {("heads", layer): partial(ablate, layer) for layer in layers}
+    taps |= {("weights", layer): maps.append for layer in layers}
     x = model.run_blocks(ids[None], mask=mask, entry=(0, x), taps=taps)
-    return model.head(model.norm(x))[0], torch.stack(maps)
+    return model.head(model.norm(x))[0], torch.cat(maps)
 
 
 def next_token_losses(logits, ids) -> np.ndarray:
