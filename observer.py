@@ -11,8 +11,10 @@ from data.tokens import Tokens
 from model import GPT
 from report.page import write_page
 from training.evaluate import Windows
+from training.flops import memory_metrics, tokens_per_step
 from training.record import Record, print_losses, print_summary
 from training.stopwatch import Stopwatch
+from training.time_left import TimeLeft
 
 
 class Observer:
@@ -35,6 +37,8 @@ class Observer:
         self.run_dir = run_dir
         self.clock = clock
         self.record = Record(config, run_dir, recorded_step)
+        self.time_left = TimeLeft(config, clock, validation)
+        self.record.progress_bar.set_time_left(self.time_left.estimate(recorded_step))
         self.snapshots = Snapshots(
             config,
             run_dir,
@@ -44,10 +48,12 @@ class Observer:
         )
 
     def show(self, step: int, row: dict[str, float]) -> None:
-        """Show the step, and the losses of its metrics if there are any, in the terminal."""
+        """Show the step, and its metrics if there are any, in the terminal."""
+        self.record.progress_bar.set_time_left(self.time_left.estimate(step))
         self.record.progress_bar.advance(step)
         if row:
-            self.record.print_metrics({"step": step} | row)
+            memory = memory_metrics(self.config.device)
+            self.record.print_metrics({"step": step} | row | memory)
 
     def take_snapshot(self, model: GPT, step: int) -> Snapshot:
         """Measure every attention head; may be interrupted anywhere and done again."""
@@ -66,7 +72,8 @@ class Observer:
         if row:
             self.clock.switch(None)
             tokens = tokens_until(step, self.config)
-            self.record.write({"step": step, "tokens": tokens} | row | self.clock.metrics())
+            row = {"step": step, "tokens": tokens} | row | self.clock.metrics()
+            self.record.write(row | memory_metrics(self.config.device))
         if snapshot:
             self._draw_page(is_last=step == self.config.max_steps)
 
@@ -97,4 +104,4 @@ class Observer:
 
 def tokens_until(step: int, config: ResolvedConfig) -> int:
     """Return the number of tokens trained on in `step` optimizer steps."""
-    return step * config.batch_size * config.model.block_size
+    return step * tokens_per_step(config)

@@ -41,6 +41,7 @@ from report.page import write_page
 from training import device
 from training.checkpoint import Checkpoints
 from training.evaluate import Splits, evaluate, make_splits
+from training.flops import speed_metrics
 from training.optimizers import clip_gradients
 from training.plan import print_run, resolve
 from training.processes import Stopped, World, average_gradients, join, plain_copy
@@ -278,10 +279,11 @@ def micro_batches(
 def training_metrics(run: Run, step: int, result: StepResult) -> dict[str, float]:
     """Return the metrics of the steps since the last logged one."""
     state = run.state
+    speed = run.clock.speed(tokens_until(step, state.config))
     return {
         "train/loss": state.mean_loss.read(),
         "train/grad_norm": result.gradient_norms.norm().item(),
-        "train/tokens_per_second": run.clock.speed(tokens_until(step, state.config)),
+        **speed_metrics(speed, state.config, state.world.size),
         **learning_rate_metrics(state.optimizers),
     }
 

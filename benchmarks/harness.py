@@ -133,14 +133,11 @@ def run_in_process(function: Callable[..., Any], *args: Any) -> ProcessResult:
 def _call_and_measure_memory(function: Callable[..., Any], *args: Any) -> ProcessResult:
     import torch
 
-    value = function(*args)
-    if torch.cuda.is_available():
-        return ProcessResult(value, torch.cuda.max_memory_allocated())
-    import resource  # not on Windows
+    from training.device import peak_memory
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024
-    return ProcessResult(value, peak * unit)
+    value = function(*args)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return ProcessResult(value, peak_memory(device) or 0)
 
 
 def median_step_seconds(

@@ -32,8 +32,15 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_speed(speed: float) -> str:
-    """Format a number per second, with two significant digits at least: 2,400, 12, 0.31."""
+    """Format a speed or duration, with two significant digits at least: 2,400, 12, 0.31."""
     return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2g}"
+
+
+def format_minutes(seconds: float) -> str:
+    """Format a duration as minutes and seconds, with hours if it has any: 02:10, 1:02:10."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
 
 
 def replace_surrogates(text: str) -> str:

@@ -29,7 +29,15 @@ from conftest import ROOT, TINY
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.numpy import load_file
 
-CLOCKS = ("train_seconds", "train/tokens_per_second", "seconds/")
+# Prefixes of the metrics that depend on time and on the rest of the process.
+CLOCKS = (
+    "train_seconds",
+    "train/tokens_per_second",
+    "train/ms_per_step",
+    "train/mfu",
+    "memory/",
+    "seconds/",
+)
 KILL = 9
 RUN_STEPS = 12  # of the run of `tiny_arguments`
 

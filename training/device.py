@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -130,6 +131,21 @@ def device_memory(device: str) -> float | None:
     if not hasattr(os, "sysconf"):
         return None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def peak_memory(device: str) -> int | None:
+    """Return the most bytes that this process has used so far, or None if unknown.
+
+    On a GPU these are the bytes of tensors there, otherwise the memory resident in the machine.
+    """
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def synchronize(device: str) -> None:

@@ -5,8 +5,8 @@ from functools import cache
 
 import torch
 
-from config import GPTConfig
-from training.device import synchronize
+from config import GPTConfig, ResolvedConfig
+from training.device import peak_memory, synchronize
 
 # Dense bf16 operations per second with float32 sums, from NVIDIA's data sheets, by the device's
 # exact name: variants of a card differ.
@@ -29,6 +29,10 @@ PUBLISHED_BF16_FLOPS = {
 CPU_MATRIX_SIZES = (512, 1024)
 GPU_MATRIX_SIZES = (8192,)
 SECONDS_PER_SIZE = 0.1
+# Share of the peak rate that training reaches, as estimated before it starts: narrow models reach
+# less in proportion to their width (docs/scaling.md).
+ASSUMED_UTILIZATION = 0.5
+FULL_UTILIZATION_WIDTH = 384
 
 
 def count_flops_per_token(config: GPTConfig) -> int:
@@ -84,3 +88,44 @@ def measure_matmul_rate(device: str, precision: str) -> float:
             now = time.perf_counter()
             rate = max(rate, 2 * size**3 / (now - start))
     return rate
+
+
+def estimate_step_seconds(config: ResolvedConfig, processes: int) -> float | None:
+    """Estimate the duration of a step from its operations; None if the peak rate is unknown."""
+    peak = peak_flops(config.device, config.precision)
+    if peak is None:
+        return None
+    step_flops = tokens_per_step(config) * count_flops_per_token(config.model)
+    width_share = min(1, config.model.n_embd / FULL_UTILIZATION_WIDTH)
+    return step_flops / (ASSUMED_UTILIZATION * width_share * peak * processes)
+
+
+def speed_metrics(
+    tokens_per_second: float, config: ResolvedConfig, processes: int
+) -> dict[str, float]:
+    """Return the metrics of a training speed: also milliseconds per step, and MFU if known.
+
+    MFU, the model FLOPs utilization, is the share of the peak rate that training reaches.
+
+    Reference: Chowdhery et al. 2022, "PaLM", appendix B.
+    """
+    metrics = {
+        "train/tokens_per_second": tokens_per_second,
+        "train/ms_per_step": 1000 * tokens_per_step(config) / tokens_per_second,
+    }
+    peak = peak_flops(config.device, config.precision)
+    if peak is not None:
+        flops_per_second = tokens_per_second * count_flops_per_token(config.model)
+        metrics["train/mfu"] = flops_per_second / (peak * processes)
+    return metrics
+
+
+def memory_metrics(device: str) -> dict[str, float]:
+    """Return the peak memory of this process so far, on a GPU that of its tensors, if known."""
+    memory = peak_memory(device)
+    return {} if memory is None else {"memory/peak_gib": memory / 2**30}
+
+
+def tokens_per_step(config: ResolvedConfig) -> int:
+    """Return the number of tokens in the batch of an optimizer step."""
+    return config.batch_size * config.model.block_size

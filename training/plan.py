@@ -21,7 +21,7 @@ from training.device import (
     pick_device,
     pick_precision,
 )
-from training.flops import count_flops_per_token
+from training.flops import count_flops_per_token, peak_flops, tokens_per_step
 from training.processes import World
 
 # Floating-point operations of a whole run from which compiling saves time, by kind of device.
@@ -76,7 +76,7 @@ def resolve(config: Config, world: World, text: Tokens, steps_done: int = 0) -> 
     check_memory(resolved, parameters, memory)
 
     if config.compile == "auto":
-        tokens = resolved.batch_size * resolved.model.block_size * (config.max_steps - steps_done)
+        tokens = tokens_per_step(resolved) * (config.max_steps - steps_done)
         compile = should_compile(device, flops_per_token * tokens / world.size)
         resolved = replace(resolved, compile=compile)
     return resolved
@@ -237,7 +237,7 @@ def print_run(
     log: Callable[[str], None], config: ResolvedConfig, model: GPT, text: Tokens, processes: int
 ) -> None:
     """Print what is going to be trained, for how long and where."""
-    step_tokens = config.batch_size * config.model.block_size
+    step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = f"{processes} processes, each " if processes > 1 else ""
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
@@ -252,3 +252,6 @@ def print_run(
             "text or fewer max_steps"
         )
     log(f"machine  {machines}{describe(config.device)}, {config.precision}, {mode}")
+    if peak := peak_flops(config.device, config.precision):
+        source = "measured here" if config.device == "cpu" else "data sheet"
+        log(f"peak     {peak / 1e9:,.0f} GFLOP/s in a matrix product ({source})")

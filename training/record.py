@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +16,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
-    TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from cli import Terminal, failure_note, printer
 from cli.config_file import config_yaml
@@ -25,36 +29,57 @@ from common.checkpoints import remove_path
 from common.files import atomic_write, exists, list_folder, open_unlinked, step_name
 from common.manifest import CONFIG_FILE
 from common.metrics import METRICS, SAMPLES, best_row, read_rows
-from common.text import format_speed, pluralize
+from common.text import format_minutes, format_speed, pluralize
 from config import ResolvedConfig, WandbConfig
 
-# What the terminal shows of a row: name → metric, function that formats it.
-SHOWN_METRICS = {
-    "loss": ("train/loss", "{:.3f}".format),
-    "val": ("val/loss", "{:.3f}".format),
-    "bits/byte": ("val/bits_per_byte", "{:.3f}".format),
-    "tok/s": ("train/tokens_per_second", format_speed),
+# What the terminal shows of a row: metric → function that formats it.
+SHOWN_METRICS: dict[str, Callable[[float], str]] = {
+    "train/loss": "loss {:.3f}".format,
+    "val/loss": "val {:.3f}".format,
+    "val/bits_per_byte": "bits/byte {:.3f}".format,
+    "train/tokens_per_second": lambda speed: f"{format_speed(speed)} tok/s",
+    "train/ms_per_step": lambda duration: f"{format_speed(duration)} ms/step",
+    "train/mfu": "MFU {:.0%}".format,
+    "memory/peak_gib": "{:.1f} GiB".format,
 }
-# Shown in lines but not in the progress bar, which has to fit 80 columns.
-HIDDEN_IN_PROGRESS_BAR = ("bits/byte",)
+LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
+# What the progress bar leaves out on a narrow terminal, in this order.
+DISPENSABLE_METRICS = ("val/bits_per_byte", "train/tokens_per_second", "memory/peak_gib")
+MIN_BAR_WIDTH = 4
+
+
+class TextFunctionColumn(ProgressColumn):
+    """Shows the text that a function returns at each refresh."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self._text = text
+
+    def render(self, task: Task) -> Text:
+        """Return the current text."""
+        return Text(self._text(), style="progress.remaining")
 
 
 class ProgressBar:
-    """The line of a terminal that shows the step, the latest losses and the time remaining."""
+    """The line of a terminal that shows the step, the latest metrics and the time left."""
 
-    def __init__(self, console: Terminal, max_steps: int) -> None:
+    def __init__(self, console: Terminal, max_steps: int, step: int = 0) -> None:
         self._progress = Progress(
             TextColumn("step"),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(compact=True),
+            TextFunctionColumn(self.time_left),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task("", total=max_steps, status="")
-        self._values: dict[str, str] = {}  # latest value by name
+        self._task = self._progress.add_task(
+            "", total=max_steps, completed=step, status="starting …"
+        )
+        self._end: float | None = None  # estimated, on the clock of time.monotonic
+        self._console, self._max_steps = console, max_steps
+        self._values: dict[str, str] = {}  # latest formatted value by metric
 
     def start(self) -> None:
         """Draw the bar, if the console is a terminal."""
@@ -69,16 +94,28 @@ class ProgressBar:
         return self._progress.get_renderable()
 
     def update_values(self, values: dict[str, str]) -> None:
-        """Set the latest values that the bar shows from its next step on."""
+        """Set the latest formatted values, by metric, that the bar shows from its next step on."""
         self._values |= values
 
+    def set_time_left(self, seconds: float | None) -> None:
+        """Set the estimated seconds until the end of the run, None if unknown."""
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def time_left(self) -> str:
+        """Return the estimated time until the end of the run; dashes if it is unknown."""
+        if self._end is None:
+            return "--:-- left"
+        return f"{format_minutes(max(0.0, self._end - time.monotonic()))} left"
+
     def advance(self, step: int) -> None:
-        """Show the number of completed steps and the latest values."""
-        shown = [name for name in SHOWN_METRICS if name in self._values]
-        status = " ".join(
-            f"{name} {self._values[name]}" for name in shown if name not in HIDDEN_IN_PROGRESS_BAR
-        )
-        self._progress.update(self._task, completed=step, status=status)
+        """Show the number of completed steps and as many of the latest values as fit."""
+        shown = {key: self._values[key] for key in SHOWN_METRICS if key in self._values}
+        counts = len(f"step {self._max_steps}/{self._max_steps}  0:00:00 left ")
+        room = self._console.width - counts - MIN_BAR_WIDTH - 1
+        for key in DISPENSABLE_METRICS:
+            if len(" ".join(shown.values())) > room:
+                shown.pop(key, None)
+        self._progress.update(self._task, completed=step, status=" ".join(shown.values()))
 
     def show_activity(self, activity: str) -> None:
         """Show what the run does between two steps, until the next step."""
@@ -103,7 +140,7 @@ class Record:
         truncate_rows(run_dir / SAMPLES, last_row_step, self.log)
         remove_snapshots_after(run_dir / "attention", step)
         self._reported: set[str] = set()  # parts of the record that have failed
-        self.progress_bar = ProgressBar(self.console, config.max_steps)
+        self.progress_bar = ProgressBar(self.console, config.max_steps, max(0, step))
 
         from training.wandb_record import WandbRecord  # importing W&B takes a third of a second
 
@@ -118,17 +155,19 @@ class Record:
         self.wandb.finish(failed=error_type is not None)
 
     def print_metrics(self, row: dict) -> None:
-        """Print the losses and the training speed in a row of metrics."""
-        values = {}
-        for name, (key, format_number) in SHOWN_METRICS.items():
-            if key in row:
-                values[name] = format_number(row[key])
+        """Print the losses, the training speed, the memory and the time left after a step."""
+        values = {
+            key: format_value(row[key]) for key, format_value in SHOWN_METRICS.items() if key in row
+        }
         self.progress_bar.update_values(values)
         self.progress_bar.advance(row["step"])
-        if values and ("val" in values or not self.console.is_terminal):
+        if self.console.is_terminal:  # the bar shows the rest
+            shown = [values[key] for key in LOSSES if key in values and "val/loss" in values]
+        else:
+            shown = [*values.values(), self.progress_bar.time_left()]
+        if values and shown:
             width = len(str(self.config.max_steps))
-            text = "  ".join(f"{name} {value}" for name, value in values.items())
-            self.log(f"step {row['step']:>{width}}  {text}")
+            self.log(f"step {row['step']:>{width}}  {'  '.join(shown)}")
 
     def write(self, row: dict) -> None:
         """Append a row to metrics.jsonl, and log it to W&B with its attention grid if it has one.

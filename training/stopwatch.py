@@ -38,6 +38,13 @@ class Stopwatch:
             for activity, seconds in self.seconds.items()
         }
 
+    def peek(self) -> dict[str, float]:
+        """Return the seconds by activity so far, without waiting for the device."""
+        seconds = dict(self.seconds)
+        if self._activity is not None:
+            seconds[self._activity] += time.perf_counter() - self._started
+        return seconds
+
     def read_train_seconds(self) -> float:
         """Return the seconds of training so far, including the device's pending work."""
         self._synchronize()

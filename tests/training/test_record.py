@@ -20,7 +20,13 @@ from common.metrics import read_rows
 from common.settings import iterate_settings
 from common.text import format_with_error
 from config import WandbConfig
-from training.record import ProgressBar, Record, remove_snapshots_after, truncate_rows
+from training.record import (
+    SHOWN_METRICS,
+    ProgressBar,
+    Record,
+    remove_snapshots_after,
+    truncate_rows,
+)
 from training.run_folder import run_folder
 from training.wandb_record import check_settings, load_settings, resolve_mode, start
 
@@ -113,7 +119,7 @@ def test_the_progress_bar_shows_an_activity_until_the_next_step():
             console.print(bar.render())
         return Text.from_ansi(capture.get()).plain
 
-    bar.update_values({"loss": "2.500"})
+    bar.update_values({"train/loss": "loss 2.500"})
     bar.advance(12)
     assert "loss 2.500" in drawn()
     bar.show_activity("measuring head importance")
@@ -121,6 +127,25 @@ def test_the_progress_bar_shows_an_activity_until_the_next_step():
     assert max(map(len, drawn().splitlines())) <= 80
     bar.advance(12)
     assert "loss 2.500" in drawn() and "measuring" not in drawn()
+
+
+@pytest.mark.parametrize(
+    ("width", "first", "last"), [(80, "loss", "MFU 45%"), (160, "loss", "12.3 GiB")]
+)
+def test_the_progress_bar_shows_as_many_metrics_as_fit_and_the_time_left(width, first, last):
+    console = Terminal(file=io.StringIO(), force_terminal=True, width=width)
+    bar = ProgressBar(console, max_steps=24000)
+    numbers = (2.5, 2.6, 3.4, 123456.0, 142.0, 0.45, 12.3)
+    shown = {key: show(number) for (key, show), number in zip(SHOWN_METRICS.items(), numbers)}
+    bar.update_values(shown)
+    bar.set_time_left(3725)
+    bar.advance(12000)
+    with console.capture() as capture:
+        console.print(bar.render())
+    (line,) = Text.from_ansi(capture.get()).plain.splitlines()
+    assert len(line) <= width and line.endswith("1:02:05 left")
+    assert all(text in line for text in shown.values()) == (width == 160)
+    assert first in line and last in line and "142 ms/step" in line
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""Estimate how long the rest of a run takes."""
+
+from config import ResolvedConfig
+from training.evaluate import Windows
+from training.flops import estimate_step_seconds, tokens_per_step
+from training.stopwatch import Stopwatch
+
+
+class TimeLeft:
+    """Estimates the remaining seconds of a run from what its activities have taken so far.
+
+    Until steps and evaluations have been timed, their operations give a first estimate.
+    """
+
+    def __init__(self, config: ResolvedConfig, clock: Stopwatch, validation: Windows) -> None:
+        self._config = config
+        self._clock = clock
+        self._step_seconds = estimate_step_seconds(config, validation.world.size)
+        # The forward pass takes a third of the operations of a step.
+        self._evaluation_steps = validation.num_targets / (3 * tokens_per_step(config))
+        # (step, seconds of training until then) of the first calls. Steps are timed from the last
+        # of them on: what happens once, such as compiling, is before it.
+        self._first_readings: list[tuple[int, float]] = []
+
+    def estimate(self, step: int) -> float | None:
+        """Return the estimated seconds from now on, or None if unknown.
+
+        Call it at each step, after its evaluation and before its snapshot, and with -1 before the
+        first step of a new run.
+        """
+        seconds, config = self._clock.peek(), self._config
+        if len(self._first_readings) < 3:
+            self._first_readings.append((step, seconds["train"]))
+        timed_from, seconds_before = self._first_readings[-1]
+        if step > timed_from:
+            self._step_seconds = (seconds["train"] - seconds_before) / (step - timed_from)
+        if self._step_seconds is None:
+            return None
+
+        evaluation = self._evaluation_steps * self._step_seconds
+        if evaluations := self._count_done(config.eval.every, step):
+            evaluation = seconds["evaluate"] / evaluations
+        snapshots = self._count_done(config.attention.every, step - 1)
+        snapshot = seconds["attention"] / snapshots if snapshots else 0.0
+        evaluations_left = self._count_left(config.eval.every, step)
+        if evaluations_left:
+            evaluations_left += 1  # the last one also measures the training split
+        return (
+            (config.max_steps - max(0, step)) * self._step_seconds
+            + evaluations_left * evaluation
+            + self._count_left(config.attention.every, step - 1) * snapshot
+        )
+
+    def _count_done(self, every: int, step: int) -> int:
+        """Return how often something was due until a step: see `training.schedule.is_due`."""
+        return step // every + 1 if every else 0
+
+    def _count_left(self, every: int, step: int) -> int:
+        """Return how often something is due after a step."""
+        last = self._config.max_steps
+        if step >= last:
+            return 0
+        return 1 + ((last - 1) // every - step // every if every else 0)
