@@ -1,11 +1,12 @@
 """Import and export models: GPT-2, Llama, Mistral, Qwen 2, Qwen 3, nanoGPT's ckpt.pt and .gguf.
 
-Weights are read from safetensors, a .gguf file or nanoGPT's ckpt.pt, and written as safetensors.
-Neither needs transformers, and no pickled code runs.
+Weights are read from safetensors, a .gguf file or nanoGPT's ckpt.pt, and written as safetensors or
+as a .gguf file. Neither needs transformers, and no pickled code runs.
 """
 
 from interop.export import save_hf
 from interop.external import ExternalCheckpoint
+from interop.gguf_export import save_gguf
 from interop.loading import load, load_hf, open_starting_weights, read_starting_model
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "load_hf",
     "open_starting_weights",
     "read_starting_model",
+    "save_gguf",
     "save_hf",
 ]

@@ -1,4 +1,4 @@
-"""Export a run for Hugging Face's tools: `python -m interop run_dir=RUN to=FOLDER`."""
+"""Export a run for transformers or llama.cpp: `python -m interop run_dir=RUN to=FOLDER`."""
 
 import sys
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ from common.errors import UserError
 from common.paths import expand_home
 from common.settings import check_settings, setting
 from common.text import pluralize
-from interop import load, save_hf
+from interop import load, save_gguf, save_hf
 from interop.export import require_empty_folder
+from interop.gguf_export import require_new_file
 
 HELP = """Export a run's model for transformers, and for tools that load its format
-(such as vLLM).
+(such as vLLM), or as one file for llama.cpp.
 
-  python -m interop run_dir=runs/X to=exported"""
+  python -m interop run_dir=runs/X to=exported
+  python -m interop run_dir=runs/X to=model.gguf"""
 
 
 @dataclass
@@ -22,25 +24,44 @@ class ExportConfig:
     """Settings of `python -m interop`."""
 
     run_dir: str | None = setting(None, "folder of the run")
-    to: str | None = setting(None, "folder to write, new or empty")
+    init_from: str | None = setting(
+        None,
+        "instead of a run: a Hugging Face folder or model name, a .gguf file or nanoGPT's ckpt.pt",
+    )
+    to: str | None = setting(
+        None, "folder to write, new or empty, or a new file of llama.cpp's format: PATH.gguf"
+    )
     checkpoint: str = setting("best", "best, last, or the number of a step")
 
     def check(self) -> None:
         """Raise `UserError` if a setting is missing or invalid."""
         check_settings(self)
-        for key in ("run_dir", "to"):
-            if not getattr(self, key):
-                raise UserError(f"{key} is missing; use python -m interop run_dir=RUN to=FOLDER")
+        command = "python -m interop run_dir=RUN to=FOLDER"
+        if self.run_dir and self.init_from:
+            raise UserError("run_dir= and init_from= exclude each other; leave one out")
+        if not self.run_dir and not self.init_from:
+            raise UserError(f"run_dir is missing; use {command}")
+        if not self.to:
+            raise UserError(f"to is missing; use {command}")
 
 
 def main() -> None:
-    """Write a run's model and tokenizer as a folder of Hugging Face's format."""
+    """Write a run's model and tokenizer as a folder of Hugging Face's format or a .gguf file."""
     config = cli.read_settings(sys.argv[1:], ExportConfig, "python -m interop")
-    assert config.run_dir is not None and config.to is not None  # check requires them
+    assert config.to is not None  # check requires it
     to = expand_home("to", config.to)
-    require_empty_folder(to)
-    model, tokenizer = load(config.run_dir, config.checkpoint, cli.print_stderr, "run_dir")
-    save_hf(model, to, tokenizer)
+    is_gguf = to.suffix.lower() == ".gguf"
+    if is_gguf:
+        require_new_file(to)
+    else:
+        require_empty_folder(to)
+    key = "run_dir" if config.run_dir else "init_from"
+    name = config.run_dir or config.init_from or ""
+    model, tokenizer = load(name, config.checkpoint, cli.print_stderr, key)
+    if is_gguf:
+        save_gguf(model, to, tokenizer)
+    else:
+        save_hf(model, to, tokenizer)
     cli.print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 

@@ -45,7 +45,8 @@ def save_hf(model: GPT, path: str | os.PathLike, tokenizer: Tokenizer | None = N
     settings |= {"dtype": dtype, "torch_dtype": dtype}  # the newer and the older name
     texts = {} if tokenizer is None else export_tokenizer(tokenizer, model.config.block_size)
     texts[HF_CONFIG_FILE] = json.dumps(settings, indent=1)
-    _write_folder(folder, texts, export_tensors(model))
+    naming = "llama" if model.config.is_rotary else "gpt2"
+    _write_folder(folder, texts, export_tensors(model, naming))
 
 
 def require_empty_folder(folder: Path) -> None:
@@ -55,10 +56,14 @@ def require_empty_folder(folder: Path) -> None:
         raise UserError(f"to={folder} is not empty; name a new or empty folder")
 
 
-def export_tensors(model: GPT) -> dict[str, Tensor]:
-    """Return the weights of a model by the names that transformers gives them.
+def export_tensors(model: GPT, naming: str) -> dict[str, Tensor]:
+    """Return the weights of a model as another library stores them.
 
-    Biases and gains that only the model of transformers has are 0 and 1.
+    Biases and gains that only the model of the other library has are 0 and 1.
+
+    Args:
+        model: The model.
+        naming: How the library names tensors: a key of `MODULE_NAMES`.
     """
     config = model.config
     parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
@@ -78,7 +83,7 @@ def export_tensors(model: GPT) -> dict[str, Tensor]:
 
     # Join and transpose them
     tensors = {}
-    for mapping in map_tensors(shapes, "llama" if config.is_rotary else "gpt2"):
+    for mapping in map_tensors(shapes, naming):
         tensor = torch.cat([parameters[name] for name in mapping.parameters])
         tensors[mapping.name] = (tensor.T if mapping.is_transposed else tensor).contiguous()
     return tensors

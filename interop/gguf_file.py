@@ -12,15 +12,14 @@ from torch import Tensor
 from attention import ROPE_HIGH, ROPE_LOW, rotary_frequencies
 from common.errors import UserError
 from config import GPTConfig
-from data.hf_tokenizer import HFTokenizer
-from interop.gguf_header import parse_header
+from data.tokenizer import Tokenizer
+from interop.gguf_header import parse_header, require_gguf
 from interop.gguf_tokenizer import read_gguf_tokenizer
-from interop.names import GGUF_SETTINGS
+from interop.names import GGUF_SETTINGS, ROPE_TENSOR
 from interop.settings import ROPE_SETTINGS, HFSettings, config_from_hf
 from interop.source import CheckpointSource
 
 EMBEDDING_TENSOR = "token_embd.weight"
-ROPE_TENSOR = "rope_freqs.weight"  # factors by which Llama 3 stretches the rotary wavelengths
 DEFAULT_ROPE_THETA = 1e4
 MAX_FACTOR_ERROR = 0.01  # of the factors that Llama 3's settings give, relative to those in a file
 # Settings that are not whole numbers, by their names in a config.json.
@@ -42,12 +41,9 @@ class GGUFFile(CheckpointSource):
         Raises:
             UserError: The library gguf is not installed, or the file is damaged or not a model.
         """
-        try:
-            from gguf.quants import dequantize
-        except ImportError:
-            raise UserError(
-                f"{path} needs the library gguf, which is not installed; run pip install gguf"
-            ) from None
+        require_gguf(str(path))
+        from gguf.quants import dequantize
+
         self.path = path
         self._dequantize = dequantize
         try:
@@ -114,8 +110,8 @@ class GGUFFile(CheckpointSource):
         assert heads is not None  # read_config requires it
         return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
-    def read_tokenizer(self) -> HFTokenizer:
-        """Return the byte-level BPE tokenizer in the file."""
+    def read_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer in the file."""
         return read_gguf_tokenizer(self.path, self._metadata)
 
     def _read_settings(self) -> HFSettings:

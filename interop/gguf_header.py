@@ -8,6 +8,7 @@ import mmap
 import struct
 from typing import Any, NamedTuple, TypeVar
 
+from common.errors import UserError
 from common.settings import TYPE_WORDS, show_value
 
 Value = TypeVar("Value", int, float, bool, str)
@@ -21,6 +22,16 @@ ARRAY_TYPE = 9
 MAX_ITEMS = 1 << 22  # of a list, or bytes of a text; tokenizers have up to a few hundred thousand
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
+
+
+def require_gguf(name: str) -> None:
+    """Raise `UserError` unless the library gguf is installed, which what is named needs."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise UserError(
+            f"{name} needs the library gguf, which is not installed; run pip install gguf"
+        ) from None
 
 
 class Metadata(dict[str, Any]):

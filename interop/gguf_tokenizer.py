@@ -1,31 +1,43 @@
-"""Build the tokenizer of a .gguf file from its tables of tokens and merges."""
+"""Build the tokenizer of a .gguf file from its tables of tokens and merges, and write these."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Library
 
 from common.errors import UserError
 from common.settings import show_value
-from data.hf_tokenizer import HFTokenizer
-from data.tokenizer import byte_level_split
+from data.hf_tokenizer import PROBE_TEXT, HFTokenizer
+from data.tokenizer import CharTokenizer, Tokenizer, byte_level_split
 from interop.gguf_header import Metadata
+from interop.tokenizer_export import describe_for_library
 
 PREFIX = "tokenizer.ggml."
-CONTROL_TOKEN = 3  # types of tokens in tokenizer.ggml.token_type
+NORMAL_TOKEN = 1  # types of tokens in tokenizer.ggml.token_type
+CONTROL_TOKEN = 3
 USER_DEFINED_TOKEN = 4
+UNUSED_TOKEN = 5
 # Of Llama 3 and Qwen 2: how text is split before merging, without the number of digits in a group.
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CHARACTER = re.compile(r"\\x[0-7][0-9a-f]")  # how an ASCII character is written
 DIGIT_GROUPS = {"llama-bpe": "{1,3}", "qwen2": ""}
 # How the models of an architecture split text, if an older file does not say so.
 DEFAULT_SPLITS = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
+# Text on which the rules differ: words with _ and capitals, numbers, white space and its ends.
+SPLIT_PROBE = (
+    f"{PROBE_TEXT} snake_case __init__ CamelCase I'LL don't x1y22 12345\tTab  \n \t\nx = (1.5);//\n"
+    "\n    return\r\n  a  e\u0301\u00a0\u3000\u4e2d\u6587,\u0e44\u0e17 \u00b2\u216f!?\u2026 \n x  "
+)
 
 
-def read_gguf_tokenizer(path: Path, metadata: Metadata) -> HFTokenizer:
-    """Return the byte-level BPE tokenizer of a .gguf file.
+def read_gguf_tokenizer(path: Path, metadata: Metadata) -> Tokenizer:
+    """Return the tokenizer of a .gguf file: byte-level BPE, or the characters that we write.
 
     Raises:
         UserError: The tokenizer is of another kind, or splits text in an unknown way.
@@ -33,6 +45,9 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> HFTokenizer:
         Exception: The library cannot build the tokenizer.
     """
     kind = metadata.read(f"{PREFIX}model", str)
+    tokens = metadata.read_list(f"{PREFIX}tokens", str)
+    if kind == "rwkv" and tokens and all(CHARACTER.fullmatch(token) for token in tokens):
+        return CharTokenizer("".join(chr(int(token[2:], 16)) for token in tokens))
     if kind != "gpt2":
         raise UserError(
             f"{path}: its tokenizer, {PREFIX}model={show_value(kind)}, is not byte-level BPE "
@@ -40,14 +55,15 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> HFTokenizer:
         )
     architecture = metadata.read("general.architecture", str) or ""
     split = metadata.read(f"{PREFIX}pre", str) or DEFAULT_SPLITS.get(architecture)
-    tokens = metadata.read_list(f"{PREFIX}tokens", str)
     merges = metadata.read_list(f"{PREFIX}merges", str)
     if not tokens or merges is None:
         raise ValueError(f"{PREFIX}tokens or {PREFIX}merges is missing")
     token_types = metadata.read_list(f"{PREFIX}token_type", int) or []
 
     # Build the vocabulary and the merges
-    ids = {token: id for id, token in enumerate(tokens)}
+    is_unused = [token_type == UNUSED_TOKEN for token_type in token_types]
+    is_unused += [False] * (len(tokens) - len(is_unused))
+    ids = {token: id for id, token in enumerate(tokens) if not is_unused[id]}
     pairs = [tuple(pair.split(" ", 1)) for pair in merges]
     for pair in pairs:
         if len(pair) != 2:
@@ -79,6 +95,102 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> HFTokenizer:
             single=[tokens[begin], "$A"], special_tokens=[(tokens[begin], begin)]
         )
     return HFTokenizer(library.to_str(), metadata.read(f"{PREFIX}eos_token_id", int))
+
+
+def describe_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+    """Return the metadata from which llama.cpp builds an equal tokenizer.
+
+    Args:
+        tokenizer: The tokenizer.
+        vocab_size: Number of tokens of its model; those that the tokenizer lacks become unused.
+
+    Raises:
+        UserError: llama.cpp would turn some texts into other tokens.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        return _describe_characters(tokenizer)
+    end = tokenizer.end_of_text
+    begin = end if tokenizer.begin_of_text is None else tokenizer.begin_of_text
+    content = json.loads(describe_for_library(tokenizer))
+    split = _find_split(content)
+    if split is None or end is None:
+        cause = "it has no end-of-text token" if split else "llama.cpp splits texts in another way"
+        raise UserError(
+            f"this model's tokenizer cannot be written as .gguf, because {cause}; train with "
+            "tokenizer=bpe tokenizer.pattern=gpt2, or export the model to a folder"
+        )
+
+    # Fill the table of tokens
+    tokens = [f"[PAD{id}]" for id in range(vocab_size)]
+    types = [UNUSED_TOKEN] * vocab_size
+    for token, id in content["model"]["vocab"].items():
+        tokens[id], types[id] = token, NORMAL_TOKEN
+    for added in content["added_tokens"]:
+        types[added["id"]] = CONTROL_TOKEN if added["special"] else USER_DEFINED_TOKEN
+        tokens[added["id"]] = added["content"]
+    merges = content["model"]["merges"]
+    metadata = {
+        "model": "gpt2",
+        "pre": split,
+        "tokens": tokens,
+        "token_type": types,
+        "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
+        "bos_token_id": begin,
+        "eos_token_id": end,
+        "add_bos_token": tokenizer.begin_of_text is not None,
+    }
+    metadata = {f"{PREFIX}{name}": value for name, value in metadata.items()}
+
+    # Compare what is read from it
+    restored = read_gguf_tokenizer(Path("the file"), Metadata(metadata))
+    for id in range(tokenizer.vocab_size):
+        text = tokenizer.token_bytes(id).decode(errors="replace")
+        if restored.encode(text) != tokenizer.encode(text):
+            raise UserError(
+                f"this model's tokenizer cannot be written as .gguf, because its token {text!r} "
+                "has no merges; export the model to a folder"
+            )
+    return metadata
+
+
+def _describe_characters(tokenizer: CharTokenizer) -> dict[str, Any]:
+    """Describe characters as the table of RWKV's tokenizer: the only one without end-of-text.
+
+    An unknown character becomes a space, or token 0. If the alphabet has characters of several
+    bytes, llama.cpp fails on unknown ones that begin with the same byte.
+    """
+    alphabet = tokenizer.alphabet
+    if not alphabet.isascii():
+        character = next(c for c in alphabet if not c.isascii())
+        raise UserError(
+            "a character-level tokenizer can be written as .gguf only if all of its characters are "
+            f"ASCII, and this one has {character!r}; train with tokenizer=bpe, or export the model "
+            "to a folder"
+        )
+    metadata = {
+        "model": "rwkv",
+        "tokens": [f"\\x{ord(character):02x}" for character in alphabet],
+        "token_type": [NORMAL_TOKEN] * len(alphabet),
+        "unknown_token_id": max(0, alphabet.find(" ")),
+    }
+    return {f"{PREFIX}{name}": value for name, value in metadata.items()}
+
+
+def _find_split(content: dict[str, Any]) -> str | None:
+    """Return llama.cpp's name of the rule by which a tokenizer.json splits text, or None."""
+    library = Library.from_str(json.dumps(content))
+    is_composing = (content["normalizer"] or {}).get("type") == "NFC"
+    splitter = library.pre_tokenizer
+    if content["model"]["type"] != "BPE" or splitter is None:
+        return None
+    if content["normalizer"] and not is_composing:
+        return None
+    for split in ("gpt-2", "smollm", *DIGIT_GROUPS):
+        rebuilt = _build_pre_tokenizer(Path(), split)
+        is_equal = rebuilt.pre_tokenize_str(SPLIT_PROBE) == splitter.pre_tokenize_str(SPLIT_PROBE)
+        if is_equal and is_composing == (split == "qwen2"):
+            return split
+    return None
 
 
 def _build_pre_tokenizer(path: Path, split: str | None) -> pre_tokenizers.PreTokenizer:

@@ -93,6 +93,7 @@ HF_SETTINGS = {
     "qwen3": _LLAMA_SETTINGS,
 }
 
+ROPE_TENSOR = "rope_freqs.weight"  # factors by which Llama 3 stretches the rotary wavelengths
 # Settings in a .gguf file, after the architecture's name and a dot → those in a config.json.
 GGUF_SETTINGS = {
     "gpt2": {

@@ -278,6 +278,7 @@ def _require_round_trip(config: GPTConfig, settings: HFSettings, family: str) ->
         )
     if unsupported:
         raise UserError(
-            f"transformers' {ARCHITECTURES[family]} has no {', '.join(unsupported)}, so this model "
-            "cannot be exported; train one without that, or use sample.py"
+            f"{ARCHITECTURES[family]}, the closest model of transformers and llama.cpp, has no "
+            f"{', '.join(unsupported)}, so this model cannot be exported; train one without that, "
+            "or use sample.py"
         )

@@ -27,12 +27,6 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
     Raises:
         UserError: The `tokenizers` library would turn some texts into other tokens.
     """
-    if isinstance(tokenizer, HFTokenizer):
-        description = tokenizer.description
-    elif isinstance(tokenizer, CharTokenizer):
-        description = _characters_to_library(tokenizer).to_str()
-    else:
-        description = _bpe_to_library(tokenizer).to_str()
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -47,7 +41,19 @@ def export_tokenizer(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
         if id is not None and id in tokenizer.special:
             settings[role] = tokenizer.special[id]
     settings_json = json.dumps(settings, indent=1)
-    return {HF_TOKENIZER_FILE: description, HF_TOKENIZER_CONFIG_FILE: settings_json}
+    return {
+        HF_TOKENIZER_FILE: describe_for_library(tokenizer),
+        HF_TOKENIZER_CONFIG_FILE: settings_json,
+    }
+
+
+def describe_for_library(tokenizer: Tokenizer) -> str:
+    """Return the content of the tokenizer.json of a tokenizer; see `export_tokenizer`."""
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.description
+    if isinstance(tokenizer, CharTokenizer):
+        return _characters_to_library(tokenizer).to_str()
+    return _bpe_to_library(tokenizer).to_str()
 
 
 def _characters_to_library(tokenizer: CharTokenizer) -> Library:

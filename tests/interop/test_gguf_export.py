@@ -1,0 +1,197 @@
+"""A .gguf file that is written here computes the same when it is read, here and elsewhere."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hf_models import SENTENCE, TEXT, transformers
+from hypothesis import example, given
+from hypothesis import strategies as st
+from models import few, lively, random_tokens
+
+from common.errors import UserError
+from config import GPTConfig
+from data.tokenizer import PATTERNS, CharTokenizer, Tokenizer, load_tiktoken, train_bpe
+from interop import load, save_gguf
+from model import GPT
+
+gguf = pytest.importorskip("gguf")
+
+LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu"}
+QWEN3 = {**LLAMA, "qk_norm": "gains", "n_kv_head": 2}
+MODELS = {
+    "gpt2": {"bias": True},
+    "gpt2 without biases": {"tie_embeddings": False},
+    "llama": {**LLAMA, "n_kv_head": 2, "tie_embeddings": False},
+    "llama with biases": {**LLAMA, "bias": True, "head_dim": 24},
+    "llama with linear rotary factor": {**LLAMA, "rope_factor": 3.0},
+    "llama 3": {**LLAMA, "rope_factor": 8.0, "rope_trained": 32, "rope_theta": 500.0},
+    "qwen2": {**LLAMA, "bias": "qkv"},
+    "qwen3": QWEN3,
+    "qwen3 with padding": {**QWEN3, "vocab_size": 320},
+}
+ASCII = CharTokenizer("\n !',-.:abcdefghijklmnopqrstuvwxyzTI\\")
+
+
+def make_model(tokenizer: Tokenizer, changes: dict) -> GPT:
+    shape = {"block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 64}
+    shape["vocab_size"] = tokenizer.vocab_size
+    return lively(GPT(GPTConfig(**(shape | changes)))).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe([TEXT], 300, PATTERNS["gpt2"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_written_model_is_read_back_with_equal_logits_and_tokens(name, tokenizer, tmp_path):
+    model = make_model(tokenizer, MODELS[name])
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    restored, restored_tokenizer = load(tmp_path / "m.gguf")
+    tokens = random_tokens(2, 40) % tokenizer.vocab_size
+    assert torch.equal(restored(tokens)[0], model(tokens)[0])
+    assert restored_tokenizer.encode(SENTENCE) == tokenizer.encode(SENTENCE)
+    assert restored_tokenizer.vocab_size == tokenizer.vocab_size
+    assert restored_tokenizer.end_of_text == tokenizer.end_of_text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3"])
+def test_transformers_reads_a_written_model(family, tokenizer, tmp_path):
+    pytest.importorskip("accelerate")
+    # transformers takes GPT-2's context length and Qwen 3's head size for granted
+    changes = {"gpt2": {"block_size": 1024}, "qwen3": {"head_dim": 128}}.get(family, {})
+    model = make_model(tokenizer, MODELS[family] | changes)
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    options = {"gguf_file": "m.gguf", "dtype": torch.float32}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **options)
+    tokens = random_tokens(2, 40) % tokenizer.vocab_size
+    with torch.no_grad():
+        assert (theirs(tokens).logits - model(tokens)[0]).abs().max() < 1e-4
+
+
+def test_read_back_tokenizers_encode_alike(tokenizer, tmp_path):
+    save_gguf(make_model(tokenizer, QWEN3), tmp_path / "bpe.gguf", tokenizer)
+    save_gguf(make_model(ASCII, QWEN3), tmp_path / "char.gguf", ASCII)
+    from_bpe, from_characters = (load(tmp_path / f"{name}.gguf")[1] for name in ("bpe", "char"))
+
+    @few
+    @given(st.text(max_size=60))
+    @example(SENTENCE)
+    def check(text):
+        assert from_bpe.encode(text) == tokenizer.encode(text)
+        known = "".join(character for character in text if character in ASCII.alphabet)
+        assert from_characters.encode(known) == ASCII.encode(known)
+        assert from_characters.decode(from_characters.encode(known)) == known
+
+    check()
+
+
+def test_weights_keep_half_precision(tokenizer, tmp_path):
+    model = make_model(tokenizer, QWEN3).bfloat16()
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    types = {
+        tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors
+    }
+    assert types["token_embd.weight"] == gguf.GGMLQuantizationType.BF16
+    assert types["output_norm.weight"] == gguf.GGMLQuantizationType.F32
+    restored = load(tmp_path / "m.gguf")[0]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(restored.get_parameter(name), parameter.float())
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"mlp": "relu2"}, "model.mlp=relu2"),
+        ({"ngrams": 2, "ngram_rows": 600}, "model.ngrams=2"),
+        ({"norm": "rmsnorm"}, "model.norm=rmsnorm"),
+        ({**QWEN3, "bias": "attention"}, "model.bias=attention"),
+        ({**QWEN3, "rope_factor": 8.0, "rope_trained": 32}, "model.rope_trained=32"),
+    ],
+)
+def test_a_model_that_llama_cpp_lacks_is_refused_before_anything_is_written(
+    changes, named, tokenizer, tmp_path
+):
+    with pytest.raises(UserError) as error:
+        save_gguf(make_model(tokenizer, changes), tmp_path / "m.gguf", tokenizer)
+    assert named in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_what_to_do(tmp_path):
+    by_code = train_bpe([TEXT], 300)
+    by_characters = CharTokenizer("abcé")
+    for tokenizer, named in ((by_code, "tokenizer.pattern=gpt2"), (by_characters, "'é'")):
+        with pytest.raises(UserError) as error:
+            save_gguf(make_model(tokenizer, QWEN3), tmp_path / "m.gguf", tokenizer)
+        assert named in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_only_a_new_file_is_written_and_completely_or_not_at_all(tokenizer, disk, tmp_path):
+    model = make_model(tokenizer, {**QWEN3, "n_embd": 256})
+    (tmp_path / "mine.gguf").write_text("mine")
+    with pytest.raises(UserError) as error:
+        save_gguf(model, tmp_path / "mine.gguf", tokenizer)
+    assert f"to={tmp_path / 'mine.gguf'} " in str(error.value)
+    assert (tmp_path / "mine.gguf").read_text() == "mine"
+    with pytest.raises(UserError) as error:
+        save_gguf(model, disk / "m.gguf", tokenizer)  # a disk without enough space
+    assert f"to={disk / 'm.gguf'} " in str(error.value)
+    assert not list(disk.iterdir())
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Path:
+    """A folder with llama.cpp's binaries, as the npm package node-llama-cpp ships them."""
+    folder = Path(os.environ["GLASSGPT_CACHE"]).parent / "llama_cpp"
+    packages = ["node-llama-cpp@3.22.1", "@node-llama-cpp/linux-x64@3.22.1"]
+    install = ["npm", "install", "--omit=optional", "--ignore-scripts", "--no-save", *packages]
+    if not (folder / "node_modules").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        has_npm = shutil.which("npm") and shutil.which("node")
+        if not has_npm or subprocess.run(install, cwd=folder, check=False).returncode:
+            shutil.rmtree(folder)
+            pytest.skip("node-llama-cpp cannot be installed here")
+    return folder
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [*MODELS, "gpt2 with its own tokens", "characters"])
+def test_llama_cpp_computes_the_same(name, llama_cpp, tokenizer, tmp_path):
+    text = Path(st.__file__).read_text()[:20000] + TEXT
+    if name == "gpt2 with its own tokens":
+        tokenizer = load_tiktoken("gpt2")
+    elif name == "characters":
+        tokenizer = ASCII
+        text = "".join(character for character in text if character in ASCII.alphabet)
+    model = make_model(tokenizer, MODELS.get(name, QWEN3))
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    texts = [text, "  a\t\tb \n\n\n   c'S \r\n", " " * 700, "\n", "-" * 600, "<|endoftext|>"]
+    texts += [
+        "é—λ 中文 ไทย ²½Ⅷ \u00a0\u3000\u2028 😀👩‍👧 e\u0301 ١٢ 𝟙",
+        "12345 1,234.5e-10 x1y22 __init__",
+    ]
+    if name == "characters":
+        texts = ["".join(c for c in text if c in ASCII.alphabet) for text in texts]
+    prompt = tokenizer.encode(text[:60])
+    job = {"model": str(tmp_path / "m.gguf"), "texts": texts, "prompt": prompt, "context": 64}
+    job["newTokens"] = 4
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    script = Path(__file__).with_name("llama_cpp.mjs").resolve()
+    command = ["node", str(script), str(tmp_path / "job.json"), str(tmp_path / "answer.json")]
+    subprocess.run(command, cwd=llama_cpp, check=True)
+    answer = json.loads((tmp_path / "answer.json").read_text())
+
+    assert answer["tokens"] == [tokenizer.encode(text) for text in texts]
+    tokens = torch.tensor([prompt])
+    assert answer["greedy"] == model.generate(tokens, 4, temperature=0)[0, -4:].tolist()
+    with torch.no_grad():
+        ours = model(tokens)[0][0, -1].log_softmax(-1)
+    theirs = torch.tensor([answer["probabilities"].get(str(id), 0.0) for id in range(len(ours))])
+    assert np.allclose(theirs, ours.exp(), rtol=5e-3, atol=1e-6)  # it rounds GPT-2's GELU to fp16
