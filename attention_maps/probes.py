@@ -69,10 +69,17 @@ def make_probes(
 
 
 def _start_of_line(val: np.ndarray, tokenizer: Tokenizer, length: int) -> int:
-    """Return the index after the first line break if `length` tokens follow it, else 0."""
+    """Return the start of the first line that is not blank, after a line break.
+
+    If fewer than `length` tokens follow it, return 0.
+    """
+    start = None
     for index, id in enumerate(val[:1000]):
-        if b"\n" in tokenizer.token_bytes(int(id)):
-            return index + 1 if index + 1 + length <= len(val) else 0
+        token = tokenizer.token_bytes(int(id))
+        if start is not None and token.strip():
+            return start if start + length <= len(val) else 0
+        if b"\n" in token:
+            start = index + 1
     return 0
 
 

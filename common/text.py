@@ -1,6 +1,6 @@
 """Format numbers and text for the terminal."""
 
-from math import floor, log10
+from math import floor, isfinite, log10
 
 # Control characters → visible signs in their place.
 CONTROL_SIGNS = {
@@ -14,11 +14,11 @@ DEFAULT_DECIMALS = 2  # of a value without an error
 
 def format_with_error(value: float, error: float | None) -> str:
     """Format a value with the decimals that its standard error leaves: 1.39 ± 0.06."""
-    if not error:
-        return f"{_without_negative_zero(value, DEFAULT_DECIMALS):.{DEFAULT_DECIMALS}f}"
+    if error is None or not isfinite(error) or error <= 1e-12 * abs(value):  # of equal values
+        return f"{_without_negative_zero(value, DEFAULT_DECIMALS):,.{DEFAULT_DECIMALS}f}"
     rounded_error = float(f"{error:.0e}")
     decimals = max(0, -floor(log10(rounded_error)))
-    return f"{_without_negative_zero(value, decimals):.{decimals}f} ± {error:.{decimals}f}"
+    return f"{_without_negative_zero(value, decimals):,.{decimals}f} ± {error:,.{decimals}f}"
 
 
 def _without_negative_zero(value: float, decimals: int) -> float:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_maps.metrics import is_snapshot_metric
-from attention_maps.rendering import RenderedFinding, describe_run
+from attention_maps.findings import emergence_interval
+from attention_maps.metrics import is_snapshot_metric, read_emergence
+from attention_maps.rendering import RenderedFinding, describe_run, format_interval
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
 from config import GPTConfig
 from report.embedded_model import EmbeddedModel, embed_weights, find_model
@@ -84,7 +85,7 @@ def write_page(run_dir: Path) -> Path:
         "samples": thin(samples, MAX_SAMPLES),
         "omittedSamples": max(0, len(samples) - MAX_SAMPLES),
         "config": [[name, clip_text(value, MAX_SETTING_LENGTH)] for name, value in settings],
-        "snapshotSteps": snapshot_steps(rows),
+        "emergenceIntervals": _emergence_intervals(rows),
         "scored": _head_metrics(rows),
         "findings": [finding._asdict() for finding in describe_run(rows)],
     }
@@ -116,7 +117,7 @@ def write_prompt_page(
         "title": clip_text(title, MAX_TITLE_LENGTH),
         **_describe_model(model.config),
         "promptTokens": prompt_tokens,
-        "snapshotSteps": [],
+        "emergenceIntervals": {},
         "scored": _head_metrics([{**row, "step": step}] if row else []),
         "findings": [finding._asdict() for finding in findings],
     }
@@ -141,6 +142,17 @@ def _head_metrics(rows: Sequence[dict]) -> dict[str, Any]:
     return {
         "steps": [row["step"] for row in scored],
         "columns": {key: [finite_number(row.get(key), 4) for row in scored] for key in keys},
+    }
+
+
+def _emergence_intervals(rows: Sequence[dict]) -> dict[str, str]:
+    """Return the interval in which each head emerged, as the findings state it, by metric."""
+    snapshots = snapshot_steps(rows)
+    latest: dict = next((row for row in reversed(rows) if is_scored(row)), {})
+    return {
+        f"emerged/{score}/{head}": format_interval(emergence_interval(step, snapshots))
+        for score, emerged in read_emergence(latest).items()
+        for head, step in emerged.items()
     }
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.files import atomic_write
-from common.text import format_speed, pluralize, printable
+from common.text import format_speed, format_with_error, pluralize, printable
 from report.sweep import (
     CSV,
     PAGE,
@@ -49,25 +49,38 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
         writer.writerows(lines)
 
 
-def format_magnitude(value: float, unit: str = "") -> str:
-    """Format a number with a unit prefix: 12 k, 3.4 M, 124 M."""
+def format_fixed(value: float, error: float | None, decimals: int) -> str:
+    """Format a value and its standard error with so many decimals."""
+    suffix = "" if error is None else f" ± {error:,.{decimals}f}"
+    return f"{value:,.{decimals}f}{suffix}"
+
+
+def format_magnitude(value: float, error: float | None, unit: str = "") -> str:
+    """Format a number with a unit prefix: 12 k, 3.4 M, 124 M, 1.7 ± 0.3 M."""
     for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= size:
+            if error is not None:
+                return f"{format_with_error(value / size, error / size)}{prefix}{unit}"
             decimals = 1 if value < 10 * size else 0
             return f"{value / size:.{decimals}f}{prefix}{unit}"
-    return f"{value:.0f} {unit}".strip()
+    return f"{format_fixed(value, error, 0)} {unit}".strip()
+
+
+def format_measured_speed(value: float, error: float | None) -> str:
+    """Format a mean number of tokens per second."""
+    return format_speed(value) if error is None else format_with_error(value, error)
 
 
 # How figures are formatted; the terminal's table shows them in this order, as far as they fit.
-FORMATS: dict[str, Callable[[float], str]] = {
-    "val/loss": "{:.4f}".format,
-    "copying_gain": "{:.2f}".format,
+FORMATS: dict[str, Callable[[float, float | None], str]] = {
+    "val/loss": partial(format_fixed, decimals=4),
+    "copying_gain": format_with_error,
     "tokens_at_emergence/induction": format_magnitude,
     "parameters": format_magnitude,
     "kv_cache_bytes": partial(format_magnitude, unit="B"),
-    "val/bits_per_byte": "{:.4f}".format,
-    "tokens_per_second": format_speed,
-    "train_seconds": "{:,.0f}".format,
+    "val/bits_per_byte": partial(format_fixed, decimals=4),
+    "tokens_per_second": format_measured_speed,
+    "train_seconds": partial(format_fixed, decimals=0),
 }
 HEADINGS = {
     "val/bits_per_byte": "bits/byte",
@@ -138,14 +151,13 @@ def table_width(columns: Sequence[Sequence[str]]) -> int:
 
 def format_cell(variant: Variant, name: str) -> str:
     """Format a variant's mean of a figure, with its standard error and how many runs have it."""
-    default_format = "{:,.0f}" if name.startswith("emerged/") else "{:.2f}"
-    format_figure = FORMATS.get(name, default_format.format)
+    is_step = name.startswith("emerged/")
+    default_format = partial(format_fixed, decimals=0) if is_step else format_with_error
+    format_figure = FORMATS.get(name, default_format)
     values, error = variant.values(name), variant.error(name)
     if not values:
         return "–"
-    text = format_figure(variant.mean(name))
-    if isfinite(error) and error:
-        text += f" ± {format_figure(error)}"
+    text = format_figure(variant.mean(name), error if isfinite(error) and error else None)
     if len(values) < len(variant.finished):
         text += f" ({format_share(len(values), len(variant.finished))})"
     return text

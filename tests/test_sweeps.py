@@ -51,7 +51,7 @@ from report.sweep import (
     read_sweep,
     reproduce_command,
 )
-from report.sweep_table import write_csv
+from report.sweep_table import format_magnitude, write_csv
 
 SHORT = [
     "max_steps=4",
@@ -868,3 +868,9 @@ def test_the_command_of_a_wandb_agent_trains(tmp_path, text_file):
     assert [path.name.rpartition("-")[2] for path in (run / "wandb").glob("offline-run-*")] == [
         "chosen1"
     ]
+
+
+def test_a_large_mean_has_the_decimals_and_the_unit_of_its_standard_error():
+    assert format_magnitude(1_669_333, 341_333) == "1.7 ± 0.3 M"
+    assert format_magnitude(819_200, 156_000, "B") == "819 ± 156 kB"
+    assert format_magnitude(12_300, None) == "12 k" and format_magnitude(500, 20) == "500 ± 20"

@@ -4,7 +4,7 @@ import { cellReader, maxError, scaleTop } from "./attention_data.js";
 import { createCellGrid } from "./cell_grid.js";
 import { colorIndex, drawColorBar, resolveColor } from "./colors.js";
 import { $, el } from "./dom.js";
-import { formatNumber, pluralize, roundUp, shortenToken } from "./format.js";
+import { formatNumber, formatWithBound, pluralize, shortenToken } from "./format.js";
 import { drawHeadGrid } from "./head_grid.js";
 import { scoreNames } from "./head_metrics.js";
 import { drawOverview } from "./heads.js";
@@ -45,6 +45,8 @@ export function setUpMaps() {
 export function drawAttention() {
   const view = shownView();
   const { weightByValues, pinned } = selection;
+  $("looking").classList.toggle("empty", !view);
+  if (!view) return;
   drawHeads();
   drawCaption(view); // first: its height decides where the map begins
   drawMap(describeMap(view));
@@ -74,8 +76,9 @@ function drawHeads() {
 function describeCell(view, i, j) {
   if (view.signed) return describeTokenEffect(view, i, j);
   const maps = selectedMaps();
-  const nodes = [el("b", {}, formatNumber(cellReader(view, maps)(i, j)))];
-  if (!view.exact) nodes.push(` ± ${roundUp(maxError(view, maps, i, j))}`);
+  const value = cellReader(view, maps)(i, j);
+  const bound = maxError(view, maps, i, j);
+  const nodes = [el("b", {}, bound > 0 ? formatWithBound(value, bound) : formatNumber(value))];
   if (maps.head === null) nodes.push(`, mean of ${pluralize(view.H, "head")}`);
   else if (maps.weightByValues) {
     const weight = view.at(maps.layer, maps.head, i, j);

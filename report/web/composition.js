@@ -5,6 +5,7 @@
  */
 
 import { el } from "./dom.js";
+import { formatWithError } from "./format.js";
 import { headName, MIN_DEEP_LAYERS } from "./labels.js";
 import { scoreLabel, term } from "./terms.js";
 import { addArrowKeys, addTooltip } from "./tooltip.js";
@@ -264,8 +265,7 @@ function compositionMark(composition, { path }, color) {
  * @returns {Node[]}
  */
 function describeComposition({ score, to, input, from, share, error, directShare, directError }) {
-  const percent = (value, standardError) =>
-    `${(100 * value).toFixed(0)} ± ${(100 * standardError).toFixed(0)}%`;
+  const percent = (value, standardError) => `${formatWithError(100 * value, 100 * standardError)}%`;
   const lost =
     input === "values" ? "what it writes" : `its ${scoreLabel(score).toLowerCase()} score`;
   const lines = [

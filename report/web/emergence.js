@@ -93,7 +93,7 @@ function freeRow(rowEnds, x) {
  * @param {string} color
  */
 function emergenceMark(
-  { score, name, layer, head, step, interval, lostStep },
+  { score, name, layer, head, interval, lostStep },
   { stemX, markX, y },
   color,
 ) {
@@ -101,7 +101,7 @@ function emergenceMark(
   const text =
     lostStep === null
       ? `${label}, emerged ${interval}`
-      : `${label} from step ${formatCount(step)}; lost at step ${formatCount(lostStep)}`;
+      : `${label}, emerged ${interval}; last passed at step ${formatCount(lostStep)}`;
   const fill =
     lostStep === null
       ? `fill: ${color}`

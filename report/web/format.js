@@ -112,32 +112,40 @@ export function formatNumber(x) {
   return size >= 1000 ? formatCount(Math.round(x)) : x.toPrecision(4);
 }
 
+/** Write a number with so many decimals. */
+const formatDecimals = (x, decimals) =>
+  x.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+
 /**
  * Write a value with its standard error, to the first digit of the error: 1.39 ± 0.06.
  *
  * @param {number | null | undefined} x
  * @param {number | null} [error]
+ * @param {number} [errorDigits] - Significant digits of the error, to which the value is rounded.
  * @returns {string}
  */
-export function formatWithError(x, error) {
+export function formatWithError(x, error, errorDigits = 1) {
   if (!Number.isFinite(x) || !Number.isFinite(error)) return formatNumber(x);
   if (Math.abs(error) <= 1e-12 * Math.abs(x)) return formatNumber(x); // of equal values
-  const roundedError = Number(error.toPrecision(1));
-  const digits = Math.min(20, Math.max(0, -Math.floor(Math.log10(roundedError))));
-  const value = x.toFixed(digits).replace(/^-(0\.?0*)$/, "$1");
-  return `${value} ± ${error.toFixed(digits)}`;
+  const roundedError = Number(error.toPrecision(errorDigits));
+  const lastPlace = Math.floor(Math.log10(roundedError)) - errorDigits + 1;
+  const decimals = Math.min(20, Math.max(0, -lastPlace));
+  const value = formatDecimals(x, decimals).replace(/^-(0\.?0*)$/, "$1");
+  return `${value} ± ${formatDecimals(error, decimals)}`;
 }
 
 /**
- * Round an upper bound up to two significant digits. The bound grows by 5% first, which covers the
- * rounding of the value that is written beside it.
+ * Write a value with a bound of its error, to the second digit of the bound: 0.0831 ± 0.0013. The
+ * bound is rounded up, after it grew by 5%, which covers the rounding of the value.
  *
  * @param {number} x
- * @returns {number}
+ * @param {number} bound - Positive.
+ * @returns {string}
  */
-export function roundUp(x) {
-  const unit = 10 ** (Math.floor(Math.log10(x)) - 1);
-  return Number((Math.ceil((x * 1.05) / unit) * unit).toPrecision(2));
+export function formatWithBound(x, bound) {
+  const decimals = Math.min(20, Math.max(0, 1 - Math.floor(Math.log10(1.05 * bound))));
+  const roundedUp = Math.ceil(1.05 * bound * 10 ** decimals) / 10 ** decimals;
+  return `${x.toFixed(decimals)} ± ${roundedUp.toFixed(decimals)}`;
 }
 
 /**

@@ -1,6 +1,5 @@
 /** The metrics of heads at each snapshot, read from the columns of the page's data. */
 
-import { formatCount } from "./format.js";
 import { headName } from "./labels.js";
 import { columns, data, H, L, scoredSteps, selection, steps } from "./page_state.js";
 
@@ -98,8 +97,7 @@ export function snapshotIndex(score) {
  * @property {number} head
  * @property {number} step - First snapshot at which the head passed the score's threshold.
  * @property {string} interval - The interval in which it emerged, in words.
- * @property {number | null} lostStep - First snapshot at which it no longer passed; null if it
- *   still does.
+ * @property {number | null} lostStep - Last snapshot at which it passed; null if it still does.
  */
 
 /** When each head emerged, earliest first. @type {Emergence[]} */
@@ -115,19 +113,10 @@ function readEmergences() {
       const [layer, head] = name.slice(1).split("H").map(Number);
       const step = columns[key][latest];
       const lostStep = metricAt(`lost/${score}/${name}`, latest);
-      return { score, name, layer, head, step, interval: emergenceInterval(step), lostStep };
+      const interval = data.emergenceIntervals[key];
+      return { score, name, layer, head, step, interval, lostStep };
     });
   return found.sort((a, b) => a.step - b.step);
-}
-
-/**
- * @param {number} step
- * @returns {string} "between steps 700 and 800".
- */
-function emergenceInterval(step) {
-  const previous = data.snapshotSteps.findLast(snapshot => snapshot < step) ?? step;
-  if (step - previous <= 1) return `at step ${formatCount(step)}`;
-  return `between steps ${formatCount(previous)} and ${formatCount(step)}`;
 }
 
 /**

@@ -89,8 +89,8 @@ function predictionButton({ text, probability, previous = probability, isActual,
  * @param {Explanation} explanation
  * @param {string[]} words - Tokens by id.
  * @param {number} i
- * @param {number} target - Which next token the breakdown is about: 0 for the actual one, k for the
- *   k-th likeliest.
+ * @param {number} target - Which next token the breakdown is about: 0 for the actual one, or for the
+ *   likeliest if the text ends here; k for the k-th likeliest.
  * @param {(target: number) => void} pick - Called with the target that is clicked.
  * @returns {{buttons: HTMLElement[], sentence: (Node | string)[]}}
  */
@@ -109,11 +109,12 @@ export function nextTokens(explanation, words, i, target, pick) {
   // Tokens of the glossary of words are cut to 40 characters.
   const hit =
     actual === null ? undefined : likeliest.find(({ text }) => text === actual.slice(0, 40));
+  const initial = actual === null ? likeliest[0] : hit; // what target 0 stands for
   const buttons = likeliest.map(prediction =>
     predictionButton({
       ...prediction,
       isActual: prediction === hit,
-      isTarget: target === prediction.target,
+      isTarget: target ? target === prediction.target : prediction === initial,
       pick: () => pick(prediction.target),
     }),
   );
@@ -154,11 +155,17 @@ export function nextTokens(explanation, words, i, target, pick) {
  * @param {BreakdownOptions} options
  */
 export function drawBreakdown(host, explanation, i, options) {
+  const contributions = directContributions(explanation, i, options);
+  const promoted = promotedTokens(explanation, i, options);
+  if (i === explanation.tokens.length - 1) {
+    host.replaceChildren(contributions, promoted); // no next token, so no loss
+    return;
+  }
   const effects = el("div", { className: "cells" });
   host.replaceChildren(
     lossByBlock(explanation, i, options.tied),
-    directContributions(explanation, i, options),
-    promotedTokens(explanation, i, options),
+    contributions,
+    promoted,
     panel(
       "effects",
       ["Effect of ablating each head"],
@@ -218,21 +225,25 @@ function lossByBlock(explanation, i, tied) {
  * @param {BreakdownOptions} options
  */
 function directContributions(explanation, i, { target, words, choose }) {
+  const next = explanation.tokens[i + 1];
   const bars = Array.from({ length: explanation.parts }, (_, part) => {
     const { name, layer, head } = componentOf(part, explanation.L, explanation.H);
     const bar = { name, value: explanation.direct(part, i, target) };
     if (head === undefined) return bar;
-    const effect = explanation.headEffect(layer, head, i);
-    return { ...bar, detail: formatSigned(effect), pick: () => choose(layer, head) };
+    const detail = next === undefined ? "" : formatSigned(explanation.headEffect(layer, head, i));
+    return { ...bar, detail, pick: () => choose(layer, head) };
   });
-  const text = target ? words[explanation.predicted(i)[target - 1].id] : explanation.tokens[i + 1];
+  const likeliest = words[explanation.predicted(i)[Math.max(0, target - 1)].id];
+  const text = target ? likeliest : (next ?? likeliest);
   return panel(
     "direct",
     ["Direct contributions to the logit of ", bdi(shortenToken(text ?? ""), "token")],
     note(
       `Their sum, ${formatSigned(sumOfValues(bars))}, is the logit minus the mean of all logits (`,
       term("direct logit attribution"),
-      "). Gray: increase of the loss if the head is ablated, which includes its effect on later layers.",
+      next === undefined
+        ? ")."
+        : "). Gray: increase of the loss if the head is ablated, which includes its effect on later layers.",
     ),
     barList(largestBars(bars, MAX_BARS)),
   );

@@ -1,6 +1,6 @@
 /**
- * The reader's own text: the model in the worker reads it as it is typed, with heads ablated and
- * tokens hidden, and continues it. It is one more probe for the other views.
+ * The reader's own text: the model in the worker reads it as it is typed, and continues it. It is
+ * one more probe for the other views.
  */
 
 import { drawAttention } from "./attention_map.js";
@@ -14,11 +14,10 @@ import {
   startModel,
   stepOfWeights,
 } from "./engine.js";
-import { formatNumber, pluralize } from "./format.js";
-import { headOfEvent, markAblatedHeads } from "./head_grid.js";
-import { headName } from "./labels.js";
+import { pluralize } from "./format.js";
 import {
   chooseProbe,
+  currentProbe,
   currentStep,
   data,
   display,
@@ -31,13 +30,15 @@ import {
   stepsWithWeights,
 } from "./page_state.js";
 import { fillText } from "./text_view.js";
+import { MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 
 const TYPING_DELAY = 30; // milliseconds in which keys are gathered
 const CONTINUING_DELAY = 200; // milliseconds between two views of a text that is continued
 const MAX_CONTINUED_TOKENS = 1000;
 const REDRAW_DELAY = 200; // milliseconds between two views of token effects that come in
-const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button
-const SWITCH_HEIGHT = 32;
+
+/** The text that the field holds at first, and the tokens as which it was measured. */
+let initial = { text: "", ids: [] };
 
 // ---- reading
 
@@ -64,25 +65,52 @@ export async function readOwnText() {
 /** Encode the text, run the model and update the views. */
 async function readOnce() {
   const startTime = performance.now();
-  await startModel();
-  const allIds = await send("encode", { text: $("typed").value });
+  const allIds = await encodeTyped();
   const ids = allIds.slice(-data.modelConfig.block_size);
   if (!ids.length) {
-    $("own-text-status").textContent = "";
-    drawInterventions();
+    showEmptyText();
     return;
   }
   ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
   const step = stepOfWeights(currentStep());
-  const results = await askModel("read", ids);
+  const { off, hidden } = ownText;
+  const interventions = { off: [...off], hidden: [...hidden] };
+  const results = await askModel("read", ids, interventions);
   const ofAll = ids.length < allIds.length ? `, the last of ${allIds.length}` : "";
   const milliseconds = Math.round(performance.now() - startTime);
   $("own-text-status").textContent =
     `${pluralize(ids.length, "token")}${ofAll}, ${milliseconds} ms`;
   const isEdited = ids.length !== ownText.ids.length || ids.some((id, t) => id !== ownText.ids[t]);
-  updateOwnText(ids, await send("tokenTexts", { ids }), results, step);
+  const tokens = await send("tokenTexts", { ids });
+  updateOwnText(ids, tokens, { ...results, ...interventions }, step);
   if (isOwnText()) showOwnText(isEdited);
-  drawInterventions();
+}
+
+/** Encode the text in the field; the initial text is read as the tokens of its probe. */
+async function encodeTyped() {
+  await startModel();
+  const text = $("typed").value;
+  return holdsInitialText() ? initial.ids : send("encode", { text });
+}
+
+/** Return whether the field still holds the initial text, whose tokens are known. */
+const holdsInitialText = () => initial.ids.length > 0 && $("typed").value === initial.text;
+
+/** Return whether the selected input has the tokens that are in the field. */
+export const showsInitialText = () => currentProbe()?.ids === initial.ids && holdsInitialText();
+
+/** Empty all views, because there is no text. */
+function showEmptyText() {
+  $("own-text-status").textContent = "";
+  cancel("tokenEffects");
+  cancel("headEffects");
+  Object.assign(ownText, { ids: [], tokens: [], T: 0, hidden: [], view: null, predictions: null });
+  if (!isOwnText()) return;
+  Object.assign(display, { attention: null, predictions: null });
+  fillText();
+  drawAttention();
+  emit("pin");
+  emit("token");
 }
 
 /** Make the worker's results the view and the predictions of the probe. */
@@ -115,7 +143,7 @@ function updateOwnText(ids, tokens, results, step) {
  *
  * @returns {import("./page_state.js").Predictions}
  */
-function createPredictions(tokens, { next, chances, losses, was }, step) {
+function createPredictions(tokens, { next, chances, losses, was, off, hidden }, step) {
   const predictions = {
     L,
     H,
@@ -123,17 +151,22 @@ function createPredictions(tokens, { next, chances, losses, was }, step) {
     tokens,
     step,
     parts: L * (H + 1) + 2,
-    largest: 1e-3,
+    largest: MIN_CLEAR_EFFECT_NATS,
     signed: true,
     norms: null,
     losses,
+    off,
+    hidden,
     was, // losses and chances without interventions
     breakdown: null,
     headEffects: [],
     columns: [], // of each hidden token j: its effects and KL divergences at later tokens
     bound: () => 0,
   };
-  const cell = (i, j, key) => predictions.columns[j]?.[key][i - j - 1] ?? Number.NaN;
+  const cell = (i, j, key) => {
+    if (hidden.includes(j) && i + 1 < tokens.length) return 0; // hiding it changes nothing
+    return predictions.columns[j]?.[key][i - j - 1] ?? Number.NaN;
+  };
   const breakdownOf = i => (predictions.breakdown?.i === i ? predictions.breakdown : null);
   return Object.assign(predictions, {
     at: (_l, _h, i, j) => (j < i ? cell(i, j, "effects") : 0),
@@ -163,7 +196,6 @@ function showOwnText(isEdited) {
   ownText.pinAfterReading = null;
   Object.assign(selection, {
     pinned: Math.min(wanted, ownText.T - 1),
-    token: null,
     pinAutomatically: false,
     target,
   });
@@ -220,60 +252,6 @@ export async function requestTokenEffects() {
   if (isShown()) drawAttention();
 }
 
-// ---- interventions
-
-/** Add an element to a list, or remove it. */
-function toggle(list, element) {
-  const place = list.indexOf(element);
-  if (place < 0) list.push(element);
-  else list.splice(place, 1);
-  readOwnText();
-}
-
-/** Ablate the selected head, or restore it. */
-const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, selection.head));
-
-/** Hide the pinned token from all later ones, or show it again. */
-function togglePinnedToken() {
-  if (selection.pinned !== null) toggle(ownText.hidden, selection.pinned);
-}
-
-/** Return the mean of the numbers in a list. */
-function meanOf(numbers) {
-  const finite = numbers.filter(Number.isFinite);
-  return finite.reduce((sum, number) => sum + number, 0) / finite.length;
-}
-
-/** Draw the buttons of the interventions, the mean loss, and marks on ablated heads. */
-export function drawInterventions() {
-  const { off, hidden } = ownText;
-  const name = headName(selection.layer, selection.head);
-  const { pinned } = selection;
-  $("interventions").hidden = !isOwnText();
-  $("ablate-head").textContent = `${off.includes(name) ? "Restore" : "Ablate"} ${name} (x)`;
-  $("hide-token").hidden = pinned === null || pinned >= ownText.T - 1;
-  $("hide-token").textContent = `${hidden.includes(pinned) ? "Show" : "Hide"} token ${pinned} (h)`;
-  $("reset").disabled = !off.length && !hidden.length;
-  Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
-  $("mean-loss").textContent = describeMeanLoss();
-  $("heads-grid").classList.toggle("own", isOwnText());
-  markAblatedHeads(isOwnText() ? off : []);
-}
-
-/** Describe the mean loss of the text, and the interventions that changed it. */
-function describeMeanLoss() {
-  const { off, hidden, predictions } = ownText;
-  const losses = predictions?.losses ?? [];
-  if (losses.length < 2) return "";
-  const sentence = `Mean loss ${formatNumber(meanOf(losses))} nats/token`;
-  if (!predictions.was) return `${sentence}.`;
-  const before = formatNumber(meanOf(predictions.was.losses));
-  const ablated = off.length ? ` Ablated: ${off.join(", ")}.` : "";
-  const hiddenTokens = hidden.map(j => `token ${j}`).join(", ");
-  const concealed = hidden.length ? ` Hidden: ${hiddenTokens}.` : "";
-  return `${sentence}; ${before} without interventions.${ablated}${concealed}`;
-}
-
 // ---- continuing the text
 
 /** Let the model continue the text; if it is doing that, stop it. */
@@ -286,11 +264,9 @@ async function continueText() {
   $("continue").textContent = "Stop";
   chooseProbe(data.probes.indexOf(ownText));
   try {
-    await startModel();
-    const ids = await send("encode", { text: $("typed").value });
-    const start = ids.length ? ids : ownText.ids.slice(0, 1);
-    const temperature = Number($("temperature").value) || 0;
-    const parameters = { temperature, maxTokens: MAX_CONTINUED_TOKENS };
+    const ids = await encodeTyped();
+    const start = ids.length ? ids : initial.ids.slice(0, 1);
+    const parameters = { temperature: readTemperature(), maxTokens: MAX_CONTINUED_TOKENS };
     await askModel("continue", start, parameters, ({ text }) => {
       if (!ownText.isContinuing) return;
       $("typed").value = text;
@@ -301,6 +277,15 @@ async function continueText() {
     // readOwnText says why the model does not run.
   }
   stopContinuing();
+}
+
+/** Return the temperature, and write it into its field as it is used: within the bounds. */
+function readTemperature() {
+  const { valueAsNumber, defaultValue, min, max } = $("temperature");
+  const wanted = Number.isFinite(valueAsNumber) ? valueAsNumber : Number(defaultValue);
+  const temperature = Math.min(Number(max), Math.max(Number(min), wanted));
+  $("temperature").value = temperature;
+  return temperature;
 }
 
 /** Stop continuing the text and read what is there. */
@@ -331,9 +316,9 @@ function readSoon() {
 /**
  * Set up the section, or say why the model cannot run here.
  *
- * @param {string} initialText
+ * @param {{tokens: string[], ids: number[]} | undefined} probe - Its text is in the field at first.
  */
-export function setUpOwnText(initialText) {
+export function setUpOwnText(probe) {
   $("own-text").hidden = !stepsWithWeights.length;
   const bytes = data.weights?.bytes;
   $("too-large").hidden = !bytes;
@@ -343,41 +328,15 @@ export function setUpOwnText(initialText) {
       'attention of your own text, run: python sample.py run_dir=… prompt="…" attention=page.html';
   }
   if (!stepsWithWeights.length) return;
-  $("typed").value = initialText;
+  $("typed").value = (probe?.tokens ?? []).join("");
+  initial = { text: $("typed").value, ids: probe?.ids ?? [] };
   $("typed").oninput = () => {
     chooseProbe(data.probes.indexOf(ownText));
     readSoon();
   };
   $("continue").onclick = continueText;
-  $("ablate-head").onclick = toggleSelectedHead;
-  $("hide-token").onclick = togglePinnedToken;
-  $("reset").onclick = () => {
-    Object.assign(ownText, { off: [], hidden: [] });
-    readOwnText();
-  };
-  $("heads-grid").addEventListener("click", toggleClickedHead, true);
-  addKey("heads-grid", "x", toggleSelectedHead);
-  addKey("text", "h", togglePinnedToken);
+  $("temperature").onchange = readTemperature;
   window.glass = createConsoleInterface();
-}
-
-/** Call `action` when a key is pressed inside an element while the reader's text is shown. */
-function addKey(id, key, action) {
-  $(id).addEventListener("keydown", event => {
-    if (event.key === key && isOwnText()) action();
-  });
-}
-
-/** Toggle a head if its switch was clicked, at the right end of its button. */
-function toggleClickedHead(event) {
-  const head = headOfEvent(event);
-  if (!head || !isOwnText() || !event.detail) return; // a key's click has no place
-  const box = event.target.closest("[role=radio]").getBoundingClientRect();
-  const isOnSwitch =
-    event.clientX >= box.right - SWITCH_WIDTH && event.clientY <= box.top + SWITCH_HEIGHT;
-  if (!isOnSwitch) return;
-  event.stopPropagation();
-  toggle(ownText.off, headName(...head));
 }
 
 /** Return the functions of `glass`, for the browser's console: the model at its last step. */

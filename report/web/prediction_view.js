@@ -7,7 +7,6 @@ import { drawBreakdown, nextTokens } from "./logit_attribution.js";
 import { requestBreakdown } from "./own_text.js";
 import {
   chooseHead,
-  currentProbe,
   currentStep,
   data,
   display,
@@ -53,7 +52,6 @@ function drawExpected(predictions, i) {
 
 /** Name the tokens whose hiding raises the loss after token i most. */
 function describeHelpingTokens(predictions, i) {
-  const { tokens } = currentProbe();
   const helping = Array.from({ length: i }, (_, j) => ({ j, effect: predictions.at(0, 0, i, j) }))
     .filter(({ effect }) => effect >= MIN_CLEAR_EFFECT_NATS)
     .sort((a, b) => b.effect - a.effect)
@@ -61,7 +59,7 @@ function describeHelpingTokens(predictions, i) {
   if (!helping.length) return [];
   const names = helping.flatMap(({ j, effect }, k) => [
     k ? ", " : " ",
-    bdi(shortenToken(tokens[j]), "token"),
+    bdi(shortenToken(predictions.tokens[j]), "token"),
     ` ${formatSigned(effect)}`,
   ]);
   return [" Hiding these tokens raises it:", ...names, "."];

@@ -12,8 +12,9 @@ import { setTitle, setUpTheme, showStep } from "./frame.js";
 import { focusSelectedHead, revealSelectedHead, setUpHeadGrid } from "./head_grid.js";
 import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics.js";
 import { drawHeads } from "./heads.js";
+import { drawHideButton, drawInterventions, setUpInterventions } from "./interventions.js";
 import { MIN_DEEP_LAYERS } from "./labels.js";
-import { drawInterventions, readOwnText, setUpOwnText } from "./own_text.js";
+import { readOwnText, setUpOwnText } from "./own_text.js";
 import {
   currentProbe,
   currentStep,
@@ -98,11 +99,12 @@ function drawAll() {
 }
 
 /**
- * Return the token on which something happens: where ablating the selected head costs most, or
- * else where hiding one token costs most.
+ * Return the token to begin with: the last one of a prompt. In a run's text, it is the one where
+ * ablating the selected head costs most, or else where hiding one token costs most.
  */
 function eventfulToken() {
   const { predictions } = display;
+  if (data.promptTokens) return Math.min(data.promptTokens, currentProbe().T) - 1;
   const { layer, head } = selection;
   const tokens = Array.from({ length: Math.max(1, currentProbe().tokens.length - 1) }, (_, i) => i);
   if (!predictions) return Math.floor(tokens.length * 0.6);
@@ -193,6 +195,7 @@ function connectViews() {
   on("draw", drawAll);
   on("token", drawHighlights);
   on("token", drawPrediction);
+  on("token", drawHideButton);
   on("pin", drawInterventions);
   on("pin", writeAddress);
   on("cell", explainPinnedCell);
@@ -249,7 +252,8 @@ async function start() {
   }
   setUpAttention();
   setUpContents();
-  setUpOwnText((text?.tokens ?? []).join(""));
+  setUpOwnText(text);
+  if (stepsWithWeights.length) setUpInterventions();
   followAddress();
   if (hasProbes()) setUpHeadGrid($("heads-grid"));
   window.onhashchange = () => {

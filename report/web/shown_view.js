@@ -3,10 +3,13 @@
 import { withoutFirstToken } from "./attention_data.js";
 import { display, selection } from "./page_state.js";
 
-/** Return the attention on display, without the first token if the reader asked for that. */
+/**
+ * Return the attention on display, without the first token if the reader asked for that; null if
+ * there is no text.
+ */
 export function shownAttention() {
   const { attention } = display;
-  if (!selection.excludeFirst) return attention;
+  if (!attention || !selection.excludeFirst) return attention;
   attention.withoutFirst ??= withoutFirstToken(attention);
   return attention.withoutFirst;
 }

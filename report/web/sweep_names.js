@@ -1,7 +1,13 @@
 /** How a sweep's page names settings, runs, values and costs. */
 
 import { formatCompact } from "./chart_axes.js";
-import { formatCount, formatDuration, formatNumber, pluralize, printableName } from "./format.js";
+import {
+  formatCount,
+  formatDuration,
+  formatWithError,
+  pluralize,
+  printableName,
+} from "./format.js";
 import {
   allSettings,
   bestSetting,
@@ -109,14 +115,26 @@ export function roundToDigits(value, digits) {
 }
 
 /**
- * A mean with its standard error, if that is known.
+ * A mean with its standard error, if that is known, to two digits of it.
  *
  * @param {number | null | undefined} value
  * @param {number | null | undefined} error
  * @returns {string}
  */
-export function withError(value, error) {
-  return error ? `${formatNumber(value)} ± ${roundToDigits(error, 2)}` : formatNumber(value);
+export const withError = (value, error) => formatWithError(value, error, 2);
+
+/**
+ * A large number with its standard error, if that is known: 1.7M, 1.67 ± 0.34M.
+ *
+ * @param {number} value
+ * @param {number | null} error
+ * @returns {string}
+ */
+export function formatMagnitude(value, error) {
+  if (!error) return formatCompact(roundToDigits(value, 2));
+  const power = Math.min(3, Math.floor(Math.log10(Math.max(1, value)) / 3));
+  const size = 1000 ** power;
+  return withError(value / size, error / size) + ["", "k", "M", "G"][power];
 }
 
 /**

@@ -1,6 +1,6 @@
 /** The section with in-context copying and the emergence of heads against what was swept. */
 
-import { chartPanel, formatCompact } from "./chart_axes.js";
+import { chartPanel } from "./chart_axes.js";
 import { $ } from "./dom.js";
 import { drawDotChart } from "./dot_chart.js";
 import { pluralize } from "./format.js";
@@ -20,10 +20,11 @@ import { highlightNear, togglePinOfMark } from "./sweep_highlight.js";
 import {
   distinctCosts,
   formatBytes,
+  formatMagnitude,
   keyName,
-  roundToDigits,
   runName,
   settingName,
+  withError,
 } from "./sweep_names.js";
 
 /**
@@ -41,34 +42,38 @@ const MIN_TEXT_DIFFERENCE = 0.02;
 /**
  * @typedef {object} Outcome
  * @property {string} title - With its unit.
- * @property {(value: number) => string} format
+ * @property {(value: number, error?: number | null) => string} format
  */
+
+/** Write a value with its standard error, if that is known; two decimals otherwise. */
+const formatWithTwoDecimals = (value, error) =>
+  error ? withError(value, error) : value.toFixed(2);
 
 /** @type {Record<string, Outcome>} */
 const OUTCOMES = {
   copying_gain: {
     title: "Copying gain (nats)",
-    format: value => value.toFixed(2),
+    format: formatWithTwoDecimals,
   },
   "tokens_at_emergence/induction": {
     title: "Tokens until an induction head emerged",
-    format: value => formatCompact(roundToDigits(value, 2)),
+    format: formatMagnitude,
   },
   "loss_at_emergence/induction": {
     title: "Loss when an induction head emerged (nats/token)",
-    format: value => value.toFixed(2),
+    format: formatWithTwoDecimals,
   },
   "heads/induction": {
     title: "Highest prefix-matching score",
-    format: value => value.toFixed(2),
+    format: formatWithTwoDecimals,
   },
   "tokens_at_emergence/previous_token": {
     title: "Tokens until a previous-token head emerged",
-    format: value => formatCompact(roundToDigits(value, 2)),
+    format: formatMagnitude,
   },
   "heads/previous_token": {
     title: "Highest previous-token score",
-    format: value => value.toFixed(2),
+    format: formatWithTwoDecimals,
   },
 };
 
@@ -86,7 +91,7 @@ function meanOutcomeDot(setting, x, { format }, outcomeOf) {
   const values = finished.map(outcomeOf).filter(value => value !== undefined && value !== null);
   if (!values.length) return null;
   const error = standardError(values);
-  const value = format(mean(values)) + (error ? ` ± ${format(error)}` : "");
+  const value = format(mean(values), error);
   const detail = `in ${values.length} of ${pluralize(finished.length, "run")}`;
   const nodes = describeDot(settingName(setting), null, value, "", [detail]);
   return { x, y: mean(values), error, group: setting, nodes };

@@ -123,9 +123,10 @@ function costColumn(name) {
     explanation: explanationOf(COSTS[name].name),
     sortValue: setting => costOf(setting, name),
     cell: setting => {
+      const cost = costOf(setting, name);
       const error = results[setting].figureErrors[name];
-      const suffix = error ? ` ± ${formatCost(name, error)}` : "";
-      return formatCost(name, costOf(setting, name)) + suffix;
+      if (!error) return formatCost(name, cost);
+      return withError(cost, error) + (name === "train_seconds" ? " s" : "");
     },
   };
 }

@@ -38,6 +38,7 @@ export const textLength = () => spans.length;
 export function fillText() {
   const host = $("text");
   const { tokens } = currentProbe();
+  const focused = spans.indexOf(document.activeElement);
   Object.assign(selection, {
     token: null,
     pinned: null,
@@ -49,13 +50,15 @@ export function fillText() {
   host.classList.toggle("own", isOwnText());
   host.replaceChildren(
     ...spans.flatMap((span, i) => {
-      const breaksLine = isOwnText() && tokens[i].includes("\n");
-      return breaksLine ? [span, el("br")] : [span];
+      if (isOwnText()) return tokens[i].includes("\n") ? [span, el("br")] : [span];
+      // Outside of the token, so that its frame does not reach into the next line.
+      return span.lastChild.nodeName === "BR" ? [span, span.lastChild] : [span];
     }),
   );
   spans[data.promptTokens]?.before(el("span", { className: "border" }, "▏generated from here on▕"));
   host.onpointerleave = () => highlightToken(null);
-  addArrowKeys(host, spans, 1, () => {}, Math.max(0, spans.length - 1));
+  const reached = focused < 0 ? spans.length - 1 : Math.min(focused, spans.length - 1);
+  addArrowKeys(host, spans, 1, () => {}, reached);
   const moveWithArrows = host.onkeydown;
   host.onkeydown = event => {
     if (event.key === "Enter" || event.key === " ") {
@@ -66,6 +69,7 @@ export function fillText() {
       highlightToken(null);
     } else if (event.key !== "ArrowUp" && event.key !== "ArrowDown") moveWithArrows(event);
   };
+  if (focused >= 0) spans[reached]?.focus({ preventScroll: true });
 }
 
 /** Create the element of token i. */
@@ -110,7 +114,10 @@ function createLosses(i) {
 
 /** Color what the highlighted token attends to, and what attends to it, and list both. */
 export function drawHighlights() {
-  if (!spans.length || !display.attention) return;
+  if (!spans.length || !display.attention) {
+    $("lists").replaceChildren();
+    return;
+  }
   const view = shownView();
   const read = cellReader(view, selectedMaps());
   const { token } = selection;
@@ -150,6 +157,9 @@ function tokenStyle(view, read, token, k, top) {
 
 /** List the largest values in the row and column of `token`. */
 function createLists(view, read, token) {
+  if (view.signed && token === view.T - 1) {
+    return [el("p", {}, "The text ends here: there is no next token whose loss could change.")];
+  }
   const keys = [];
   const queries = [];
   for (let k = 0; k < view.T; k++) {
@@ -172,10 +182,8 @@ function createLists(view, read, token) {
 
 /** Create one list of tokens with positive values, largest first. */
 function createList(view, token, name, kind, entries) {
-  const largest = entries
-    .filter(({ value }) => value > 0)
-    .sort((a, b) => b.value - a.value)
-    .slice(0, MAX_LISTED);
+  const positive = entries.filter(({ value }) => value > 0).sort((a, b) => b.value - a.value);
+  const largest = positive.slice(0, MAX_LISTED);
   const top = largest[0]?.value ?? 1;
   const items = largest.map(({ token: k, value }) =>
     el(
@@ -191,7 +199,8 @@ function createList(view, token, name, kind, entries) {
     el("h4", {}, ...labelToken(view, token), ` ${name}`),
     el("ol", {}, ...items),
   );
-  const omitted = entries.length - largest.length;
+  if (!positive.length) list.append(el("p", { className: "quiet" }, "none"));
+  const omitted = positive.length - largest.length;
   if (omitted) list.append(el("p", { className: "quiet" }, `and ${formatCount(omitted)} more`));
   return list;
 }

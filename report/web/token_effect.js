@@ -79,9 +79,9 @@ export async function decodePredictions([numbers, tokenIds], [L, H], probe, step
  */
 export function describeTokenEffect(predictions, i, j) {
   const effect = predictions.at(0, 0, i, j);
-  const unit = Number.isNaN(effect)
-    ? " the text ends here, so there is no next token"
-    : " nats of loss on the next token";
+  let unit = " nats of loss on the next token";
+  if (i === predictions.T - 1) unit = " the text ends here, so there is no next token";
+  else if (Number.isNaN(effect)) unit = " not yet measured";
   const nodes = [
     el(
       "div",
@@ -94,8 +94,9 @@ export function describeTokenEffect(predictions, i, j) {
     el("div", { className: "value" }, el("b", {}, formatSigned(effect)), unit),
   ];
   if (j < i) {
-    const kl = predictions.kl(i, j).toFixed(2);
-    nodes.push(el("div", {}, `KL divergence of the prediction: ${kl} nats`));
+    const kl = predictions.kl(i, j);
+    const value = Number.isNaN(kl) ? "–" : `${kl.toFixed(2)} nats`;
+    nodes.push(el("div", {}, `KL divergence of the prediction: ${value}`));
   }
   return nodes;
 }

@@ -187,7 +187,7 @@ function setUpSamples(samples) {
   const selected = () => Number(select.value);
 
   function show(k, isComplete = false) {
-    const text = printable(samples[k].text);
+    const text = printable(samples[k].text).replace(/^\n+/, "");
     const isCut = !isComplete && text.length > MAX_SAMPLE_LENGTH;
     select.value = k;
     $("sample").textContent = isCut ? `${text.slice(0, MAX_SAMPLE_LENGTH)}…` : text;

@@ -96,6 +96,11 @@ def test_hostile_text_is_shown_and_not_run(open_page, tmp_path, write: Callable)
 def test_the_page_fits_the_window(open_page, tmp_path, write: Callable, width):
     tab = open_page(write(tmp_path, None), width=width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    button = tab.locator("#theme").bounding_box()
+    for part in tab.locator("h1, header p").all():
+        box = part.bounding_box()
+        is_beside = box["x"] + box["width"] <= button["x"]
+        assert is_beside or box["y"] >= button["y"] + button["height"]
     for part in tab.locator("main canvas, main svg, main pre, main input, main select").all():
         if part.is_visible() and not part.evaluate("part => part.closest('.heads-grid, .scroll')"):
             box = part.bounding_box()

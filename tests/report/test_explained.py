@@ -11,8 +11,10 @@ from pages import (
     focus_map_cell,
     make_explained,
     move_pointer_away,
+    read_back,
     read_cell_tooltip,
 )
+from playwright.sync_api import expect
 
 from report import page
 
@@ -41,6 +43,23 @@ def test_token_effects_are_shown_beside_attention(open_page, tmp_path):
     tab.check("#attention-pattern")
     focus_map_cell(tab, 14, 3, 16)
     assert "±" in read_cell_tooltip(tab)[2]
+    tab.check("#token-effect")
+    tab.locator("#text .token").nth(14).click()
+    listed = tab.locator("#lists .helped li").count()
+    assert listed == min(8, (held["token_effect"][14, :14] > 0).sum())
+    tab.locator("#text .token").last.click()  # no next token
+    expect(tab.locator("#lists li")).to_have_count(0)
+    assert tab.inner_text("#lists")
+    expect(tab.locator("#breakdown [data-part=lens]")).to_have_count(0)
+    expect(tab.locator("#breakdown [data-part=direct]")).to_be_visible()
+
+
+def test_the_page_states_the_emergence_intervals_of_the_findings(tmp_path):
+    content, _ = read_back(page.write_page(make_explained(tmp_path / "run")))
+    interval = content["emergenceIntervals"]["emerged/induction/L0H0"]
+    finding = content["findings"][0]
+    assert finding["heads"] == ["L0H0"]
+    assert interval in finding["text"] and interval in " ".join(finding["details"])
 
 
 def signed(x: float) -> str:

@@ -105,6 +105,7 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")
     expect_map(tab, heads="L1H2")  # the strongest induction head
     assert "0.70 ± 0.03" in tab.inner_text("#map-caption")
+    assert tab.get_attribute("#text .token.lit", "aria-label") == "token 199"  # ends the prompt
     shown = tab.locator("#scores figure").evaluate_all("all => all.map(f => f.dataset.score)")
     assert shown == ["previous_token", "induction"]
     border = tab.locator("#text .border")

@@ -108,7 +108,10 @@ def test_the_map_shows_the_captured_numbers(open_page, tmp_path):
             box["x"] + (key + 0.5) * box["width"] / T, box["y"] + (query + 0.5) * box["height"] / T
         )
         assert read_cell_tooltip(tab)[:2] == (query, key)
-        assert value_within_error(read_cell_tooltip(tab)[2]) == held["text"][1, 2, query, key]
+        text = read_cell_tooltip(tab)[2]
+        assert value_within_error(text) == held["text"][1, 2, query, key]
+        value, _, bound = text.split()
+        assert len(value.partition(".")[2]) == len(bound.partition(".")[2])
     tab.mouse.move(box["x"] + box["width"] - 3, box["y"] + 3)  # what lies ahead has no weight
     assert tab.locator("#tip").is_hidden()
     assert tab.inner_text("#precision")

@@ -103,6 +103,59 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
 
 
 @pytest.mark.slow
+def test_keys_and_buttons_intervene_before_anything_is_typed_and_wherever_the_focus_is(
+    own, open_page
+):
+    run, *_ = own
+    tab = open_page(page.write_page(run))
+    stored = tab.locator("#text .token").all_inner_texts()
+    assert not tab.input_value("#typed").startswith("\n")
+    for button in ("#ablate-head", "#hide-token", "#reset"):
+        assert tab.locator(button).is_visible()
+    tab.click("[role=radio][aria-label='layer 1, head 1']")
+    tab.focus("#text [aria-label='token 2']")
+    tab.keyboard.press("h")
+    expect_interventions(tab, "", "2")
+    assert [text.split("\n")[0] for text in tab.locator("#text .token").all_inner_texts()] == stored
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "token 2"
+    for place in ("#step", "#probe", "#theme", "#map canvas"):
+        tab.focus(place)
+        tab.keyboard.press("x")
+        expect_interventions(tab, "L1H1", "2")
+        tab.keyboard.press("x")
+        expect_interventions(tab, "", "2")
+    tab.click("#typed")
+    typed = tab.input_value("#typed")
+    tab.keyboard.press("x")  # a letter of the text
+    assert len(tab.input_value("#typed")) == len(typed) + 1
+    tab.keyboard.press("Backspace")
+    expect_interventions(tab, "", "2")
+    tab.select_option("#probe", "0")
+    tab.click("#ablate-head")
+    expect_interventions(tab, "L1H1", "2")
+
+
+@pytest.mark.slow
+def test_an_empty_text_empties_the_views_and_the_temperature_is_bounded(own, open_page):
+    run, *_ = own
+    tab = open_page(page.write_page(run))
+    for text in ("the glass", "t"):
+        tab.fill("#typed", text)
+        expect(tab.locator("#expected")).to_be_visible()
+        tab.fill("#typed", "")
+        expect(tab.locator("#text .token")).to_have_count(0)
+        for part in ("#map-title", "#map canvas", "#expected", "#lists", "#breakdown-part"):
+            expect(tab.locator(part)).to_be_hidden()
+    tab.locator("#average").check()  # the controls work on
+    tab.select_option("#probe", "0")
+    expect(tab.locator("#map canvas")).to_be_visible()
+    for typed, bounded in (("99", "5"), ("-1", "0"), ("", "0.8")):
+        tab.fill("#temperature", typed)
+        tab.keyboard.press("Tab")
+        assert tab.input_value("#temperature") == bounded
+
+
+@pytest.mark.slow
 def test_hostile_text_is_inert_and_damaged_weights_leave_the_stored_maps(own, open_page):
     run, *_ = own
     tab = open_page(page.write_page(run))

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from math import nan
 
 import pytest
 import wandb
@@ -108,6 +109,9 @@ def test_values_have_the_decimals_of_their_standard_errors():
     assert (
         format_with_error(0.1234, None) == "0.12" and format_with_error(0.5, 0.0996) == "0.5 ± 0.1"
     )
+    assert format_with_error(6961, 12.3) == "6,961 ± 12"
+    for unknown in (0.0, nan, 1e-17):  # the last one is the rounding error of equal values
+        assert format_with_error(0.1234, unknown) == "0.12"
 
 
 def test_the_progress_bar_shows_an_activity_until_the_next_step():

@@ -1,0 +1,119 @@
+/** The interventions on the reader's text: heads that are ablated and tokens that are hidden. */
+
+import { $ } from "./dom.js";
+import { formatNumber } from "./format.js";
+import { headOfEvent, markAblatedHeads } from "./head_grid.js";
+import { headName } from "./labels.js";
+import { readOwnText, showsInitialText } from "./own_text.js";
+import { chooseProbe, currentProbe, data, isOwnText, ownText, selection } from "./page_state.js";
+
+const TEXT_FIELDS = "textarea, input[type=number]";
+const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button
+const SWITCH_HEIGHT = 32;
+
+/**
+ * Add an element to a list of interventions, or remove it, and read the text. On another input,
+ * where nothing is changed yet, this adds the element and shows the reader's text.
+ */
+function toggle(list, element) {
+  const place = list.indexOf(element);
+  if (place < 0) list.push(element);
+  else if (isOwnText()) list.splice(place, 1);
+  drawInterventions();
+  if (isOwnText()) {
+    readOwnText();
+    return;
+  }
+  if (showsInitialText()) ownText.pinAfterReading = selection.pinned;
+  chooseProbe(data.probes.indexOf(ownText));
+}
+
+/** Ablate the selected head, or restore it. */
+const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, selection.head));
+
+/** Return whether the highlighted token can be hidden from later ones. */
+function canHideToken() {
+  const { token } = selection;
+  const isInField = isOwnText() || showsInitialText();
+  return isInField && token !== null && token < currentProbe().T - 1;
+}
+
+/** Hide the highlighted token from all later ones, or show it again. */
+function toggleHighlightedToken() {
+  if (canHideToken()) toggle(ownText.hidden, selection.token);
+}
+
+/** Return the mean of the numbers in a list. */
+function meanOf(numbers) {
+  const finite = numbers.filter(Number.isFinite);
+  return finite.reduce((sum, number) => sum + number, 0) / finite.length;
+}
+
+/** Draw the buttons of the interventions, the mean loss, and marks on ablated heads. */
+export function drawInterventions() {
+  const { off, hidden } = ownText;
+  const name = headName(selection.layer, selection.head);
+  const isOff = isOwnText() && off.includes(name);
+  $("ablate-head").textContent = `${isOff ? "Restore" : "Ablate"} ${name} (x)`;
+  drawHideButton();
+  $("reset").disabled = !isOwnText() || (!off.length && !hidden.length);
+  $("mean-loss").textContent = describeMeanLoss();
+  $("heads-grid").classList.toggle("own", isOwnText());
+  markAblatedHeads(isOwnText() ? off : []);
+}
+
+/** Name the highlighted token on the button that hides it. */
+export function drawHideButton() {
+  const { token } = selection;
+  const isHidden = isOwnText() && ownText.hidden.includes(token);
+  const name = token === null ? "token" : `token ${token}`;
+  $("hide-token").disabled = !canHideToken();
+  $("hide-token").textContent = `${isHidden ? "Show" : "Hide"} ${name} (h)`;
+}
+
+/** Describe the mean loss of the text as it was read, and the interventions that changed it. */
+function describeMeanLoss() {
+  const { off = [], hidden = [], losses = [], was } = ownText.predictions ?? {};
+  Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
+  if (losses.length < 2) return "";
+  const sentence = `Mean loss ${formatNumber(meanOf(losses))} nats/token`;
+  if (!was) return `${sentence}.`;
+  const before = formatNumber(meanOf(was.losses));
+  const ablated = off.length ? ` Ablated: ${off.join(", ")}.` : "";
+  const hiddenTokens = hidden.map(j => `token ${j}`).join(", ");
+  const concealed = hidden.length ? ` Hidden: ${hiddenTokens}.` : "";
+  return `${sentence}; ${before} without interventions.${ablated}${concealed}`;
+}
+
+/** Intervene when a key is pressed anywhere but in a text field. */
+function pressKey(event) {
+  const action = { x: toggleSelectedHead, h: toggleHighlightedToken }[event.key.toLowerCase()];
+  const isShortcut = event.ctrlKey || event.altKey || event.metaKey || event.repeat;
+  if (!action || isShortcut || event.target.matches(TEXT_FIELDS)) return;
+  event.preventDefault(); // the letter selects nothing in a list
+  action();
+}
+
+/** Toggle a head if its switch was clicked, at the right end of its button. */
+function toggleClickedHead(event) {
+  const head = headOfEvent(event);
+  if (!head || !isOwnText() || !event.detail) return; // a key's click has no place
+  const box = event.target.closest("[role=radio]").getBoundingClientRect();
+  const isOnSwitch =
+    event.clientX >= box.right - SWITCH_WIDTH && event.clientY <= box.top + SWITCH_HEIGHT;
+  if (!isOnSwitch) return;
+  event.stopPropagation();
+  toggle(ownText.off, headName(...head));
+}
+
+/** Connect the buttons and keys of the interventions. */
+export function setUpInterventions() {
+  $("ablate-head").onclick = toggleSelectedHead;
+  $("hide-token").onclick = toggleHighlightedToken;
+  $("reset").onclick = () => {
+    Object.assign(ownText, { off: [], hidden: [] });
+    readOwnText();
+  };
+  $("heads-grid").addEventListener("click", toggleClickedHead, true);
+  document.addEventListener("keydown", pressKey);
+}
