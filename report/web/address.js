@@ -47,11 +47,13 @@ function parseAddress() {
 
 let timer = 0;
 
-/** Write the selection into the address, after a moment. */
+/** Write the selection into the address, after a moment, unless the reader changes it meanwhile. */
 export function writeAddress() {
   const parts = Object.entries(describeSelection()).filter(([, value]) => value !== null);
+  const { hash } = location;
   clearTimeout(timer);
   timer = setTimeout(() => {
+    if (location.hash !== hash) return;
     try {
       history.replaceState(history.state, "", `#${new URLSearchParams(parts)}`);
     } catch {
