@@ -6,7 +6,8 @@ The metrics have the keys of metrics.jsonl, W&B and the page.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import nlargest
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from common.metrics import COMPANION_SUFFIXES, is_scored
 
 # Prefixes of the metrics that snapshots measure.
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
+# Heads of each score whose lines W&B plots.
+PLOTTED_HEADS = 3
 FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0", "sufficient")
 _HEAD_KEY = re.compile(r"(heads|emerged|lost)/(\w+)/(L\d+H\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
@@ -214,3 +217,56 @@ def aggregate_heads(row: dict) -> dict[str, float]:
     for score, values in read_head_values(row, "heads").items():
         aggregated[f"heads/{score}/max"] = max(values.values())
     return aggregated
+
+
+class StrongestHeads:
+    """Selects the heads that are plotted: of each score those with the highest values so far.
+
+    Args:
+        rows: Rows of metrics that a resumed run has recorded before.
+    """
+
+    def __init__(self, rows: Iterable[dict]) -> None:
+        self._highest: dict[str, dict[Head, float]] = defaultdict(dict)
+        for row in rows:
+            self.select(row)
+
+    def select(self, row: dict) -> dict[str, float]:
+        """Return the metrics of the selected heads in the next row."""
+        selected = {}
+        for score, values in read_head_values(row, "heads").items():
+            highest = self._highest[score]
+            for head, value in values.items():
+                highest[head] = max(value, highest.get(head, value))
+            for head in nlargest(PLOTTED_HEADS, values, key=highest.__getitem__):
+                selected[f"heads/{score}/{head}"] = values[head]
+        return selected
+
+
+class Table(NamedTuple):
+    """Names of columns, and rows of as many values."""
+
+    columns: list[str]
+    rows: list[list]
+
+
+def head_table(row: dict) -> Table:
+    """Return the scores, standard errors and steps of emergence of every head, a row for each."""
+    columns = {
+        score if group == "heads" else f"{group}/{score}": values
+        for group in ("heads", "emerged", "lost")
+        for score, values in _all_head_values(row, group).items()
+    }
+    heads = sorted({head for values in columns.values() for head in values})
+    rows = [[str(head), *(values.get(head) for values in columns.values())] for head in heads]
+    return Table(["head", *columns], rows)
+
+
+def composition_table(row: dict) -> Table:
+    """Return the composition shares that were measured, a row for each."""
+    columns = ["score", "head", "input", "upstream", "share", "share_se", "direct", "direct_se"]
+    rows = [
+        [entry.score, str(entry.head), entry.input, entry.upstream, *entry.share, *entry.direct]
+        for entry in _read_composition(row)
+    ]
+    return Table(columns, rows)

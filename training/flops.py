@@ -25,8 +25,8 @@ PUBLISHED_BF16_FLOPS = {
     "NVIDIA GeForce RTX 3090": 71e12,
 }
 # Sizes of the square matrices of which the fastest product gives the rate of a device. On a CPU the
-# small one is rarely interrupted by other programs, and the large one occupies many cores.
-CPU_MATRIX_SIZES = (512, 1024)
+# small ones are rarely interrupted by other programs, and the large one occupies many cores.
+CPU_MATRIX_SIZES = (256, 512, 1024)
 GPU_MATRIX_SIZES = (8192,)
 SECONDS_PER_SIZE = 0.1
 # Share of the peak rate that training reaches, as estimated before it starts: narrow models reach

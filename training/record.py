@@ -144,7 +144,7 @@ class Record:
 
         from training.wandb_record import WandbRecord  # importing W&B takes a third of a second
 
-        self.wandb = WandbRecord(config, run_dir, self.log)
+        self.wandb = WandbRecord(config, run_dir, self.log, self.rows)
 
     def __enter__(self) -> "Record":
         self.progress_bar.start()

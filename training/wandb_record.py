@@ -6,6 +6,7 @@ from collections.abc import Callable
 from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from pydantic import ValidationError
 from requests.utils import get_netrc_auth
 from wandb.sdk import wandb_setup
 
-from attention_maps.metrics import aggregate_heads, emergence_metrics
+from attention_maps.metrics import (
+    StrongestHeads,
+    aggregate_heads,
+    composition_table,
+    emergence_metrics,
+    head_table,
+)
 from cli import error_reason, first_line, is_out_of_processes
 from common.errors import UserError
 from common.files import atomic_write, ordinary_file
@@ -38,18 +45,35 @@ HIDDEN_METRICS = ("tokens", "train_seconds", "seconds/*")
 class WandbRecord:
     """A run's record in W&B. After an error it is closed with one note; training continues."""
 
-    def __init__(self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: ResolvedConfig, run_dir: Path, log: Callable[[str], None], rows: list[dict]
+    ) -> None:
+        """Start a W&B run; `rows` are the metrics that a resumed run has recorded before."""
         self._print = log
+        self._strongest_heads = StrongestHeads(rows)
         self._run = start(config, run_dir, log)
         self._samples: list[list] = []  # [step, text]
         if self._run is not None:
-            parameters, _ = model_size(config.model)
-            self._call(lambda run: run.summary.update({"parameters": parameters}))
+            parameters, flops = model_size(config.model)
+            summary = {"parameters": parameters, "flops_per_token": flops}
+            self._call(lambda run: run.summary.update(summary))
 
     def log(self, row: dict, grid: Path | None) -> None:
-        """Log a step's metrics, and the attention grid if there is one."""
+        """Log a step's metrics, the tables of its snapshot, and the attention grid if there is one.
+
+        Of the metrics of single heads, those of the strongest heads are logged besides the tables.
+        """
         step = row["step"]
-        self._call(lambda run: run.log(aggregate_heads(row), step=step))
+        metrics = aggregate_heads(row) | self._strongest_heads.select(row)
+        self._call(lambda run: run.log(metrics, step=step))
+        for key, table in (
+            ("attention/head_scores", head_table(row)),
+            ("attention/composition", composition_table(row)),
+        ):
+            if table.rows:
+                self._log_media(
+                    step, key, partial(wandb.Table, columns=table.columns, data=table.rows)
+                )
         if grid:
             caption = f"attention patterns of all heads after {pluralize(step, 'step')}"
             self._log_media(step, "attention/map", lambda: wandb.Image(str(grid), caption=caption))

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from attention_maps.metrics import (
+    PLOTTED_HEADS,
+    StrongestHeads,
+    composition_table,
     flatten,
+    head_table,
     read_emergence,
     read_gain_history,
     read_head_values,
@@ -125,3 +129,31 @@ def test_values_of_heads_are_read_without_errors_and_companions():
 def test_only_names_of_heads_are_parsed(name):
     assert parse_head(name) is None
     assert parse_head(str(Head(11, 3))) == Head(11, 3)
+
+
+def test_the_tables_hold_every_head_and_composition_share():
+    row = flatten(make_measurements())
+    columns, rows = head_table(row)
+    heads = {line[0]: dict(zip(columns, line)) for line in rows}
+    assert list(heads) == ["L0H0", "L0H2", "L1H0", "L1H1", "L1H2"]
+    last = {"induction": 0.75, "induction_se": 0.03, "emerged/induction": 600, "lost/sink": None}
+    assert heads["L1H2"].items() >= last.items() and heads["L0H0"]["lost/sink"] == 300
+    columns, rows = composition_table(row)
+    assert rows == [["induction", "L1H2", "keys", "L0H0", 0.9, 0.02, 0.4, 0.1]]
+    assert len(columns) == len(rows[0])
+    assert head_table({"val/loss": 1.0}).rows == composition_table({"val/loss": 1.0}).rows == []
+
+
+def test_the_heads_with_the_highest_values_so_far_are_plotted_also_after_a_resume():
+    rng = np.random.default_rng(0)
+    scores = rng.random((20, 12))  # (snapshots, heads)
+    rows = [
+        {f"heads/sink/L0H{head}": value for head, value in enumerate(values)} | {"val/loss": 1.0}
+        for values in scores
+    ]
+    strongest, resumed = StrongestHeads([]), StrongestHeads(rows[:10])
+    for snapshot, row in enumerate(rows):
+        selected = strongest.select(row)
+        highest = scores[: snapshot + 1].max(axis=0).argsort()[-PLOTTED_HEADS:]
+        assert selected == {f"heads/sink/L0H{head}": scores[snapshot, head] for head in highest}
+        assert snapshot < 10 or resumed.select(row) == selected

@@ -12,7 +12,7 @@ import wandb
 from conftest import TINY
 from rich.text import Text
 
-from attention_maps.metrics import aggregate_heads
+from attention_maps.metrics import PLOTTED_HEADS, aggregate_heads, head_table
 from cli import Terminal
 from cli.config_file import read_config
 from common.errors import UserError
@@ -282,7 +282,7 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
         "attention.tokens=16",
         "run_dir=run",
         "wandb.mode=auto",
-        env={"WANDB_MODE": None},
+        env={"WANDB_MODE": "", "WANDB_PROJECT": "", "WANDB_API_KEY": "", "WANDB_RUN_ID": ""},
     )
     assert done.returncode == 0, done.stderr
     (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
@@ -310,6 +310,11 @@ def test_an_offline_wandb_record_contains_the_metrics_and_the_configuration(
         drawn = tmp_path / "run" / "attention" / f"step_{step:08d}.png"
         assert image.read_bytes() == drawn.read_bytes()
         assert str(step) in history[step]["attention/map.caption"]
+        table = json.loads(
+            (record / "files" / history[step]["attention/head_scores.path"]).read_text()
+        )
+        assert table["data"] == head_table(rows[step]).rows
+        assert sum(key.startswith("heads/sink/L") for key in history[step]) == PLOTTED_HEADS
     samples = json.loads((record / "files" / history[6]["samples.path"]).read_text())
     assert [step for step, _ in samples["data"]] == [0, 3, 6]
     page = (record / "files" / history[6]["attention/explorer.path"]).read_text(encoding="utf-8")
