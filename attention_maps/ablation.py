@@ -123,7 +123,7 @@ def _zero_heads(heads: Tensor, y: Tensor) -> Tensor:
 class TokenEffects(NamedTuple):
     """Effect [i, j] of hiding token j from later queries on the prediction after token i, in nats.
 
-    It is 0 if j ≥ i.
+    It is 0 if j ≥ i, and nan if token i or j was left out.
     """
 
     loss: np.ndarray  # increase of the loss, (T, T); nan in the last row, whose target is unknown
@@ -132,34 +132,35 @@ class TokenEffects(NamedTuple):
 
 @torch.no_grad()
 def measure_token_effects(
-    model: GPT, forward: ForwardPass, max_rows: int | None = None
+    model: GPT, forward: ForwardPass, first: int = 0, max_rows: int | None = None
 ) -> TokenEffects:
     """Measure how each prediction of one text depends on each earlier token (attention knockout).
 
     A hidden token is masked from all later queries, in all layers and heads, and from later
     n-grams. Each pass recomputes only the tokens after its first hidden one, and reads the earlier
-    keys and values from a cache. `max_rows` limits the batch size; None chooses one that fits.
+    keys and values from a cache. Tokens before `first` are read, but neither hidden nor explained.
+    `max_rows` limits the batch size; None chooses one that fits.
 
     Reference: Geva et al. 2023, "Dissecting Recall of Factual Associations".
     """
     T = forward.tokens.shape[1]
-    log_p = _log_probabilities(model, forward.residuals[-1, 0])  # (T, V)
-    effects = log_p.new_zeros(2, T, T)  # loss, KL
-    for hidden in _plan_passes(model, T, max_rows):
+    log_p = _log_probabilities(model, forward.residuals[-1, 0, first:])  # (T - first, V)
+    effects = log_p.new_full((2, T, T), torch.nan)  # loss, KL
+    effects[:, first:, first:] = 0
+    for hidden in _plan_passes(model, first, T, max_rows):
         log_q = _predict_with_hidden_tokens(model, forward, hidden)
         after = slice(hidden.start + 1, T)
         targets = next_tokens(forward.tokens)[0, after]
         effects[:, after, hidden.start : hidden.stop] = _compare_predictions(
-            log_p[after], log_q, targets, hidden
+            log_p[after.start - first :], log_q, targets, hidden
         )
     effects[0, -1] = torch.nan
     loss, kl = effects.cpu().numpy()
     return TokenEffects(loss, kl)
 
 
-def _plan_passes(model: GPT, length: int, max_rows: int | None) -> Iterator[range]:
-    """Yield the range of tokens that each pass hides, one token per row of its batch."""
-    start = 0
+def _plan_passes(model: GPT, start: int, length: int, max_rows: int | None) -> Iterator[range]:
+    """Yield the range of tokens from `start` that each pass hides, one token per row."""
     while start < length - 1:
         recomputed = length - start - 1
         rows = min(

@@ -13,7 +13,11 @@ from attention_maps import capture, composition, scores
 from attention_maps.circuit import find_induction_circuit, reported_copying_gain
 from attention_maps.emergence import threshold, update_emergence
 from attention_maps.faithfulness import IsolatedHeads, measure_faithfulness
-from attention_maps.logit_attribution import copying_scores, explain_predictions
+from attention_maps.logit_attribution import (
+    copying_scores,
+    count_explained_tokens,
+    explain_predictions,
+)
 from attention_maps.metrics import flatten
 from attention_maps.probes import Probes, make_probes, spell_tokens
 from attention_maps.results import (
@@ -32,8 +36,6 @@ from model import GPT
 
 RANDOM_ROW_TOKENS = 32  # tokens in each random row that `analyze` draws
 EXPECTED_TOKENS = 1 << 16  # sampled to estimate the token frequencies of random rows
-# Token effects take tokens² · parameters operations: minutes on two CPU cores at this limit.
-MAX_EXPLAINED_COST = 5e12
 # In larger models fewer heads and components are measured, no sufficient heads are found, and
 # `analyze` omits faithfulness.
 LARGE_MODEL_PARAMETERS = 20_000_000
@@ -48,8 +50,8 @@ class Analysis(Measurements):
 
     `arrays` has the attention patterns `text` (L, H, T, T) of L layers with H heads;
     `text_value_norms` (L, H, T), see `attention_maps.capture.value_norms`; the tokens as `text_ids`
-    and `text_tokens` (T,). Unless the text is too long for the model, it also has the arrays of
-    `attention_maps.logit_attribution.explain_predictions`.
+    and `text_tokens` (T,); and those of `attention_maps.logit_attribution.explain_predictions`,
+    which explain only the last tokens of a text that is too long for the model.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -94,11 +96,10 @@ def analyze(
     arrays = {name: run.arrays[name] for name in ("text", "text_value_norms")}
     arrays |= {"text_ids": ids, "text_tokens": np.array(spell_tokens(tokenizer, ids))}
 
-    if len(ids) ** 2 * model.num_parameters() <= MAX_EXPLAINED_COST:
-        log(f"attention: token and head effects on {pluralize(len(ids), 'prediction')}")
-        arrays |= explain_predictions(model, text_pass, tokenizer)
-    else:
-        log(f"attention: {len(ids)} is too many tokens to measure token and head effects")
+    count = count_explained_tokens(model, len(ids))
+    of_all = f", the last of {len(ids):,}" if count < len(ids) else ""
+    log(f"attention: token and head effects on {pluralize(count, 'prediction')}{of_all}")
+    arrays |= explain_predictions(model, text_pass, tokenizer)
     return Analysis(**vars(measurements), arrays=arrays)
 
 

@@ -1,5 +1,6 @@
 """Explain the predictions of a text: their probabilities, and the components behind them."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,11 @@ PROMOTED_TOKENS = 3  # tokens listed as promoted by a head, and as suppressed
 MAX_TOKEN_CHARACTERS = 40  # longer tokens are cut
 COPYING_RANKS = 10  # highest (and lowest) logits in which the copying score finds a token
 COPYING_TOKENS_PER_ROW = 8  # tokens per row on which copying scores are measured
+# Explaining n tokens takes n² · parameters operations: minutes on two CPU cores at this limit. Of a
+# longer text only the last tokens are explained.
+MAX_EXPLAINED_COST = 5e12
+# Head effects take n · heads · parameters operations, because each head changes all tokens.
+MAX_HEAD_EFFECT_COST = 5 * MAX_EXPLAINED_COST
 
 
 class LogitAttribution(NamedTuple):
@@ -51,18 +57,31 @@ class LogitAttribution(NamedTuple):
     promoted_and_suppressed_ids: np.ndarray
 
 
+def count_explained_tokens(model: GPT, length: int) -> int:
+    """Return how many of the last tokens of a text `explain_predictions` explains."""
+    return min(length, max(2, math.isqrt(int(MAX_EXPLAINED_COST) // model.num_parameters())))
+
+
 def explain_predictions(
     model: GPT, forward: ForwardPass, tokenizer: Tokenizer
 ) -> dict[str, np.ndarray]:
     """Measure how the predictions of one text depend on its tokens, heads and components.
 
+    If the text is too long for the model, only its last `count_explained_tokens` tokens are
+    explained; for the tokens before them the arrays hold nan, or the id -1.
+
     Returns:
-        Snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T), and
-        the fields of `LogitAttribution`. `named_ids` lists the token ids in these fields, and
-        `named_tokens` their spelling.
+        Snapshot arrays: `token_effect` and `token_effect_kl` (T, T), `head_effect` (L, H, T; all
+        nan if it takes too long), and the fields of `LogitAttribution`. `named_ids` lists the token
+        ids in these fields, and `named_tokens` their spelling.
     """
-    token_effects = measure_token_effects(model, forward)
-    attribution = attribute_logits(model, forward)
+    c, T = model.config, forward.tokens.shape[1]
+    first = T - count_explained_tokens(model, T)
+    token_effects = measure_token_effects(model, forward, first)
+    attribution = attribute_logits(model, forward, first)
+    head_effects = np.full((c.n_layer, c.n_head, T), np.nan, np.float32)
+    if T * c.n_layer * c.n_head * model.num_parameters() <= MAX_HEAD_EFFECT_COST:
+        head_effects = measure_head_effects(model, forward)
     listed = [attribution.predicted_ids.ravel(), attribution.promoted_and_suppressed_ids.ravel()]
     named_ids = np.unique(np.concatenate(listed))
     named_ids = named_ids[named_ids >= 0]
@@ -74,7 +93,7 @@ def explain_predictions(
     return {
         "token_effect": token_effects.loss,
         "token_effect_kl": token_effects.kl,
-        "head_effect": measure_head_effects(model, forward),
+        "head_effect": head_effects,
         **attribution._asdict(),
         "named_ids": named_ids,
         "named_tokens": np.array(named_tokens),
@@ -82,13 +101,16 @@ def explain_predictions(
 
 
 @torch.no_grad()
-def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
-    """Compute the direct logit attribution and the logit lens of one text.
+def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitAttribution:
+    """Compute the direct logit attribution and the logit lens of one text, from token `first` on.
+
+    For the tokens before it, numbers are nan and ids are -1.
 
     Reference: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"
     (attribution); nostalgebraist 2020, "Interpreting GPT: the logit lens".
     """
-    tokens, residuals = forward.tokens[0], forward.residuals[:, 0]  # (T), (L + 1, T, C)
+    # Below, T counts the tokens from `first` on.
+    tokens, residuals = forward.tokens[0, first:], forward.residuals[:, 0, first:]  # (L + 1, T, C)
     L, H, T = model.config.n_layer, model.config.n_head, len(tokens)
     logits = model.head(model.norm(residuals[-1]))  # (T, V)
     predicted_ids = _largest_ids(logits, PREDICTED_TOKENS)  # (T, 5)
@@ -100,7 +122,9 @@ def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
 
     # With the scale of the final norm fixed, logits are linear in the outputs of embedding, heads
     # and MLPs. The remainder of the logits comes from biases.
-    writes = _component_writes(model, forward)  # (1 + L (H + 1), T, C)
+    writes = _component_writes(
+        model, residuals, forward.heads[:, 0, first:]
+    )  # (1 + L (H + 1), T, C)
     writes = scale_like_norm(model.norm, writes, residuals[-1])
     attributed_ids = torch.cat((following[:, None], predicted_ids), dim=1).clamp(min=0)  # (T, 6)
     W_U = model.head.weight
@@ -111,22 +135,27 @@ def attribute_logits(model: GPT, forward: ForwardPass) -> LogitAttribution:
 
     head_writes = writes[1:].unflatten(0, (L, H + 1))[:, :H].flatten(0, 2)  # (L · H · T, C)
     promoted = _promoted_and_suppressed_ids(model, head_writes)
-    probabilities = logits.float().softmax(dim=-1)
+    probabilities = logits.float().softmax(dim=-1)  # (T, V)
+    probabilities = probabilities.gather(1, attributed_ids[:, 1:])  # (T, 5)
+    contributions = torch.cat((contributions, biases[None]))  # (K, T, 6)
+    promoted = promoted.view(L, H, T, 2 * PROMOTED_TOKENS)
     return LogitAttribution(
-        predicted_ids=_to_numpy(predicted_ids),
-        predicted_probs=_to_numpy(probabilities.gather(1, attributed_ids[:, 1:])),
-        logit_lens=_to_numpy(logit_lens),
-        logit_attribution=_to_numpy(torch.cat((contributions, biases[None]))),
-        promoted_and_suppressed_ids=_to_numpy(promoted.view(L, H, T, 2 * PROMOTED_TOKENS)),
+        predicted_ids=_to_numpy(predicted_ids, first),
+        predicted_probs=_to_numpy(probabilities, first),
+        logit_lens=_to_numpy(logit_lens[..., None], first)[..., 0],
+        logit_attribution=_to_numpy(contributions, first),
+        promoted_and_suppressed_ids=_to_numpy(promoted, first),
     )
 
 
-def _component_writes(model: GPT, forward: ForwardPass) -> Tensor:
-    """Return the outputs of embedding, heads and MLPs in the residual stream, (K - 1, T, C)."""
-    residuals = forward.residuals[:, 0]
+def _component_writes(model: GPT, residuals: Tensor, head_outputs: Tensor) -> Tensor:
+    """Return the outputs of embedding, heads and MLPs in the residual stream, (K - 1, T, C).
+
+    They are computed from the residual stream (L + 1, T, C) and the heads' outputs (L, T, H, d_v).
+    """
     writes = [residuals[0]]
     for layer, block in enumerate(model.blocks):
-        heads = residual_writes(block.attention, forward.heads[layer, 0])  # (T, H, C)
+        heads = residual_writes(block.attention, head_outputs[layer])  # (T, H, C)
         mlp = residuals[layer + 1] - residuals[layer] - heads.sum(dim=1)  # (T, C)
         bias = block.attention.W_O.bias
         writes += [*heads.unbind(1), mlp if bias is None else mlp - bias]
@@ -150,9 +179,11 @@ def _largest_ids(logits: Tensor, count: int) -> Tensor:
     return F.pad(ids, (0, count - ids.shape[-1]), value=-1)
 
 
-def _to_numpy(values: Tensor) -> np.ndarray:
-    """Convert values to float32 or int32 on the CPU."""
-    return (values.float() if values.is_floating_point() else values.int()).cpu().numpy()
+def _to_numpy(values: Tensor, first: int) -> np.ndarray:
+    """Convert values (…, T, n) to float32 or int32, with nan or -1 for `first` tokens before."""
+    is_float = values.is_floating_point()
+    values = F.pad(values, (0, 0, first, 0), value=torch.nan if is_float else -1)
+    return (values.float() if is_float else values.int()).cpu().numpy()
 
 
 def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:

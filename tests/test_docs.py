@@ -45,7 +45,7 @@ FROM_THE_HUB = (
     "data=hf",
     "init_from=openai-community/",
     "init_from=Qwen/",
-    "init_from=smollm/",
+    "init_from=models/",
 )  # or from another index
 PLUGINS = ("hydra/launcher=", "hydra/sweeper=")  # of packages that are not required
 SMALL = [

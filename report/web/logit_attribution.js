@@ -28,6 +28,7 @@ const MIN_EFFECT_SCALE = 0.1;
  * @property {(i: number) => number} loss - Loss of the token after `i`, in nats.
  * @property {(k: number, i: number) => number} lens - Loss after `k` blocks, in nats.
  * @property {(layer: number, head: number, i: number) => number} headEffect - In nats.
+ * @property {boolean} [lacksHeadEffects] - Whether they were not measured.
  * @property {(part: number, i: number, target: number) => number} direct - Contribution to a logit.
  * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted - Likeliest
  *   next tokens.
@@ -170,11 +171,14 @@ export function drawBreakdown(host, explanation, i, options) {
       "effects",
       ["Effect of ablating each head"],
       note(
-        "Increase of this token's loss if a head's output is set to zero, in nats. Importance is its mean over the text.",
+        explanation.lacksHeadEffects
+          ? "They were not measured, because the text is too long for a model of this size."
+          : "Increase of this token's loss if a head's output is set to zero, in nats. Importance is its mean over the text.",
       ),
       effects,
     ),
   );
+  if (explanation.lacksHeadEffects) return;
   drawHeadEffects(effects, explanation, i, options.choose); // needs its width, so it is in the page already
 }
 

@@ -18,7 +18,7 @@ import {
   stepsWithWeights,
 } from "./page_state.js";
 import { scoreLabel } from "./terms.js";
-import { scoredDiagonals } from "./token_effect.js";
+import { describeExplained, scoredDiagonals } from "./token_effect.js";
 
 const ATTENTION_KEYS = [
   ["to", "attends to"],
@@ -60,7 +60,8 @@ function describeMapInAttributes(view) {
 
 /** Describe the map of token effects. */
 function drawTokenEffectCaption(view) {
-  $("map-title").textContent = `Token effect${afterSteps(view.step)}`;
+  const part = view.from > 0 ? `, ${describeExplained(view)}` : "";
+  $("map-title").textContent = `Token effect${afterSteps(view.step)}${part}`;
   $("map-caption").replaceChildren(
     "Row: the token after which the next one is predicted. Column: a token that is hidden from all " +
       "later tokens, in every head. Red: hiding it raises the loss of the next token; blue: hiding " +

@@ -14,7 +14,7 @@ import {
   ownText,
   selection,
 } from "./page_state.js";
-import { MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
+import { describeExplained, MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 
 const MAX_HELPING_TOKENS = 3;
 
@@ -23,7 +23,7 @@ export function drawPrediction() {
   const { predictions } = display;
   const { token, pinned } = selection;
   $("expected").hidden = !predictions || token === null;
-  let hasBreakdown = Boolean(predictions) && pinned !== null;
+  let hasBreakdown = isExplained(predictions, pinned);
   if (hasBreakdown && predictions === ownText.predictions) {
     requestBreakdown(pinned, drawPrediction);
     hasBreakdown = predictions.breakdown?.i === pinned;
@@ -33,8 +33,19 @@ export function drawPrediction() {
   if (hasBreakdown && token === pinned) drawPinnedBreakdown(predictions, pinned);
 }
 
+/** Return whether the prediction after token i is explained; in a long text only the last are. */
+function isExplained(predictions, i) {
+  return Boolean(predictions) && i !== null && i >= (predictions.from ?? 0);
+}
+
 /** Draw the likeliest next tokens after token i, and what helps the prediction. */
 function drawExpected(predictions, i) {
+  if (!isExplained(predictions, i)) {
+    const part = describeExplained(predictions);
+    const sentence = `The text is long: predictions and token effects were measured for the ${part}.`;
+    $("expected").replaceChildren(el("p", {}, sentence));
+    return;
+  }
   const chooseTarget = k => {
     selection.target = k;
     highlightToken(selection.token);

@@ -106,14 +106,17 @@ function eventfulToken() {
   const { predictions } = display;
   if (data.promptTokens) return Math.min(data.promptTokens, currentProbe().T) - 1;
   const { layer, head } = selection;
-  const tokens = Array.from({ length: Math.max(1, currentProbe().tokens.length - 1) }, (_, i) => i);
-  if (!predictions) return Math.floor(tokens.length * 0.6);
-  const argmax = measure => tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), 0);
+  const count = Math.max(1, currentProbe().tokens.length - 1);
+  if (!predictions) return Math.floor(count * 0.6);
+  const first = predictions.from ?? 0;
+  const tokens = Array.from({ length: count - first }, (_, k) => first + k);
+  const argmax = measure =>
+    tokens.reduce((best, i) => (measure(i) > measure(best) ? i : best), first);
   const headEffect = i => predictions.headEffect(layer, head, i);
   const candidate = argmax(headEffect);
   if (headEffect(candidate) >= MIN_CLEAR_EFFECT_NATS) return candidate;
   return argmax(i => {
-    const effects = Array.from({ length: i }, (_, j) => predictions.at(0, 0, i, j));
+    const effects = Array.from({ length: i - first }, (_, k) => predictions.at(0, 0, i, first + k));
     return Math.max(0, ...effects);
   });
 }

@@ -122,7 +122,8 @@ export function drawHighlights() {
   const read = cellReader(view, selectedMaps());
   const { token } = selection;
   colorTokens(view, read, token);
-  $("lists").replaceChildren(...(token === null ? [] : createLists(view, read, token)));
+  const isRead = token !== null && token >= (view.from ?? 0);
+  $("lists").replaceChildren(...(isRead ? createLists(view, read, token) : []));
 }
 
 /** Color each token by its value in the row or column of `token`. */
@@ -162,7 +163,7 @@ function createLists(view, read, token) {
   }
   const keys = [];
   const queries = [];
-  for (let k = 0; k < view.T; k++) {
+  for (let k = view.from ?? 0; k < view.T; k++) {
     if (k <= token) keys.push({ token: k, value: read(token, k) });
     if (k >= token) queries.push({ token: k, value: read(k, token) });
   }

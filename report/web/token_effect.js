@@ -3,7 +3,7 @@
 import { resolveColor } from "./colors.js";
 import { el } from "./dom.js";
 import { floatReader } from "./float16.js";
-import { formatSigned } from "./format.js";
+import { formatCount, formatSigned } from "./format.js";
 import { labelToken } from "./labels.js";
 import { unpack } from "./packed.js";
 
@@ -38,6 +38,9 @@ export async function decodePredictions([numbers, tokenIds], [L, H], probe, step
   const direct = next(parts * T * DIRECT_TARGETS);
   const chance = next(T * PREDICTED_TOKENS);
 
+  // Only the last tokens of a long text are explained; the others have no number.
+  const isExplained = Array.from({ length: T }, (_, i) => !Number.isNaN(kl(cell(i, i))));
+
   const predicted = i =>
     Array.from({ length: PREDICTED_TOKENS }, (_, k) => {
       const place = i * PREDICTED_TOKENS + k;
@@ -56,11 +59,13 @@ export async function decodePredictions([numbers, tokenIds], [L, H], probe, step
     parts,
     largest: Math.max(...tokenEffects.map(stored => stored?.[2] ?? 0)),
     signed: true,
+    from: isExplained.indexOf(true),
     norms: null,
     at: (_l, _h, i, j) => effect(cell(i, j)),
     bound: () => 0,
     kl: (i, j) => kl(cell(i, j)),
     headEffect: (l, h, i) => headEffect((l * H + h) * T + i),
+    lacksHeadEffects: T > 1 && Number.isNaN(headEffect(T - 2)),
     lens: (k, i) => lens(k * T + i),
     loss: i => lens(L * T + i),
     direct: (part, i, target) => direct((part * T + i) * DIRECT_TARGETS + target),
@@ -68,6 +73,13 @@ export async function decodePredictions([numbers, tokenIds], [L, H], probe, step
     writes,
   };
 }
+
+/**
+ * Name the tokens of a long text that are explained.
+ *
+ * @param {Predictions} predictions
+ */
+export const describeExplained = ({ from, T }) => `last ${T - from} of ${formatCount(T)} tokens`;
 
 /**
  * Describe the token effect of a cell for a tooltip.

@@ -6,9 +6,15 @@ import torch
 from hypothesis import given
 from models import configs, few, lively, random_tokens, small
 
+from attention_maps import ablation, logit_attribution
 from attention_maps.analysis import analyze
 from attention_maps.capture import capture
-from attention_maps.logit_attribution import attribute_logits, copying_scores, explain_predictions
+from attention_maps.logit_attribution import (
+    attribute_logits,
+    copying_scores,
+    count_explained_tokens,
+    explain_predictions,
+)
 from data.tokenizer import CharTokenizer
 from model import GPT
 
@@ -157,6 +163,32 @@ def test_a_model_in_bf16_with_spare_ids_is_analyzed_in_float32():
     assert {20, 21, 22} & set(names)  # the model has three ids that its tokenizer lacks
     for id, name in names.items():
         assert name == (f"<{id}>" if id > 19 else tokenizer.decode([id]))
+
+
+@pytest.mark.parametrize("max_rows", [1, 100])
+def test_only_the_last_tokens_of_a_text_that_is_too_long_are_explained(monkeypatch, max_rows):
+    model = lively(GPT(small(n_kv_head=2, position="rope", block_size=32)))
+    tokenizer, forward = CharTokenizer("abcdefgh"), capture(model, random_tokens(1, 20).numpy())
+    complete = explain_predictions(model, forward, tokenizer)
+    monkeypatch.setattr(logit_attribution, "MAX_EXPLAINED_COST", 49 * model.num_parameters())
+    monkeypatch.setattr(ablation, "MAX_TOKENS_PER_PASS", max_rows)
+    arrays = explain_predictions(model, forward, tokenizer)
+    assert count_explained_tokens(model, 20) == 7 and count_explained_tokens(model, 6) == 6
+    token_axes = {
+        **{"token_effect": (0, 1), "token_effect_kl": (0, 1), "logit_lens": (1,)},
+        **{"logit_attribution": (1,), "promoted_and_suppressed_ids": (2,)},
+        **{"predicted_ids": (0,), "predicted_probs": (0,)},
+    }
+    for name, axes in token_axes.items():
+        whole, part = complete[name], arrays[name]
+        assert (part.shape, part.dtype) == (whole.shape, whole.dtype)
+        explained = tuple(slice(13, None) if k in axes else slice(None) for k in range(part.ndim))
+        np.testing.assert_allclose(part[explained], whole[explained], atol=1e-5)
+        is_before = np.ones(part.shape, bool)
+        is_before[explained] = False
+        missing = np.isnan(part) if part.dtype.kind == "f" else part == -1
+        assert missing[is_before].all()
+    np.testing.assert_allclose(arrays["head_effect"], complete["head_effect"], atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2])
