@@ -6,7 +6,6 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import cli
 from cli import print_stderr
@@ -77,7 +76,7 @@ def sample(
     move_for_sampling(model, pick_device(config.device), precision)
     try:
         if config.score is not None:
-            print_score(model, tokenizer, text)
+            write_score(config, model, tokenizer, text)
             return
         if config.interactive:
             is_typed = cli.is_terminal(sys.stdin)
@@ -249,8 +248,10 @@ def write_texts(
     seconds = time.perf_counter() - start
 
     if config.attention is not None:
-        path = expand_home("attention", config.attention)
-        write_attention(model, tokenizer, prompt, texts[0], path)
+        shown = [*prompt_ids, *texts[0].tokens][-block_size:]
+        title = f"“{prompt}”" if prompt else f"Attention over {pluralize(len(shown), 'token')}"
+        facts = {"title": title, "promptTokens": max(0, len(shown) - len(texts[0].tokens))}
+        write_attention(model, tokenizer, shown, expand_home("attention", config.attention), facts)
     n_tokens = sum(len(text.tokens) for text in texts)
     speed = f", {format_speed(n_tokens / seconds)} tok/s" if n_tokens else ""
     return (
@@ -283,10 +284,26 @@ def write_now(text: str, stream: TextIO) -> None:
     print(shown, end="", file=stream, flush=True)
 
 
+def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
+    """Print the loss of a text, and write a page of the losses of its tokens, if one is wanted."""
+    from scoring import score_text
+
+    score = score_text(model, tokenizer, text)
+    print(score.describe(), flush=True)
+    if config.attention is not None:
+        title = "standard input" if config.score == "-" else Path(config.score or "").name
+        facts = {"title": title, "losses": score.page_content(tokenizer)}
+        page = expand_home("attention", config.attention)
+        write_attention(model, tokenizer, score.attended(), page, facts)
+
+
 def write_attention(
-    model: GPT, tokenizer: Tokenizer, prompt: str, text: GeneratedText, path: Path
+    model: GPT, tokenizer: Tokenizer, tokens: list[int], path: Path, facts: dict[str, Any]
 ) -> None:
-    """Write an HTML page of every head's attention over a text, and print the findings."""
+    """Write an HTML page of every head's attention over a text, and print the findings.
+
+    `facts` are those of `write_prompt_page`.
+    """
     from attention_maps.analysis import analyze
     from attention_maps.capture import float16_weights
     from attention_maps.findings import summarize
@@ -296,7 +313,7 @@ def write_attention(
     from report.page import write_prompt_page
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    analysis = analyze(model, tokenizer, [*text.prompt_tokens, *text.tokens], print_stderr)
+    analysis = analyze(model, tokenizer, tokens, print_stderr)
     findings = [render(finding) for finding in summarize(analysis)]
 
     def weights() -> PackedWeights | None:
@@ -305,48 +322,10 @@ def write_attention(
     # The page runs the model, with its weights in float16: 2 bytes per parameter.
     n_bytes = 2 * model.num_parameters()
     embedded = EmbeddedModel(model.config, tokenizer.to_json(), n_bytes, {0: weights})
-    n_shown = len(analysis.arrays["text_ids"])  # the last tokens, at most block_size
-    title = f"“{prompt}”" if prompt else f"Attention over {pluralize(n_shown, 'token')}"
-    n_prompt_tokens = max(0, n_shown - len(text.tokens))
-    write_prompt_page(
-        path, title, analysis.arrays, embedded, analysis.metrics, findings, n_prompt_tokens
-    )
+    write_prompt_page(path, facts, analysis.arrays, embedded, analysis.metrics, findings)
     for finding in findings:
         print_stderr(str(finding))
     print_stderr(f"attention {path}")
-
-
-def print_score(model: GPT, tokenizer: Tokenizer, text: str) -> None:
-    """Print the loss of a text, measured as the validation loss is.
-
-    The text follows the token that begins a text, so that its first token is predicted too.
-    """
-    import numpy as np
-
-    from config import Config
-    from data.tokenizer import start_token
-    from decoding import NON_FINITE_PREDICTIONS
-    from training.evaluate import Windows
-
-    ids = tokenizer.encode(text)
-    if not ids:
-        raise UserError(
-            "the tokenizer of this model finds no token in the text: name a file with other text"
-        )
-    # A window of a text that is shorter than the context would be padded to it
-    shape = replace(model.config, block_size=min(model.config.block_size, len(ids)))
-    config = Config(model=shape, device=str(model.head.weight.device), precision="fp32")
-    tokens = np.array([start_token(tokenizer), *ids])
-    loss = Windows(tokens, tokenizer, config, max_windows=len(tokens)).loss(model)
-    if not math.isfinite(loss):
-        raise UserError(NON_FINITE_PREDICTIONS)
-    n_bytes = len(text.encode())
-    bits_per_byte = loss * len(ids) / math.log(2) / n_bytes
-    print(
-        f"{pluralize(len(ids), 'token')}, {pluralize(n_bytes, 'byte')}: "
-        f"loss {loss:.4f} nats per token, {bits_per_byte:.4f} bits per byte",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

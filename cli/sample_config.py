@@ -25,7 +25,9 @@ class SampleConfig:
         False, "continue one typed prompt after the other; Ctrl-C stops a text, Ctrl-D ends"
     )
     score: str | None = setting(
-        None, "score this file instead (loss, bits per byte); -: read it from stdin"
+        None,
+        "score this file instead (loss, bits per byte; of each token with attention=PATH.html); "
+        "-: read it from stdin",
     )
     max_new_tokens: int = setting(500, "maximum number of tokens to generate", ge=1, le=10**9)
     stop: tuple[str, ...] = setting(
@@ -58,11 +60,7 @@ class SampleConfig:
     def check(self) -> None:
         """Raise `UserError` if a value is out of bounds or settings contradict each other."""
         check_settings(self)
-        for alternatives in (
-            ("run_dir", "init_from"),
-            ("prompt", "prompt_file", "score"),
-            ("attention", "score"),
-        ):
+        for alternatives in (("run_dir", "init_from"), ("prompt", "prompt_file", "score")):
             used = [f"{name}=" for name in alternatives if getattr(self, name) is not None]
             if len(used) > 1:
                 raise UserError(f"{' and '.join(used)} exclude each other: leave one out")

@@ -47,7 +47,7 @@ TRAIN_USED_WITH: UsedWith = (
 )
 SAMPLE_USED_WITH: UsedWith = (
     *((name, "score", (None,)) for name in ("max_new_tokens", "temperature", "num_samples")),
-    *((name, "score", (None,)) for name in ("attention", "top_k", "top_p", "min_p", "seed")),
+    *((name, "score", (None,)) for name in ("top_k", "top_p", "min_p", "seed")),
     *((name, "interactive", (False,)) for name in ("prompt", "prompt_file", "score", "attention")),
     ("stop", "score", (None,)),
     *((name, "temperature", Above(0)) for name in ("top_k", "top_p", "min_p", "seed")),

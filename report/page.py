@@ -96,27 +96,27 @@ def write_page(run_dir: Path) -> Path:
 
 def write_prompt_page(
     path: Path,
-    title: str,
+    facts: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
     model: EmbeddedModel,
     metrics: Mapping[str, float] | None = None,
     findings: Sequence[RenderedFinding] = (),
-    prompt_tokens: int | None = None,
 ) -> Path:
-    """Write the page of one prompt's attention, and return its path.
+    """Write the page of the attention over one text, and return its path.
 
     `arrays` and `metrics` are those of an `Analysis` (attention_maps/analysis.py), and `findings`
-    what they show. The page runs the model if it is small enough. The text begins with a prompt of
-    `prompt_tokens` tokens; the model generated the others.
+    what they show. The page runs the model if it is small enough. `facts` hold the `title`, and
+    either the number of `promptTokens`, after which the model generated the text, or the `losses`
+    of a scored text (`Score.page_content`).
     """
     step = int(arrays.get("step", 0))
     snapshot = Snapshot(step, lambda: nullcontext(arrays))
     row = {key: value for key, value in (metrics or {}).items() if not key.startswith("emerged/")}
     content = {
         "kind": "prompt",
-        "title": clip_text(title, MAX_TITLE_LENGTH),
+        **facts,
+        "title": clip_text(facts["title"], MAX_TITLE_LENGTH),
         **_describe_model(model.config),
-        "promptTokens": prompt_tokens,
         "emergenceIntervals": {},
         "scored": _head_metrics([{**row, "step": step}] if row else []),
         "findings": [finding._asdict() for finding in findings],

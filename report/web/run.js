@@ -14,6 +14,7 @@ import { headNames, measuredIndices, metricAt, scoreNames } from "./head_metrics
 import { drawHeads } from "./heads.js";
 import { drawHideButton, drawInterventions, setUpInterventions } from "./interventions.js";
 import { MIN_DEEP_LAYERS } from "./labels.js";
+import { drawLosses } from "./losses.js";
 import { readOwnText, setUpOwnText } from "./own_text.js";
 import {
   currentProbe,
@@ -225,7 +226,12 @@ function setUpAttention() {
 
 /** Create the buttons that lead to the sections, on narrow screens. */
 function setUpContents() {
-  const sections = { attention: true, heads: scoreNames.length, training: data.kind === "run" };
+  const sections = {
+    losses: data.losses,
+    attention: true,
+    heads: scoreNames.length,
+    training: data.kind === "run",
+  };
   const ids = Object.keys(sections).filter(id => sections[id]);
   const createButton = id =>
     el("button", { type: "button", onclick: () => $(id).scrollIntoView() }, id);
@@ -253,6 +259,7 @@ async function start() {
     setUpTraining();
     drawTraining();
   }
+  if (data.losses) drawLosses(data.losses);
   setUpAttention();
   setUpContents();
   setUpOwnText(text);

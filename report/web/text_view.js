@@ -89,7 +89,7 @@ function createToken(text, i) {
 }
 
 /** Return a token's text as nodes in which white space is visible and lines may break. */
-function splitMarks(text) {
+export function splitMarks(text) {
   return makeVisible(text)
     .split(/([·⏎⇥␍⍽]+)/)
     .filter(Boolean)

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.metrics import parse_row
 from config import GPTConfig, ResolvedConfig
 from data.tokenizer import CharTokenizer
-from sample import print_score
+from scoring import score_text
 from training.checkpoint import Checkpoints
 from training.nonfinite import NonFiniteGuard, PendingCheck, check_finite_weights
 from training.optimizers import clip_gradients
@@ -97,7 +97,7 @@ def test_on_a_gpu_the_check_of_the_last_step_ends_the_run_before_its_weights_are
 @pytest.mark.parametrize(
     "use",
     [
-        lambda small, tokenizer: print_score(small, tokenizer, "abba"),
+        lambda small, tokenizer: score_text(small, tokenizer, "abba"),
         lambda small, tokenizer: sample_text(small, tokenizer, 3, seed=0),
         lambda small, tokenizer: small.generate(torch.tensor([[1]]), 3, temperature=0.0),
         lambda small, tokenizer: analyze(small, tokenizer, "abba", log=len),

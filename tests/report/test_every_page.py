@@ -39,14 +39,22 @@ def of_run(folder: Path, words: list[str] | None) -> Path:
 
 def of_prompt(folder: Path, words: list[str] | None) -> Path:
     held = snapshot(words=words) | explain(words=words)
+    tokens = (words or ["a", "\n"]) * 200
+    losses = {
+        "summary": NAME,
+        "tokens": tokens,
+        "losses": [k % 7 for k in range(len(tokens))],
+        "tokenCount": 10**6,
+        "window": 8,
+        "vocabSize": 50,
+    }
     return page.write_prompt_page(
         folder / "prompt.html",
-        NAME,
+        {"title": NAME, "promptTokens": 9, "losses": losses},
         held,
         PROMPTED,
         {f"heads/induction/L{n // 4}H{n % 4}": 0.1 for n in range(8)},
         [RenderedFinding(NAME, NAME, [NAME], [])],
-        prompt_tokens=9,
     )
 
 

@@ -95,11 +95,10 @@ def test_the_page_of_a_prompt_marks_generated_tokens_and_shows_scores(open_page,
     words = [f" a long word {i}" for i in range(300)]
     path = page.write_prompt_page(
         tmp_path / "p.html",
-        "“say</title>\n”",
+        {"title": "“say</title>\n”", "promptTokens": 200},
         snapshot(T=300, words=words),
         PROMPTED,
         scores,
-        prompt_tokens=200,
     )
     tab = open_page(path)
     assert "say</title>" in tab.title() and "say</title>" in tab.inner_text("h1")

@@ -275,7 +275,9 @@ def test_a_deep_models_head_grid_fits_the_window_and_the_first_token_can_be_excl
     text = "L20H1 attends to whatever followed the current token last time."
     finding = RenderedFinding("Induction head", text, ["L20H1: score 0.80 ± 0.02"], ["L20H1"])
     tab = open_page(
-        page.write_prompt_page(tmp_path / "p.html", "deep", held, deep, scores, [finding]),
+        page.write_prompt_page(
+            tmp_path / "p.html", {"title": "deep"}, held, deep, scores, [finding]
+        ),
         width=1366,
     )
     assert text in tab.inner_text("#headline")
