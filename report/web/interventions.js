@@ -6,6 +6,7 @@ import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { headName } from "./labels.js";
 import { readOwnText, showsInitialText } from "./own_text.js";
 import { chooseProbe, currentProbe, data, isOwnText, ownText, selection } from "./page_state.js";
+import { tokenInFocus } from "./text_view.js";
 
 const TEXT_FIELDS = "textarea, input[type=number]";
 const SWITCH_WIDTH = 17; // pixels of a head's switch, at the right end of its button
@@ -31,16 +32,16 @@ function toggle(list, element) {
 /** Ablate the selected head, or restore it. */
 const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, selection.head));
 
-/** Return whether the highlighted token can be hidden from later ones. */
-function canHideToken() {
-  const { token } = selection;
+/** Return whether a token can be hidden from later ones. */
+function canHide(token) {
   const isInField = isOwnText() || showsInitialText();
   return isInField && token !== null && token < currentProbe().T - 1;
 }
 
-/** Hide the highlighted token from all later ones, or show it again. */
-function toggleHighlightedToken() {
-  if (canHideToken()) toggle(ownText.hidden, selection.token);
+/** Hide the token in focus from all later ones, or show it again. */
+function toggleToken() {
+  const token = tokenInFocus();
+  if (canHide(token)) toggle(ownText.hidden, token);
 }
 
 /** Return the mean of the numbers in a list. */
@@ -62,12 +63,12 @@ export function drawInterventions() {
   markAblatedHeads(isOwnText() ? off : []);
 }
 
-/** Name the highlighted token on the button that hides it. */
+/** Name the token in focus on the button that hides it. */
 export function drawHideButton() {
-  const { token } = selection;
+  const token = tokenInFocus();
   const isHidden = isOwnText() && ownText.hidden.includes(token);
   const name = token === null ? "token" : `token ${token}`;
-  $("hide-token").disabled = !canHideToken();
+  $("hide-token").disabled = !canHide(token);
   $("hide-token").textContent = `${isHidden ? "Show" : "Hide"} ${name} (h)`;
 }
 
@@ -87,7 +88,7 @@ function describeMeanLoss() {
 
 /** Intervene when a key is pressed anywhere but in a text field. */
 function pressKey(event) {
-  const action = { x: toggleSelectedHead, h: toggleHighlightedToken }[event.key.toLowerCase()];
+  const action = { x: toggleSelectedHead, h: toggleToken }[event.key.toLowerCase()];
   const isShortcut = event.ctrlKey || event.altKey || event.metaKey || event.repeat;
   if (!action || isShortcut || event.target.matches(TEXT_FIELDS)) return;
   event.preventDefault(); // the letter selects nothing in a list
@@ -109,7 +110,7 @@ function toggleClickedHead(event) {
 /** Connect the buttons and keys of the interventions. */
 export function setUpInterventions() {
   $("ablate-head").onclick = toggleSelectedHead;
-  $("hide-token").onclick = toggleHighlightedToken;
+  $("hide-token").onclick = toggleToken;
   $("reset").onclick = () => {
     Object.assign(ownText, { off: [], hidden: [] });
     readOwnText();

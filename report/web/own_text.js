@@ -29,7 +29,7 @@ import {
   selection,
   stepsWithWeights,
 } from "./page_state.js";
-import { fillText } from "./text_view.js";
+import { fillText, revealToken } from "./text_view.js";
 import { MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 
 const TYPING_DELAY = 30; // milliseconds in which keys are gathered
@@ -200,6 +200,7 @@ function showOwnText(isEdited) {
     target,
   });
   drawAttention();
+  revealToken(selection.pinned);
   if (selection.showTokenEffect) requestTokenEffects();
   emit("pin");
 }

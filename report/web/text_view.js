@@ -31,6 +31,12 @@ let shownProbe = null;
 /** Return whether the text shows the selected probe. */
 export const textIsCurrent = () => shownProbe === currentProbe();
 
+/** Return the token that has the focus, else the pinned one; null if there is neither. */
+export function tokenInFocus() {
+  const focused = spans.indexOf(document.activeElement);
+  return focused < 0 ? selection.pinned : focused;
+}
+
 /** Return the number of tokens in the text. */
 export const textLength = () => spans.length;
 
@@ -84,6 +90,9 @@ function createToken(text, i) {
   if (isOwnText()) span.classList.toggle("hidden-token", ownText.hidden.includes(i));
   span.onpointerenter = () => highlightToken(i);
   span.onfocus = () => highlightToken(i);
+  span.onblur = event => {
+    if (!spans.includes(event.relatedTarget)) highlightToken(null);
+  };
   span.onclick = () => togglePin(i);
   return span;
 }
