@@ -348,6 +348,9 @@ class Config:
     eval_only: bool = setting(
         False, "print the validation loss of the best model of run_dir, or of init_from, then exit"
     )
+    dry_run: bool = setting(
+        False, "print the resolved configuration, memory, operations and time, then exit"
+    )
     seed: int = setting(
         1337, "random seed of the initial weights, data order and dropout", ge=0, le=LARGEST_SEED
     )
@@ -419,8 +422,8 @@ class Config:
             raise UserError(
                 "tokenizer.name=hf is the tokenizer of a model: use init_from=MODEL instead"
             )
-        if self.prepare_only and self.eval_only:
-            raise UserError("prepare_only and eval_only exclude each other: leave one out")
+        if self.prepare_only + self.eval_only + self.dry_run > 1:
+            raise UserError("prepare_only, eval_only and dry_run exclude each other: keep one")
         if self.eval_only and not (self.run_dir or self.init_from):
             raise UserError("eval_only=true needs a model: add run_dir=PATH or init_from=MODEL")
         if self.resume and self.run_dir is None:

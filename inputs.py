@@ -15,7 +15,7 @@ from common.manifest import TOKENIZER_FILE
 from config import Config
 from data.ngrams import count_ngrams
 from data.tokenizer import Tokenizer, load_tokenizer
-from data.tokens import Tokens, open_tokens, prepare
+from data.tokens import Tokens, open_tokens, prepare, prepare_for_dry_run
 from model import GPT
 from training.nonfinite import check_finite_weights
 from training.processes import World
@@ -82,6 +82,8 @@ def prepare_same_text(
     is_resumed = progress.manifest is not None
     given_tokenizer = tokenizer if config.init_from else None
     with console.status("preparing the text …"):
+        if config.dry_run and not is_resumed:
+            return prepare_for_dry_run(config.data, config.tokenizer, log, given_tokenizer)
         text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all=is_resumed)
         if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
             raise UserError(

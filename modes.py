@@ -1,21 +1,37 @@
-"""What train.py does instead of training: prepare the text, or evaluate a model."""
+"""What train.py does instead of training: prepare the text, evaluate a model, or plan a run."""
 
+import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
-from math import nan
+from datetime import timedelta
+from math import ceil, nan
 from pathlib import Path
+
+import numpy as np
 
 import cli
 import interop
+from cli.config_file import config_yaml
 from common.text import pluralize
-from config import Config
+from config import Config, ResolvedConfig
 from inputs import prepare_data, prepare_same_text, starting_point
 from model import GPT
 from training import device
 from training.evaluate import Splits, Windows, evaluate
+from training.flops import estimate_step_seconds, tokens_per_step
 from training.nonfinite import check_finite_weights
-from training.plan import resolve
+from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size, print_run, resolve
 from training.processes import World
-from training.progress import Progress
+from training.progress import Progress, read_progress
+from training.record import check_wandb
+from training.run_folder import check_run_folder
+from training.state import build_state
+
+# A run's steps are timed if one is estimated to take at most so many seconds. The first steps are
+# slower, and the fastest of the others is the one that other programs interrupted least.
+MAX_TIMED_SECONDS = 5
+WARM_UP_STEPS, TIMED_STEPS = 2, 5
 
 
 def prepare_only(config: Config) -> float:
@@ -66,3 +82,111 @@ def evaluate_only(config: Config) -> float:
             "have been trained on parts of the validation split"
         )
     return metrics["val/loss"]
+
+
+def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> float:
+    """Print a run's resolved configuration, size, memory, operations and time; return nan.
+
+    Mistakes are reported as by the run. Its text is prepared, or the beginning of a large one read.
+    Nothing else is written. Of a job of a sweep one line is printed.
+    """
+    console = cli.Terminal(quiet=is_in_sweep)
+    log = cli.printer(console)
+    run_dir = Path(config.run_dir or "")
+    if config.run_dir:
+        check_run_folder(config, run_dir)
+    progress = read_progress(config, run_dir, log)
+    is_alone = config.distributed == "none" or "TORCHELASTIC_RUN_ID" not in os.environ
+    processes = 1 if is_alone else int(os.environ["WORLD_SIZE"])
+    device.pick_device(config.device, processes)
+    wandb_mode = check_wandb(config.wandb)
+    initial = starting_point(config, run_dir, progress, log)
+    with console.status("preparing the text …"):
+        quiet = cli.Terminal(quiet=True)
+        text = prepare_data(config, World(), initial.tokenizer, progress, quiet)
+    resolved = resolve(config, World(size=processes), text, progress.step)
+    device.configure_process(resolved)
+
+    # Estimates
+    parameters, flops_per_token = model_size(resolved.model)
+    num_steps = max(0, config.max_steps - progress.step)
+    num_tokens = num_steps * tokens_per_step(resolved)
+    memory, available = memory_needed(resolved, processes), device.device_memory(resolved.device)
+    step_seconds, source = time_step(resolved, processes, train_step)
+    duration = "unknown"
+    if step_seconds is not None:
+        share = 1 + evaluated_tokens(resolved, num_steps, len(text.val)) / 3 / max(1, num_tokens)
+        duration = str(timedelta(seconds=round(num_steps * step_seconds * share)))
+
+    flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
+    if is_in_sweep:
+        cli.printer(cli.Terminal())(
+            f"{pluralize(parameters, 'parameter')}, {num_tokens:.2e} tokens, "
+            f"{memory / 1e9:.2f} GB, {flops}, {duration}"
+        )
+        return nan
+    log(config_yaml(fill_in(resolved, wandb_mode)))
+    for line in text.summary():
+        log(line)
+    print_run(log, resolved, parameters, text, processes)
+    of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
+    log(f"memory   about {memory / 1e9:,.2f} GB for the tensors of each process{of_device}")
+    log(f"compute  {flops} for {num_tokens:,} tokens in {pluralize(num_steps, 'step')}")
+    log(f"time     about {duration}, without snapshots of attention ({source})")
+    return nan
+
+
+def time_step(
+    config: ResolvedConfig, processes: int, train_step: Callable
+) -> tuple[float | None, str]:
+    """Return the seconds of an optimizer step, None if unknown, and how they are known.
+
+    This process takes a few steps of its share of the batch, with random tokens, unless they would
+    take long or more memory than there is.
+    """
+    estimate = estimate_step_seconds(config, processes)
+    alone = replace(config, batch_size=config.batch_size // processes, shard=1, compile=False)
+    memory = device.device_memory(config.device)
+    fits = memory is None or memory_needed(alone, 1) < MAX_MEMORY_SHARE * memory
+    if estimate is None or estimate > MAX_TIMED_SECONDS or not fits:
+        return estimate, "estimated from the operations" if estimate else "no rate is known here"
+    state = build_state(alone, World())
+    shape = (alone.batch_size, alone.model.block_size)
+    tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)
+    seconds = []
+    for _ in range(WARM_UP_STEPS + TIMED_STEPS):
+        start = time.perf_counter()
+        train_step(state, 0, tokens, tokens)
+        device.synchronize(alone.device)
+        seconds.append(time.perf_counter() - start)
+    step_seconds = min(seconds[WARM_UP_STEPS:])
+    eager = ", not compiled" if config.compile else ""
+    return step_seconds, f"{1000 * step_seconds:,.0f} ms per step, timed{eager}"
+
+
+def evaluated_tokens(config: ResolvedConfig, num_steps: int, num_validation: int) -> int:
+    """Return the number of tokens on which the losses of so many steps are measured."""
+    evaluations = ceil(num_steps / config.eval.every) + 1 if config.eval.every else 1
+    tokens = min(num_validation, config.data.val_max_tokens)
+    return tokens * (evaluations + 1)  # at the end on the training split too
+
+
+def fill_in(config: ResolvedConfig, wandb_mode: str) -> ResolvedConfig:
+    """Return a configuration with the values that `null` and `wandb.mode=auto` stand for."""
+    model, optim = config.model, config.optim
+    return replace(
+        config,
+        model=replace(
+            model,
+            n_kv_head=model.kv_heads,
+            head_dim=model.key_dim,
+            value_head_dim=model.value_dim,
+            mlp_hidden=model.hidden_dim,
+        ),
+        optim=replace(
+            optim,
+            muon_lr=optim.muon_peak_lr if optim.name == "muon" else None,
+            warmup_steps=optim.count_warmup_steps(config.max_steps),
+        ),
+        wandb=replace(config.wandb, mode=wandb_mode),
+    )

@@ -7,6 +7,7 @@ so they do not depend on what started the jobs. Does not import torch.
 import contextlib
 import gc
 import hashlib
+import io
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan, prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
@@ -69,8 +71,12 @@ class SweepPlan:
 def run_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
     """Have Hydra run the jobs of a sweep, then print their table.
 
-    Exits with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
+    With dry_run=true it prints a line for each job instead, and leaves nothing on the disk. Exits
+    with status 1 unless all jobs are finished, with 130 or 143 after a stop signal.
     """
+    if "dry_run=true" in command_line.settings:
+        preview_sweep(command_line, train)
+        return
     plan = plan_sweep(command_line)
     print_line = cli.printer(cli.Terminal())
     jobs = f"{pluralize(plan.n_jobs, 'job')}, " if plan.n_jobs else ""
@@ -189,6 +195,32 @@ def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
         if not argument.startswith(("resume=", "hydra.sweep.dir="))
     ]
     return [*arguments, "resume=auto", f"hydra.sweep.dir={folder}"]
+
+
+def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
+    """Print what each job of a sweep would be and take; exit with status 1 if one cannot work."""
+    _, overrides = sweep_settings(command_line)
+    swept_keys = {o.key_or_group for o in overrides if o.is_sweep_override()}
+    failures = []
+
+    def preview_job(cfg: DictConfig) -> None:
+        hydra_job, output = HydraConfig.get(), io.StringIO()
+        values = typed_values(cfg, hydra_job.overrides.task)
+        swept = {key: value for key, value in values.items() if key in swept_keys} or values
+        title = printable(f"{hydra_job.job.num + 1}  {format_settings(swept)}", one_line=True)
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                config = OmegaConf.to_object(cfg)
+                train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
+            cli.printer(cli.Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
+        except Exception as e:
+            failures.append(title)
+            cli.print_stderr(f"{title}  error: {cli.explain_error(e) or cli.error_reason(e)}")
+
+    with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
+        cli.run_hydra(preview_job, hydra_arguments(command_line, Path(folder)))
+    if failures:
+        sys.exit(1)
 
 
 # --- one job --------------------------------------------------------------------------------------

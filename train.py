@@ -73,7 +73,7 @@ def run(job: cli.Job) -> float:
     """Train one job, or do what it asks for instead; return the best validation loss."""
     asked = job.config
     waits_for_rank_0 = cli.process_rank() > 0 and asked.distributed == "auto"
-    if waits_for_rank_0 and (asked.prepare_only or asked.eval_only):
+    if waits_for_rank_0 and (asked.prepare_only or asked.eval_only or asked.dry_run):
         return nan
     if waits_for_rank_0:
         return start(None)  # rank 0 broadcasts the configuration
@@ -82,6 +82,8 @@ def run(job: cli.Job) -> float:
         return modes.prepare_only(config)
     if config.eval_only:
         return modes.evaluate_only(config)
+    if config.dry_run:
+        return modes.dry_run(config, train_step, is_in_sweep=bool(job.swept))
     return start(config, job.experiment)
 
 
@@ -145,7 +147,7 @@ def train(config: Config, world: World, run_dir: Path) -> float:
     checkpoints = Checkpoints(run_dir, state, text, log)
     if progress.manifest:
         checkpoints.restore(progress.manifest)
-    print_run(log, resolved, state.model, text, world.size)
+    print_run(log, resolved, state.model.num_parameters(), text, world.size)
 
     # Loop
     splits = make_splits(text, resolved, world)

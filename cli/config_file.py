@@ -21,7 +21,10 @@ from config import HUB_MODEL, Config
 
 MAX_CONFIG_BYTES = 1 << 20
 # Settings that belong to one command, not to the run that it continues.
-PER_COMMAND = ("run_dir", "resume", "prepare_only", "eval_only", "distributed", "shard")
+PER_COMMAND = (
+    *("run_dir", "resume", "prepare_only", "eval_only", "dry_run"),
+    *("distributed", "shard"),
+)
 
 
 def read_config(path: Path) -> Config:
@@ -33,7 +36,6 @@ def read_config(path: Path) -> Config:
     """
     try:
         saved = _read_yaml(path)
-        saved.pop("dry_run", None)  # of older versions, and of no effect
         saved.get("data", {}).pop("encoding", None)
         config = config_from_dict(saved)
         check_settings(config)

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 
 from common.text_files import open_text
@@ -33,6 +34,7 @@ class Corpus:
         field: Field of a .jsonl file that holds the text.
         lines: How lines are arranged; see `LineArranger`.
         piece_chars: Desired length of a piece, in characters.
+        max_chars: Reading stops after the piece with which this many characters are read.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Corpus:
     field: str = "text"
     lines: str = "kept"
     piece_chars: int = PIECE_CHARS
+    max_chars: float = inf
 
     def pieces(self, on_skip: Callable[[], None] = lambda: None) -> Iterator[Piece]:
         """Read the corpus in pieces of less than three times `piece_chars` characters.
@@ -54,6 +57,7 @@ class Corpus:
             UserError: A file cannot be read, is not UTF-8 text, or lacks the field.
         """
         arranger = LineArranger(self.lines)
+        num_chars = 0
         alternative = ", or leave it out with data.exclude" if len(self.files) > 1 else ""
         for path in self.files:
             with open_text(path, str(path), alternative) as file:
@@ -64,6 +68,9 @@ class Corpus:
                     pieces = split_document(parts, self.piece_chars)
                 for text, begins_document in pieces:
                     yield Piece(arranger.arrange(text), begins_document)
+                    num_chars += len(text)
+                    if num_chars >= self.max_chars:
+                        return
 
 
 def open_corpus(config: DataConfig, log: Callable[[str], None] = print) -> Corpus:

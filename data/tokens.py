@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -38,6 +39,9 @@ CACHE_FORMAT = 2  # version of the files in a cache entry
 TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
 META_FILE = "meta.json"
 MAX_VERIFIED_BYTES = 1_000_000_000  # hashing larger files would delay each start by seconds
+# The text of a dry run: that of larger files is read up to so many characters, and not cached.
+MAX_DRY_RUN_BYTES = 50_000_000
+MAX_DRY_RUN_CHARS = 10_000_000
 # What `_open_entry` raises if an entry is absent or damaged.
 ENTRY_ERRORS = (OSError, ValueError, KeyError, TypeError, UserError)
 
@@ -60,6 +64,7 @@ class Tokens:
         folder: The cache entry.
         skipped: Lines of .jsonl files whose text is null, which are no documents.
         ngrams: Frequent n-grams (see `count_ngrams`), for a model with an n-gram table.
+        is_complete: False if only the beginning of the text was read.
     """
 
     train: np.ndarray
@@ -74,6 +79,7 @@ class Tokens:
     folder: Path
     skipped: int = 0
     ngrams: np.ndarray | None = None
+    is_complete: bool = True
 
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""
@@ -83,8 +89,9 @@ class Tokens:
         else:
             validation = f"{self.val_documents:,} of them (one in ten) for validation"
         skipped = [f"         rows skipped because they have no text: {self.skipped:,}"]
+        beginning = "" if self.is_complete else "the beginning of "
         return [
-            f"text     {self.name}",
+            f"text     {beginning}{self.name}",
             f"         {pluralize(self.documents, 'document')}, {self.characters:,} characters",
             f"         {validation}",
             *(skipped if self.skipped else []),
@@ -117,6 +124,27 @@ def prepare(
     corpus = open_corpus(data, log)
     max_verified_bytes = math.inf if verify_all else MAX_VERIFIED_BYTES
     return tokenize_corpus(corpus, config, log, tokenizer, max_verified_bytes)
+
+
+def prepare_for_dry_run(
+    data: DataConfig,
+    config: TokenizerConfig,
+    log: Callable[[str], None] = print,
+    tokenizer: Tokenizer | None = None,
+) -> Tokens:
+    """Turn the configured text, or only the beginning of a large one, into tokens.
+
+    The arguments are those of `prepare`. The tokens of a beginning are not kept in the cache.
+    """
+    corpus = open_corpus(data, log)
+    if sum(file.stat().st_size for file in corpus.files) <= MAX_DRY_RUN_BYTES:
+        return tokenize_corpus(corpus, config, log, tokenizer)
+    beginning = replace(corpus, max_chars=MAX_DRY_RUN_CHARS)
+    with TemporaryDirectory() as folder:
+        _write_entry(beginning, config, tokenizer, Path(folder))
+        text = _open_entry(Path(folder), corpus.name, fingerprint="")
+        train, val = np.array(text.train), np.array(text.val)  # in memory
+    return replace(text, train=train, val=val, is_complete=False)
 
 
 def tokenize_corpus(

@@ -1,19 +1,29 @@
 """What train.py does instead of training: it prints true numbers and leaves a run as it was."""
 
 import hashlib
+import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
+from conftest import TINY
 from filelock import FileLock
-from processes import rows
+from processes import rows, tiny_arguments
 
+import data.tokens
+from common.errors import UserError
+from config import Config, DataConfig, EvalConfig, GPTConfig, ResolvedConfig, TokenizerConfig
 from data.splits import VALIDATION_PERIOD
 from interop import load
+from model import GPT
+from modes import evaluated_tokens, time_step
 from train import train_from
+from training.schedule import is_due
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -45,3 +55,79 @@ def test_eval_only_of_another_model_takes_the_text_that_is_given(finished_run, t
     for source in (f"init_from={finished_run}", f"run_dir={finished_run}"):
         loss = train_from(source, "eval_only=true", "precision=fp32", *data)
         assert loss == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
+    tmp_path, monkeypatch, text_file, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    train_from(*tiny_arguments(text_file), "dry_run=true")
+    shown = capsys.readouterr().out
+    vocab_size = len({*text_file.read_text(encoding="utf-8")})
+    shape = {"block_size": 32, "n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32}
+    settings = yaml.safe_load(re.search(r"run_dir: .*?\n\n", shown, re.DOTALL)[0])
+    assert settings["model"].items() >= {**shape, "vocab_size": vocab_size, "head_dim": 16}.items()
+    assert "auto" not in (settings["device"], settings["precision"], settings["wandb"]["mode"])
+    (parameters,) = re.findall(r"([\d,]+) parameters", shown)
+    ((flops, tokens),) = re.findall(r"([\d.e+]+) FLOPs for ([\d,]+) tokens", shown)
+    model = GPT(GPTConfig(**{name: settings["model"][name] for name in settings["model"]}))
+    assert int(parameters.replace(",", "")) == model.num_parameters()
+    assert int(tokens.replace(",", "")) == 12 * 4 * 32
+    weights = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
+    attention = 2 * 2 * (16 + 16) * 32  # layers · heads · (d_k + d_v) · T
+    assert float(flops) == pytest.approx(12 * 4 * 32 * 6 * (weights + attention), rel=0.01)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text_file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("too short for a context of 32 characters")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    for settings, name in (
+        ([f"data.path={tmp_path / 'short.txt'}"], "model.block_size=32"),
+        ([f"data.path={text_file}", "run_dir=full"], "run_dir=full"),
+    ):
+        with pytest.raises(UserError, match=name):
+            train_from(*TINY, "data=text", *settings, "dry_run=true")
+
+
+def test_a_dry_run_reads_only_the_beginning_of_a_large_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(data.tokens, "MAX_DRY_RUN_BYTES", 500)
+    monkeypatch.setattr(data.tokens, "MAX_DRY_RUN_CHARS", 300)
+    for name in ("a", "b", "c"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / name).write_text(f"{name}{name.upper()}" * 100)
+    text = data.tokens.prepare_for_dry_run(
+        DataConfig("text", str(tmp_path / "texts")), TokenizerConfig("char")
+    )
+    assert (len(text.train) + len(text.val), text.tokenizer.alphabet) == (400, "ABab")
+    assert not text.is_complete and not (tmp_path / "cache").exists()
+
+
+def test_the_time_of_a_dry_run_is_that_of_its_steps_and_evaluations():
+    model = GPTConfig(20, block_size=8, n_layer=1, n_head=1, n_embd=8)
+    config = ResolvedConfig(model=model, device="cpu", precision="fp32", batch_size=2)
+    shapes = set()
+
+    def step(state, number, inputs, targets):
+        shapes.add(inputs.shape)
+        time.sleep(0.02)
+
+    seconds, _ = time_step(config, 1, step)
+    assert 0.02 <= seconds < 0.1 and shapes == {(2, 8)}
+    for every, steps in ((0, 7), (1, 7), (3, 7), (7, 7), (10, 7), (2, 8)):
+        run = Config(max_steps=steps, eval=EvalConfig(every), data=DataConfig(val_max_tokens=50))
+        evaluations = sum(is_due(every, step, run) for step in range(steps + 1))
+        assert evaluated_tokens(run, steps, 80) == 50 * (evaluations + 1)
+
+
+def test_a_dry_run_of_a_sweep_prints_one_line_per_job(command, tmp_path, text_file):
+    settings = [*TINY, "data=text", f"data.path={text_file}", "max_steps=3", "dry_run=true"]
+    done = command("train.py", "-m", *settings, "model.n_embd=32,33,36")
+    assert done.returncode == 1 and "model.n_embd=33" in done.stderr  # not divisible by n_head
+    lines = [line for line in done.stdout.splitlines() if "FLOPs" in line]
+    assert len(lines) == 2 and "n_embd=32" in lines[0] and "n_embd=36" in lines[1]
+    assert not [*tmp_path.iterdir()]

@@ -234,19 +234,21 @@ def memory_needed(config: ResolvedConfig, processes: int) -> float:
 
 
 def print_run(
-    log: Callable[[str], None], config: ResolvedConfig, model: GPT, text: Tokens, processes: int
+    log: Callable[[str], None],
+    config: ResolvedConfig,
+    parameters: int,
+    text: Tokens,
+    processes: int,
 ) -> None:
     """Print what is going to be trained, for how long and where."""
     step_tokens = tokens_per_step(config)
     epochs = config.max_steps * step_tokens / len(text.train)
     machines = f"{processes} processes, each " if processes > 1 else ""
     mode = "compiled (takes a minute or two once)" if config.compile else "eager"
-    log(f"model    {pluralize(model.num_parameters(), 'parameter')}")
-    log(
-        f"run      {pluralize(config.max_steps, 'step')} of {step_tokens:,} tokens, "
-        f"{epochs:,.2f} epochs"
-    )
-    if epochs > MANY_EPOCHS:
+    known_epochs = f", {epochs:,.2f} epochs" if text.is_complete else ""
+    log(f"model    {pluralize(parameters, 'parameter')}")
+    log(f"run      {pluralize(config.max_steps, 'step')} of {step_tokens:,} tokens{known_epochs}")
+    if epochs > MANY_EPOCHS and text.is_complete:
         log(
             f"note     each token is seen {epochs:,.0f} times, so overfitting is likely; give more "
             "text or fewer max_steps"

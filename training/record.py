@@ -213,12 +213,13 @@ class Record:
             self._reported.add(failed)
 
 
-def check_wandb(config: WandbConfig) -> None:
-    """Raise `UserError` if W&B would refuse to start because of a setting."""
-    if config.mode != "disabled":
-        from training.wandb_record import check_settings
+def check_wandb(config: WandbConfig) -> str:
+    """Return the mode of W&B; raise `UserError` if it would refuse to start due to a setting."""
+    if config.mode == "disabled":
+        return config.mode
+    from training.wandb_record import check_settings
 
-        check_settings(config)
+    return check_settings(config)
 
 
 def truncate_rows(path: Path, step: int, log: Callable[[str], None]) -> list[dict]:

@@ -39,6 +39,21 @@ def restore_config(run_dir: Path, step: int) -> None:
         part.write_bytes(verified)
 
 
+def check_run_folder(config: Config, path: Path) -> None:
+    """Check that a run can begin in a folder, or continue in it.
+
+    Raises:
+        UserError: If the folder contains something else.
+        OSError: If it cannot be written, or contains a link that would be written through.
+    """
+    require_output_folder(f"run_dir={path}", path)
+    for name in MUST_NOT_BE_LINKS:
+        refuse_link(path / name)
+    if not is_resuming(config) and _names_in(path) - ALLOWED_BEFORE_START:
+        resume = ", or resume the run in it with resume=true" if contains_run(path) else ""
+        raise UserError(f"run_dir={path} is not empty: choose another folder{resume}")
+
+
 @contextmanager
 def run_folder(config: Config, experiment: str) -> Iterator[Path]:
     """Open the folder of a run, and lock it against other processes.
@@ -51,16 +66,11 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
         OSError: If it cannot be written, or contains a link that would be written through.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-    require_output_folder(f"run_dir={path}", path)
     is_new = not config.run_dir or not exists(path)
-    for name in MUST_NOT_BE_LINKS:
-        refuse_link(path / name)
+    check_run_folder(config, path)
     lock = FileLock(path / ".lock")
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not is_resuming(config) and _names_in(path) - ALLOWED_BEFORE_START:
-            resume = ", or resume the run in it with resume=true" if contains_run(path) else ""
-            raise UserError(f"run_dir={path} is not empty: choose another folder{resume}")
         lock.acquire(timeout=0)
     except Timeout:
         raise UserError(

@@ -169,8 +169,8 @@ def load_settings() -> wandb.Settings:
     return own
 
 
-def check_settings(config: WandbConfig) -> None:
-    """Raise `UserError` if W&B would refuse to start because of a setting."""
+def check_settings(config: WandbConfig) -> str:
+    """Return the mode of W&B; raise `UserError` if it would refuse to start due to a setting."""
     own = load_settings()
     for source, name in (("wandb.project", config.project), ("WANDB_ENTITY", own.entity)):
         if not name:
@@ -185,6 +185,7 @@ def check_settings(config: WandbConfig) -> None:
                 f"{source}={name!r} has control characters or spaces at its ends: choose a name "
                 "without them"
             )
+    return resolve_mode(config.mode, own)
 
 
 def resolve_mode(mode: str, own: wandb.Settings) -> str:
