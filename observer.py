@@ -39,6 +39,7 @@ class Observer:
         self.record = Record(config, run_dir, recorded_step)
         self.time_left = TimeLeft(config, clock, validation)
         self.record.progress_bar.set_time_left(self.time_left.estimate(recorded_step))
+        self.record.progress_bar.show_activity("compiling" if config.compile else "starting")
         self.snapshots = Snapshots(
             config,
             run_dir,

@@ -44,9 +44,13 @@ RUN_STEPS = 12  # of the run of `tiny_arguments`
 
 @functools.cache
 def import_everything() -> None:
-    """Do once what every process would spend seconds on: import modules and read the presets."""
+    """Do once what every process would spend seconds on.
+
+    Modules are imported, presets read, and the processor's rate is measured.
+    """
     for name in ("train", "training.wandb_record", "torch._dynamo"):  # optimizers import the last
         importlib.import_module(name)
+    importlib.import_module("training.flops").measure_matmul_rate("cpu", "fp32")
     if not GlobalHydra.instance().is_initialized():
         with hydra.initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             hydra.compose("config", TINY)

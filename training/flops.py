@@ -28,7 +28,7 @@ PUBLISHED_BF16_FLOPS = {
 # small ones are rarely interrupted by other programs, and the large one occupies many cores.
 CPU_MATRIX_SIZES = (256, 512, 1024)
 GPU_MATRIX_SIZES = (8192,)
-SECONDS_PER_SIZE = 0.1
+SECONDS_PER_SIZE = 0.05
 # Share of the peak rate that training reaches, as estimated before it starts: narrow models reach
 # less in proportion to their width (docs/scaling.md).
 ASSUMED_UTILIZATION = 0.5

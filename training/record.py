@@ -39,7 +39,7 @@ SHOWN_METRICS: dict[str, Callable[[float], str]] = {
     "val/bits_per_byte": "bits/byte {:.3f}".format,
     "train/tokens_per_second": lambda speed: f"{format_speed(speed)} tok/s",
     "train/ms_per_step": lambda duration: f"{format_speed(duration)} ms/step",
-    "train/mfu": "MFU {:.0%}".format,
+    "train/mfu": lambda share: f"MFU {share:.1%}" if share < 0.1 else f"MFU {share:.0%}",
     "memory/peak_gib": "{:.1f} GiB".format,
 }
 LOSSES = ("train/loss", "val/loss", "val/bits_per_byte")
@@ -74,9 +74,7 @@ class ProgressBar:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._progress.add_task(
-            "", total=max_steps, completed=step, status="starting …"
-        )
+        self._task = self._progress.add_task("", total=max_steps, completed=step, status="")
         self._end: float | None = None  # estimated, on the clock of time.monotonic
         self._console, self._max_steps = console, max_steps
         self._values: dict[str, str] = {}  # latest formatted value by metric

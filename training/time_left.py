@@ -5,6 +5,9 @@ from training.evaluate import Windows
 from training.flops import estimate_step_seconds, tokens_per_step
 from training.stopwatch import Stopwatch
 
+# Seconds that torch.compile takes before the first step, roughly.
+COMPILE_SECONDS = 90
+
 
 class TimeLeft:
     """Estimates the remaining seconds of a run from what its activities have taken so far.
@@ -25,8 +28,8 @@ class TimeLeft:
     def estimate(self, step: int) -> float | None:
         """Return the estimated seconds from now on, or None if unknown.
 
-        Call it at each step, after its evaluation and before its snapshot, and with -1 before the
-        first step of a new run.
+        Call it before the first step, with -1 for a new run, and then at each step, after its
+        evaluation and before its snapshot.
         """
         seconds, config = self._clock.peek(), self._config
         if len(self._first_readings) < 3:
@@ -45,8 +48,10 @@ class TimeLeft:
         evaluations_left = self._count_left(config.eval.every, step)
         if evaluations_left:
             evaluations_left += 1  # the last one also measures the training split
+        will_compile = config.compile and len(self._first_readings) == 1
         return (
-            (config.max_steps - max(0, step)) * self._step_seconds
+            (COMPILE_SECONDS if will_compile else 0)
+            + (config.max_steps - max(0, step)) * self._step_seconds
             + evaluations_left * evaluation
             + self._count_left(config.attention.every, step - 1) * snapshot
         )
