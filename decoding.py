@@ -6,7 +6,7 @@ Shapes are written with the letters of attention.py.
 import codecs
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -58,6 +58,8 @@ class Sampling:
     top_p: float | None = None
     # Keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
     min_p: float | None = None
+    # Before all of these, drop the ids from this number on: those that the tokenizer lacks.
+    vocab_size: int | None = None
 
 
 def generate(
@@ -154,6 +156,7 @@ class GeneratedText:
         """
         self.prompt_tokens = prompt_tokens
         self.seed = seed
+        self.vocab_size = tokenizer.vocab_size
         self.tokens: list[int] = []  # generated so far
         # Generated so far, in complete characters, without an end that may become a stop string
         self.text = ""
@@ -211,7 +214,9 @@ def generate_texts(
     """Continue texts in one batch until all have ended; each step adds a token to each.
 
     The prompts of the texts have the same length. Each text gets at most `max_new_tokens` tokens.
+    Ids that their tokenizer lacks, with which a vocabulary may be padded, are never drawn.
     """
+    sampling = replace(sampling, vocab_size=texts[0].vocab_size)
     prompt = torch.tensor([text.prompt_tokens for text in texts], device=decoder.device)  # (B, T)
     has_ended = torch.zeros(len(texts), dtype=torch.bool, device=decoder.device)
     seeds = [text.seed for text in texts]
@@ -245,6 +250,9 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     Raises:
         UserError: If the logits are NaN or infinite.
     """
+    if sampling.vocab_size is not None and sampling.vocab_size < logits.shape[-1]:
+        logits = logits.clone()
+        logits[:, sampling.vocab_size :] = -math.inf
     highest = logits.amax(dim=-1, keepdim=True)  # (B, 1)
     if not highest.isfinite().all():
         raise UserError(NON_FINITE_PREDICTIONS)

@@ -43,6 +43,9 @@ DEPENDENT_SETTINGS = (
     ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
     ("optim.lr", "optim.muon_lr", "optim.muon_peak_lr"),
 )
+# What init_from determines, so that an experiment that does not name one leaves it as it is.
+SET_BY_START = ("init_from", "model", "tokenizer", "optim")
+FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which suit random weights (LOG.md)
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -116,6 +119,12 @@ def configure(
         config = _adopt(config, job.overrides, run)
     elif starting_model:
         config = _adopt(config, job.overrides, starting_model(init_from))
+        config = _fit_to_overrides(config, job.keys, log)
+        if config.optim.lr != job.config.optim.lr and not config.eval_only:
+            log(
+                f"note: optim.lr={config.optim.lr:g} is a tenth of the preset's, because the model "
+                "is trained already; set optim.lr to choose it yourself"
+            )
     else:
         run = None
     if run:
@@ -178,6 +187,8 @@ def _continue_run(
             for key in ("device", "precision", "compile")
             if getattr(requested, key) == "auto"
         }
+        if run.init_from and requested.init_from is None:
+            resolved |= {key: getattr(run, key) for key in SET_BY_START}
         config = replace(requested, **resolved)
     for key in keys:
         if hasattr(config, key.partition(".")[0]):  # a setting or a section, not an experiment
@@ -230,8 +241,11 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
 
 
 def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
-    """Return the configuration with the shape and tokenizer of the model that it starts from."""
-    model = start.model
+    """Return the configuration with the shape and tokenizer of the model that it starts from.
+
+    A learning rate that is not typed becomes that of fine-tuning.
+    """
+    model, optim = start.model, requested.optim
     for override in overrides:
         if override.startswith("model.block_size="):
             if requested.model.block_size > model.block_size:
@@ -246,4 +260,14 @@ def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
                 "determines the model and the tokenizer: leave it out"
             )
     model = replace(model, dropout=requested.model.dropout)
-    return replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
+    typed = {override.partition("=")[0] for override in overrides}
+    if "init_from" in typed and "optim.lr" not in typed:  # a preset with both means its own rate
+        optim = replace(optim, lr=_fine_tuning_rate(optim.lr))
+        if optim.muon_lr and "optim.muon_lr" not in typed:
+            optim = replace(optim, muon_lr=_fine_tuning_rate(optim.muon_lr))
+    start_settings = {"init_from": start.init_from, "tokenizer": start.tokenizer}
+    return replace(requested, model=model, optim=optim, **start_settings)
+
+
+def _fine_tuning_rate(rate: float) -> float:
+    return float(f"{FINE_TUNING_SHARE * rate:.6g}")

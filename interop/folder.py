@@ -6,10 +6,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+import cli
 from common.errors import UserError
 from common.settings import show_value
 from config import GPTConfig
-from data.hf_tokenizer import HFTokenizer, read_json, read_tokenizer
+from data.hf_tokenizer import HF_TOKENIZER_FILE, read_json, read_tokenizer
+from data.tokenizer import Tokenizer, load_tiktoken
 from interop.hub import HF_CONFIG_FILE, INDEX_FILE, SHARDS_GLOB, WEIGHTS_FILE
 from interop.names import WRAPPER_PREFIX
 from interop.settings import config_from_hf
@@ -20,6 +22,9 @@ ADAPTER_CONFIG_FILE = "adapter_config.json"  # of peft
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 PICKLED_WEIGHTS = re.compile(r"(pytorch_)?model\b.*\.(bin|pt|pth)")
 TENSOR_PREFIXES = {"gpt2": "transformer.", "llama": "model."}
+# Sizes of GPT-2's vocabulary: its tokens, and with padding that is often added for speed.
+GPT2_VOCAB_SIZES = (50257, 50304)
+TOKENIZER_FILES = (HF_TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model")
 # Buffers that older versions of transformers saved with the weights.
 BUFFER = re.compile(r"\.attn\.(masked_)?bias$|(^|\.)rotary_emb\.\w+$")
 
@@ -57,6 +62,10 @@ class HFFolder(CheckpointSource):
         self._places: dict[str, tuple[Path, str]] = {}  # file of each tensor, and its name there
         for file in files:
             self._list_tensors(file)
+        has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
+        vocab_size = self._settings.get("vocab_size")
+        if self.naming == "gpt2" and vocab_size in GPT2_VOCAB_SIZES and not has_tokenizer:
+            self.tokenizer_name = "gpt2"
 
     def _list_tensors(self, path: Path) -> None:
         """Note the shape and the place of every tensor in a file."""
@@ -97,8 +106,15 @@ class HFFolder(CheckpointSource):
         with open_safetensors(path) as file:
             return file.get_tensor(stored_name)
 
-    def read_tokenizer(self) -> HFTokenizer:
-        """Return the tokenizer in the folder."""
+    def read_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer in the folder, or GPT-2's if it has none and the vocabulary fits."""
+        if self.tokenizer_name == "gpt2":
+            if cli.process_rank() == 0:
+                cli.print_stderr(
+                    f"note: {self.path} has no tokenizer files; with its vocabulary of "
+                    f"{self._settings['vocab_size']:,} tokens, GPT-2's tokenizer is used"
+                )
+            return load_tiktoken("gpt2")
         return read_tokenizer(self.path, self._settings)
 
 

@@ -765,6 +765,33 @@ def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
     assert parse_command_line(["init_from=gpt2-xl"]).settings == ["init_from='gpt2-xl'"]
 
 
+def test_a_trained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_typed(
+    hydra, tmp_path, capsys
+):
+    write_run(tmp_path / "base")
+    start = f"init_from={tmp_path / 'base'}"
+    config = configured(start, f"run_dir={tmp_path / 'run'}")
+    assert (config.optim.lr, config.optim.muon_lr) == (pytest.approx(6e-4), None)
+    assert "optim.lr=0.0006" in capsys.readouterr().out
+    assert configured(start, "optim=adamw").optim.lr == pytest.approx(1e-4)
+    both = configured(start, "experiment=speedrun").optim  # lr and muon_lr in the preset
+    assert (both.lr, both.muon_lr) == (pytest.approx(3e-3), pytest.approx(1e-2))
+    typed = configured(start, "experiment=speedrun", "optim.lr=0.01").optim
+    assert (typed.lr, typed.muon_lr) == (0.01, None)
+    typed = configured(start, "experiment=speedrun", "optim.muon_lr=0.5").optim
+    assert (typed.lr, typed.muon_lr) == (pytest.approx(3e-3), 0.5)
+
+    # A resumed run keeps its rate, whether its command is repeated or not
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(config_yaml(config))
+    for arguments in ([], [start], ["experiment=default"], [start, "experiment=default"]):
+        resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", *arguments)
+        assert resumed.optim.lr == pytest.approx(6e-4)
+        assert resumed.init_from == config.init_from
+    resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", "optim.lr=0.002")
+    assert resumed.optim.lr == 0.002
+
+
 def test_control_characters_are_shown_and_closed_streams_are_ignored(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["sample.py"])
     for name in ("PYTHONIOENCODING", "HYDRA_FULL_ERROR"):

@@ -16,6 +16,7 @@ from decoding import (
     GeneratedText,
     Noise,
     Sampling,
+    generate_texts,
     next_token_probabilities,
     sample_token,
     window_start,
@@ -197,6 +198,21 @@ def test_the_probabilities_are_those_of_transformers(
     expected = processors(tokens, logits).softmax(dim=-1)
     probabilities = next_token_probabilities(logits, Sampling(temperature, top_k, top_p, min_p))
     torch.testing.assert_close(probabilities, expected, atol=1e-12, rtol=1e-9)
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_drawn():
+    logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
+    for temperature in (0.0, 1.0):
+        padded = next_token_probabilities(logits, Sampling(temperature, vocab_size=3))
+        expected = next_token_probabilities(logits[:, :3], Sampling(temperature))
+        assert padded.tolist() == [[*expected[0].tolist(), 0.0, 0.0]]
+
+    model = lively(GPT(small(vocab_size=400)))  # with more ids than its tokenizer
+    texts = [GeneratedText(BYTES, [0]), GeneratedText(BYTES, [1], seed=1)]
+    for _ in generate_texts(model.make_decoder(2, 30), texts, 20, Sampling()):
+        pass
+    drawn = [id for text in texts for id in text.tokens]
+    assert drawn and max(drawn) < BYTES.vocab_size
 
 
 # --- Text -----------------------------------------------------------------------------------------

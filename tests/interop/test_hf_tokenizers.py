@@ -19,7 +19,7 @@ from data.tokenizer import (
     start_token,
     train_bpe,
 )
-from interop import ExternalCheckpoint, save_hf
+from interop import ExternalCheckpoint, load, read_starting_model, save_hf
 from model import GPT
 
 letters = st.sampled_from(list("the glas'123 \n\t\r_é—λ"))
@@ -124,3 +124,18 @@ def test_the_gpt2_vocabulary_is_exported_with_its_own_merges(test_data, monkeypa
     text = (test_data / "data" / "tinyshakespeare.txt").read_text()[:100_000] + SENTENCE
     imported = ExternalCheckpoint(tmp_path / "hf").read_tokenizer()
     assert oracle(text).input_ids == ours.encode(text) == imported.encode(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vocab_size", [50257, 50304])
+def test_a_gpt2_folder_without_tokenizer_files_has_the_tokenizer_of_gpt2(
+    vocab_size, test_data, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(test_data / "tiktoken_cache"))
+    shape = {"vocab_size": vocab_size, "n_positions": 16, "n_layer": 1, "n_head": 1, "n_embd": 8}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained(tmp_path)
+    model, tokenizer = load(tmp_path)
+    assert model.config.vocab_size == vocab_size
+    assert tokenizer.encode("Hello world") == [15496, 995] and tokenizer.end_of_text == 50256
+    assert str(tmp_path) in capsys.readouterr().err
+    assert read_starting_model(str(tmp_path)).tokenizer.name == "gpt2"
