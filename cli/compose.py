@@ -265,8 +265,8 @@ def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
         optim = replace(optim, lr=_fine_tuning_rate(optim.lr))
         if optim.muon_lr and "optim.muon_lr" not in typed:
             optim = replace(optim, muon_lr=_fine_tuning_rate(optim.muon_lr))
-    start_settings = {"init_from": start.init_from, "tokenizer": start.tokenizer}
-    return replace(requested, model=model, optim=optim, **start_settings)
+    adopted = replace(requested, init_from=start.init_from, tokenizer=start.tokenizer)
+    return replace(adopted, model=model, optim=optim)
 
 
 def _fine_tuning_rate(rate: float) -> float:
