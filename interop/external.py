@@ -102,6 +102,8 @@ class ExternalCheckpoint:
             raise UserError(
                 f"{self.path} has no tokenizer that can be read ({e}); download it again"
             ) from None
+        if self._source.tokenizer_note and cli.process_rank() == 0:
+            cli.print_stderr(f"note: {self._source.tokenizer_note}")
         if tokenizer and tokenizer.vocab_size > vocab_size:
             raise UserError(
                 f"{self.path} has a tokenizer of {pluralize(tokenizer.vocab_size, 'token')}, more "

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-import cli
 from common.errors import UserError
 from common.settings import show_value
 from config import GPTConfig
@@ -66,6 +65,10 @@ class HFFolder(CheckpointSource):
         vocab_size = self._settings.get("vocab_size")
         if self.naming == "gpt2" and vocab_size in GPT2_VOCAB_SIZES and not has_tokenizer:
             self.tokenizer_name = "gpt2"
+            self.tokenizer_note = (
+                f"{path} has no tokenizer files; with its vocabulary of {vocab_size:,} tokens, "
+                "GPT-2's tokenizer is used"
+            )
 
     def _list_tensors(self, path: Path) -> None:
         """Note the shape and the place of every tensor in a file."""
@@ -109,11 +112,6 @@ class HFFolder(CheckpointSource):
     def read_tokenizer(self) -> Tokenizer:
         """Return the tokenizer in the folder, or GPT-2's if it has none and the vocabulary fits."""
         if self.tokenizer_name == "gpt2":
-            if cli.process_rank() == 0:
-                cli.print_stderr(
-                    f"note: {self.path} has no tokenizer files; with its vocabulary of "
-                    f"{self._settings['vocab_size']:,} tokens, GPT-2's tokenizer is used"
-                )
             return load_tiktoken("gpt2")
         return read_tokenizer(self.path, self._settings)
 

@@ -16,6 +16,7 @@ class CheckpointSource(ABC):
     naming: str  # of its tensors: a key of `interop.names.MODULE_NAMES`
     shapes: dict[str, list[int]]  # of its tensors, by their names
     tokenizer_name = "hf"  # value of the setting `tokenizer.name` for its tokenizer
+    tokenizer_note = ""  # to be printed when the tokenizer is read
 
     @abstractmethod
     def read_config(self) -> GPTConfig:
