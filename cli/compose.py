@@ -43,9 +43,9 @@ DEPENDENT_SETTINGS = (
     ("model.n_embd", "model.mlp_hidden", "model.hidden_dim"),
     ("optim.lr", "optim.muon_lr", "optim.muon_peak_lr"),
 )
-# What init_from determines, so that an experiment that does not name one leaves it as it is.
+# What init_from determines, so that an experiment does not change it when a run is resumed.
 SET_BY_START = ("init_from", "model", "tokenizer", "optim")
-FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which suit random weights (LOG.md)
+FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -122,8 +122,8 @@ def configure(
         config = _fit_to_overrides(config, job.keys, log)
         if config.optim.lr != job.config.optim.lr and not config.eval_only:
             log(
-                f"note: optim.lr={config.optim.lr:g} is a tenth of the preset's, because the model "
-                "is trained already; set optim.lr to choose it yourself"
+                f"note: optim.lr={config.optim.lr:g} is a tenth of the preset's, which would "
+                "damage a pretrained model; set optim.lr to choose it yourself"
             )
     else:
         run = None
@@ -187,7 +187,7 @@ def _continue_run(
             for key in ("device", "precision", "compile")
             if getattr(requested, key) == "auto"
         }
-        if run.init_from and requested.init_from is None:
+        if run.init_from:
             resolved |= {key: getattr(run, key) for key in SET_BY_START}
         config = replace(requested, **resolved)
     for key in keys:
@@ -243,7 +243,7 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
 def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
     """Return the configuration with the shape and tokenizer of the model that it starts from.
 
-    A learning rate that is not typed becomes that of fine-tuning.
+    A learning rate that is not typed is lowered for a model that was not trained here.
     """
     model, optim = start.model, requested.optim
     for override in overrides:
@@ -261,7 +261,9 @@ def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
             )
     model = replace(model, dropout=requested.model.dropout)
     typed = {override.partition("=")[0] for override in overrides}
-    if "init_from" in typed and "optim.lr" not in typed:  # a preset with both means its own rate
+    is_pretrained = start.run_dir is None  # elsewhere, where rates are lower
+    # A preset that names init_from has its own rate
+    if is_pretrained and "init_from" in typed and "optim.lr" not in typed:
         optim = replace(optim, lr=_fine_tuning_rate(optim.lr))
         if optim.muon_lr and "optim.muon_lr" not in typed:
             optim = replace(optim, muon_lr=_fine_tuning_rate(optim.muon_lr))

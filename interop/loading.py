@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -97,7 +98,8 @@ def _load_run(
 def read_starting_model(init_from: str) -> Config:
     """Return the model, tokenizer and init_from, with its commit, that training starts with.
 
-    The model is downloaded if necessary.
+    The model is downloaded if necessary. `run_dir` names it if it is a run that began with random
+    weights.
 
     Raises:
         UserError: It cannot be read, or our model cannot compute the same.
@@ -107,7 +109,9 @@ def read_starting_model(init_from: str) -> Config:
     if isinstance(source, RunPath):
         folder, _ = _find_checkpoint(source, log=lambda note: None)
         config = read_config(folder / CONFIG_FILE)
-        return Config(init_from=init_from, model=config.model, tokenizer=config.tokenizer)
+        run_dir = None if config.init_from else str(source.folder)
+        start = Config(run_dir=run_dir, init_from=init_from)
+        return replace(start, model=config.model, tokenizer=config.tokenizer)
     tokenizer = TokenizerConfig(name=source.tokenizer_name)
     model = ExternalCheckpoint(source).config
     return Config(init_from=init_from, model=model, tokenizer=tokenizer)

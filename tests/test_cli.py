@@ -31,8 +31,10 @@ from cli.sample_config import SampleConfig
 from cli.unused import SAMPLE_USED_WITH, TRAIN_USED_WITH
 from common.errors import UserError
 from common.settings import iterate_settings
-from config import Config, DataConfig, ModelConfig, TokenizerConfig
-from interop import read_starting_model
+from config import Config, DataConfig, GPTConfig, ModelConfig, TokenizerConfig
+from data.tokenizer import CharTokenizer
+from interop import read_starting_model, save_hf
+from model import GPT
 
 ROOT = Path(__file__).parents[1]
 # An argument is any text without NUL.
@@ -765,10 +767,14 @@ def test_a_tilde_after_an_equals_sign_is_expanded(hydra, tmp_path, monkeypatch):
     assert parse_command_line(["init_from=gpt2-xl"]).settings == ["init_from='gpt2-xl'"]
 
 
-def test_a_trained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_typed(
+def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_typed(
     hydra, tmp_path, capsys
 ):
-    write_run(tmp_path / "base")
+    model = GPT(GPTConfig(3, block_size=8, n_layer=1, n_head=1, n_embd=8))
+    save_hf(model, tmp_path / "base", CharTokenizer("abc"))
+    write_run(tmp_path / "own")
+    own = configured(f"init_from={tmp_path / 'own'}").optim
+    assert own.lr == configured().optim.lr == 6e-3 and not capsys.readouterr().out
     start = f"init_from={tmp_path / 'base'}"
     config = configured(start, f"run_dir={tmp_path / 'run'}")
     assert (config.optim.lr, config.optim.muon_lr) == (pytest.approx(6e-4), None)
