@@ -89,7 +89,7 @@ function rowMean(x, i, C, isCentered) {
  * @param {boolean} isCentered - Whether the norm subtracts the mean first.
  * @returns {Scales}
  */
-export function normScales(x, C, epsilon, isCentered) {
+function normScales(x, C, epsilon, isCentered) {
   const scales = new Float64Array(x.length / C);
   for (let i = 0; i < scales.length; i++) {
     const mean = rowMean(x, i, C, isCentered);

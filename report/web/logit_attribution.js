@@ -16,25 +16,7 @@ const MAX_BARS = 10;
 /** Nats below which the colors of head effects do not get stronger. */
 const MIN_EFFECT_SCALE = 0.1;
 
-/**
- * What is known about the predictions of one probe at one step; see `decodePredictions` in
- * token_effect.js.
- *
- * @typedef {object} Explanation
- * @property {number} L - Number of layers.
- * @property {number} H - Number of heads.
- * @property {string[]} tokens
- * @property {number} parts - Number of components in the direct logit attribution.
- * @property {(i: number) => number} loss - Loss of the token after `i`, in nats.
- * @property {(k: number, i: number) => number} lens - Loss after `k` blocks, in nats.
- * @property {(layer: number, head: number, i: number) => number} headEffect - In nats.
- * @property {boolean} [lacksHeadEffects] - Whether they were not measured.
- * @property {(part: number, i: number, target: number) => number} direct - Contribution to a logit.
- * @property {(i: number) => {id: number, chance: number, was?: number}[]} predicted - Likeliest
- *   next tokens.
- * @property {(layer: number, head: number, i: number) => number[]} writes - Ids of three promoted
- *   and three suppressed tokens.
- */
+/** @typedef {import("./page_state.js").Predictions} Explanation */
 
 /**
  * @param {number} part - Index of a component in the direct logit attribution.

@@ -110,7 +110,7 @@ export function outcome({ status, figures, maxSteps }) {
  * @param {number} digits
  * @returns {number} The value rounded to so many significant digits.
  */
-export function roundToDigits(value, digits) {
+function roundToDigits(value, digits) {
   return Number(value.toPrecision(digits));
 }
 
