@@ -117,4 +117,5 @@ export function setUpInterventions() {
   };
   $("heads-grid").addEventListener("click", toggleClickedHead, true);
   document.addEventListener("keydown", pressKey);
+  document.addEventListener("focusout", drawHideButton);
 }

@@ -90,9 +90,6 @@ function createToken(text, i) {
   if (isOwnText()) span.classList.toggle("hidden-token", ownText.hidden.includes(i));
   span.onpointerenter = () => highlightToken(i);
   span.onfocus = () => highlightToken(i);
-  span.onblur = event => {
-    if (!spans.includes(event.relatedTarget)) highlightToken(null);
-  };
   span.onclick = () => togglePin(i);
   return span;
 }
