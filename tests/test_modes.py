@@ -80,6 +80,7 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path, monkeypatch, text_file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("too short for a context of 32 characters")
