@@ -1,7 +1,12 @@
-"""Run the jobs of `python train.py -m …`, and summarize a sweep: `python -m sweeps DIR`.
+"""Run the jobs of `python train.py -m …`, summarize a sweep, and compare any runs.
 
-Hydra starts the jobs. The table, sweep.csv and sweep.html are made from the sweep's folder alone,
-so they do not depend on what started the jobs. Does not import torch.
+python -m sweeps DIR                   print a sweep's table; rewrite its sweep.csv and sweep.html
+python -m sweeps RUN RUN … [out=DIR]   compare runs, finished or not: print a table, and write
+                                       comparison.csv and comparison.html into DIR (comparison/)
+python -m sweeps runs/ [out=DIR]       compare all runs in a folder
+
+Hydra starts the jobs of a sweep. The tables and pages are made from the folders of the runs alone,
+so they do not depend on what started the runs. Does not import torch.
 """
 
 import contextlib
@@ -34,16 +39,18 @@ from cli.config_file import escape_interpolation
 from cli.presets import GROUPS
 from common.checkpoints import contains_run
 from common.errors import UserError
-from common.files import list_folder, open_unlinked, refuse_link
+from common.files import is_folder, list_folder, open_unlinked, refuse_link
 from common.paths import expand_home, require_output_folder
 from common.settings import format_value
 from common.text import pluralize, printable
+from report.comparison import read_comparison
 from report.job import JOB_LOCK, JobNote, read_job, write_job
 from report.sweep import (
-    CSV,
     Run,
     format_settings,
+    is_comparison,
     is_sweep,
+    output_file,
     rank_variants,
     ranking_metric,
     read_sweep,
@@ -388,16 +395,21 @@ def summarize(folder: Path) -> list[Run]:
     require_sweep(folder)  # before a lock file is left in a folder of something else
     with FileLock(folder / ".lock"):
         runs = read_sweep(folder)
-        write_csv(folder / CSV, runs)
-        with cli.tolerate_errors("the sweep's page", cli.print_stderr):
-            write_sweep_page(folder, runs)
+        write_results(folder, runs)
     return runs
 
 
+def write_results(folder: Path, runs: Sequence[Run]) -> None:
+    """Write the table (.csv) and the page of a sweep or of several runs into a folder."""
+    write_csv(output_file(folder, runs, ".csv"), runs)
+    with cli.tolerate_errors("the page", cli.print_stderr):
+        write_sweep_page(folder, runs)
+
+
 def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
-    """Print the table of a sweep, and below it the best run and what to do next."""
+    """Print the table of some runs, and below it the best run and what to do next."""
     print_line = cli.printer(console)
-    variants = [variant for variant in rank_variants(runs) if variant.finished]
+    variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
     print_line("")
     if variants:
         print_line(make_table(variants, ranking_metric(runs), console.width))
@@ -406,14 +418,35 @@ def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
         print_line(printable(f"{name:<12}{value}", one_line=True))
 
 
+def compare(paths: Sequence[Path], out: str) -> None:
+    """Compare the runs at some paths, and write the results into the folder that out=DIR names."""
+    runs = read_comparison(paths)
+    folder = expand_home("out", out.removeprefix("out="))
+    require_output_folder(out, folder)
+    for parent in (folder.absolute(), *folder.absolute().parents):
+        if contains_run(parent):
+            raise UserError(f"{out} is in the folder of a run, {parent}: choose another out=DIR")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_results(folder, runs)
+    print_sweep(cli.Terminal(), folder, runs)
+
+
 def main() -> None:
-    """Summarize the sweep in the folder that is typed."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        raise UserError("the folder of a sweep is missing: python -m sweeps DIR")
-    folder = expand_home("DIR", sys.argv[1])
-    require_sweep(folder)
-    require_output_folder(f"the folder {folder}", folder)
-    print_sweep(cli.Terminal(), folder, summarize(folder))
+    """Summarize the sweep, or compare the runs, whose folders are typed."""
+    typed_out = [argument for argument in sys.argv[1:] if argument.startswith("out=")]
+    typed = [argument for argument in sys.argv[1:] if argument not in typed_out]
+    is_usable = len(typed_out) < 2 and "out=" not in typed_out
+    if not typed or not is_usable or any(path.startswith("-") for path in typed):
+        raise UserError(
+            "give the folder of a sweep (python -m sweeps DIR), or those of the runs to compare "
+            "(python -m sweeps RUN RUN … [out=DIR])"
+        )
+    [first, *others] = paths = [expand_home("DIR", path) for path in typed]
+    if others or typed_out or not is_folder(first) or not is_sweep(first):
+        compare(paths, (typed_out or ["out=comparison"])[0])
+        return
+    require_output_folder(f"the folder {first}", first)
+    print_sweep(cli.Terminal(), first, summarize(first))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from attention_maps.metrics import read_head_values
 from cli.config_file import read_config
 from common.files import exists, list_folder, ordinary_file
-from common.metrics import best_row
+from common.metrics import best_row, is_scored
 from common.settings import iterate_settings
 from config import MIN_BF16_DECODING_WIDTH, Config
 
@@ -52,16 +52,16 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     emergence (`emerged/induction`), the tokens and the loss at that step, and the highest last
     score (`heads/induction`); and `pairs_again`, the share of repeated token pairs.
     """
-    last_row = rows[-1] if rows else {}
+    last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
     figures = _progress(rows)
     if parameters := count_parameters(run_dir):
         figures["parameters"] = parameters
     if config is not None:
         figures["kv_cache_bytes"] = kv_cache_bytes(config)
-    if "probe/copying_gain" in last_row:
-        figures["copying_gain"] = last_row["probe/copying_gain"]
-    figures |= _best_of_heads(last_row, "emerged", min)
-    figures |= _best_of_heads(last_row, "heads", max)
+    if "probe/copying_gain" in last_snapshot:
+        figures["copying_gain"] = last_snapshot["probe/copying_gain"]
+    figures |= _best_of_heads(last_snapshot, "emerged", min)
+    figures |= _best_of_heads(last_snapshot, "heads", max)
     for score in SCORES_WITH_TIMING:
         figures |= _timing_of_emergence(score, figures, rows)
     if share := share_of_repeated_pairs(run_dir):

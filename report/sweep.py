@@ -23,8 +23,8 @@ from config import Config
 from report.job import JOB, JobNote, read_job
 from report.run import load_config, summarize_run
 
-CSV = "sweep.csv"
-PAGE = "sweep.html"
+# A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
+RUN = "run"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Run:
     """One job of a sweep, or a run outside of any sweep, as its folder records it."""
 
     path: Path
-    settings: dict[str, str]  # swept settings as typed, such as model.n_kv_head → 2; seed included
+    # Swept settings as typed, such as model.n_kv_head → 2, including the seed. If runs are compared
+    # one by one: the run's name under `RUN`, and the settings in which the runs differ.
+    settings: dict[str, str]
     overrides: dict[str, str]  # everything typed when it first trained
     config: Config | None  # resolved; None before it trained
     rows: list[dict]  # rows of metrics.jsonl
@@ -43,6 +45,16 @@ class Run:
     def figures(self) -> dict[str, float]:
         """The run's numbers in sweep.csv, such as `val/loss`; see `summarize_run`."""
         return summarize_run(self.path, self.config, self.rows)
+
+
+def is_comparison(runs: Sequence[Run]) -> bool:
+    """Return whether runs are compared one by one, not the variants of a sweep."""
+    return any(RUN in run.settings for run in runs)
+
+
+def output_file(folder: Path, runs: Sequence[Run], suffix: str) -> Path:
+    """Return the path of the table (.csv) or the page (.html) of some runs in a folder."""
+    return folder / f"{'comparison' if is_comparison(runs) else 'sweep'}{suffix}"
 
 
 def is_sweep(folder: Path) -> bool:
@@ -103,32 +115,37 @@ def read_run(path: Path) -> Run:
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs of a sweep whose settings differ only by the seed."""
+    """The runs of a sweep whose settings differ only by the seed, or one of several runs."""
 
-    settings: dict[str, str]  # swept settings without the seed
+    settings: dict[str, str]  # settings of its runs; in a sweep without the seed
     runs: list[Run]
 
     @property
     def name(self) -> str:
-        """Its settings for display: n_kv_head=2 lr=0.01."""
-        return format_settings(self.settings)
+        """Its settings for display: n_kv_head=2 lr=0.01; of a single run the name."""
+        return self.settings.get(RUN) or format_settings(self.settings)
 
     @property
     def finished(self) -> list[Run]:
         """The finished runs."""
         return [run for run in self.runs if run.status == "finished"]
 
+    @property
+    def measured(self) -> list[Run]:
+        """The runs that its figures are taken from: the finished ones, or a single run so far."""
+        return self.runs if RUN in self.settings else self.finished
+
     def values(self, figure: str) -> list[float]:
-        """Return a figure of each finished run that has it."""
-        return [run.figures[figure] for run in self.finished if figure in run.figures]
+        """Return a figure of each measured run that has it."""
+        return [run.figures[figure] for run in self.measured if figure in run.figures]
 
     def mean(self, figure: str) -> float:
-        """Return the mean of a figure over the finished runs, or nan if none has it."""
+        """Return the mean of a figure over the measured runs, or nan if none has it."""
         values = self.values(figure)
         return fmean(values) if values else nan
 
     def error(self, figure: str) -> float:
-        """Return the standard error of the mean, or nan with fewer than two finished runs."""
+        """Return the standard error of the mean, or nan with fewer than two measured runs."""
         values = self.values(figure)
         if len(values) < 2 or not all(map(isfinite, values)):
             return nan
@@ -173,13 +190,17 @@ def rank_variants(runs: Sequence[Run]) -> list[Variant]:
     metric = ranking_metric(runs)
     variants: dict[tuple, Variant] = {}
     for run in runs:
-        settings = {key: value for key, value in run.settings.items() if key != "seed"}
+        settings = {
+            key: value
+            for key, value in run.settings.items()
+            if key != "seed" or RUN in run.settings
+        }
         variant = variants.setdefault(tuple(sorted(settings.items())), Variant(settings, []))
         variant.runs.append(run)
 
     def order(variant: Variant) -> tuple:
         mean = variant.mean(metric)
-        return not variant.finished, not isfinite(mean), mean if isfinite(mean) else 0
+        return not variant.measured, not isfinite(mean), mean if isfinite(mean) else 0
 
     return sorted(variants.values(), key=order)
 
@@ -203,7 +224,7 @@ def find_best_run(runs: Sequence[Run]) -> Run | None:
         return None
     metric = ranking_metric(runs)
     candidates = [
-        run for run in rank_variants(runs)[0].finished if isfinite(run.figures.get(metric, nan))
+        run for run in rank_variants(runs)[0].measured if isfinite(run.figures.get(metric, nan))
     ]
     return min(candidates, key=lambda run: run.figures[metric], default=None)
 

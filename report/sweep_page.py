@@ -1,4 +1,4 @@
-"""Write a sweep's page (sweep.html): one file that works offline and compares its variants."""
+"""Write the page of a sweep or of several runs: one file that works offline and compares them."""
 
 import os
 from collections.abc import Sequence
@@ -11,11 +11,13 @@ from attention_maps.metrics import read_head_values
 from common.files import exists
 from report.html import write_html
 from report.sweep import (
-    PAGE,
+    RUN,
     Run,
     find_best_run,
     find_tied_variant,
+    is_comparison,
     lacks_error_estimate,
+    output_file,
     rank_variants,
     ranking_metric,
     reproduce_command,
@@ -53,19 +55,22 @@ clip = partial(clip_text, max_length=500)  # characters of a setting's value or 
 
 
 def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
-    """Write folder/sweep.html from the runs as they are now, and return its path."""
+    """Write sweep.html or comparison.html from the runs as they are now, and return its path."""
     variants, metric, best = rank_variants(runs), ranking_metric(runs), find_best_run(runs)
     tied = find_tied_variant(variants, metric)
     points = curve_points(len(runs))
     all_keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    keys = [key for key in all_keys if key != "seed"] or all_keys
+    compares_runs = is_comparison(runs)
+    keys = [key for key in all_keys if key != "seed" or compares_runs] or all_keys
     values = {key: [setting_text(run, key) for run in runs] for key in keys}
     content = {
         "title": folder.resolve().name,
         "metric": metric,
         "points": points,
         "keys": [{"name": clip(key), "values": list(dict.fromkeys(values[key]))} for key in keys],
-        "command": reproduce_command(best) if best else None,
+        "isComparison": compares_runs,
+        "hasResult": best is not None,
+        "command": reproduce_command(best) if best and not compares_runs else None,
         "asGood": tied.name if best and tied else None,
         "oneSeed": lacks_error_estimate(variants),
         "runs": [
@@ -74,7 +79,7 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
             for run in variant.runs
         ],
     }
-    return write_html(folder / PAGE, "sweep.html", content, [])
+    return write_html(output_file(folder, runs, ".html"), "sweep.html", content, [])
 
 
 def curve_points(n_runs: int) -> int:
@@ -95,7 +100,7 @@ def run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
     rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
-        "name": clip(run.path.relative_to(folder).as_posix()),
+        "name": clip(run.settings.get(RUN, run.path.name)),
         "page": relative_url(folder, page) if exists(page) else None,
         "values": [setting_text(run, key) for key in keys],
         "seed": clip(str(seed)),
@@ -120,7 +125,7 @@ def run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
 
 def relative_url(folder: Path, page: Path) -> str:
     """Return the URL of a page relative to `folder`; its name may be bytes that are not UTF-8."""
-    return quote(os.fsencode(page.relative_to(folder).as_posix()))
+    return quote(os.fsencode(Path(os.path.relpath(page, folder)).as_posix()))
 
 
 def scores_of_row(row: dict) -> dict[str, float]:

@@ -15,13 +15,14 @@ from rich.text import Text
 from common.files import atomic_write
 from common.text import format_speed, format_with_error, pluralize, printable
 from report.sweep import (
-    CSV,
-    PAGE,
+    RUN,
     Run,
     Variant,
     find_best_run,
     find_tied_variant,
+    is_comparison,
     lacks_error_estimate,
+    output_file,
     rank_variants,
     ranking_metric,
     reproduce_command,
@@ -96,16 +97,30 @@ COLUMN_GAP = 2  # spaces between two columns
 def make_table(variants: Sequence[Variant], metric: str, width: int) -> Table:
     """Build the table of a sweep's variants, best first, with as many figures as fit.
 
-    The metric that ranks them always has a column. `width` is that of the terminal, in characters.
+    The metric that ranks them always has a column, and so do all swept settings. Of the settings in
+    which compared runs differ, those that fit have one. `width` is that of the terminal, in
+    characters.
     """
+    runs = [run for variant in variants for run in variant.runs]
     columns = setting_columns(variants)
+    metric_column, *figure_columns = (
+        [HEADINGS.get(name, name), *(format_cell(v, name) for v in variants)]
+        for name in figure_names(variants, metric)
+    )
+    counts = []
+    if is_comparison(runs):
+        if any(run.status != "finished" for run in runs):
+            counts = [["steps", *map(format_steps, runs)]]
+        columns, settings = columns[:1], columns[1:]
+        for column in settings:
+            if table_width([*columns, column, *counts, metric_column]) <= width:
+                columns.append(column)
+    elif any("seed" in run.settings for run in runs):
+        counts = [["seeds", *(format_share(len(v.finished), len(v.runs)) for v in variants)]]
     n_text_columns = len(columns)
-    if any("seed" in run.settings for variant in variants for run in variant.runs):
-        counts = [format_share(len(v.finished), len(v.runs)) for v in variants]
-        columns.append(["seeds", *counts])
-    for name in figure_names(variants, metric):
-        column = [HEADINGS.get(name, name), *(format_cell(v, name) for v in variants)]
-        if name != metric and table_width([*columns, column]) > width:
+    columns += [*counts, metric_column]
+    for column in figure_columns:
+        if table_width([*columns, column]) > width:
             break
         columns.append(column)
 
@@ -163,24 +178,39 @@ def format_cell(variant: Variant, name: str) -> str:
     return text
 
 
+def format_steps(run: Run) -> str:
+    """Format the number of steps that a run has taken, and how many it was started for."""
+    steps = run.rows[-1]["step"] if run.rows else 0
+    return format_share(steps, run.config.max_steps if run.config else steps)
+
+
 def format_share(count: int, total: int) -> str:
     """Format a count, with the total if they differ: 3, 2 of 3."""
-    return f"{count}" if count == total else f"{count} of {total}"
+    return f"{count:,}" if count == total else f"{count:,} of {total:,}"
 
 
 def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
     lines = []
+    compares_runs = is_comparison(runs)
     if best := find_best_run(runs):
         lines += conclusion(runs)
-        lines.append(("best run", reproduce_command(best)))
-    lines += [("failed", f"{run.path.name}: {run.failure}") for run in runs if run.failure]
+        if not compares_runs:
+            lines.append(("best run", reproduce_command(best)))
+    lines += [
+        ("failed", f"{run.settings.get(RUN, run.path.name)}: {run.failure}")
+        for run in runs
+        if run.failure
+    ]
     for run in runs:
-        if run.status == "unfinished":
+        if run.status == "unfinished" and not compares_runs:
             steps = run.rows[-1]["step"] if run.rows else 0
             lines.append(("unfinished", f"{run.path.name}: {pluralize(steps, 'step')}"))
-    lines += [("table", str(folder / CSV)), ("page", str(folder / PAGE))]
-    if any(run.status != "finished" for run in runs):
+    lines += [
+        ("table", str(output_file(folder, runs, ".csv"))),
+        ("page", str(output_file(folder, runs, ".html"))),
+    ]
+    if any(run.status != "finished" for run in runs) and not compares_runs:
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines.append(("to resume", f"the same command with {resume}"))
     return lines
@@ -190,6 +220,9 @@ def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the lines that name the best variant, and whether it is significantly better."""
     variants = rank_variants(runs)
     best = variants[0]
+    if is_comparison(runs):
+        note = "each row is one run, so there is no error estimate"
+        return [("lowest", best.name), ("note", note)] if len(runs) > 1 else []
     if lacks_error_estimate(variants):
         return [
             ("lowest", best.name),

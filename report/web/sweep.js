@@ -23,9 +23,12 @@ function draw() {
 }
 
 function start() {
-  setTitle(data.title, "GlassGPT sweep");
+  setTitle(data.title, `GlassGPT ${data.isComparison ? "comparison" : "sweep"}`);
   const grid = sweptKeys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × ");
-  const facts = [grid, pluralize(allSettings.length, "setting"), pluralize(runs.length, "run")];
+  const differences = `${pluralize(sweptKeys.length - 1, "different setting")}`;
+  const facts = data.isComparison
+    ? [pluralize(runs.length, "run"), differences]
+    : [grid, pluralize(allSettings.length, "setting"), pluralize(runs.length, "run")];
   $("summary").textContent = facts.filter(Boolean).join(" · ");
   setUpLegend(draw);
   showBestSetting();

@@ -3,6 +3,7 @@
 import { $, bdi, el } from "./dom.js";
 import { pluralize, printable } from "./format.js";
 import {
+  chartedKeys,
   data,
   hasSingleValue,
   lossUnit,
@@ -32,13 +33,15 @@ export function showBestSetting() {
   $("best").hidden = !hasResult;
   if (!hasResult) {
     const hasFinished = runs.some(run => run.status === "finished");
-    $("nothing").textContent = hasFinished
-      ? "No finished run has a finite validation loss."
-      : "No run has finished yet.";
+    $("nothing").textContent =
+      hasFinished || data.isComparison
+        ? `No ${data.isComparison ? "" : "finished "}run has a finite validation loss.`
+        : "No run has finished yet.";
     return;
   }
   $("figures").append(...valueFigures(), lossFigure(), ...costFigures());
   showCaveat();
+  $("again").hidden = $("command").hidden = !data.command;
   $("best-command").textContent = data.command;
   $("copy").onclick = copyCommand;
 }
@@ -54,7 +57,7 @@ function figureBox(id, value, ...label) {
 
 function valueFigures() {
   const [firstRun] = runsOf[lowestLossSetting];
-  return sweptKeys.flatMap((_, k) =>
+  return chartedKeys.flatMap(k =>
     hasSingleValue(lowestLossSetting, k)
       ? [figureBox(sweptKeys[k].name, bdi(valueName(firstRun, k)), keyName(k))]
       : [],
@@ -82,9 +85,10 @@ function showCaveat() {
   $("caveat").hidden = !data.asGood && !data.oneSeed;
   if (data.oneSeed) {
     $("best-title").textContent = "Lowest loss";
-    $("caveat").textContent =
-      "With one seed there is no error estimate, so no setting is declared best. Add seed=1,2,3 to measure how " +
-      "much the loss differs between seeds.";
+    $("caveat").textContent = data.isComparison
+      ? "Each run is compared by itself, so there is no error estimate: another seed may rank the runs differently."
+      : "With one seed there is no error estimate, so no setting is declared best. Add seed=1,2,3 to measure how " +
+        "much the loss differs between seeds.";
   } else {
     $("caveat").replaceChildren(
       bdi(data.asGood ?? ""),

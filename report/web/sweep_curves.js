@@ -8,9 +8,9 @@ import { mean, standardError } from "./statistics.js";
 import {
   allSettings,
   data,
-  finishedRuns,
   hasSeveralSeeds,
   lossUnit,
+  measuredRuns,
   runs,
   runsOf,
 } from "./sweep_data.js";
@@ -43,7 +43,7 @@ const AVERAGED_SCORES = ["entropy", "distance"];
  *   if no run has finished.
  */
 function meanCurve(setting, curveOf) {
-  const curves = finishedRuns(setting)
+  const curves = measuredRuns(setting)
     .map(curveOf)
     .filter(curve => curve?.steps.length);
   if (!curves.length) return null;

@@ -2,7 +2,8 @@
  * The data of a sweep's page: its runs, the values that were swept, and the result of each setting.
  *
  * A setting is a combination of swept values; its runs differ only in their seed. Settings are
- * numbered from 0, best first.
+ * numbered from 0, best first. If any runs are compared, each is a setting of its own: the first
+ * swept key is its name, and the others are the settings in which the runs differ.
  */
 
 import { $ } from "./dom.js";
@@ -45,10 +46,10 @@ import { mean, standardDeviation, standardError } from "./statistics.js";
  */
 
 /**
- * Means over the finished runs of a setting, with their standard errors.
+ * Means over the measured runs of a setting, with their standard errors.
  *
  * @typedef {object} Result
- * @property {number} runCount - Finished runs that have a loss.
+ * @property {number} runCount - Measured runs that have a loss.
  * @property {number | null} loss - Mean of the metric that settings are compared by.
  * @property {number | null} lossError
  * @property {Record<string, number>} figures
@@ -58,6 +59,9 @@ import { mean, standardDeviation, standardError } from "./statistics.js";
  * @property {Record<string, number>} scores - At the end of training.
  * @property {Record<string, number | null>} scoreErrors
  */
+
+/** In a comparison of runs that differ in more keys, charts are drawn against the runs only. */
+const MAX_CHARTED_KEYS = 5;
 
 export const data = JSON.parse($("data").textContent);
 
@@ -79,15 +83,15 @@ export const allSettings = [...Array(settingCount).keys()];
 export const runsOf = allSettings.map(setting => runs.filter(run => run.setting === setting));
 
 /** @type {Result[]} */
-export const results = allSettings.map(setting => summarizeRuns(finishedRuns(setting)));
+export const results = allSettings.map(setting => summarizeRuns(measuredRuns(setting)));
 
 /** Unit of the metric that settings are compared by. */
 export const lossUnit = { "val/loss": "nats/token", "val/bits_per_byte": "bits per byte" }[
   data.metric
 ];
 
-/** The setting with the lowest loss; null if no run has finished. */
-export const lowestLossSetting = data.command ? 0 : null;
+/** The setting with the lowest loss; null if there is no result. */
+export const lowestLossSetting = data.hasResult ? 0 : null;
 
 /** The setting that is declared best; null with one seed, because there is no error estimate. */
 export const bestSetting = data.oneSeed ? null : lowestLossSetting;
@@ -95,12 +99,18 @@ export const bestSetting = data.oneSeed ? null : lowestLossSetting;
 /** Whether any setting has more than one run. */
 export const hasSeveralSeeds = runsOf.some(runsOfSetting => runsOfSetting.length > 1);
 
+/** Indices of the swept keys that charts are drawn against. */
+export const chartedKeys =
+  data.isComparison && sweptKeys.length > MAX_CHARTED_KEYS ? [0] : [...sweptKeys.keys()];
+
 /**
+ * The runs whose results count: the finished ones, or in a comparison of runs each one so far.
+ *
  * @param {number} setting
  * @returns {Run[]}
  */
-export function finishedRuns(setting) {
-  return runsOf[setting].filter(run => run.status === "finished");
+export function measuredRuns(setting) {
+  return runsOf[setting].filter(run => run.status === "finished" || data.isComparison);
 }
 
 /**

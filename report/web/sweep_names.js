@@ -11,6 +11,7 @@ import {
 import {
   allSettings,
   bestSetting,
+  data,
   hasSeveralSeeds,
   hasSingleValue,
   results,
@@ -65,6 +66,7 @@ export function keyAndValue(run, k) {
  * @returns {string}
  */
 export function settingName(setting) {
+  if (data.isComparison) return runName(runsOf[setting][0]);
   const parts = sweptKeys.map((_, k) =>
     hasSingleValue(setting, k) ? keyAndValue(runsOf[setting][0], k) : "",
   );
@@ -86,6 +88,7 @@ export function bestMark(setting) {
  * @returns {string}
  */
 export function runName(run) {
+  if (data.isComparison) return printableName(run.name);
   const parts = sweptKeys.map((_, k) => keyAndValue(run, k));
   if (run.seed && hasSeveralSeeds && sweptKeys[0].name !== "seed")
     parts.push(`seed ${printableName(run.seed)}`);

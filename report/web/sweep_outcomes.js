@@ -8,9 +8,10 @@ import { mean, standardError } from "./statistics.js";
 import {
   allSettings,
   axisValue,
+  chartedKeys,
   data,
-  finishedRuns,
   hasSeveralSeeds,
+  measuredRuns,
   runs,
   runsOf,
   sweptKeys,
@@ -87,12 +88,12 @@ const OUTCOMES = {
  * @returns {Dot | null} Null if no run of the setting has the outcome.
  */
 function meanOutcomeDot(setting, x, { format }, outcomeOf) {
-  const finished = finishedRuns(setting);
-  const values = finished.map(outcomeOf).filter(value => value !== undefined && value !== null);
+  const measured = measuredRuns(setting);
+  const values = measured.map(outcomeOf).filter(value => value !== undefined && value !== null);
   if (!values.length) return null;
   const error = standardError(values);
   const value = format(mean(values), error);
-  const detail = `in ${values.length} of ${pluralize(finished.length, "run")}`;
+  const detail = `in ${values.length} of ${pluralize(measured.length, "run")}`;
   const nodes = describeDot(settingName(setting), null, value, "", [detail]);
   return { x, y: mean(values), error, group: setting, nodes };
 }
@@ -110,7 +111,7 @@ function meanOutcomeDot(setting, x, { format }, outcomeOf) {
 
 /** @returns {Abscissa[]} */
 function outcomeAbscissas() {
-  const abscissas = [...sweptKeys.keys()]
+  const abscissas = chartedKeys
     .filter(k => sweptKeys[k].values.length > 1)
     .map(k => ({
       id: String(k),
@@ -129,7 +130,7 @@ function outcomeAbscissas() {
  */
 function textAbscissa() {
   const shares = allSettings.map(setting =>
-    mean(finishedRuns(setting).map(run => run.formed.pairs_again ?? NaN)),
+    mean(measuredRuns(setting).map(run => run.formed.pairs_again ?? NaN)),
   );
   const differ = Math.max(...shares) - Math.min(...shares) > MIN_TEXT_DIFFERENCE;
   if (!shares.every(Number.isFinite) || !differ) return [];

@@ -8,11 +8,11 @@ import {
   axisValue,
   bestSetting,
   data,
-  finishedRuns,
   hasSeveralSeeds,
   hasSingleValue,
   lossOf,
   lossUnit,
+  measuredRuns,
   results,
   runs,
   runsOf,
@@ -39,6 +39,7 @@ const settingSorting = { column: null, sign: 0 };
 /** Fill the three tables. */
 export function showTables() {
   $("table").hidden = !allSettings.length;
+  if (data.isComparison) $("table-title").textContent = "Runs and their settings";
   $("table-note").textContent = settingsNote();
   fillTable($("settings"), settingColumns(), allSettings, settingRow, settingSorting);
   const runRow = run =>
@@ -55,8 +56,8 @@ export function showTables() {
 function settingsNote() {
   const error = hasSeveralSeeds ? ", with the mean ± standard error over its finished runs" : "";
   const note =
-    `Each row is a setting${error}, sorted by the validation loss (${lossUnit}) at each run's best step. ` +
-    "Click a column heading to sort, or a row to highlight its setting.";
+    `Each row is a ${data.isComparison ? "run" : "setting"}${error}, sorted by the validation loss (${lossUnit}) at each run's best step. ` +
+    "Click a column heading to sort, or a row to highlight it.";
   if (data.metric === "val/loss") return note;
   return `${note} The runs use different vocabularies, so compare bits per byte, not the loss per token.`;
 }
@@ -95,9 +96,12 @@ function settingColumns() {
     sortValue: bitsOf,
     cell: setting => withError(bitsOf(setting), results[setting].figureErrors["val/bits_per_byte"]),
   };
+  // Compared runs may differ in many settings, which would hide the loss.
+  const leading = data.isComparison ? 1 : sweptKeys.length;
   return [
-    ...keyColumns(),
+    ...keyColumns().slice(0, leading),
     lossColumn,
+    ...keyColumns().slice(leading),
     ...(hasSeveralSeeds ? [seedColumn] : []),
     ...(data.metric === "val/loss" ? [bitsColumn] : []),
     ...Object.keys(COSTS).map(costColumn),
@@ -141,7 +145,7 @@ function scoreColumns() {
     sortValue: setting => results[setting].scores[score] ?? null,
     cell: setting => finalScore(setting, score) + emergence(setting, score),
   }));
-  return [...keyColumns(), ...columns];
+  return [...keyColumns().slice(0, data.isComparison ? 1 : undefined), ...columns];
 }
 
 /**
@@ -164,7 +168,7 @@ function finalScore(setting, score) {
 function emergence(setting, kind) {
   const steps = results[setting].emerged[kind];
   if (!steps) return "";
-  const runCount = finishedRuns(setting).length;
+  const runCount = measuredRuns(setting).length;
   const error = standardError(steps);
   const errorText = error ? ` ± ${formatCount(Math.round(error))}` : "";
   const share = steps.length < runCount ? ` in ${steps.length} of ${runCount} runs` : "";

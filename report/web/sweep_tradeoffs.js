@@ -8,11 +8,12 @@ import {
   allSettings,
   axisValue,
   bestSetting,
-  finishedRuns,
+  chartedKeys,
   hasSeveralSeeds,
   hasSingleValue,
   lossOf,
   lossUnit,
+  measuredRuns,
   results,
   runs,
   runsOf,
@@ -45,9 +46,9 @@ const MAX_LINEAR_RATIO = 8;
 const MAX_VALUE_TICKS = 9;
 /** Draw the loss against each swept key and each cost. */
 export function drawTradeoffs() {
-  sweptKeys.forEach((key, k) => {
-    if (key.values.length > 1 || sweptKeys.length === 1) drawLossByKey(k);
-  });
+  for (const k of chartedKeys) {
+    if (sweptKeys[k].values.length > 1 || sweptKeys.length === 1) drawLossByKey(k);
+  }
   for (const name of Object.keys(COSTS)) drawLossByCost(name);
   $("tradeoffs").hidden = !runs.some(run => lossOf(run) !== null);
   const notes = [`Validation loss (${lossUnit}) at each run's best step; lower is better.`];
@@ -140,7 +141,7 @@ function equalCostsNote() {
   if (parameters.length === 1) parts.push(pluralize(parameters[0], "parameter"));
   if (cacheSizes.length === 1) parts.push(`a KV cache of ${formatBytes(cacheSizes[0])}`);
   if (!parts.length) return [];
-  const haveAllFinished = allSettings.every(setting => finishedRuns(setting).length);
+  const haveAllFinished = allSettings.every(setting => measuredRuns(setting).length);
   return [`All ${haveAllFinished ? "settings" : "finished settings"} have ${parts.join(" and ")}.`];
 }
 

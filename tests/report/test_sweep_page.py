@@ -11,11 +11,13 @@ from pages import (
     expect_text,
     fail_job,
     make_job,
+    make_run,
     move_pointer_away,
     read_back,
 )
 
 from report import sweep_page
+from report.comparison import read_comparison
 from report.sweep import read_sweep
 
 
@@ -265,3 +267,22 @@ def test_swept_values_are_in_order_on_a_fitting_axis(open_page, tmp_path, typed,
     tab = open_page(write(tmp_path))
     assert tab.locator(".chip").all_inner_texts() == order.split()
     assert tab.get_attribute("#loss-by-key-0 svg", "data-axis") == axis
+
+
+@pytest.mark.slow
+def test_compared_runs_are_named_and_linked_wherever_they_are(open_page, tmp_path):
+    make_run(tmp_path / "here" / "wide run", H=8)
+    (tmp_path / "here" / "wide run" / "report.html").write_text("<title>wide</title>")
+    make_run(tmp_path / "there" / "narrow", max_steps=1000)
+    (tmp_path / "out").mkdir()
+    runs = read_comparison([tmp_path / "here", tmp_path / "there"])
+    tab = open_page(sweep_page.write_sweep_page(tmp_path / "out", runs))
+    assert read_column(tab, "run") == ["here/wide run", "there/narrow"]
+    assert read_column(tab, "model.n_head") == ["8", "4"]
+    assert read_column(tab, "loss") == ["2.500", "2.500"]  # also of the unfinished one
+    assert tab.locator(".chip").all_inner_texts() == ["here/wide run", "there/narrow"]
+    assert tab.locator("#best-command").is_hidden()
+    assert "20 of 1,000" in tab.inner_text("#failures li")
+    assert tab.locator("#formed-charts .dot").count() > 0
+    link = tab.locator("#runs a").evaluate("a => a.href")
+    assert unquote(link) == f"file://{tmp_path}/here/wide run/report.html"
