@@ -39,7 +39,7 @@ class Score(NamedTuple):
         )
 
     def attended(self) -> list[int]:
-        """Return the ids of the first window, whose attention a page shows."""
+        """Return the ids at the beginning, whose attention a page shows."""
         return self.ids[: min(self.window, MAX_ATTENTION_TOKENS)].tolist()
 
     def page_content(self, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -85,4 +85,4 @@ def score_text(model: GPT, tokenizer: Tokenizer, text: str) -> Score:
     of_tokens = torch.cat(losses).numpy()
     if not np.isfinite(of_tokens).all():
         raise UserError(NON_FINITE_PREDICTIONS)
-    return Score(tokens, of_tokens, shape.block_size, len(text.encode()))
+    return Score(tokens, of_tokens, model.config.block_size, len(text.encode()))

@@ -46,7 +46,12 @@ function describe({ tokens, tokenCount, window }, top) {
     sentences.push(`The model reads ${pluralize(window, "token")} at a time and then starts anew.`);
   }
   const attended = currentProbe()?.T;
-  if (attended) sentences.push(`The attention below is that of the first ${attended} tokens.`);
+  if (attended > 1) {
+    sentences.push(
+      `The attention below is of the first ${pluralize(attended - 1, "token")} and the one before ` +
+        "them, which begins every text.",
+    );
+  }
   return sentences.join(" ");
 }
 

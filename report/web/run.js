@@ -238,6 +238,9 @@ function setUpContents() {
   $("contents").append(...ids.map(createButton));
 }
 
+/** Return a probe without the token that begins a scored text. */
+const withoutFirst = ({ tokens, ids }) => ({ tokens: tokens.slice(1), ids: ids?.slice(1) });
+
 /** Set up the page. */
 async function start() {
   const isRun = data.kind === "run";
@@ -262,7 +265,7 @@ async function start() {
   if (data.losses) drawLosses(data.losses);
   setUpAttention();
   setUpContents();
-  setUpOwnText(text);
+  setUpOwnText(data.losses && text ? withoutFirst(text) : text); // that token cannot be typed
   if (stepsWithWeights.length) setUpInterventions();
   followAddress();
   if (hasProbes()) setUpHeadGrid($("heads-grid"));
