@@ -17,6 +17,7 @@ from attention_maps.logit_attribution import explain_predictions
 from attention_maps.metrics import flatten, read_latest
 from attention_maps.probes import make_probes
 from attention_maps.results import Measurements
+from attention_maps.stored_weights import prune_stored_weights
 from common.files import refuse_link, step_name
 from common.text import pluralize
 from config import Config
@@ -72,12 +73,17 @@ class Snapshots:
         """
         model, has_grid = capture.in_float32(model), self.is_grid_due(step)
         measurements, arrays = self._measure(model, step, read_latest(rows), has_grid)
+        metrics = flatten(measurements)
         self._write(model, step, arrays, has_grid)
+        with self.tolerate_errors("the weights of a snapshot"):
+            refuse_link(self.folder)
+            capture.save_weights(self.folder / f"{step_name(step)}.safetensors", model)
+            prune_stored_weights(self.folder, metrics)
         sample = None
         if has_grid:
             with self.tolerate_errors("a sample text"):  # the model may predict NaN
                 sample = sample_text(model, self.tokenizer, self.sample_tokens, self.config.seed)
-        return Snapshot(flatten(measurements), sample)
+        return Snapshot(metrics, sample)
 
     def is_grid_due(self, step: int) -> bool:
         """Return whether the snapshot at a step gets an attention grid and a sample text.
@@ -125,8 +131,6 @@ class Snapshots:
             capture.save_snapshot(path, step, self.probes, arrays)
         if not has_grid or os.path.islink(self.folder):
             return
-        with self.tolerate_errors("the weights of a snapshot"):
-            capture.save_weights(path.with_suffix(".safetensors"), model)
         with self.tolerate_errors("an attention grid"):
             attention_grid.draw(
                 arrays["text"],

@@ -22,10 +22,9 @@ import nbclient
 import nbformat
 
 from benchmarks.harness import ROOT, Options, read_options, run_command, select
-from report import embedded_model, page
+from report import page
 
 DOCS = ROOT / "docs"
-EXAMPLE_WEIGHTS_BUDGET = 4_500_000  # bytes; the example's page is part of the repository
 # The charts that docs/findings.md shows of each study: patterns of their ids.
 CHARTS_OF_STUDY = {
     "depth": "copying_gain|tokens_at_emergence/induction|heads/previous",
@@ -128,7 +127,6 @@ def renew_induction(_: Path) -> None:
     run = ROOT / "runs" / "induction"  # the notebook looks for it there
     settings = ["experiment=induction", "run_dir=runs/induction", "wandb.mode=disabled"]
     output = run_python(ROOT, "train.py", *settings)
-    embedded_model.MAX_WEIGHTS_BYTES = EXAMPLE_WEIGHTS_BUDGET
     shutil.copy(page.write_page(run), DOCS / "example" / "run.html")
     shutil.copy(max(run.glob("attention/*.png")), DOCS / "attention.png")
     run_python(

@@ -1,8 +1,7 @@
 """Embed a model in a page, which runs it on the reader's text."""
 
 import json
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -11,16 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import safe_open
 
-from attention_maps.metrics import read_emergence
+from attention_maps.stored_weights import list_stored_weights, order_by_importance
 from cli.config_file import read_config
 from common.checkpoints import saved_steps, step_folder
 from common.errors import UserError
-from common.files import list_folder, ordinary_file, read_json_object
+from common.files import ordinary_file, read_json_object
 from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
 from config import GPTConfig
 from report.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
 
-MAX_WEIGHTS_BYTES = 12_000_000  # of a page, for weights
+MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights
+MAX_EMBEDDED_STEPS = 16  # of small models, so that their pages stay small
 TOKENIZERS = ("char", "bpe")  # the kinds that a page can run
 
 
@@ -41,14 +41,13 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     The newest checkpoint has the configuration and the tokenizer. `latest` has the latest value of
     each metric. The result is None if the run has no checkpoint yet, or if it cannot be read.
     """
-    files = list_folder(run_dir / "attention", "step_" + "[0-9]" * 8 + ".safetensors")
-    paths = {int(path.stem.removeprefix("step_")): path for path in files}
+    paths = list_stored_weights(run_dir / "attention")
     steps = saved_steps(run_dir)
     if not steps:
         return None
     newest = step_folder(run_dir, steps[-1])
     stats = {}
-    for step in _order_steps([*paths], latest):
+    for step in order_by_importance([*paths], latest):
         with suppress(OSError):
             stats[step] = ordinary_file(paths[step]).stat()
     with suppress(ValueError, OSError, UserError):
@@ -63,19 +62,7 @@ def find_model(run_dir: Path, latest: dict[str, float]) -> EmbeddedModel | None:
     return None
 
 
-def _order_steps(steps: Sequence[int], latest: dict[str, float]) -> list[int]:
-    """Order steps by importance: the last, the first, those around the emergence of heads."""
-    emerged = [
-        bisect_left(steps, step)
-        for step_of_head in read_emergence(latest).values()
-        for step in step_of_head.values()
-    ]
-    before = [k - 1 for k in emerged]
-    indices = [len(steps) - 1, 0, *emerged, *before, *range(len(steps))]
-    return list(dict.fromkeys(steps[k] for k in indices if 0 <= k < len(steps)))
-
-
-@lru_cache(maxsize=16)  # steps of the run in progress
+@lru_cache(maxsize=MAX_EMBEDDED_STEPS)  # steps of the run in progress
 def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
     """Pack the weights of a snapshot; return None if they cannot be read."""
     try:
@@ -88,7 +75,7 @@ def _pack_file(path: Path, modified_ns: int) -> PackedWeights | None:
 
 
 def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] | None:
-    """Add the weights of as many steps as fit, and the tokenizer, to `blobs`.
+    """Add the weights of the most important steps that fit, and the tokenizer, to `blobs`.
 
     Return what the page needs to know of them: only the size of the weights if they are too large;
     None if the page cannot run the model.
@@ -104,9 +91,9 @@ def embed_weights(model: EmbeddedModel | None, blobs: Blobs) -> dict[str, Any] |
         packed = pack()
         if packed is None or (tensors and packed[0] != tensors):
             continue
-        if len(packed[1]) > room:
+        if len(packed[1]) > room or len(blob_of_step) == MAX_EMBEDDED_STEPS:
             is_too_large = True
-            continue
+            break
         room -= len(packed[1])
         tensors, weights = packed
         blob_of_step[step] = len(blobs)

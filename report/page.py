@@ -174,8 +174,10 @@ def _write_with_attention(
     predictions = pack_fitting_predictions(readable, probes, MAX_PREDICTIONS_BYTES)
     used += sum(packed.size for packed in predictions.values())
     room = MAX_PAGE_BYTES - MAX_DESCRIPTION_BYTES - used
+    steps_with_weights = (content["weights"] or {}).get("blobs", ())
     maps = (
-        pack_fitting_maps(readable, probes, room, blobs)
+        pack_fitting_maps(readable, probes, room, blobs, steps_with_weights)
+        or pack_fitting_maps(readable, probes[:1], room, blobs, steps_with_weights)
         or pack_fitting_maps(readable, probes[:1], room, blobs)
         or {"steps": [], "snapshotCount": len(readable), "shape": None, "probes": []}
     )

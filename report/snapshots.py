@@ -1,7 +1,7 @@
 """Read the snapshots of a run, and choose as many of them as fit a page."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, lru_cache, partial
 from itertools import accumulate
@@ -140,11 +140,16 @@ def _open_arrays(path: Path) -> NpzFile:
 
 
 def pack_fitting_maps(
-    snapshots: Sequence[Snapshot], probes: Sequence[str], room: int, blobs: Blobs
+    snapshots: Sequence[Snapshot],
+    probes: Sequence[str],
+    room: int,
+    blobs: Blobs,
+    steps_with_weights: Collection[int] = (),
 ) -> dict[str, Any] | None:
-    """Add the maps of as many snapshots as fit in `room` bytes, evenly spaced, to `blobs`.
+    """Add the maps of as many snapshots as fit in `room` bytes to `blobs`.
 
-    `probes` names the probes to show.
+    They are evenly spaced, besides those whose weights are in the page. `probes` names the probes
+    to show.
 
     Returns:
         Their description for the page, see `_describe_maps`; None if there are none or none fits.
@@ -157,7 +162,8 @@ def pack_fitting_maps(
     token_bytes = sum(len(str(newest.probes[name].tokens)) for name in names)
     count = len(alike)
     while count:
-        chosen = thin(alike, count)
+        spaced = {snapshot.step for snapshot in thin(alike, count)}.union(steps_with_weights)
+        chosen = [snapshot for snapshot in alike if snapshot.step in spaced]
         sizes = (snapshot.pack_maps(name).size for snapshot in chosen for name in names)
         if all(total <= room for total in accumulate(sizes, initial=token_bytes)):
             return {**_describe_maps(chosen, names, blobs), "snapshotCount": len(snapshots)}

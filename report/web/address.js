@@ -14,8 +14,10 @@ import {
   L,
   ownText,
   selection,
+  snapToStop,
   steps,
   stepsWithWeights,
+  wanted,
 } from "./page_state.js";
 
 const MAX_TEXT_LENGTH = 4000; // characters of the reader's text in the address
@@ -88,34 +90,26 @@ function describeSelection() {
   return parts;
 }
 
-/**
- * Select what the address names, as far as the page has it.
- *
- * @returns {number | null} The token to pin.
- */
+/** Select what the address names, as far as the page has it; its step and input are loaded first. */
 export function readAddress() {
   const address = parseAddress();
   const [layer, head] = address.head ?? [L, H];
   if (layer < L && head < H) Object.assign(selection, { layer, head });
-  const newest = Math.max(0, steps.length - 1);
-  const wantedStep = address.step ?? Number.NaN;
-  const step = steps.findLastIndex(value => value <= wantedStep);
-  selection.step = step < 0 ? newest : step;
   const hasText = address.text !== null && stepsWithWeights.length > 0;
   if (hasText) {
     $("typed").value = address.text;
-    const { off, hidden, token } = address;
-    Object.assign(ownText, { off, hidden, pinAfterReading: token });
+    Object.assign(ownText, { off: address.off, hidden: address.hidden });
   }
   const probe = data.probes.findIndex(candidate =>
     hasText ? candidate === ownText : candidate.name === address.probe,
   );
+  Object.assign(wanted, { probe: Math.max(0, probe), pin: address.token });
+  const step = steps.findLastIndex(value => value <= (address.step ?? Number.NaN));
+  snapToStop(step < 0 ? Math.max(0, steps.length - 1) : step);
   Object.assign(selection, {
-    probe: Math.max(0, probe),
     showTokenEffect: address.view === "token_effect",
     weightByValues: address.weights === "value",
     averageHeads: address.heads === "average",
     excludeFirst: address.first === "no",
   });
-  return address.token;
 }

@@ -12,6 +12,7 @@ import { labelToken, MIN_DEEP_LAYERS } from "./labels.js";
 import { drawCaption } from "./map_caption.js";
 import {
   currentProbe,
+  currentStep,
   data,
   highlightToken,
   isOwnText,
@@ -34,6 +35,7 @@ const MIN_LABELED_CELL = 8.5; // pixels of a cell that has room for its token's 
 
 let drawMap = null;
 let drawZoomedMap = null;
+let gridStep = null; // step of the grid of heads
 
 /** Create the canvases of the map and of its enlarged part. */
 export function setUpMaps() {
@@ -63,7 +65,9 @@ export function drawAttention() {
 /** Draw the grid of heads; while the reader types, after everything else. */
 function drawHeads() {
   const view = shownAttention();
-  if (!isOwnText()) {
+  const isOfOtherStep = gridStep !== currentStep();
+  gridStep = currentStep();
+  if (!isOwnText() || isOfOtherStep) {
     drawHeadGrid(view, selectedMaps());
     return;
   }

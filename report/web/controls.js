@@ -6,6 +6,7 @@ import { scoreNames } from "./head_metrics.js";
 import { requestTokenEffects } from "./own_text.js";
 import {
   chooseProbe,
+  chooseStep,
   currentProbe,
   data,
   emit,
@@ -14,6 +15,9 @@ import {
   ownText,
   selection,
   steps,
+  stepsWithWeights,
+  wanted,
+  wantedStops,
 } from "./page_state.js";
 import { scoreLabel } from "./terms.js";
 import { fillText, textIsCurrent } from "./text_view.js";
@@ -29,17 +33,20 @@ function nameProbe(probe) {
 export function setUpControls() {
   $("step").max = Math.max(0, steps.length - 1);
   $("steps").hidden = steps.length < 2;
-  setUpStepSlider(
-    () => steps.length - 1,
-    () => selection.step,
-    k => {
-      selection.step = k;
-      emit("probe");
-    },
-  );
+  setUpStepSlider({
+    stops: wantedStops,
+    shown: () => selection.step,
+    wanted: () => wanted.step,
+    choose: chooseStep,
+  });
+  markStepsWithWeights();
   $("probe").append(...data.probes.map((probe, k) => el("option", { value: k }, nameProbe(probe))));
   $("probe").parentElement.hidden = data.probes.length < 2;
-  $("probe").onchange = () => chooseProbe(Number($("probe").value));
+  $("probe").onchange = () => {
+    const k = Number($("probe").value);
+    $("probe").value = selection.probe; // until the other one is loaded
+    chooseProbe(k);
+  };
   const drawWeights = () => {
     selection.weightByValues = $("weighted").checked;
     emit("draw");
@@ -52,7 +59,7 @@ export function setUpControls() {
   };
   $("exclude-first").onchange = () => {
     selection.excludeFirst = $("exclude-first").checked;
-    emit("probe");
+    emit("wanted");
   };
   $("overview-score").append(
     ...scoreNames.map(name => el("option", { value: name }, scoreLabel(name))),
@@ -61,6 +68,14 @@ export function setUpControls() {
   $("overview-score").onchange = () => emit("draw");
   $("attention-pattern").onchange = chooseMapKind;
   $("token-effect").onchange = chooseMapKind;
+}
+
+/** Mark the steps whose weights are in the page below the slider. */
+function markStepsWithWeights() {
+  const marks = stepsWithWeights.map(step =>
+    el("i", { style: `--at: ${steps.indexOf(step) / (steps.length - 1)}`, "data-step": step }),
+  );
+  $("steps-with-weights").replaceChildren(...marks);
 }
 
 /** Show attention patterns or token effects, as the reader chose. */
@@ -82,7 +97,7 @@ export function updateControls() {
   $("weighting").hidden = showTokenEffect;
   $("average").parentElement.hidden = showTokenEffect || H < 2;
   $("exclude-first").parentElement.hidden = showTokenEffect;
-  if (!textIsCurrent() && (!isOwnText() || ownText.predictions)) fillText();
+  if (!textIsCurrent()) fillText();
 }
 
 /** Check the controls that the selection stands for. */

@@ -2,7 +2,7 @@
 
 import { $ } from "./dom.js";
 import { blobs, unpack } from "./packed.js";
-import { currentStep, data, ownText, stepsWithWeights } from "./page_state.js";
+import { currentStep, data, ownText } from "./page_state.js";
 
 /** @typedef {{resolve: Function, reject: Function, onPart: Function}} PendingRequest */
 
@@ -82,20 +82,11 @@ export function startModel() {
 }
 
 /**
- * Return the step whose weights stand for `step`: the last one up to it, else the first.
- *
- * @param {number} step
- * @returns {number}
- */
-export const stepOfWeights = step =>
-  stepsWithWeights.findLast(stored => stored <= step) ?? stepsWithWeights[0];
-
-/**
  * Give the worker the weights of a step.
  *
  * @param {number} step
  */
-export async function loadWeights(step) {
+async function loadWeights(step) {
   await startModel();
   if (!loadedWeights.has(step)) {
     const packed = blobs[data.weights.blobs[step]].textContent;
@@ -106,19 +97,20 @@ export async function loadWeights(step) {
 }
 
 /**
- * Ask the model of the slider's step about token ids.
+ * Ask the model of a step whose weights are in the page about token ids.
  *
  * @param {string} request
  * @param {number[]} ids
- * @param {object} [parameters] - `off` and `hidden` are those of the reader's text by default.
+ * @param {object} [parameters] - By default `step` is the one on display, and `off` and `hidden` are
+ *   those of the reader's text.
  * @param {(part: any) => void} [onPart]
  * @returns {Promise<any>}
  */
 export async function askModel(request, ids, parameters = {}, onPart = undefined) {
-  const step = stepOfWeights(currentStep());
-  await loadWeights(step);
-  const { off, hidden } = ownText;
-  return send(request, { ids, step, off, hidden, ...parameters }, onPart);
+  const input = { ids, step: currentStep(), off: [...ownText.off], hidden: [...ownText.hidden] };
+  const message = { ...input, ...parameters };
+  await loadWeights(message.step);
+  return send(request, message, onPart);
 }
 
 /**

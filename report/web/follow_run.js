@@ -17,9 +17,10 @@ const INPUT_EVENTS = ["pointermove", "pointerdown", "keydown", "wheel", "touchmo
  *
  * @param {HTMLElement} status - Receives the state of the run.
  * @param {{step: number, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
- * @param {() => boolean} isPlaying - Whether the page is animated, so that it must not reload.
+ * @param {() => boolean} isBusy - Whether the page is animated or the model reads a text, so that it
+ *   must not reload.
  */
-export function followRun(status, { step, maxSteps, seconds }, isPlaying) {
+export function followRun(status, { step, maxSteps, seconds }, isBusy) {
   const age = Date.now() - Date.parse(document.lastModified);
   const isFinished = !(maxSteps > step);
   // Training writes a page at the latest when its steps have doubled; an older page was abandoned.
@@ -34,7 +35,7 @@ export function followRun(status, { step, maxSteps, seconds }, isPlaying) {
   } else if (isRunning) {
     status.textContent = "running";
     status.title = "Training is in progress; this page updates itself.";
-    reloadWhenIdle(Math.min(MAX_RELOAD_MS, Math.max(MIN_RELOAD_MS, age / 10)), isPlaying);
+    reloadWhenIdle(Math.min(MAX_RELOAD_MS, Math.max(MIN_RELOAD_MS, age / 10)), isBusy);
   } else {
     status.textContent = "unfinished";
     status.title = `Training has not updated this page since ${document.lastModified}.`;
@@ -42,7 +43,7 @@ export function followRun(status, { step, maxSteps, seconds }, isPlaying) {
 }
 
 /** Reload the page after a delay, as soon as nobody uses it. */
-function reloadWhenIdle(delay, isPlaying) {
+function reloadWhenIdle(delay, isBusy) {
   const due = performance.now() + delay;
   let lastInput = performance.now();
   const noteInput = () => {
@@ -53,7 +54,7 @@ function reloadWhenIdle(delay, isPlaying) {
   }
   setInterval(() => {
     const now = performance.now();
-    const isUsed = now < lastInput + IDLE_MS || document.hidden || isPlaying();
+    const isUsed = now < lastInput + IDLE_MS || document.hidden || isBusy();
     if (now < due || isUsed) return;
     history.scrollRestoration = "manual";
     history.replaceState({ scroll: [scrollX, scrollY] }, "");

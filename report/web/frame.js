@@ -60,14 +60,20 @@ export function setUpTheme(redraw) {
   };
 }
 
+/** Directions of the keys that move the slider to the next place where it stops. */
+const DIRECTIONS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 };
+
 /**
- * Set up the slider over the steps and its play button.
+ * Set up the slider over the steps and its play button. The slider shows the step on display; a step
+ * that was chosen is shown there when it has been loaded.
  *
- * @param {() => number} lastIndex - Returns the index of the last step.
- * @param {() => number} currentIndex - Returns the index of the step that is shown.
- * @param {(index: number) => void} showIndex - Shows another step.
+ * @param {object} steps
+ * @param {() => number[]} steps.stops - Returns the indices at which the slider stops, ascending.
+ * @param {() => number} steps.shown - Returns the index of the step on display.
+ * @param {() => number} steps.wanted - Returns the index of the step that was chosen last.
+ * @param {(index: number) => void} steps.choose - Chooses the stop nearest to an index.
  */
-export function setUpStepSlider(lastIndex, currentIndex, showIndex) {
+export function setUpStepSlider({ stops, shown, wanted, choose }) {
   /** @type {number | null} */
   let timer = null;
 
@@ -78,25 +84,40 @@ export function setUpStepSlider(lastIndex, currentIndex, showIndex) {
     $("play").setAttribute("aria-label", "play");
   }
 
+  /** Return the stop after an index, or before it; undefined at the end. */
+  const nextStop = (index, direction) =>
+    direction > 0 ? stops().find(k => k > index) : stops().findLast(k => k < index);
+
   function play() {
     timer = setInterval(() => {
-      if (currentIndex() >= lastIndex()) stop();
-      else showIndex(currentIndex() + 1);
+      if (wanted() !== shown()) return; // it is being loaded
+      const next = nextStop(shown(), 1);
+      if (next === undefined) stop();
+      else choose(next);
     }, PLAY_INTERVAL);
     $("play").textContent = "❚❚";
     $("play").setAttribute("aria-label", "pause");
   }
 
   $("step").oninput = () => {
+    const index = Number($("step").value);
     stop();
-    showIndex(Number($("step").value));
+    $("step").value = shown();
+    choose(index);
+  };
+  $("step").onkeydown = event => {
+    const direction = DIRECTIONS[event.key];
+    if (!direction) return;
+    event.preventDefault();
+    stop();
+    choose(nextStop(wanted(), direction) ?? wanted());
   };
   $("play").onclick = () => {
     if (timer !== null) {
       stop();
       return;
     }
-    if (currentIndex() >= lastIndex()) showIndex(0);
+    if (nextStop(shown(), 1) === undefined) choose(stops()[0]);
     play();
   };
 }

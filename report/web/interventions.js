@@ -5,7 +5,16 @@ import { formatNumber } from "./format.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { headName } from "./labels.js";
 import { readOwnText, showsInitialText } from "./own_text.js";
-import { chooseProbe, currentProbe, data, isOwnText, ownText, selection } from "./page_state.js";
+import {
+  chooseProbe,
+  currentProbe,
+  data,
+  isOwnText,
+  ownText,
+  selection,
+  wanted,
+  wantsOwnText,
+} from "./page_state.js";
 import { tokenInFocus } from "./text_view.js";
 
 const TEXT_FIELDS = "textarea, input[type=number]";
@@ -19,13 +28,13 @@ const SWITCH_HEIGHT = 32;
 function toggle(list, element) {
   const place = list.indexOf(element);
   if (place < 0) list.push(element);
-  else if (isOwnText()) list.splice(place, 1);
+  else if (wantsOwnText()) list.splice(place, 1);
   drawInterventions();
-  if (isOwnText()) {
+  if (wantsOwnText()) {
     readOwnText();
     return;
   }
-  if (showsInitialText()) ownText.pinAfterReading = selection.pinned;
+  if (showsInitialText()) wanted.pin = selection.pinned;
   chooseProbe(data.probes.indexOf(ownText));
 }
 
@@ -74,7 +83,8 @@ export function drawHideButton() {
 
 /** Describe the mean loss of the text as it was read, and the interventions that changed it. */
 function describeMeanLoss() {
-  const { off = [], hidden = [], losses = [], was } = ownText.predictions ?? {};
+  const predictions = isOwnText() ? ownText.predictions : null; // those of the step on display
+  const { off = [], hidden = [], losses = [], was } = predictions ?? {};
   Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
   if (losses.length < 2) return "";
   const sentence = `Mean loss ${formatNumber(meanOf(losses))} nats/token`;

@@ -11,7 +11,6 @@ import {
   data,
   H,
   isOwnText,
-  ownText,
   scoredSteps,
   selection,
   steps,
@@ -89,7 +88,7 @@ function drawAttentionCaption() {
   const scores = averageHeads ? [] : describeScores(step);
   if (scores.length) sentences.push(`Scores of this head: ${scores.join(", ")}.`);
   $("map-caption").replaceChildren(sentences.join(" "), ...diagonalLegend());
-  $("precision").textContent = describePrecision(step);
+  $("precision").textContent = describePrecision();
 }
 
 /** Say after how many steps of a run something was measured. */
@@ -100,7 +99,11 @@ function afterSteps(step) {
 /** Name the tokens that the model reads. */
 function describeInput() {
   const { name, period } = currentProbe();
-  if (isOwnText()) return "your text";
+  if (isOwnText()) {
+    const atStep =
+      data.kind === "run" ? `, read with the weights of step ${formatCount(currentStep())}` : "";
+    return `your text${atStep}`;
+  }
   if (data.kind === "prompt") return "the prompt";
   if (name === "text") return "the beginning of the validation text";
   return `${pluralize(period, "random token")}, then the same ${period} again`;
@@ -134,17 +137,13 @@ function diagonalLegend() {
 }
 
 /** Say how exact the values are and what the page leaves out. */
-function describePrecision(step) {
+function describePrecision() {
   const sentences = [];
   if (selection.showTokenEffect) sentences.push("This page has no token effects of this step.");
   if (isOwnText()) {
     sentences.push(
-      "The weights are computed in this page, from the model's parameters in float16.",
+      "The attention weights are computed in this page, from the model's parameters in float16.",
     );
-    const { step: weightsStep } = ownText.predictions;
-    if (weightsStep !== step) {
-      sentences.push(`They use the parameters of step ${formatCount(weightsStep)}.`);
-    }
   } else sentences.push(STORED_PRECISION);
   if (steps.length < data.snapshotCount) {
     sentences.push(

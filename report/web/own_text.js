@@ -5,16 +5,8 @@
 
 import { drawAttention } from "./attention_map.js";
 import { $ } from "./dom.js";
-import {
-  askModel,
-  cancel,
-  describeFailure,
-  loadWeights,
-  send,
-  startModel,
-  stepOfWeights,
-} from "./engine.js";
-import { pluralize } from "./format.js";
+import { askModel, cancel, describeFailure, send, startModel } from "./engine.js";
+import { formatCount, pluralize } from "./format.js";
 import {
   chooseProbe,
   currentProbe,
@@ -24,14 +16,21 @@ import {
   emit,
   H,
   isOwnText,
+  keepSelection,
   L,
   ownText,
   selection,
+  selectWanted,
+  steps,
   stepsWithWeights,
+  wanted,
+  wantedStep,
+  wantsOwnText,
 } from "./page_state.js";
 import { fillText, revealToken } from "./text_view.js";
 import { MIN_CLEAR_EFFECT_NATS } from "./token_effect.js";
 
+const SLOW_READING = 300; // milliseconds after which the page says that it is reading
 const TYPING_DELAY = 30; // milliseconds in which keys are gathered
 const CONTINUING_DELAY = 200; // milliseconds between two views of a text that is continued
 const MAX_CONTINUED_TOKENS = 1000;
@@ -49,22 +48,35 @@ export async function readOwnText() {
     return;
   }
   ownText.isReading = true;
+  const timer = setInterval(sayThatItIsReading, SLOW_READING);
   try {
     await readOnce();
   } catch (error) {
     $("own-text-status").textContent =
       error.name === "UnknownCharacterError" ? `${error.message}.` : describeFailure(error);
+    keepSelection();
+    emit("draw");
   }
+  clearInterval(timer);
   ownText.isReading = false;
+  if (!display.attention && !wantsOwnText()) emit("wanted"); // nothing is shown yet
   if (ownText.readAgain) {
     ownText.readAgain = false;
     readOwnText();
   }
 }
 
-/** Encode the text, run the model and update the views. */
+/** Say which step's weights are to read the text. */
+function sayThatItIsReading() {
+  const weights =
+    data.kind === "run" ? ` with the weights of step ${formatCount(wantedStep())}` : "";
+  $("own-text-status").textContent = `reading${weights} …`;
+}
+
+/** Encode the text, run the model and update the views, unless another step is wanted meanwhile. */
 async function readOnce() {
   const startTime = performance.now();
+  const step = wantedStep();
   const allIds = await encodeTyped();
   const ids = allIds.slice(-data.modelConfig.block_size);
   if (!ids.length) {
@@ -72,18 +84,17 @@ async function readOnce() {
     return;
   }
   ownText.hidden = ownText.hidden.filter(j => j < ids.length - 1);
-  const step = stepOfWeights(currentStep());
-  const { off, hidden } = ownText;
-  const interventions = { off: [...off], hidden: [...hidden] };
-  const results = await askModel("read", ids, interventions);
+  const interventions = { off: [...ownText.off], hidden: [...ownText.hidden] };
+  const results = await askModel("read", ids, { step, ...interventions });
+  const tokens = await send("tokenTexts", { ids });
+  if (!wantsOwnText() || wantedStep() !== step) return;
   const ofAll = ids.length < allIds.length ? `, the last of ${allIds.length}` : "";
   const milliseconds = Math.round(performance.now() - startTime);
   $("own-text-status").textContent =
     `${pluralize(ids.length, "token")}${ofAll}, ${milliseconds} ms`;
   const isEdited = ids.length !== ownText.ids.length || ids.some((id, t) => id !== ownText.ids[t]);
-  const tokens = await send("tokenTexts", { ids });
   updateOwnText(ids, tokens, { ...results, ...interventions }, step);
-  if (isOwnText()) showOwnText(isEdited);
+  showOwnText(isEdited);
 }
 
 /** Encode the text in the field; the initial text is read as the tokens of its probe. */
@@ -105,11 +116,10 @@ function showEmptyText() {
   cancel("tokenEffects");
   cancel("headEffects");
   Object.assign(ownText, { ids: [], tokens: [], T: 0, hidden: [], view: null, predictions: null });
-  if (!isOwnText()) return;
-  Object.assign(display, { attention: null, predictions: null });
+  if (!wantsOwnText()) return;
+  selectWanted({ attention: null, predictions: null });
   fillText();
-  drawAttention();
-  emit("pin");
+  emit("selected");
   emit("token");
 }
 
@@ -189,17 +199,20 @@ function createPredictions(tokens, { next, chances, losses, was, off, hidden }, 
 /** Show the text; a pinned token stays pinned unless the text was edited. */
 function showOwnText(isEdited) {
   const { pinned, target } = selection;
-  Object.assign(display, { attention: ownText.view, predictions: ownText.predictions });
+  const isFirst = !isOwnText() || !display.attention;
+  const isOtherStep = selection.step !== wanted.step;
+  const previous = isEdited || isFirst ? null : pinned;
+  selectWanted({ attention: ownText.view, predictions: ownText.predictions });
   fillText();
-  const previous = isEdited ? null : pinned;
-  const wanted = ownText.pinAfterReading ?? previous ?? ownText.T - 1;
-  ownText.pinAfterReading = null;
+  const pin = wanted.pin ?? previous ?? ownText.T - 1;
+  wanted.pin = null;
   Object.assign(selection, {
-    pinned: Math.min(wanted, ownText.T - 1),
+    pinned: Math.min(pin, ownText.T - 1),
     pinAutomatically: false,
     target,
   });
-  drawAttention();
+  if (isFirst || isOtherStep) emit("selected");
+  else drawAttention();
   revealToken(selection.pinned);
   if (selection.showTokenEffect) requestTokenEffects();
   emit("pin");
@@ -267,8 +280,10 @@ async function continueText() {
   try {
     const ids = await encodeTyped();
     const start = ids.length ? ids : initial.ids.slice(0, 1);
-    const parameters = { temperature: readTemperature(), maxTokens: MAX_CONTINUED_TOKENS };
+    const step = wantedStep();
+    const parameters = { step, temperature: readTemperature(), maxTokens: MAX_CONTINUED_TOKENS };
     await askModel("continue", start, parameters, ({ text }) => {
+      if (wantedStep() !== step) stopContinuing();
       if (!ownText.isContinuing) return;
       $("typed").value = text;
       $("typed").scrollTop = $("typed").scrollHeight;
@@ -329,6 +344,11 @@ export function setUpOwnText(probe) {
       'attention of your own text, run: python sample.py run_dir=… prompt="…" attention=page.html';
   }
   if (!stepsWithWeights.length) return;
+  if (stepsWithWeights.length < steps.length) {
+    $("stops").textContent =
+      `at ${stepsWithWeights.length} of ${steps.length} steps, marked on the slider: ` +
+      "their weights are in this page";
+  }
   $("typed").value = (probe?.tokens ?? []).join("");
   initial = { text: $("typed").value, ids: probe?.ids ?? [] };
   $("typed").oninput = () => {
@@ -340,12 +360,15 @@ export function setUpOwnText(probe) {
   window.glass = createConsoleInterface();
 }
 
-/** Return the functions of `glass`, for the browser's console: the model at its last step. */
+/** Return the functions of `glass`, for the browser's console: by default at the step on display. */
 function createConsoleInterface() {
-  const step = stepsWithWeights.at(-1);
-  const ask = async (request, ids, { off = [], hidden = [] } = {}) => {
-    await loadWeights(step);
-    return send(request, { ids: [...ids], off, hidden, step });
+  const ask = async (request, ids, { step = currentStep(), off = [], hidden = [] } = {}) => {
+    if (!stepsWithWeights.includes(step)) {
+      throw new Error(
+        `the weights of step ${step} are not in this page: choose ${stepsWithWeights.join(", ")}`,
+      );
+    }
+    return askModel(request, [...ids], { step, off, hidden });
   };
   const sendWhenStarted = async (request, parameters) => {
     await startModel();

@@ -56,8 +56,8 @@ export const groups = data.groups && H % data.groups === 0 ? data.groups : H;
 /** Steps of the slider. */
 export const steps = data.steps.length ? data.steps : scoredSteps;
 
-/** Steps whose weights are in the page, so that the model can run here. */
-export const stepsWithWeights = Object.keys(data.weights?.blobs ?? {}).map(Number);
+/** Steps of the slider whose weights are in the page, so that the model can run here. */
+export const stepsWithWeights = steps.filter(step => step in (data.weights?.blobs ?? {}));
 
 /** What the reader has selected. */
 export const selection = {
@@ -74,6 +74,16 @@ export const selection = {
   pinnedCell: null, // [query, key] of the cell that was clicked
   pinAutomatically: true, // until the reader pins a token
   target: 0, // next token of the prediction breakdown: 0 the true one, k the k-th likeliest
+};
+
+/**
+ * The step and the input that the reader wants to see. They become the selection when they have been
+ * loaded, so that the slider, the titles and all values always belong to the same step.
+ */
+export const wanted = {
+  step: selection.step,
+  probe: selection.probe,
+  pin: null, // token to pin then
 };
 
 /** What is on display: the attention of one probe and step, and its predictions, if measured. */
@@ -100,7 +110,6 @@ export const ownText = {
   isReading: false,
   readAgain: false,
   isContinuing: false,
-  pinAfterReading: null,
 };
 
 /** Return [layers, heads] as far as the names of metrics tell. */
@@ -120,6 +129,21 @@ export const currentProbe = () => data.probes[selection.probe];
 /** Return whether the selected probe is the reader's own text. */
 export const isOwnText = () => currentProbe() === ownText;
 
+/** Return whether the reader wants to see their own text. */
+export const wantsOwnText = () => data.probes[wanted.probe] === ownText;
+
+/** Return the training step that the reader wants to see. */
+export const wantedStep = () => steps[wanted.step] ?? 0;
+
+/**
+ * Return the indices of the steps at which the wanted input can be shown: the model reads the
+ * reader's own text at the steps whose weights are in the page.
+ *
+ * @returns {number[]}
+ */
+export const wantedStops = () =>
+  [...steps.keys()].filter(k => !wantsOwnText() || stepsWithWeights.includes(steps[k]));
+
 /** Return which maps are read: one head's, or their average if `head` is null. */
 export const selectedMaps = () => ({
   layer: selection.layer,
@@ -135,7 +159,7 @@ const listeners = {};
 /**
  * Call `listener` whenever an event is emitted.
  *
- * @param {"head" | "token" | "pin" | "cell" | "probe" | "draw"} event
+ * @param {"head" | "token" | "pin" | "cell" | "wanted" | "selected" | "draw"} event
  * @param {() => void} listener
  */
 export function on(event, listener) {
@@ -164,14 +188,41 @@ export function chooseHead(layer, head) {
 }
 
 /**
- * Select a probe.
+ * Load a probe and then select it.
  *
  * @param {number} k - Index into `data.probes`.
  */
 export function chooseProbe(k) {
-  if (k === selection.probe) return;
-  selection.probe = k;
-  emit("probe");
+  if (k === wanted.probe) return;
+  wanted.probe = k;
+  chooseStep(wanted.step);
+}
+
+/**
+ * Load a step and then select it; if the wanted input cannot be shown there, the nearest one.
+ *
+ * @param {number} k - Index into `steps`.
+ */
+export function chooseStep(k) {
+  snapToStop(k);
+  emit("wanted");
+}
+
+/** Want the step at an index, or the nearest one at which the wanted input can be shown. */
+export function snapToStop(k) {
+  const nearer = (a, b) => (Math.abs(b - k) < Math.abs(a - k) ? b : a);
+  wanted.step = wantedStops().reduce(nearer, wantedStops()[0] ?? k);
+}
+
+/** Select what the reader wanted, now that `loaded` is its attention and its predictions. */
+export function selectWanted(loaded) {
+  Object.assign(selection, { step: wanted.step, probe: wanted.probe });
+  Object.assign(display, loaded);
+}
+
+/** Stop wanting what cannot be loaded. */
+export function keepSelection() {
+  Object.assign(wanted, { step: selection.step, probe: selection.probe, pin: null });
 }
 
 /**

@@ -52,13 +52,16 @@ function drawExpected(predictions, i) {
   };
   const { target } = selection;
   const { buttons, sentence } = nextTokens(predictions, data.words, i, target, chooseTarget);
-  const isOfThisStep = predictions.step === currentStep();
-  const when = isOfThisStep ? "" : ` (at step ${formatCount(predictions.step)})`;
   $("expected").replaceChildren(
-    el("h4", {}, "Predicted after ", ...labelToken(predictions, i), when),
+    el("h4", {}, "Predicted after ", ...labelToken(predictions, i), nameOtherStep(predictions)),
     el("div", { className: "chances" }, ...buttons),
     el("p", {}, ...sentence, ...describeHelpingTokens(predictions, i)),
   );
+}
+
+/** Name the step of predictions if it is not the one on display. */
+function nameOtherStep({ step }) {
+  return step === currentStep() ? "" : ` (at step ${formatCount(step)})`;
 }
 
 /** Name the tokens whose hiding raises the loss after token i most. */
@@ -79,7 +82,11 @@ function describeHelpingTokens(predictions, i) {
 /** Draw the prediction breakdown of token i. */
 function drawPinnedBreakdown(predictions, i) {
   const { layer, head, target } = selection;
-  $("breakdown-title").replaceChildren("Prediction breakdown of ", ...labelToken(predictions, i));
+  $("breakdown-title").replaceChildren(
+    "Prediction breakdown of ",
+    ...labelToken(predictions, i),
+    nameOtherStep(predictions),
+  );
   drawBreakdown($("breakdown"), predictions, i, {
     layer,
     head,

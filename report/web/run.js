@@ -23,13 +23,15 @@ import {
   display,
   groups,
   H,
-  isOwnText,
   L,
   on,
   ownText,
   selection,
+  selectWanted,
   steps,
   stepsWithWeights,
+  wanted,
+  wantsOwnText,
 } from "./page_state.js";
 import { drawPrediction } from "./prediction_view.js";
 import { explainPinnedCell } from "./score_attribution_view.js";
@@ -48,30 +50,38 @@ const isDeep = L > MIN_DEEP_LAYERS;
 
 let loads = 0;
 
-/** Load and draw the selected probe at the selected step. */
-async function showSelected() {
+/** Load the input and the step that the reader wants to see, then select and draw both. */
+async function showWanted() {
   loads += 1;
   const thisLoad = loads;
-  showStep(selection.step, currentStep());
-  if (isOwnText()) {
+  if (wantsOwnText()) {
     await readOwnText();
     return;
   }
-  if (hasProbes()) {
-    const loaded = await loadSelected();
-    if (thisLoad !== loads) return;
-    Object.assign(display, loaded);
-    if (selection.pinAutomatically) {
-      Object.assign(selection, { pinned: eventfulToken(), pinAutomatically: false });
-    }
-  }
+  const loaded = hasProbes() ? await loadWanted() : {};
+  if (thisLoad !== loads) return;
+  selectWanted(loaded);
+  if (hasProbes()) pinWanted();
   drawAll();
 }
 
-/** Load the stored attention of the selected step and the predictions measured last before it. */
-async function loadSelected() {
-  const { probe: p, step: s, excludeFirst } = selection;
-  const probe = currentProbe();
+/** Show the controls and the text of the selected input, and pin a token. */
+function pinWanted() {
+  updateControls();
+  const { pin } = wanted;
+  wanted.pin = null;
+  if (pin !== null && pin < textLength()) {
+    Object.assign(selection, { pinned: pin, pinAutomatically: false });
+  } else if (selection.pinAutomatically) {
+    Object.assign(selection, { pinned: eventfulToken(), pinAutomatically: false });
+  }
+}
+
+/** Load the stored attention of the wanted step and the predictions measured last before it. */
+async function loadWanted() {
+  const { probe: p, step: s } = wanted;
+  const { excludeFirst } = selection;
+  const probe = data.probes[p];
   const attention = await loadCached(`${p}/${s}`, () =>
     decodeAttention(probe.maps[s], data.shape, probe),
   );
@@ -92,8 +102,8 @@ async function loadSelected() {
 
 /** Draw everything that depends on the selection. */
 function drawAll() {
-  const { attention } = display;
-  if (attention && (!isOwnText() || attention === ownText.view)) drawAttention();
+  showStep(selection.step, currentStep());
+  if (hasProbes()) drawAttention();
   drawHeads();
   drawInterventions();
   writeAddress();
@@ -183,16 +193,6 @@ function showChosenHead() {
   if (isDeep) revealSelectedHead();
 }
 
-/** Select what the address names and update the controls. */
-function followAddress() {
-  const token = readAddress();
-  if (!hasProbes()) return;
-  updateControls();
-  if (token !== null && token < textLength()) {
-    Object.assign(selection, { pinned: token, pinAutomatically: false });
-  }
-}
-
 /** Connect the views to the events of page_state.js. */
 function connectViews() {
   on("head", showChosenHead);
@@ -204,10 +204,9 @@ function connectViews() {
   on("pin", writeAddress);
   on("cell", explainPinnedCell);
   on("cell", writeAddress);
-  on("probe", () => {
-    if (hasProbes()) updateControls();
-    showSelected();
-  });
+  on("wanted", showWanted);
+  on("selected", updateControls);
+  on("selected", drawAll);
 }
 
 /** Lay out the attention section. */
@@ -267,19 +266,21 @@ async function start() {
   setUpContents();
   setUpOwnText(data.losses && text ? withoutFirst(text) : text); // that token cannot be typed
   if (stepsWithWeights.length) setUpInterventions();
-  followAddress();
+  readAddress();
+  selection.step = wanted.step; // nothing is shown yet
+  showStep(selection.step, currentStep());
   if (hasProbes()) setUpHeadGrid($("heads-grid"));
   window.onhashchange = () => {
-    followAddress();
+    readAddress();
     focusSelectedHead();
-    showSelected();
+    showWanted();
   };
   if (isRun) {
-    const isPlaying = () =>
-      $("play").getAttribute("aria-label") === "pause" || ownText.isContinuing;
-    followRun($("alive"), { ...data, seconds: totalSeconds() }, isPlaying);
+    const isBusy = () =>
+      $("play").getAttribute("aria-label") === "pause" || ownText.isContinuing || ownText.isReading;
+    followRun($("alive"), { ...data, seconds: totalSeconds() }, isBusy);
   }
-  await showSelected();
+  await showWanted();
   if (isDeep) revealSelectedHead();
   restoreScroll();
 }

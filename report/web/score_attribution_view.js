@@ -16,6 +16,9 @@ import {
 
 const NARROW_WINDOW = 1000; // below this width the page has one column
 
+/** What the explanation on display depends on. */
+let shownFor = [];
+
 /** Return what the explanation depends on, to notice that another one is wanted meanwhile. */
 function explainedCell() {
   const { pinnedCell, layer, head, probe } = selection;
@@ -45,6 +48,7 @@ export async function explainPinnedCell() {
   const [i, j] = pinnedCell;
   const interventions = isOwnText() ? {} : { off: [], hidden: [] };
   const wanted = explainedCell();
+  if (wanted.some((part, k) => part !== shownFor[k])) host.replaceChildren(); // of another one
   const parameters = { layer, head, i, j, ...interventions };
   let terms = [];
   let failure = null;
@@ -54,6 +58,7 @@ export async function explainPinnedCell() {
     failure = describeFailure(error);
   }
   if (explainedCell().some((part, k) => part !== wanted[k])) return;
+  shownFor = wanted;
   if (failure) {
     host.replaceChildren(el("p", { className: "quiet" }, failure));
     return;

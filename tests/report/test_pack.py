@@ -119,6 +119,13 @@ def test_a_large_run_keeps_fewer_snapshots(room, steps):
     assert pack_fitting_maps(shots, PROBES, 100, blobs) is None
 
 
+def test_the_steps_whose_weights_are_in_the_page_keep_their_maps():
+    arrays = snapshot(2, 2, 80)
+    shots = [Snapshot(step, lambda: nullcontext(arrays)) for step in range(0, 60, 10)]
+    found = pack_fitting_maps(shots, PROBES, 140_000, pack.Blobs(), {10, 20})
+    assert found["steps"] == [0, 10, 20, 50]
+
+
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_the_predictions_of_the_newest_snapshots_are_kept(count):
     arrays = snapshot() | explain() | explain(prefix="repeated_")

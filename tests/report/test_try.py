@@ -1,6 +1,7 @@
 """The reader's own text, in Chromium: read as it is typed, with interventions, continued, kept in
 the address."""
 
+import re
 import shutil
 
 import numpy as np
@@ -59,6 +60,12 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
         logits = model(torch.tensor([ids]))[0][0].numpy()
         maps = model.attention_maps(torch.tensor([ids]))[:, 0].numpy()
     assert page_logits(tab, ids) == pytest.approx(logits, abs=5e-3)
+    for step in (0, 6, 12):
+        weights = load_file(run / "attention" / f"step_{step:08d}.safetensors")
+        model.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            at_step = model(torch.tensor([ids]))[0][0].numpy()
+        assert page_logits(tab, ids, step=step) == pytest.approx(at_step, abs=1e-3)
     found = tab.evaluate("ids => glass.maps(ids).then(x => [...x])", ids)
     assert np.array(found).reshape(maps.shape) == pytest.approx(maps, abs=1e-3)
 
@@ -100,6 +107,66 @@ def test_a_typed_text_is_read_with_interventions_and_continued(own, open_page):
     tab.click("#continue")
     greedy = model.generate(torch.tensor([ids]), 50, temperature=0)[0].tolist()
     assert tab.input_value("#typed").startswith(tokenizer.decode(greedy)[: len(text) + 40])
+
+
+# Delays what the page asks of the worker, and notes in each frame which steps the page shows.
+SLOW_WORKER = """
+const Original = Worker;
+window.Worker = class extends Original {
+  postMessage(message) { setTimeout(() => super.postMessage(message), window.delay ?? 0); }
+};
+window.shown = new Set();
+const textOf = id => document.getElementById(id)?.textContent ?? "";
+const watch = () => {
+  const [slider, ...parts] = ["step-now", "map-title", "map-caption", "scored-at", "mean-loss"];
+  const index = document.getElementById("step")?.value;
+  shown.add(JSON.stringify([index, textOf(slider), ...parts.map(textOf)]));
+  requestAnimationFrame(watch);
+};
+watch();
+"""
+
+
+@pytest.mark.slow
+def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_step(
+    own, open_page, tmp_path
+):
+    run, model, tokenizer = own
+    (run / "attention" / "step_00000006.safetensors").unlink()
+    text = "the glass the glass"
+    tab = open_page(page.write_page(run))
+    tab.add_init_script(SLOW_WORKER)
+    tab.reload()
+    tab.focus("#step")
+    tab.keyboard.press("ArrowLeft")
+    expect_text(tab, "#step-now", "step 6")  # stored maps are shown at every step
+    tab.fill("#typed", text)
+    tab.wait_for_selector("#large[data-probe='your text']")
+    assert tab.inner_text("#step-now") == "step 0" and tab.input_value("#step") == "0"
+    marks = tab.locator("#steps-with-weights [data-step]")
+    assert [mark.get_attribute("data-step") for mark in marks.all()] == ["0", "12"]
+
+    tab.evaluate("shown.clear(); delay = 700")
+    tab.focus("#step")
+    for key, step in (("ArrowRight", 12), ("ArrowLeft", 0), ("End", 12)):
+        tab.keyboard.press(key)
+        expect_text(tab, "#step-now", f"step {step}")
+    tab.keyboard.press("ArrowLeft")
+    tab.wait_for_timeout(300)
+    tab.keyboard.press("ArrowRight")  # before the answer
+    tab.wait_for_timeout(3000)
+    shown = tab.evaluate("[...shown].map(JSON.parse)")
+    assert len({tuple(parts) for parts in shown}) == 2
+    for index, slider, title, caption, scores, loss in shown:
+        step = 6 * int(index)
+        assert slider == f"step {step}" and f"after {step} steps" in title
+        assert f"of step {step}." in caption and scores == f"at step {step}"
+        weights = load_file(run / "attention" / f"step_{step:08d}.safetensors")
+        model.load_state_dict(weights, strict=False)
+        ids = torch.tensor([tokenizer.encode(text)])
+        expected = model(ids[:, :-1], ids[:, 1:])[1].item()
+        assert float(re.search(r"[\d.]+\d", loss)[0]) == pytest.approx(expected, rel=2e-3)
+    assert tab.inner_text("#step-now") == "step 12"
 
 
 @pytest.mark.slow
