@@ -146,13 +146,13 @@ def test_the_slider_stops_where_the_page_has_weights_and_no_view_shows_another_s
     marks = tab.locator("#steps-with-weights [data-step]")
     assert [mark.get_attribute("data-step") for mark in marks.all()] == ["0", "12"]
 
-    tab.evaluate("shown.clear(); delay = 700")
+    tab.evaluate("shown.clear(); delay = 400")
     tab.focus("#step")
     for key, step in (("ArrowRight", 12), ("ArrowLeft", 0), ("End", 12)):
         tab.keyboard.press(key)
-        expect_text(tab, "#step-now", f"step {step}")
+        expect_text(tab, "#step-now", f"step {step}", timeout=20_000)
     tab.keyboard.press("ArrowLeft")
-    tab.wait_for_timeout(300)
+    tab.wait_for_timeout(200)
     tab.keyboard.press("ArrowRight")  # before the answer
     tab.wait_for_timeout(3000)
     shown = tab.evaluate("[...shown].map(JSON.parse)")
