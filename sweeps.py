@@ -50,14 +50,13 @@ from report.sweep import (
     format_settings,
     is_comparison,
     is_sweep,
-    output_file,
     rank_variants,
     ranking_metric,
     read_sweep,
     require_sweep,
 )
-from report.sweep_page import write_sweep_page
-from report.sweep_table import footer, make_table, write_csv
+from report.sweep_page import write_results
+from report.sweep_table import footer, make_table
 from training.run_folder import new_run_dir
 
 MUTABLE_ON_RESUME = ("max_steps", "wandb.")  # settings that may change when a sweep is resumed
@@ -397,13 +396,6 @@ def summarize(folder: Path) -> list[Run]:
         runs = read_sweep(folder)
         write_results(folder, runs)
     return runs
-
-
-def write_results(folder: Path, runs: Sequence[Run]) -> None:
-    """Write the table (.csv) and the page of a sweep or of several runs into a folder."""
-    write_csv(output_file(folder, runs, ".csv"), runs)
-    with cli.tolerate_errors("the page", cli.print_stderr):
-        write_sweep_page(folder, runs)
 
 
 def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:

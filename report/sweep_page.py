@@ -1,4 +1,4 @@
-"""Write the page of a sweep or of several runs: one file that works offline and compares them."""
+"""Write the results of a sweep or of several runs: a table, and a page that works offline."""
 
 import os
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
 
+import cli
 from attention_maps.metrics import read_head_values
 from common.files import exists
 from report.html import write_html
@@ -23,6 +24,7 @@ from report.sweep import (
     reproduce_command,
     shorten_number,
 )
+from report.sweep_table import write_csv
 from report.values import clip_text, finite_number, metric_curve
 
 MIN_CURVE_POINTS, MAX_CURVE_POINTS = 10, 300
@@ -52,6 +54,13 @@ FORMATION_FIGURES = (
 CURVES = ("val/loss", "val/bits_per_byte", "train/loss")
 
 clip = partial(clip_text, max_length=500)  # characters of a setting's value or of a failure
+
+
+def write_results(folder: Path, runs: Sequence[Run]) -> None:
+    """Write the table (.csv) and the page of a sweep or of several runs into a folder."""
+    write_csv(output_file(folder, runs, ".csv"), runs)
+    with cli.tolerate_errors("the page", cli.print_stderr):
+        write_sweep_page(folder, runs)
 
 
 def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
