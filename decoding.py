@@ -58,7 +58,7 @@ class Sampling:
     top_p: float | None = None
     # Keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
     min_p: float | None = None
-    # Before all of these, drop the ids from this number on: those that the tokenizer lacks.
+    # Draw only ids below this number, if it is given; others have no text in a padded vocabulary.
     vocab_size: int | None = None
 
 
@@ -129,8 +129,9 @@ def stream(
             start = n_read = window_start(length, decoder.block_size)
             decoder.reset()
         with torch.inference_mode():
-            logits = decoder.read(tokens[:, n_read:]).float()  # (B, V)
-            token = sample_token(next_token_probabilities(logits, sampling), noise.at(length))
+            logits = decoder.read(tokens[:, n_read:])[:, : sampling.vocab_size].float()  # (B, V)
+            probabilities = next_token_probabilities(logits, sampling)
+            token = sample_token(probabilities, noise.at(length)[:, : sampling.vocab_size])
         token = token.clone()  # outside inference mode: a tensor that autograd can use
         n_read = length
         yield token.masked_fill(has_ended, ENDED)
@@ -250,9 +251,6 @@ def next_token_probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     Raises:
         UserError: If the logits are NaN or infinite.
     """
-    if sampling.vocab_size is not None and sampling.vocab_size < logits.shape[-1]:
-        logits = logits.clone()
-        logits[:, sampling.vocab_size :] = -math.inf
     highest = logits.amax(dim=-1, keepdim=True)  # (B, 1)
     if not highest.isfinite().all():
         raise UserError(NON_FINITE_PREDICTIONS)

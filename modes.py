@@ -1,11 +1,10 @@
 """What train.py does instead of training: prepare the text, evaluate a model, or plan a run."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from math import ceil, nan
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,20 @@ from training.evaluate import Splits, Windows, evaluate
 from training.flops import estimate_step_seconds, tokens_per_step
 from training.nonfinite import check_finite_weights
 from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size, print_run, resolve
-from training.processes import World
+from training.processes import World, count_processes
 from training.progress import Progress, read_progress
 from training.record import check_wandb
 from training.run_folder import check_run_folder
+from training.schedule import count_evaluations
 from training.state import build_state
 
-# A run's steps are timed if one is estimated to take at most so many seconds. The first steps are
-# slower, and the fastest of the others is the one that other programs interrupted least.
-MAX_TIMED_SECONDS = 5
+# A step that is estimated to take longer, in seconds, is not timed.
+MAX_STEP_SECONDS = 5
+# After so many seconds no further step is timed, on a device whose rate is unknown.
+MAX_TIMING_SECONDS = 60
+# The first steps are slower, and the fastest of the others was interrupted least by other programs.
 WARM_UP_STEPS, TIMED_STEPS = 2, 5
+MAX_DURATION = 10**12  # of a run, in seconds; `timedelta` cannot hold much more
 
 
 def prepare_only(config: Config) -> float:
@@ -50,7 +53,7 @@ def evaluate_only(config: Config) -> float:
     console = cli.Terminal()
     log = cli.printer(console)
     source = str(config.run_dir or config.init_from)
-    device.pick_device(config.device)
+    device.pick_device(config.device)  # refuse a missing one before the text is prepared
     initial = interop.open_starting_weights(source, log)
     text = prepare_same_text(config, initial.tokenizer, Progress(), console)
     for line in text.summary():
@@ -96,8 +99,7 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     if config.run_dir:
         check_run_folder(config, run_dir)
     progress = read_progress(config, run_dir, log)
-    is_alone = config.distributed == "none" or "TORCHELASTIC_RUN_ID" not in os.environ
-    processes = 1 if is_alone else int(os.environ["WORLD_SIZE"])
+    processes = count_processes(alone=config.distributed == "none")
     device.pick_device(config.device, processes)
     wandb_mode = check_wandb(config.wandb)
     initial = starting_point(config, run_dir, progress, log)
@@ -115,8 +117,12 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     step_seconds, source = time_step(resolved, processes, train_step)
     duration = "unknown"
     if step_seconds is not None:
-        share = 1 + evaluated_tokens(resolved, num_steps, len(text.val)) / 3 / max(1, num_tokens)
-        duration = str(timedelta(seconds=round(num_steps * step_seconds * share)))
+        evaluations = count_evaluations(progress.step if progress.manifest else -1, config)
+        evaluated_tokens = evaluations * min(len(text.val), config.data.val_max_tokens)
+        # The forward pass takes a third of the operations of a step
+        evaluation_steps = evaluated_tokens / 3 / tokens_per_step(resolved)
+        seconds = round(step_seconds * (num_steps + evaluation_steps))
+        duration = str(timedelta(seconds=min(seconds, MAX_DURATION)))
 
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
     if is_in_sweep:
@@ -141,15 +147,15 @@ def time_step(
 ) -> tuple[float | None, str]:
     """Return the seconds of an optimizer step, None if unknown, and how they are known.
 
-    This process takes a few steps of its share of the batch, with random tokens, unless they would
-    take long or more memory than there is.
+    This process takes a few steps of its share of the batch, with random tokens, unless a step
+    would take long or more memory than there is.
     """
     estimate = estimate_step_seconds(config, processes)
     alone = replace(config, batch_size=config.batch_size // processes, shard=1, compile=False)
     memory = device.device_memory(config.device)
     fits = memory is None or memory_needed(alone, 1) < MAX_MEMORY_SHARE * memory
-    if estimate is None or estimate > MAX_TIMED_SECONDS or not fits:
-        return estimate, "estimated from the operations" if estimate else "no rate is known here"
+    if not fits or (estimate or 0) > MAX_STEP_SECONDS:
+        return estimate, "estimated from the operations" if estimate else "too large to be timed"
     state = build_state(alone, World())
     shape = (alone.batch_size, alone.model.block_size)
     tokens = np.random.default_rng(0).integers(alone.model.vocab_size, size=shape)
@@ -159,16 +165,11 @@ def time_step(
         train_step(state, 0, tokens, tokens)
         device.synchronize(alone.device)
         seconds.append(time.perf_counter() - start)
-    step_seconds = min(seconds[WARM_UP_STEPS:])
+        if sum(seconds) > MAX_TIMING_SECONDS:
+            break
+    step_seconds = min(seconds[WARM_UP_STEPS:] or seconds)
     eager = ", not compiled" if config.compile else ""
     return step_seconds, f"{1000 * step_seconds:,.0f} ms per step, timed{eager}"
-
-
-def evaluated_tokens(config: ResolvedConfig, num_steps: int, num_validation: int) -> int:
-    """Return the number of tokens on which the losses of so many steps are measured."""
-    evaluations = ceil(num_steps / config.eval.every) + 1 if config.eval.every else 1
-    tokens = min(num_validation, config.data.val_max_tokens)
-    return tokens * (evaluations + 1)  # at the end on the training split too
 
 
 def fill_in(config: ResolvedConfig, wandb_mode: str) -> ResolvedConfig:

@@ -51,10 +51,8 @@ class Observer:
     def show(self, step: int, row: dict[str, float]) -> None:
         """Show the step, and its metrics if there are any, in the terminal."""
         self.record.progress_bar.set_time_left(self.time_left.estimate(step))
-        self.record.progress_bar.advance(step)
-        if row:
-            memory = memory_metrics(self.config.device)
-            self.record.print_metrics({"step": step} | row | memory)
+        memory = memory_metrics(self.config.device) if row else {}
+        self.record.print_metrics({"step": step} | row | memory)
 
     def take_snapshot(self, model: GPT, step: int) -> Snapshot:
         """Measure every attention head; may be interrupted anywhere and done again."""

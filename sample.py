@@ -156,11 +156,12 @@ def continue_typed_prompts(
     In a terminal, Ctrl-C stops the text, and after a mistake the next prompt is read. If stdin is
     no terminal, both end the program as usual.
     """
-    with suppress(ImportError):  # Windows edits lines without it
-        import readline  # gives input() line editing and a history
-
-        readline.parse_and_bind("set enable-bracketed-paste on")  # several lines are one prompt
     is_typed, seed = cli.is_terminal(sys.stdin), config.seed
+    if is_typed:
+        with suppress(ImportError):  # Windows edits lines without it
+            import readline  # gives input() line editing and a history
+
+            readline.parse_and_bind("set enable-bracketed-paste on")  # several lines are one prompt
     while True:
         prompt = ""
         try:

@@ -70,10 +70,10 @@ def train_from(*settings: str) -> float:
 
 
 def run(job: cli.Job) -> float:
-    """Train one job, or do what it asks for instead; return the best validation loss."""
-    asked = job.config
-    waits_for_rank_0 = cli.process_rank() > 0 and asked.distributed == "auto"
-    if waits_for_rank_0 and (asked.prepare_only or asked.eval_only or asked.dry_run):
+    """Train one job, or prepare, evaluate or plan it; return the best validation loss."""
+    requested = job.config
+    waits_for_rank_0 = cli.process_rank() > 0 and requested.distributed == "auto"
+    if waits_for_rank_0 and (requested.prepare_only or requested.eval_only or requested.dry_run):
         return nan
     if waits_for_rank_0:
         return start(None)  # rank 0 broadcasts the configuration

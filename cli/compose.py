@@ -44,7 +44,8 @@ DEPENDENT_SETTINGS = (
     ("optim.lr", "optim.muon_lr", "optim.muon_peak_lr"),
 )
 # What init_from determines, so that an experiment does not change it when a run is resumed.
-SET_BY_START = ("init_from", "model", "tokenizer", "optim")
+SET_BY_START = ("init_from", "model", "tokenizer")
+LEARNING_RATES = ("optim.lr", "optim.muon_lr")  # init_from may lower them
 FINE_TUNING_SHARE = 0.1  # of a preset's learning rates, which damage pretrained models (LOG.md)
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -152,7 +153,7 @@ def _config_to_continue(requested: Config, log: Callable[[str], None]) -> Config
     if requested.run_dir is None or not (requested.resume or requested.eval_only):
         return None
     run_dir = Path(requested.run_dir)
-    if requested.eval_only and run_dir.is_file():  # RUN/checkpoints/last names a checkpoint
+    if requested.eval_only and run_dir.absolute().parent.name == "checkpoints":
         run_dir = run_dir.absolute().parents[1]
     if contains_run(run_dir):
         return absolute_paths(read_run_config(run_dir, log))
@@ -193,6 +194,9 @@ def _continue_run(
     for key in keys:
         if hasattr(config, key.partition(".")[0]):  # a setting or a section, not an experiment
             config = _with_value(config, key, attrgetter(key)(requested))
+    for key in LEARNING_RATES:
+        if run.init_from and key not in keys:
+            config = _with_value(config, key, attrgetter(key)(run))
     for name in ("vocab_size", "ngram_rows"):  # presets leave them open; the run resolved them
         value = getattr(config.model, name) or getattr(run.model, name)
         config = _with_value(config, f"model.{name}", value)
@@ -207,12 +211,11 @@ def _continue_run(
         if name.startswith(immutable)
     ]
     if conflicts:
-        verb, advice = "resumed", ", or start a new run"
-        if config.eval_only:
-            verb, advice = "evaluated", ""
+        activity = "evaluated" if config.eval_only else "resumed"
         raise UserError(
-            f"run_dir={requested.run_dir} cannot be {verb} with other settings "
-            f"({'; '.join(conflicts)}): leave them unchanged{advice}"
+            f"run_dir={requested.run_dir} cannot be {activity} with other settings "
+            f"({'; '.join(conflicts)}): leave them unchanged"
+            f"{'' if config.eval_only else ', or start a new run'}"
         )
     for name, old_value in changed.items():
         if name in keys and name.startswith("optim."):
@@ -243,9 +246,9 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
 def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
     """Return the configuration with the shape and tokenizer of the model that it starts from.
 
-    A learning rate that is not typed is lowered for a model that was not trained here.
+    If that model is pretrained, learning rates that are not typed are lowered.
     """
-    model, optim = start.model, requested.optim
+    model = start.model
     for override in overrides:
         if override.startswith("model.block_size="):
             if requested.model.block_size > model.block_size:
@@ -260,16 +263,13 @@ def _adopt(requested: Config, overrides: list[str], start: Config) -> Config:
                 "determines the model and the tokenizer: leave it out"
             )
     model = replace(model, dropout=requested.model.dropout)
+    adopted = replace(requested, init_from=start.init_from, model=model, tokenizer=start.tokenizer)
     typed = {override.partition("=")[0] for override in overrides}
-    is_pretrained = start.run_dir is None  # elsewhere, where rates are lower
-    # A preset that names init_from has its own rate
+    is_pretrained = start.run_dir is None  # not a run that began with random weights
+    # A preset that names init_from has its own rates
     if is_pretrained and "init_from" in typed and "optim.lr" not in typed:
-        optim = replace(optim, lr=_fine_tuning_rate(optim.lr))
-        if optim.muon_lr and "optim.muon_lr" not in typed:
-            optim = replace(optim, muon_lr=_fine_tuning_rate(optim.muon_lr))
-    adopted = replace(requested, init_from=start.init_from, tokenizer=start.tokenizer)
-    return replace(adopted, model=model, optim=optim)
-
-
-def _fine_tuning_rate(rate: float) -> float:
-    return float(f"{FINE_TUNING_SHARE * rate:.6g}")
+        for key in LEARNING_RATES:
+            rate = attrgetter(key)(requested)
+            if rate and key not in typed:
+                adopted = _with_value(adopted, key, float(f"{FINE_TUNING_SHARE * rate:.6g}"))
+    return adopted

@@ -22,8 +22,13 @@ from config import HUB_MODEL, Config
 MAX_CONFIG_BYTES = 1 << 20
 # Settings that belong to one command, not to the run that it continues.
 PER_COMMAND = (
-    *("run_dir", "resume", "prepare_only", "eval_only", "dry_run"),
-    *("distributed", "shard"),
+    "run_dir",
+    "resume",
+    "prepare_only",
+    "eval_only",
+    "dry_run",
+    "distributed",
+    "shard",
 )
 
 

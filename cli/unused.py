@@ -46,10 +46,9 @@ TRAIN_USED_WITH: UsedWith = (
     ("wandb.project", "wandb.mode", ("auto", "online", "offline")),
 )
 SAMPLE_USED_WITH: UsedWith = (
-    *((name, "score", (None,)) for name in ("max_new_tokens", "temperature", "num_samples")),
-    *((name, "score", (None,)) for name in ("top_k", "top_p", "min_p", "seed")),
+    *((name, "score", (None,)) for name in ("max_new_tokens", "stop", "temperature")),
+    *((name, "score", (None,)) for name in ("top_k", "top_p", "min_p", "seed", "num_samples")),
     *((name, "interactive", (False,)) for name in ("prompt", "prompt_file", "score", "attention")),
-    ("stop", "score", (None,)),
     *((name, "temperature", Above(0)) for name in ("top_k", "top_p", "min_p", "seed")),
     ("precision", "attention", (None,)),  # a page shows the model with the weights that it has
 )

@@ -796,6 +796,10 @@ def test_a_pretrained_model_starts_at_a_tenth_of_the_presets_rate_unless_one_is_
         assert resumed.init_from == config.init_from
     resumed = configured(f"run_dir={tmp_path / 'run'}", "resume=true", "optim.lr=0.002")
     assert resumed.optim.lr == 0.002
+    command = [start, "optim=adamw", f"run_dir={tmp_path / 'run'}"]
+    config = configured(*command)
+    (tmp_path / "run" / "config.yaml").write_text(config_yaml(config))
+    assert configured(*command, "resume=true").optim == config.optim
 
 
 def test_control_characters_are_shown_and_closed_streams_are_ignored(monkeypatch, capsys):

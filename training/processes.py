@@ -111,6 +111,12 @@ class World:
         return values
 
 
+def count_processes(alone: bool) -> int:
+    """Return the number of processes that torchrun started for a run, unless it is to have one."""
+    is_alone = alone or "TORCHELASTIC_RUN_ID" not in os.environ
+    return 1 if is_alone else int(os.environ["WORLD_SIZE"])
+
+
 @contextmanager
 def join(alone: bool) -> Iterator[World]:
     """Join the ranks that torchrun started, unless the run is to have one process.
@@ -118,7 +124,7 @@ def join(alone: bool) -> Iterator[World]:
     Raises:
         UserError: If the connection to another rank is lost.
     """
-    if alone or "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["WORLD_SIZE"] == "1":
+    if count_processes(alone) == 1:
         yield World()
         return
     store, rank, size = next(dist.rendezvous("env://", timeout=RANK_TIMEOUT))

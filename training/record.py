@@ -153,7 +153,7 @@ class Record:
         self.wandb.finish(failed=error_type is not None)
 
     def print_metrics(self, row: dict) -> None:
-        """Print the losses, the training speed, the memory and the time left after a step."""
+        """Show a step and its metrics: in the progress bar, and in a line if one is due."""
         values = {
             key: format_value(row[key]) for key, format_value in SHOWN_METRICS.items() if key in row
         }

@@ -77,3 +77,20 @@ def learning_rate_metrics(optimizers: list[Optimizer]) -> dict[str, float]:
 def is_due(every: int, step: int, config: Config) -> bool:
     """Return whether an activity is due: at multiples of `every` (0: none) and at the last step."""
     return step == config.max_steps or (every > 0 and step % every == 0)
+
+
+def count_due(every: int, after: int, config: Config) -> int:
+    """Return how often an activity is due after a step; -1 for all of the run: see `is_due`."""
+    last = config.max_steps
+    if after >= last:
+        return 0
+    return 1 + ((last - 1) // every - after // every if every else 0)
+
+
+def count_evaluations(after: int, config: Config) -> int:
+    """Return how many measurements of a loss follow a step; -1 for all of the run.
+
+    At the last step two splits are measured: see `training.evaluate.evaluate`.
+    """
+    evaluations = count_due(config.eval.every, after, config)
+    return evaluations + 1 if evaluations else 0

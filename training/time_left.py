@@ -3,6 +3,7 @@
 from config import ResolvedConfig
 from training.evaluate import Windows
 from training.flops import estimate_step_seconds, tokens_per_step
+from training.schedule import count_due, count_evaluations
 from training.stopwatch import Stopwatch
 
 # Seconds that torch.compile takes before the first step, roughly.
@@ -41,28 +42,19 @@ class TimeLeft:
             return None
 
         evaluation = self._evaluation_steps * self._step_seconds
-        if evaluations := self._count_done(config.eval.every, step):
+        if evaluations := _count_done(config.eval.every, step):
             evaluation = seconds["evaluate"] / evaluations
-        snapshots = self._count_done(config.attention.every, step - 1)
+        snapshots = _count_done(config.attention.every, step - 1)
         snapshot = seconds["attention"] / snapshots if snapshots else 0.0
-        evaluations_left = self._count_left(config.eval.every, step)
-        if evaluations_left:
-            evaluations_left += 1  # the last one also measures the training split
         will_compile = config.compile and len(self._first_readings) == 1
         return (
             (COMPILE_SECONDS if will_compile else 0)
             + (config.max_steps - max(0, step)) * self._step_seconds
-            + evaluations_left * evaluation
-            + self._count_left(config.attention.every, step - 1) * snapshot
+            + count_evaluations(step, config) * evaluation
+            + count_due(config.attention.every, step - 1, config) * snapshot
         )
 
-    def _count_done(self, every: int, step: int) -> int:
-        """Return how often something was due until a step: see `training.schedule.is_due`."""
-        return step // every + 1 if every else 0
 
-    def _count_left(self, every: int, step: int) -> int:
-        """Return how often something is due after a step."""
-        last = self._config.max_steps
-        if step >= last:
-            return 0
-        return 1 + ((last - 1) // every - step // every if every else 0)
+def _count_done(every: int, step: int) -> int:
+    """Return how often an activity was due until a step, except for the last one of the run."""
+    return step // every + 1 if every else 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from processes import rows
 
 from config import Config, ModelConfig, OptimConfig
-from training.schedule import describe_rate_change, lr_factor
+from training.schedule import count_due, describe_rate_change, is_due, lr_factor
 
 
 def factors(steps: int, **optim) -> list[float]:
@@ -81,3 +81,10 @@ def test_extending_a_finished_run_says_what_its_learning_rate_becomes(
     train_in_process(config, resume=True, max_steps=4)
     note = capsys.readouterr().out
     assert f"{rows(config.run_dir)[3]['train/lr']:.3g}" in note and "0.0001" in note
+
+
+@given(every=st.integers(0, 9), max_steps=st.integers(1, 30), after=st.integers(-1, 35))
+def test_what_is_due_after_a_step_is_counted(every, max_steps, after):
+    config = Config(max_steps=max_steps)
+    expected = sum(is_due(every, step, config) for step in range(after + 1, max_steps + 1))
+    assert count_due(every, after, config) == expected
