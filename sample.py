@@ -7,6 +7,7 @@ python sample.py run_dir=PATH prompt="def main():"       see python sample.py --
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ def read_text(config: SampleConfig) -> str:
     if config.prompt == "-":
         return read_file("prompt", "-").removesuffix("\n")
     prompt = normalize_text(config.prompt or "")
-    if prompt.startswith("@") and len(prompt.split()) == 1:
+    if re.fullmatch(r"@\S+", prompt):
         print_stderr(f"note: there is no file {prompt[1:]}, so {prompt} itself is the prompt")
     return prompt
 

@@ -104,6 +104,8 @@ def configure_process(config: ResolvedConfig) -> None:
         config.deterministic or is_compiled_for_cpu, warn_only=not config.deterministic
     )
     torch.utils.deterministic.fill_uninitialized_memory = False
+    if config.device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()  # of earlier jobs of a sweep
     with suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
