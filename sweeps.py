@@ -205,7 +205,8 @@ def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
 
 def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
     """Print what each job of a sweep would be and take; exit with status 1 if one cannot work."""
-    _, overrides = sweep_settings(command_line)
+    hydra_settings, overrides = sweep_settings(command_line)
+    count_jobs(hydra_settings.sweeper, overrides, command_line.config_dir)  # refuses some sweeps
     swept_keys = {o.key_or_group for o in overrides if o.is_sweep_override()}
     failures = []
 

@@ -122,9 +122,8 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
 
     # With the scale of the final norm fixed, logits are linear in the outputs of embedding, heads
     # and MLPs. The remainder of the logits comes from biases.
-    writes = _component_writes(
-        model, residuals, forward.heads[:, 0, first:]
-    )  # (1 + L (H + 1), T, C)
+    heads = forward.heads[:, 0, first:]  # (L, T, H, d_v)
+    writes = _component_writes(model, residuals, heads)  # (1 + L (H + 1), T, C)
     writes = scale_like_norm(model.norm, writes, residuals[-1])
     attributed_ids = torch.cat((following[:, None], predicted_ids), dim=1).clamp(min=0)  # (T, 6)
     W_U = model.head.weight
@@ -135,16 +134,15 @@ def attribute_logits(model: GPT, forward: ForwardPass, first: int = 0) -> LogitA
 
     head_writes = writes[1:].unflatten(0, (L, H + 1))[:, :H].flatten(0, 2)  # (L · H · T, C)
     promoted = _promoted_and_suppressed_ids(model, head_writes)
-    probabilities = logits.float().softmax(dim=-1)  # (T, V)
-    probabilities = probabilities.gather(1, attributed_ids[:, 1:])  # (T, 5)
-    contributions = torch.cat((contributions, biases[None]))  # (K, T, 6)
     promoted = promoted.view(L, H, T, 2 * PROMOTED_TOKENS)
+    contributions = torch.cat((contributions, biases[None]))  # (K, T, 6)
+    probabilities = logits.float().softmax(dim=-1).gather(1, attributed_ids[:, 1:])  # (T, 5)
     return LogitAttribution(
-        predicted_ids=_to_numpy(predicted_ids, first),
-        predicted_probs=_to_numpy(probabilities, first),
-        logit_lens=_to_numpy(logit_lens[..., None], first)[..., 0],
-        logit_attribution=_to_numpy(contributions, first),
-        promoted_and_suppressed_ids=_to_numpy(promoted, first),
+        predicted_ids=_to_numpy(predicted_ids, 0, first),
+        predicted_probs=_to_numpy(probabilities, 0, first),
+        logit_lens=_to_numpy(logit_lens, 1, first),
+        logit_attribution=_to_numpy(contributions, 1, first),
+        promoted_and_suppressed_ids=_to_numpy(promoted, 2, first),
     )
 
 
@@ -179,11 +177,12 @@ def _largest_ids(logits: Tensor, count: int) -> Tensor:
     return F.pad(ids, (0, count - ids.shape[-1]), value=-1)
 
 
-def _to_numpy(values: Tensor, first: int) -> np.ndarray:
-    """Convert values (…, T, n) to float32 or int32, with nan or -1 for `first` tokens before."""
+def _to_numpy(values: Tensor, token_axis: int, first: int) -> np.ndarray:
+    """Convert values to float32 or int32, and insert `first` tokens with nan or -1 before them."""
     is_float = values.is_floating_point()
-    values = F.pad(values, (0, 0, first, 0), value=torch.nan if is_float else -1)
-    return (values.float() if is_float else values.int()).cpu().numpy()
+    array = (values.float() if is_float else values.int()).cpu().numpy()
+    padding = [(first if axis == token_axis else 0, 0) for axis in range(array.ndim)]
+    return np.pad(array, padding, constant_values=np.nan if is_float else -1)
 
 
 def scale_like_norm(norm: nn.Module, writes: Tensor, x: Tensor) -> Tensor:

@@ -51,17 +51,10 @@ def main() -> None:
     assert config.to is not None  # check requires it
     to = expand_home("to", config.to)
     is_gguf = to.suffix.lower() == ".gguf"
-    if is_gguf:
-        require_new_file(to)
-    else:
-        require_empty_folder(to)
+    (require_new_file if is_gguf else require_empty_folder)(to)
     key = "run_dir" if config.run_dir else "init_from"
-    name = config.run_dir or config.init_from or ""
-    model, tokenizer = load(name, config.checkpoint, cli.print_stderr, key)
-    if is_gguf:
-        save_gguf(model, to, tokenizer)
-    else:
-        save_hf(model, to, tokenizer)
+    model, tokenizer = load(getattr(config, key), config.checkpoint, cli.print_stderr, key)
+    (save_gguf if is_gguf else save_hf)(model, to, tokenizer)
     cli.print_stderr(f"wrote {to}: {pluralize(model.num_parameters(), 'parameter')}")
 
 

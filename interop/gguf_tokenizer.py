@@ -61,9 +61,8 @@ def read_gguf_tokenizer(path: Path, metadata: Metadata) -> Tokenizer:
     token_types = metadata.read_list(f"{PREFIX}token_type", int) or []
 
     # Build the vocabulary and the merges
-    is_unused = [token_type == UNUSED_TOKEN for token_type in token_types]
-    is_unused += [False] * (len(tokens) - len(is_unused))
-    ids = {token: id for id, token in enumerate(tokens) if not is_unused[id]}
+    unused_ids = {id for id, token_type in enumerate(token_types) if token_type == UNUSED_TOKEN}
+    ids = {token: id for id, token in enumerate(tokens) if id not in unused_ids}
     pairs = [tuple(pair.split(" ", 1)) for pair in merges]
     for pair in pairs:
         if len(pair) != 2:
@@ -178,17 +177,15 @@ def _describe_characters(tokenizer: CharTokenizer) -> dict[str, Any]:
 
 def _find_split(content: dict[str, Any]) -> str | None:
     """Return llama.cpp's name of the rule by which a tokenizer.json splits text, or None."""
-    library = Library.from_str(json.dumps(content))
-    is_composing = (content["normalizer"] or {}).get("type") == "NFC"
-    splitter = library.pre_tokenizer
+    splitter = Library.from_str(json.dumps(content)).pre_tokenizer
+    normalizer = content["normalizer"] and content["normalizer"]["type"]
     if content["model"]["type"] != "BPE" or splitter is None:
         return None
-    if content["normalizer"] and not is_composing:
-        return None
+    pieces = splitter.pre_tokenize_str(SPLIT_PROBE)
     for split in ("gpt-2", "smollm", *DIGIT_GROUPS):
+        has_same_normalizer = normalizer == ("NFC" if split == "qwen2" else None)
         rebuilt = _build_pre_tokenizer(Path(), split)
-        is_equal = rebuilt.pre_tokenize_str(SPLIT_PROBE) == splitter.pre_tokenize_str(SPLIT_PROBE)
-        if is_equal and is_composing == (split == "qwen2"):
+        if has_same_normalizer and rebuilt.pre_tokenize_str(SPLIT_PROBE) == pieces:
             return split
     return None
 

@@ -41,6 +41,16 @@ class Run:
     status: str  # finished, failed (in its last attempt), or unfinished (stopped or still running)
     failure: str  # why its last attempt failed, in one line; "" if it did not
 
+    @property
+    def name(self) -> str:
+        """The name of its folder, or the path that tells it from other compared runs."""
+        return self.settings.get(RUN, self.path.name)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that it has taken."""
+        return self.rows[-1]["step"] if self.rows else 0
+
     @cached_property
     def figures(self) -> dict[str, float]:
         """The run's numbers in sweep.csv, such as `val/loss`; see `summarize_run`."""
@@ -190,11 +200,9 @@ def rank_variants(runs: Sequence[Run]) -> list[Variant]:
     metric = ranking_metric(runs)
     variants: dict[tuple, Variant] = {}
     for run in runs:
-        settings = {
-            key: value
-            for key, value in run.settings.items()
-            if key != "seed" or RUN in run.settings
-        }
+        settings = dict(run.settings)
+        if RUN not in settings:
+            settings.pop("seed", None)
         variant = variants.setdefault(tuple(sorted(settings.items())), Variant(settings, []))
         variant.runs.append(run)
 

@@ -12,7 +12,6 @@ from attention_maps.metrics import read_head_values
 from common.files import exists
 from report.html import write_html
 from report.sweep import (
-    RUN,
     Run,
     find_best_run,
     find_tied_variant,
@@ -81,7 +80,7 @@ def write_sweep_page(folder: Path, runs: Sequence[Run]) -> Path:
         "hasResult": best is not None,
         "command": reproduce_command(best) if best and not compares_runs else None,
         "asGood": tied.name if best and tied else None,
-        "oneSeed": lacks_error_estimate(variants),
+        "oneSeed": compares_runs or lacks_error_estimate(variants),
         "runs": [
             run_data(folder, run, keys, points) | {"setting": index}
             for index, variant in enumerate(variants)
@@ -109,7 +108,7 @@ def run_data(folder: Path, run: Run, keys: Sequence[str], points: int) -> dict:
     rows = [{"step": row["step"], **scores_of_row(row)} for row in run.rows]
     scores = dict.fromkeys(score for row in rows for score in row if score != "step")
     return {
-        "name": clip(run.settings.get(RUN, run.path.name)),
+        "name": clip(run.name),
         "page": relative_url(folder, page) if exists(page) else None,
         "values": [setting_text(run, key) for key in keys],
         "seed": clip(str(seed)),

@@ -15,7 +15,6 @@ from rich.text import Text
 from common.files import atomic_write
 from common.text import format_speed, format_with_error, pluralize, printable
 from report.sweep import (
-    RUN,
     Run,
     Variant,
     find_best_run,
@@ -33,9 +32,7 @@ from report.sweep import (
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write one line per run, best variant first: its swept settings and its figures."""
     lines = [
-        {"run": run.path.name, "status": run.status, "reason": run.failure}
-        | run.settings
-        | run.figures
+        {"run": run.name, "status": run.status, "reason": run.failure} | run.settings | run.figures
         for variant in rank_variants(runs)
         for run in variant.runs
     ]
@@ -51,7 +48,7 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
 
 
 def format_fixed(value: float, error: float | None, decimals: int) -> str:
-    """Format a value and its standard error with so many decimals."""
+    """Format a value and its standard error with a fixed number of decimals."""
     suffix = "" if error is None else f" ± {error:,.{decimals}f}"
     return f"{value:,.{decimals}f}{suffix}"
 
@@ -151,8 +148,8 @@ def setting_columns(variants: Sequence[Variant]) -> list[list[str]]:
 
 def figure_names(variants: Sequence[Variant], metric: str) -> list[str]:
     """Return the measured figures in the order of their columns: the metric, FORMATS, heads."""
-    finished = [run for variant in variants for run in variant.finished]
-    measured = dict.fromkeys(name for run in finished for name in run.figures)
+    runs = [run for variant in variants for run in variant.measured]
+    measured = dict.fromkeys(name for run in runs for name in run.figures)
     known = [name for name in FORMATS if name != metric and name in measured]
     emerged = [name for name in measured if name.startswith("emerged/")]
     scores = [name for name in measured if name.startswith("heads/")]
@@ -173,15 +170,14 @@ def format_cell(variant: Variant, name: str) -> str:
     if not values:
         return "–"
     text = format_figure(variant.mean(name), error if isfinite(error) and error else None)
-    if len(values) < len(variant.finished):
-        text += f" ({format_share(len(values), len(variant.finished))})"
+    if len(values) < len(variant.measured):
+        text += f" ({format_share(len(values), len(variant.measured))})"
     return text
 
 
 def format_steps(run: Run) -> str:
     """Format the number of steps that a run has taken, and how many it was started for."""
-    steps = run.rows[-1]["step"] if run.rows else 0
-    return format_share(steps, run.config.max_steps if run.config else steps)
+    return format_share(run.steps, run.config.max_steps if run.config else run.steps)
 
 
 def format_share(count: int, total: int) -> str:
@@ -191,26 +187,24 @@ def format_share(count: int, total: int) -> str:
 
 def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
+    is_of_sweep = not is_comparison(runs)
     lines = []
-    compares_runs = is_comparison(runs)
     if best := find_best_run(runs):
         lines += conclusion(runs)
-        if not compares_runs:
+        if is_of_sweep:
             lines.append(("best run", reproduce_command(best)))
-    lines += [
-        ("failed", f"{run.settings.get(RUN, run.path.name)}: {run.failure}")
-        for run in runs
-        if run.failure
-    ]
-    for run in runs:
-        if run.status == "unfinished" and not compares_runs:
-            steps = run.rows[-1]["step"] if run.rows else 0
-            lines.append(("unfinished", f"{run.path.name}: {pluralize(steps, 'step')}"))
+    lines += [("failed", f"{run.name}: {run.failure}") for run in runs if run.failure]
+    if is_of_sweep:
+        lines += [
+            ("unfinished", f"{run.name}: {pluralize(run.steps, 'step')}")
+            for run in runs
+            if run.status == "unfinished"
+        ]
     lines += [
         ("table", str(output_file(folder, runs, ".csv"))),
         ("page", str(output_file(folder, runs, ".html"))),
     ]
-    if any(run.status != "finished" for run in runs) and not compares_runs:
+    if is_of_sweep and any(run.status != "finished" for run in runs):
         resume = f"resume=auto hydra.sweep.dir={shlex.quote(str(folder))}"
         lines.append(("to resume", f"the same command with {resume}"))
     return lines

@@ -15,6 +15,7 @@ import {
   wanted,
   wantsOwnText,
 } from "./page_state.js";
+import { mean } from "./statistics.js";
 import { tokenInFocus } from "./text_view.js";
 
 const TEXT_FIELDS = "textarea, input[type=number]";
@@ -53,12 +54,6 @@ function toggleToken() {
   if (canHide(token)) toggle(ownText.hidden, token);
 }
 
-/** Return the mean of the numbers in a list. */
-function meanOf(numbers) {
-  const finite = numbers.filter(Number.isFinite);
-  return finite.reduce((sum, number) => sum + number, 0) / finite.length;
-}
-
 /** Draw the buttons of the interventions, the mean loss, and marks on ablated heads. */
 export function drawInterventions() {
   const { off, hidden } = ownText;
@@ -87,9 +82,9 @@ function describeMeanLoss() {
   const { off = [], hidden = [], losses = [], was } = predictions ?? {};
   Object.assign($("mean-loss").dataset, { off: off.join(" "), hidden: hidden.join(" ") });
   if (losses.length < 2) return "";
-  const sentence = `Mean loss ${formatNumber(meanOf(losses))} nats/token`;
+  const sentence = `Mean loss ${formatNumber(mean(losses.filter(Number.isFinite)))} nats/token`;
   if (!was) return `${sentence}.`;
-  const before = formatNumber(meanOf(was.losses));
+  const before = formatNumber(mean(was.losses.filter(Number.isFinite)));
   const ablated = off.length ? ` Ablated: ${off.join(", ")}.` : "";
   const hiddenTokens = hidden.map(j => `token ${j}`).join(", ");
   const concealed = hidden.length ? ` Hidden: ${hiddenTokens}.` : "";

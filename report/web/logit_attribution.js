@@ -16,7 +16,7 @@ const MAX_BARS = 10;
 /** Nats below which the colors of head effects do not get stronger. */
 const MIN_EFFECT_SCALE = 0.1;
 
-/** @typedef {import("./page_state.js").Predictions} Explanation */
+/** @typedef {import("./page_state.js").Predictions} Predictions */
 
 /**
  * @param {number} part - Index of a component in the direct logit attribution.
@@ -69,7 +69,7 @@ function predictionButton({ text, probability, previous = probability, isActual,
 /**
  * The likeliest next tokens after token `i` as buttons, and a sentence about the actual one.
  *
- * @param {Explanation} explanation
+ * @param {Predictions} explanation
  * @param {string[]} words - Tokens by id.
  * @param {number} i
  * @param {number} target - Which next token the breakdown is about: 0 for the actual one, or for the
@@ -133,7 +133,7 @@ export function nextTokens(explanation, words, i, target, pick) {
  * Draw the breakdown of the prediction after token `i` into `host`.
  *
  * @param {HTMLElement} host
- * @param {Explanation} explanation
+ * @param {Predictions} explanation
  * @param {number} i
  * @param {BreakdownOptions} options
  */
@@ -179,7 +179,7 @@ function note(...content) {
 }
 
 /**
- * @param {Explanation} explanation
+ * @param {Predictions} explanation
  * @param {number} i
  * @param {boolean} tied
  */
@@ -206,7 +206,7 @@ function lossByBlock(explanation, i, tied) {
 }
 
 /**
- * @param {Explanation} explanation
+ * @param {Predictions} explanation
  * @param {number} i
  * @param {BreakdownOptions} options
  */
@@ -236,7 +236,7 @@ function directContributions(explanation, i, { target, words, choose }) {
 }
 
 /**
- * @param {Explanation} explanation
+ * @param {Predictions} explanation
  * @param {number} i
  * @param {BreakdownOptions} options
  */
@@ -259,7 +259,7 @@ function promotedTokens(explanation, i, { layer, head, words }) {
 
 /**
  * @param {HTMLElement} host
- * @param {Explanation} explanation
+ * @param {Predictions} explanation
  * @param {number} i
  * @param {(layer: number, head: number) => void} choose
  */

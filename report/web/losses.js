@@ -3,7 +3,7 @@
 import { $, bdi, el } from "./dom.js";
 import { formatCount, formatNumber, makeVisible, pluralize } from "./format.js";
 import { currentProbe } from "./page_state.js";
-import { splitMarks } from "./text_view.js";
+import { breakAfter, splitMarks } from "./text_view.js";
 import { addArrowKeys, announce, showTooltip } from "./tooltip.js";
 
 const TICKS = [0, 0.25, 0.5, 0.75, 1]; // shares of the color scale
@@ -26,9 +26,7 @@ export function drawLosses(scored) {
   $("losses-note").textContent = describe(scored, top);
   drawLegend(top);
   const spans = scored.tokens.map((text, i) => createToken(text, scored.losses[i], top));
-  $("losses-text").replaceChildren(
-    ...spans.flatMap(span => (span.lastChild.nodeName === "BR" ? [span, span.lastChild] : [span])),
-  );
+  $("losses-text").replaceChildren(...spans.flatMap(breakAfter));
   addArrowKeys($("losses-text"), spans, 1, () => {});
   addTokenTooltip(spans, scored);
 }

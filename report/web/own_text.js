@@ -298,8 +298,8 @@ async function continueText() {
 /** Return the temperature, and write it into its field as it is used: within the bounds. */
 function readTemperature() {
   const { valueAsNumber, defaultValue, min, max } = $("temperature");
-  const wanted = Number.isFinite(valueAsNumber) ? valueAsNumber : Number(defaultValue);
-  const temperature = Math.min(Number(max), Math.max(Number(min), wanted));
+  const typed = Number.isFinite(valueAsNumber) ? valueAsNumber : Number(defaultValue);
+  const temperature = Math.min(Number(max), Math.max(Number(min), typed));
   $("temperature").value = temperature;
   return temperature;
 }

@@ -47,8 +47,8 @@ export async function explainPinnedCell() {
 
   const [i, j] = pinnedCell;
   const interventions = isOwnText() ? {} : { off: [], hidden: [] };
-  const wanted = explainedCell();
-  if (wanted.some((part, k) => part !== shownFor[k])) host.replaceChildren(); // of another one
+  const requested = explainedCell();
+  if (requested.some((part, k) => part !== shownFor[k])) host.replaceChildren(); // of another one
   const parameters = { layer, head, i, j, ...interventions };
   let terms = [];
   let failure = null;
@@ -57,8 +57,8 @@ export async function explainPinnedCell() {
   } catch (error) {
     failure = describeFailure(error);
   }
-  if (explainedCell().some((part, k) => part !== wanted[k])) return;
-  shownFor = wanted;
+  if (explainedCell().some((part, k) => part !== requested[k])) return;
+  shownFor = requested;
   if (failure) {
     host.replaceChildren(el("p", { className: "quiet" }, failure));
     return;

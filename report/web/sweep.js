@@ -25,9 +25,8 @@ function draw() {
 function start() {
   setTitle(data.title, `GlassGPT ${data.isComparison ? "comparison" : "sweep"}`);
   const grid = sweptKeys.map((key, k) => `${keyName(k)} (${key.values.length})`).join(" × ");
-  const differences = `${pluralize(sweptKeys.length - 1, "different setting")}`;
   const facts = data.isComparison
-    ? [pluralize(runs.length, "run"), differences]
+    ? [pluralize(runs.length, "run"), pluralize(sweptKeys.length - 1, "differing setting")]
     : [grid, pluralize(allSettings.length, "setting"), pluralize(runs.length, "run")];
   $("summary").textContent = facts.filter(Boolean).join(" · ");
   setUpLegend(draw);

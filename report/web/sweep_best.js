@@ -33,9 +33,10 @@ export function showBestSetting() {
   $("best").hidden = !hasResult;
   if (!hasResult) {
     const hasFinished = runs.some(run => run.status === "finished");
+    const kind = hasFinished && !data.isComparison ? "finished run" : "run";
     $("nothing").textContent =
       hasFinished || data.isComparison
-        ? `No ${data.isComparison ? "" : "finished "}run has a finite validation loss.`
+        ? `No ${kind} has a finite validation loss.`
         : "No run has finished yet.";
     return;
   }

@@ -90,10 +90,13 @@ export const lossUnit = { "val/loss": "nats/token", "val/bits_per_byte": "bits p
   data.metric
 ];
 
+/** What the page calls a setting: in a comparison each run is one. */
+export const settingNoun = data.isComparison ? "run" : "setting";
+
 /** The setting with the lowest loss; null if there is no result. */
 export const lowestLossSetting = data.hasResult ? 0 : null;
 
-/** The setting that is declared best; null with one seed, because there is no error estimate. */
+/** The setting that is declared best; null without an error estimate. */
 export const bestSetting = data.oneSeed ? null : lowestLossSetting;
 
 /** Whether any setting has more than one run. */

@@ -14,6 +14,7 @@ import {
   measuredRuns,
   runs,
   runsOf,
+  settingNoun,
   sweptKeys,
 } from "./sweep_data.js";
 import { axisName, describeDot, joinDots, keyAxis } from "./sweep_dots.js";
@@ -183,12 +184,12 @@ export function drawOutcomes() {
   }
   $("formed").hidden = !$("formed-charts").childElementCount;
   const notes = [];
-  if (data.oneSeed) notes.push("With one seed there is no error estimate.");
+  if (data.oneSeed && !data.isComparison) notes.push("With one seed there is no error estimate.");
   if (hasSeveralSeeds)
     notes.push(
       "Large dots are means of settings with standard errors over seeds; small dots are single runs.",
     );
-  notes.push("A setting without such a head has no dot.");
+  notes.push(`A ${settingNoun} without such a head has no dot.`);
   $("formed-note").textContent = notes.join(" ");
 }
 

@@ -16,6 +16,7 @@ import {
   results,
   runs,
   runsOf,
+  settingNoun,
   sweptKeys,
 } from "./sweep_data.js";
 import { colorSwatch, highlight, togglePin } from "./sweep_highlight.js";
@@ -56,7 +57,7 @@ export function showTables() {
 function settingsNote() {
   const error = hasSeveralSeeds ? ", with the mean ± standard error over its finished runs" : "";
   const note =
-    `Each row is a ${data.isComparison ? "run" : "setting"}${error}, sorted by the validation loss (${lossUnit}) at each run's best step. ` +
+    `Each row is a ${settingNoun}${error}, sorted by the validation loss (${lossUnit}) at each run's best step. ` +
     "Click a column heading to sort, or a row to highlight it.";
   if (data.metric === "val/loss") return note;
   return `${note} The runs use different vocabularies, so compare bits per byte, not the loss per token.`;

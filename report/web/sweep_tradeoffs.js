@@ -17,6 +17,7 @@ import {
   results,
   runs,
   runsOf,
+  settingNoun,
   sweptKeys,
 } from "./sweep_data.js";
 import { axisName, describeDot, joinDots, keyAxis } from "./sweep_dots.js";
@@ -142,7 +143,7 @@ function equalCostsNote() {
   if (cacheSizes.length === 1) parts.push(`a KV cache of ${formatBytes(cacheSizes[0])}`);
   if (!parts.length) return [];
   const haveAllFinished = allSettings.every(setting => measuredRuns(setting).length);
-  return [`All ${haveAllFinished ? "settings" : "finished settings"} have ${parts.join(" and ")}.`];
+  return [`All ${haveAllFinished ? "" : "finished "}${settingNoun}s have ${parts.join(" and ")}.`];
 }
 
 /**

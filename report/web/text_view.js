@@ -57,8 +57,7 @@ export function fillText() {
   host.replaceChildren(
     ...spans.flatMap((span, i) => {
       if (isOwnText()) return tokens[i].includes("\n") ? [span, el("br")] : [span];
-      // Outside of the token, so that its frame does not reach into the next line.
-      return span.lastChild.nodeName === "BR" ? [span, span.lastChild] : [span];
+      return breakAfter(span);
     }),
   );
   spans[data.promptTokens]?.before(el("span", { className: "border" }, "▏generated from here on▕"));
@@ -100,6 +99,11 @@ export function splitMarks(text) {
     .split(/([·⏎⇥␍⍽]+)/)
     .filter(Boolean)
     .flatMap(part => (MARK.test(part) ? [...part].flatMap(createMark) : [part]));
+}
+
+/** Return a token's element and its last line break, moved out so that its frame ends before it. */
+export function breakAfter(span) {
+  return span.lastChild?.nodeName === "BR" ? [span, span.lastChild] : [span];
 }
 
 /** Create the nodes of one mark of white space. */
