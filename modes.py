@@ -103,13 +103,11 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     device.pick_device(config.device, processes)
     wandb_mode = check_wandb(config.wandb)
     initial = starting_point(config, run_dir, progress, log)
-    with console.status("preparing the text …"):
-        quiet = cli.Terminal(quiet=True)
-        text = prepare_data(config, World(), initial.tokenizer, progress, quiet)
+    text = prepare_data(config, World(), initial.tokenizer, progress, console)
     resolved = resolve(config, World(size=processes), text, progress.step)
     device.configure_process(resolved)
 
-    # Estimates
+    # Size, memory and time
     parameters, flops_per_token = model_size(resolved.model)
     num_steps = max(0, config.max_steps - progress.step)
     num_tokens = num_steps * tokens_per_step(resolved)
@@ -131,9 +129,7 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
             f"{memory / 1e9:.2f} GB, {flops}, {duration}"
         )
         return nan
-    log(config_yaml(fill_in(resolved, wandb_mode)))
-    for line in text.summary():
-        log(line)
+    log("\n" + config_yaml(fill_in(resolved, wandb_mode)))
     print_run(log, resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
     log(f"memory   about {memory / 1e9:,.2f} GB for the tensors of each process{of_device}")

@@ -212,10 +212,10 @@ def _continue_run(
     ]
     if conflicts:
         activity = "evaluated" if config.eval_only else "resumed"
+        alternative = "" if config.eval_only else ", or start a new run"
         raise UserError(
             f"run_dir={requested.run_dir} cannot be {activity} with other settings "
-            f"({'; '.join(conflicts)}): leave them unchanged"
-            f"{'' if config.eval_only else ', or start a new run'}"
+            f"({'; '.join(conflicts)}): leave them unchanged{alternative}"
         )
     for name, old_value in changed.items():
         if name in keys and name.startswith("optim."):

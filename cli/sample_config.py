@@ -26,12 +26,12 @@ class SampleConfig:
     )
     score: str | None = setting(
         None,
-        "score this file instead (loss, bits per byte; of each token with attention=PATH.html); "
-        "-: read it from stdin",
+        "score this file instead (loss, bits per byte; attention=PATH.html shows the loss of each "
+        "token); -: read it from stdin",
     )
     max_new_tokens: int = setting(500, "maximum number of tokens to generate", ge=1, le=10**9)
     stop: tuple[str, ...] = setting(
-        (), "end the text before this text, which may have \\n for a line end; can be repeated"
+        (), "end the generated text before this one (\\n: a line end); may be given several times"
     )
     temperature: float = setting(
         0.8, "divisor of the logits; 0: always take the most likely token", ge=0
@@ -72,9 +72,9 @@ class SampleConfig:
 
 
 def translate_prompt(argument: str) -> str:
-    """Return what prompt=@PATH, or nanoGPT's start=TEXT and start=FILE:PATH, are called here.
+    """Translate prompt=@PATH, and nanoGPT's start=TEXT and start=FILE:PATH, to settings.
 
-    If there is no file PATH, prompt=@PATH is an ordinary text, such as the decorator @property.
+    If there is no file PATH, prompt=@PATH stays a prompt, such as the decorator @property.
     """
     key, _, value = argument.partition("=")
     if key.lstrip("-") == "start":

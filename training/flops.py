@@ -50,7 +50,7 @@ def count_flops_per_token(config: GPTConfig) -> int:
     attention_weights = C * (H * d_k + G * d_k + G * d_v) + H * d_v * C
     mlp_matrices = 3 if config.mlp == "swiglu" else 2
     mlp_weights = mlp_matrices * C * config.hidden_dim
-    head_weights = C * (config.vocab_size or 0)
+    head_weights = C * config.vocab_size
     weights = L * (attention_weights + mlp_weights) + head_weights
     return 6 * weights + 6 * L * H * (d_k + d_v) * config.block_size
 
