@@ -746,6 +746,8 @@ def test_the_number_of_jobs_is_known_before_they_begin():
     with pytest.raises(UserError) as error:
         jobs("seed=interval(0,1)")  # it needs another sweeper
     assert "seed=interval(0,1)" in str(error.value)
+    with pytest.raises(UserError, match=re.escape(str(error.value))):
+        sweeps.preview_sweep(parse_command_line(["-m", "seed=interval(0,1)"]), train=None)
     assert jobs("sweep=kv_heads", "max_steps=3,4") == 4 * 3 * 2
 
 
