@@ -16,6 +16,7 @@ from common.text import pluralize
 from config import Config, ResolvedConfig
 from inputs import prepare_data, prepare_same_text, starting_point
 from model import GPT
+from report.sweep_table import format_magnitude
 from training import device
 from training.evaluate import Splits, Windows, evaluate
 from training.flops import estimate_step_seconds, tokens_per_step
@@ -122,17 +123,18 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
         seconds = round(step_seconds * (num_steps + evaluation_steps))
         duration = str(timedelta(seconds=min(seconds, MAX_DURATION)))
 
+    memory_text = format_magnitude(memory, None, "B")
     flops = f"{num_tokens * flops_per_token:.2e} FLOPs"
     if is_in_sweep:
         cli.printer(cli.Terminal())(
             f"{pluralize(parameters, 'parameter')}, {num_tokens:.2e} tokens, "
-            f"{memory / 1e9:.2f} GB, {flops}, {duration}"
+            f"{memory_text}, {flops}, {duration}"
         )
         return nan
     log("\n" + config_yaml(fill_in(resolved, wandb_mode)))
     print_run(log, resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
-    log(f"memory   about {memory / 1e9:,.2f} GB for the tensors of each process{of_device}")
+    log(f"memory   about {memory_text} for the tensors of each process{of_device}")
     log(f"compute  {flops} for {num_tokens:,} tokens in {pluralize(num_steps, 'step')}")
     log(f"time     about {duration}, without snapshots of attention ({source})")
     return nan

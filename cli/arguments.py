@@ -40,7 +40,7 @@ REFUSED_HYDRA_SETTINGS = {
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # of --info
 # Options of Hydra's that would replace configs/config.yaml or skip the checks.
 UNSUPPORTED_OPTIONS = ("--config-name", "-cn", "--config-path", "-cp", "--experimental-rerun")
-# Settings and files of nanoGPT → their equivalents here.
+# Settings and files of nanoGPT and similar programs → their equivalents here.
 NANOGPT = yaml.safe_load(Path(__file__).with_name("nanogpt.yaml").read_text(encoding="utf-8"))
 
 
@@ -246,8 +246,12 @@ def unknown_setting(
     key, equals, _ = name.partition("=")
     for nanogpt_name in (name, Path(name).name, key.rpartition(".")[2]):
         if nanogpt_name in NANOGPT:
-            return UserError(f"{argument} is a nanoGPT setting; use {NANOGPT[nanogpt_name]}")
+            return UserError(f"{argument} is not a setting here: use {NANOGPT[nanogpt_name]}")
+    known = list(known)
     suggestion = did_you_mean(key, known)
+    if argument.startswith("-") and key in known:
+        setting = name if equals else f"{key}=VALUE"
+        return UserError(f"{argument} is not an option: write {setting}, without dashes")
     if argument in known:
         return UserError(f"{argument} has no value: write {key}=VALUE")
     if not equals and "data.path" in known and os.path.exists(argument):

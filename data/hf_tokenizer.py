@@ -197,7 +197,8 @@ def read_tokenizer(folder: Path, config: dict[str, Any]) -> HFTokenizer:
     """
     if not (folder / HF_TOKENIZER_FILE).is_file():
         raise UserError(
-            f"{folder} has no {HF_TOKENIZER_FILE}; to make it from other tokenizer files, run "
+            f"{folder} has no {HF_TOKENIZER_FILE}: copy it from the folder of the model that this "
+            f"one began with; or, to make it from other tokenizer files here, run "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}') with "
             "transformers installed"
         )

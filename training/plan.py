@@ -113,7 +113,7 @@ def vocabulary_size(config: Config, text: Tokens) -> int:
             hint += f" or set model.block_size={largest_power_of_two}"
         raise UserError(
             f"the {split} split has only {pluralize(length, 'token')}, too few for "
-            f"model.block_size={model.block_size}; {hint}."
+            f"model.block_size={model.block_size}; {hint}"
         )
     if model.vocab_size is None or model.vocab_size == vocab_size:
         return vocab_size
