@@ -43,6 +43,8 @@ def tap(taps: Taps | None, name: str, layer: int, value: Tensor) -> Tensor:
     """
     if not taps or (name, layer) not in taps:
         return value
+    if value.requires_grad:
+        value = value.clone()  # autograd may have saved the value, which a tap may change in place
     replacement = taps[name, layer](value)
     if replacement is None:
         return value
@@ -361,7 +363,7 @@ class GPT(nn.Module):
     def run_with_taps(self, tokens: Tensor, taps: Taps) -> Tensor:
         """Compute the logits (B, T, V) of tokens (B, T), with taps that read or replace values.
 
-        The pass runs in evaluation mode, and gradients flow through what the taps return.
+        The pass runs in evaluation mode; gradients flow through what the taps return or change.
 
         Args:
             tokens: Ids (B, T), at most block_size in a row.
@@ -371,10 +373,8 @@ class GPT(nn.Module):
         Raises:
             ValueError: If a name or layer does not exist, or a replacement has another shape.
         """
-        if tokens.dim() != 2:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be (B, T); use tokens[None] for a row"
-            )
+        if not isinstance(tokens, Tensor) or tokens.dim() != 2:
+            raise ValueError("tokens must be (B, T), as in torch.tensor([tokenizer.encode(text)])")
         if unknown := taps.keys() - set(self._tap_keys(TAP_NAMES)):
             raise ValueError(
                 f"there is no value {unknown.pop()!r} to tap; use (name, layer), with a name of "

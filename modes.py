@@ -135,7 +135,7 @@ def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> 
     print_run(log, resolved, parameters, text, processes)
     of_device = f"; there are {available / 1e9:,.1f} GB" if available else ""
     log(f"memory   about {memory_text} for the tensors of each process{of_device}")
-    log(f"compute  {flops} for {num_tokens:,} tokens in {pluralize(num_steps, 'step')}")
+    log(f"compute  {flops} for {pluralize(num_tokens, 'token')} in {pluralize(num_steps, 'step')}")
     log(f"time     about {duration}, without snapshots of attention ({source})")
     return nan
 

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 
 from cli.config_file import escape_interpolation
 from cli.presets import GROUPS, SETTINGS, check_setting, find_presets, is_text, read_preset
+from common.checkpoints import contains_run
 from common.errors import UserError, did_you_mean
 from common.paths import ONE_PATH, expand_home
 from common.settings import format_value
@@ -254,6 +255,8 @@ def unknown_setting(
         return UserError(f"{argument} is not an option: write {setting}, without dashes")
     if argument in known:
         return UserError(f"{argument} has no value: write {key}=VALUE")
+    if "run_dir" in known and contains_run(Path(argument)):
+        return UserError(f"{argument} is a run without a setting: write run_dir={argument}")
     if not equals and "data.path" in known and os.path.exists(argument):
         return UserError(f"{argument!r} is a path without a setting: {ONE_PATH}")
     if not equals or not key or argument.startswith("-"):

@@ -45,6 +45,7 @@ def save_gguf(model: GPT, path: Path, tokenizer: Tokenizer) -> None:
         plain = replace(model.config, rope_factor=1.0)
         tensors[ROPE_TENSOR] = rotary_frequencies(plain) / rotary_frequencies(model.config)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         _write_file(path, family, metadata, tensors)
     except OSError as e:
         raise UserError(

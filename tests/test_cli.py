@@ -397,6 +397,12 @@ def test_a_prompt_arrives_as_typed(text):
         assert sample_config([f"prompt={text}"]).prompt == text
 
 
+def test_the_folder_of_a_run_without_run_dir_gets_the_right_setting(tmp_path):
+    write_run(tmp_path)
+    with pytest.raises(UserError, match=f" run_dir={re.escape(str(tmp_path))}"):
+        sample_config([str(tmp_path)])
+
+
 def test_settings_of_sample_are_converted_to_their_types():
     config = sample_config(["top_k=5", "temperature=2", "prompt=5"])
     assert config == SampleConfig(top_k=5, temperature=2.0, prompt="5")

@@ -40,6 +40,10 @@ ALWAYS_MANY = {
     "finding.scored_heads",
     "formatCount(data.maxCurvePoints)",
     "formatCount(pointCount)",
+    "formatCount(tokens.length)",
+    "formatCount(T)",
+    "steps.length",
+    "vocab_size",
 }
 
 

@@ -175,14 +175,17 @@ def test_a_cache_has_every_value_and_its_values_replace_those_of_another_text(co
     close(model.run_with_taps(corrupted, {}), model(corrupted)[0])
 
 
+@pytest.mark.parametrize("change", [torch.add, torch.Tensor.add_])
 @pytest.mark.parametrize("name", ["q", "v", "weights", "heads", "mlp", "residual"])
-def test_gradients_flow_through_what_a_tap_returns(name):
+def test_gradients_flow_through_what_a_tap_returns_or_changes_in_place(name, change):
     model, tokens = lively(GPT(small(n_kv_head=2)).double()), random_tokens(2, 5)
     value = model.run_with_cache(tokens, name)[1][name, 0]
     added = torch.zeros(value.shape[1:], dtype=value.dtype, requires_grad=True)
 
     def loss(added):
-        return model.run_with_taps(tokens, {(name, 0): lambda value: value + added})[:, -1].sum()
+        return model.run_with_taps(tokens, {(name, 0): lambda value: change(value, added)})[
+            :, -1
+        ].sum()
 
     assert torch.autograd.gradcheck(loss, added)
 
@@ -214,6 +217,7 @@ def test_a_tap_that_cannot_work_is_refused(key, returned):
         GPT(small()).run_with_taps(random_tokens(2, 9), {key: lambda value: returned})
 
 
-def test_tokens_without_a_batch_are_refused():
+@pytest.mark.parametrize("tokens", [random_tokens(9), [[1, 2]], "abc"])
+def test_anything_but_a_tensor_of_rows_of_tokens_is_refused(tokens):
     with pytest.raises(ValueError, match="tokens"):
-        GPT(small()).run_with_taps(random_tokens(9), {})
+        GPT(small()).run_with_taps(tokens, {})

@@ -52,8 +52,8 @@ def tokenizer():
 @pytest.mark.parametrize("name", MODELS)
 def test_a_written_model_is_read_back_with_equal_logits_and_tokens(name, tokenizer, tmp_path):
     model = make_model(tokenizer, MODELS[name])
-    save_gguf(model, tmp_path / "m.gguf", tokenizer)
-    restored, restored_tokenizer = load(tmp_path / "m.gguf")
+    save_gguf(model, tmp_path / "new" / "m.gguf", tokenizer)
+    restored, restored_tokenizer = load(tmp_path / "new" / "m.gguf")
     tokens = random_tokens(2, 40) % tokenizer.vocab_size
     assert torch.equal(restored(tokens)[0], model(tokens)[0])
     assert restored_tokenizer.encode(SENTENCE) == tokenizer.encode(SENTENCE)
