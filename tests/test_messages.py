@@ -38,6 +38,7 @@ ALWAYS_MANY = {
     "self.characters",
     "max_bytes",
     "finding.scored_heads",
+    "memory_text",
     "formatCount(data.maxCurvePoints)",
     "formatCount(pointCount)",
     "formatCount(tokens.length)",
