@@ -15,8 +15,8 @@ from attention_maps.results import Estimate, Faithfulness, Head
 from model import GPT, Taps
 
 SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
-# The best of many sets looks better than it is, so its share is measured on other rows than those
-# it is chosen on. Both halves have rows of every period.
+# The best of many sets looks better than it is, so its share is measured on rows that were not used
+# to find it. Both halves have rows of every period.
 ALL_ROWS, SELECTION_ROWS, HELD_OUT_ROWS = slice(None), slice(0, None, 2), slice(1, None, 2)
 
 

@@ -86,8 +86,8 @@ class CopyingGainFinding(Finding):
 class SufficientHeadsFinding(Finding):
     """The finding that some heads keep most of the copying gain without the others."""
 
-    share: Estimate  # of the copying gain that they keep, on rows that did not choose them
-    other_heads: int  # number of heads of the model that are not needed
+    share: Estimate  # of the copying gain that they keep, on rows not used to find them
+    other_heads: int  # number of the model's other heads
 
 
 @dataclass(frozen=True)

@@ -86,12 +86,13 @@ class Faithfulness:
     """The share of the copying gain that remains when all other heads are mean-ablated."""
 
     circuit_heads: tuple[Head, ...]
-    sufficient_heads: tuple[Head, ...]  # no other head is needed for most of the copying gain
+    sufficient_heads: tuple[Head, ...]  # a small set that keeps most of the copying gain
     none: Estimate  # share with no active head
     circuit: Estimate  # share with only the circuit active
     circuit_and_layer_0: Estimate  # share with only the circuit and all heads of layer 0 active
-    # Share with only the sufficient heads active, on other rows than those they are chosen on.
-    sufficient: Estimate
+    sufficient: (
+        Estimate  # share with only the sufficient heads active, on rows not used to find them
+    )
 
 
 @dataclass(frozen=True)

@@ -39,21 +39,23 @@ def read_comparison(paths: Sequence[Path]) -> list[Run]:
     folders = list(dict.fromkeys(run for path in paths for run in _require_runs(path)))
     parent = os.path.commonpath([folder.parent for folder in folders])
     runs = [read_run(folder) for folder in folders]
-    values = [
-        {key: format_value(value) for key, _, value in iterate_settings(run.config)}
-        if run.config
-        else {}
-        for run in runs
-    ]
+    values = [_settings_of(run) for run in runs]
     keys = differing_keys([settings for settings in values if settings])
     return [
         replace(
             run,
             settings={RUN: run.path.relative_to(parent).as_posix()}
-            | {key: settings[key] for key in keys if settings},
+            | {key: settings[key] for key in keys if key in settings},
         )
         for run, settings in zip(runs, values)
     ]
+
+
+def _settings_of(run: Run) -> dict[str, str]:
+    """Return all settings of a run by key; none if its configuration cannot be read."""
+    if run.config is None:
+        return {}
+    return {key: format_value(value) for key, _, value in iterate_settings(run.config)}
 
 
 def _require_runs(path: Path) -> list[Path]:

@@ -31,7 +31,7 @@ export function drawLosses(scored) {
   addTokenTooltip(spans, scored);
 }
 
-/** Say what the colors mean, what is shown of a long text, and how it was read. */
+/** Describe the colors, the part that is shown of a long text, and how the model read it. */
 function describe({ tokens, tokenCount, window }, top) {
   const sentences = [
     `The strongest color is the loss of a uniform guess, ${top.toFixed(1)} nats, or more.`,
@@ -46,8 +46,8 @@ function describe({ tokens, tokenCount, window }, top) {
   const attended = currentProbe()?.T;
   if (attended > 1) {
     sentences.push(
-      `The attention below is of the first ${pluralize(attended - 1, "token")} and the one before ` +
-        "them, which begins every text.",
+      `The views below show the attention over the first ${pluralize(attended - 1, "token")}, after ` +
+        "the token that begins every text.",
     );
   }
   return sentences.join(" ");

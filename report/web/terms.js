@@ -142,7 +142,7 @@ const TERMS = {
     "The share of the copying gain that remains if all other heads are replaced by their means.",
   "sufficient head":
     "Heads that alone keep at least 90% of the copying gain, found by removing one head after another; every other " +
-    "head is replaced by its mean. The share was measured on random tokens that did not choose them.",
+    "head is replaced by its mean. The share is measured on random tokens that were not used to find them.",
   "most important head":
     "The head whose removal (zero ablation) raises the validation loss the most.",
   importance: SCORES.importance.explanation,
