@@ -26,6 +26,7 @@ import { fillText, textIsCurrent } from "./text_view.js";
 function nameProbe(probe) {
   if (probe === ownText) return ownText.name;
   if (probe.name === "repeated") return `repeated random tokens (period ${probe.period})`;
+  if (data.losses) return "scored text";
   return data.kind === "prompt" ? "prompt" : "validation text";
 }
 

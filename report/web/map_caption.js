@@ -104,6 +104,7 @@ function describeInput() {
       data.kind === "run" ? `, read with the weights of step ${formatCount(currentStep())}` : "";
     return `your text${atStep}`;
   }
+  if (data.losses) return "the beginning of the scored text";
   if (data.kind === "prompt") return "the prompt";
   if (name === "text") return "the beginning of the validation text";
   return `${pluralize(period, "random token")}, then the same ${period} again`;
