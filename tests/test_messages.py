@@ -33,6 +33,7 @@ ALWAYS_MANY = {
     "batch_size * cache.nbytes",
     "status.st_size",
     "needed",
+    "memory_text",
     "processes",
     "step_tokens",
     "self.characters",

@@ -40,6 +40,7 @@ from cli.presets import CONFIGS
 from common.errors import UserError
 from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
+from report import sweep_page
 from report.job import JOB_LOCK, read_job
 from report.run import kv_cache_bytes
 from report.sweep import (
@@ -202,7 +203,7 @@ def sweep(monkeypatch, tmp_path):
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(sweeps, "write_sweep_page", lambda folder, runs: None)
+    monkeypatch.setattr(sweep_page, "write_sweep_page", lambda folder, runs: None)
 
     def run(*argv: str, job) -> tuple[int, list[float | None]]:
         returned: list[float | None] = []

@@ -66,8 +66,8 @@ def run_folder(config: Config, experiment: str) -> Iterator[Path]:
         OSError: If it cannot be written, or contains a link that would be written through.
     """
     path = Path(config.run_dir) if config.run_dir else new_run_dir(experiment)
-    is_new = not config.run_dir or not exists(path)
     check_run_folder(config, path)
+    is_new = not config.run_dir or not exists(path)
     lock = FileLock(path / ".lock")
     try:
         path.mkdir(parents=True, exist_ok=True)
