@@ -39,7 +39,6 @@ ALWAYS_MANY = {
     "self.characters",
     "max_bytes",
     "finding.scored_heads",
-    "memory_text",
     "formatCount(data.maxCurvePoints)",
     "formatCount(pointCount)",
     "formatCount(tokens.length)",
