@@ -204,13 +204,14 @@ def resume_arguments(command_line: cli.CommandLine, folder: Path) -> list[str]:
 
 
 def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], float]) -> None:
-    """Print what each job of a sweep would be and take; exit with status 1 if one cannot work."""
+    """Print the size and cost of each job of a sweep; exit with status 1 if a job cannot work."""
     hydra_settings, overrides = sweep_settings(command_line)
     count_jobs(hydra_settings.sweeper, overrides, command_line.config_dir)  # refuses some sweeps
     swept_keys = {o.key_or_group for o in overrides if o.is_sweep_override()}
-    failures = []
+    has_failed = False
 
     def preview_job(cfg: DictConfig) -> None:
+        nonlocal has_failed
         hydra_job, output = HydraConfig.get(), io.StringIO()
         values = typed_values(cfg, hydra_job.overrides.task)
         swept = {key: value for key, value in values.items() if key in swept_keys} or values
@@ -221,12 +222,12 @@ def preview_sweep(command_line: cli.CommandLine, train: Callable[[cli.Job], floa
                 train(cli.Job(config, list(hydra_job.overrides.task), swept=list(swept)))
             cli.printer(cli.Terminal())(f"{title}  {output.getvalue().splitlines()[-1]}")
         except Exception as e:
-            failures.append(title)
+            has_failed = True
             cli.print_stderr(f"{title}  error: {cli.explain_error(e) or cli.error_reason(e)}")
 
     with TemporaryDirectory() as folder:  # Hydra writes into a sweep's folder
         cli.run_hydra(preview_job, hydra_arguments(command_line, Path(folder)))
-    if failures:
+    if has_failed:
         sys.exit(1)
 
 
@@ -434,12 +435,13 @@ def main() -> None:
             "give the folder of a sweep (python -m sweeps DIR), or those of the runs to compare "
             "(python -m sweeps RUN RUN … [out=DIR])"
         )
-    [first, *others] = paths = [expand_home("DIR", path) for path in typed]
-    if others or typed_out or not is_folder(first) or not is_sweep(first):
-        compare(paths, (typed_out or ["out=comparison"])[0])
+    paths = [expand_home("DIR", path) for path in typed]
+    folder = paths[0]
+    if len(paths) > 1 or typed_out or not is_folder(folder) or not is_sweep(folder):
+        compare(paths, typed_out[0] if typed_out else "out=comparison")
         return
-    require_output_folder(f"the folder {first}", first)
-    print_sweep(cli.Terminal(), first, summarize(first))
+    require_output_folder(f"the folder {folder}", folder)
+    print_sweep(cli.Terminal(), folder, summarize(folder))
 
 
 if __name__ == "__main__":
