@@ -4,7 +4,7 @@ import { $ } from "./dom.js";
 import { formatNumber } from "./format.js";
 import { headOfEvent, markAblatedHeads } from "./head_grid.js";
 import { headName } from "./labels.js";
-import { readOwnText, showsInitialText } from "./own_text.js";
+import { firstTypedToken, readOwnText, showsInitialText } from "./own_text.js";
 import {
   chooseProbe,
   currentProbe,
@@ -35,7 +35,9 @@ function toggle(list, element) {
     readOwnText();
     return;
   }
-  if (showsInitialText()) wanted.pin = selection.pinned;
+  if (showsInitialText() && selection.pinned !== null) {
+    wanted.pin = Math.max(0, selection.pinned - firstTypedToken());
+  }
   chooseProbe(data.probes.indexOf(ownText));
 }
 
@@ -45,13 +47,13 @@ const toggleSelectedHead = () => toggle(ownText.off, headName(selection.layer, s
 /** Return whether a token can be hidden from later ones. */
 function canHide(token) {
   const isInField = isOwnText() || showsInitialText();
-  return isInField && token !== null && token < currentProbe().T - 1;
+  return isInField && token !== null && token >= firstTypedToken() && token < currentProbe().T - 1;
 }
 
 /** Hide the token in focus from all later ones, or show it again. */
 function toggleToken() {
   const token = tokenInFocus();
-  if (canHide(token)) toggle(ownText.hidden, token);
+  if (canHide(token)) toggle(ownText.hidden, token - firstTypedToken());
 }
 
 /** Draw the buttons of the interventions, the mean loss, and marks on ablated heads. */

@@ -36,8 +36,8 @@ const CONTINUING_DELAY = 200; // milliseconds between two views of a text that i
 const MAX_CONTINUED_TOKENS = 1000;
 const REDRAW_DELAY = 200; // milliseconds between two views of token effects that come in
 
-/** The text that the field holds at first, and the tokens as which it was measured. */
-let initial = { text: "", ids: [] };
+/** The text that the field holds at first: the tokens of a probe, from number `start` on. */
+let initial = { probe: null, start: 0, text: "", ids: [] };
 
 // ---- reading
 
@@ -108,7 +108,10 @@ async function encodeTyped() {
 const holdsInitialText = () => initial.ids.length > 0 && $("typed").value === initial.text;
 
 /** Return whether the selected input has the tokens that are in the field. */
-export const showsInitialText = () => currentProbe()?.ids === initial.ids && holdsInitialText();
+export const showsInitialText = () => currentProbe() === initial.probe && holdsInitialText();
+
+/** Return the index, in the selected input, of the first token that is in the field. */
+export const firstTypedToken = () => (isOwnText() ? 0 : initial.start);
 
 /** Empty all views, because there is no text. */
 function showEmptyText() {
@@ -333,8 +336,9 @@ function readSoon() {
  * Set up the section, or say why the model cannot run here.
  *
  * @param {{tokens: string[], ids: number[]} | undefined} probe - Its text is in the field at first.
+ * @param {number} start - Number of its tokens that cannot be typed, at its beginning.
  */
-export function setUpOwnText(probe) {
+export function setUpOwnText(probe, start) {
   $("own-text").hidden = !stepsWithWeights.length;
   const bytes = data.weights?.bytes;
   $("too-large").hidden = !bytes;
@@ -349,8 +353,8 @@ export function setUpOwnText(probe) {
       `at ${stepsWithWeights.length} of ${steps.length} steps, marked on the slider: ` +
       "their weights are in this page";
   }
-  $("typed").value = (probe?.tokens ?? []).join("");
-  initial = { text: $("typed").value, ids: probe?.ids ?? [] };
+  $("typed").value = (probe?.tokens ?? []).slice(start).join("");
+  initial = { probe, start, text: $("typed").value, ids: (probe?.ids ?? []).slice(start) };
   $("typed").oninput = () => {
     chooseProbe(data.probes.indexOf(ownText));
     readSoon();

@@ -237,9 +237,6 @@ function setUpContents() {
   $("contents").append(...ids.map(createButton));
 }
 
-/** Return a probe without the token that begins a scored text. */
-const withoutFirst = ({ tokens, ids }) => ({ tokens: tokens.slice(1), ids: ids?.slice(1) });
-
 /** Set up the page. */
 async function start() {
   const isRun = data.kind === "run";
@@ -264,7 +261,7 @@ async function start() {
   if (data.losses) drawLosses(data.losses);
   setUpAttention();
   setUpContents();
-  setUpOwnText(data.losses && text ? withoutFirst(text) : text); // that token cannot be typed
+  setUpOwnText(text, data.losses ? 1 : 0); // a scored text follows a token that is not part of it
   if (stepsWithWeights.length) setUpInterventions();
   readAddress();
   selection.step = wanted.step; // nothing is shown yet

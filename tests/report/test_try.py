@@ -13,8 +13,10 @@ from pages import expect_map, expect_text, read_back
 from playwright.sync_api import expect
 from safetensors.torch import load_file, save_file
 
+from attention_maps.analysis import analyze
 from attention_maps.capture import float16_weights
 from report import page
+from report.embedded_model import find_model
 from training.checkpoint import load_run
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
@@ -200,6 +202,25 @@ def test_keys_and_buttons_intervene_before_anything_is_typed_and_wherever_the_fo
     tab.select_option("#probe", "0")
     tab.click("#ablate-head")
     expect_interventions(tab, "L1H1", "2")
+
+
+@pytest.mark.slow
+def test_a_token_of_a_scored_text_is_hidden_though_its_first_token_cannot_be_typed(
+    own, open_page, tmp_path
+):
+    run, model, tokenizer = own
+    text = "the glass"
+    arrays = analyze(model, tokenizer, [0, *tokenizer.encode(text)], log=lambda line: None).arrays
+    losses = {"summary": "", "tokens": [], "losses": [], "tokenCount": 0}
+    facts = {"title": "scored", "losses": losses | {"window": 32, "vocabSize": 9}}
+    embedded = find_model(run, {})
+    tab = open_page(page.write_prompt_page(tmp_path / "p.html", facts, arrays, embedded))
+    assert tab.input_value("#typed") == text
+    for token, is_disabled in ((0, True), (2, False)):
+        tab.focus(f"#text [aria-label='token {token}']")
+        assert tab.is_disabled("#hide-token") == is_disabled
+    tab.keyboard.press("h")
+    expect_interventions(tab, "", "1")
 
 
 @pytest.mark.slow
