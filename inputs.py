@@ -23,7 +23,7 @@ from training.progress import Progress
 
 
 class StartingPoint(NamedTuple):
-    """The tokenizer and the weights that a run starts with, where the text does not give them."""
+    """The tokenizer and weights that a run takes from a model; None: it makes its own."""
 
     tokenizer: Tokenizer | None = None
     copy_weights: Callable[[GPT], object] | None = None

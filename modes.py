@@ -82,8 +82,8 @@ def evaluate_only(config: Config) -> float:
     log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if manifest and manifest.fingerprint != text.fingerprint:
         log(
-            "note     the run was trained on another text, or this one has changed since: it may "
-            "have been trained on parts of the validation split"
+            "note     the run was trained on another text, or this one has changed since then, so "
+            "the training text may contain parts of this validation split"
         )
     return metrics["val/loss"]
 
@@ -91,8 +91,8 @@ def evaluate_only(config: Config) -> float:
 def dry_run(config: Config, train_step: Callable, is_in_sweep: bool = False) -> float:
     """Print a run's resolved configuration, size, memory, operations and time; return nan.
 
-    Mistakes are reported as by the run. Its text is prepared, or the beginning of a large one read.
-    Nothing else is written. Of a job of a sweep one line is printed.
+    Mistakes are reported as the run would report them. Only the prepared text is written, to the
+    cache; of a large text just the beginning is read. For a job of a sweep, one line is printed.
     """
     console = cli.Terminal(quiet=is_in_sweep)
     log = cli.printer(console)

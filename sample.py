@@ -36,7 +36,7 @@ MAX_CACHE_BYTES = 1 << 30  # of the KV caches of these texts
 PROMPT_MARK = "> "
 STDIN_UNREADABLE = "standard input cannot be read here: give the text or a file"
 END_KEYS = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
-INSTRUCTIONS = f"type a prompt and press Enter; Ctrl-C stops a text, {END_KEYS} ends"
+INSTRUCTIONS = f"type a prompt and press Enter; Ctrl-C stops a text, {END_KEYS} quits"
 
 
 def main() -> None:
@@ -181,7 +181,7 @@ def continue_typed_prompts(
             if prompt:  # its text was stopped
                 write_now("\n", sys.stdout)
             else:
-                print_stderr(f"\n({END_KEYS} ends)")
+                print_stderr(f"\n({END_KEYS} quits)")
         except UserError as e:
             if not is_typed:
                 raise
@@ -287,7 +287,7 @@ def write_now(text: str, stream: TextIO) -> None:
 
 
 def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: str) -> None:
-    """Print the loss of a text, and write a page of the losses of its tokens, if one is wanted."""
+    """Print the loss of a text, and write a page of its tokens' losses if `attention` names one."""
     from scoring import score_text
 
     score = score_text(model, tokenizer, text)
@@ -296,7 +296,7 @@ def write_score(config: SampleConfig, model: GPT, tokenizer: Tokenizer, text: st
         title = "standard input" if config.score == "-" else Path(config.score or "").name
         facts = {"title": title, "losses": score.page_content(tokenizer)}
         page = expand_home("attention", config.attention)
-        write_attention(model, tokenizer, score.attended(), page, facts)
+        write_attention(model, tokenizer, score.attention_tokens(), page, facts)
 
 
 def write_attention(

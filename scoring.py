@@ -38,12 +38,12 @@ class Score(NamedTuple):
             f"loss {loss:.4f} nats per token, {bits_per_byte:.4f} bits per byte"
         )
 
-    def attended(self) -> list[int]:
-        """Return the ids at the beginning, whose attention a page shows."""
+    def attention_tokens(self) -> list[int]:
+        """Return the ids of the beginning, whose attention a page shows."""
         return self.ids[: min(self.window, MAX_ATTENTION_TOKENS)].tolist()
 
     def page_content(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return what the page shows: the summary, and the first tokens with their losses."""
+        """Return the summary and the losses of the first tokens, as the page shows them."""
         shown = self.losses[:MAX_SHOWN_TOKENS]
         return {
             "summary": self.describe(),

@@ -22,7 +22,7 @@ class SampleConfig:
     )
     prompt_file: str | None = setting(None, "continue the text of this file")
     interactive: bool = setting(
-        False, "continue one typed prompt after the other; Ctrl-C stops a text, Ctrl-D ends"
+        False, "continue one typed prompt after the other; Ctrl-C stops a text, Ctrl-D quits"
     )
     score: str | None = setting(
         None,

@@ -39,7 +39,7 @@ CACHE_FORMAT = 2  # version of the files in a cache entry
 TOKEN_FILES = ("train.bin", "val.bin", "tokenizer.json")
 META_FILE = "meta.json"
 MAX_VERIFIED_BYTES = 1_000_000_000  # hashing larger files would delay each start by seconds
-# The text of a dry run: that of larger files is read up to so many characters, and not cached.
+# Of a text with more bytes, a dry run reads only the beginning, of so many characters.
 MAX_DRY_RUN_BYTES = 50_000_000
 MAX_DRY_RUN_CHARS = 10_000_000
 # What `_open_entry` raises if an entry is absent or damaged.
