@@ -258,7 +258,7 @@ def test_carriage_returns_of_a_windows_script_are_ignored(line, launch):
 def test_hydra_prints_the_configuration_without_torch(launch):
     status, out, err = launch("--cfg job")
     assert (status, err) == (0, "")
-    assert yaml.safe_load(out)["max_steps"] == 1800  # of experiment=default
+    assert yaml.safe_load(out)["max_steps"] == 2000  # of experiment=default
 
 
 def test_only_rank_0_prints_errors_and_reads_folders(launch, monkeypatch):
@@ -448,7 +448,7 @@ def test_the_help_of_train_lists_all_settings_and_presets_in_80_columns(launch, 
     for group, presets in cli.find_presets().items():
         assert all(re.search(rf" {group}={name}\*? \S", text) for name in presets)
     # The values of the plain command, which is experiment=default, not the neutral ones.
-    assert " max_steps=1800 " in text and " optim.name=muon " in text
+    assert " max_steps=2000 " in text and " optim.name=muon " in text
     assert "(true | false | auto)" in text
 
 
