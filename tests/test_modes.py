@@ -75,7 +75,8 @@ def test_a_dry_run_names_the_size_of_the_run_and_writes_no_folder(
     model = GPT(GPTConfig(**{name: settings["model"][name] for name in settings["model"]}))
     assert int(parameters.replace(",", "")) == model.num_parameters()
     assert int(tokens.replace(",", "")) == 12 * 4 * 32
-    weights = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
+    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.dim() == 2)
+    weights += model.head.weight.numel()
     attention = 2 * 2 * (16 + 16) * 32  # layers · heads · (d_k + d_v) · T
     assert float(flops) == pytest.approx(12 * 4 * 32 * 6 * (weights + attention), rel=0.01)
     assert not [*tmp_path.iterdir()]
