@@ -58,7 +58,7 @@ class Sampling:
     top_p: float | None = None
     # Keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024).
     min_p: float | None = None
-    # Draw only ids below this number, if it is given; others have no text in a padded vocabulary.
+    # If set, draw only ids below this number: higher ones pad the vocabulary and have no text.
     vocab_size: int | None = None
 
 
@@ -185,11 +185,11 @@ class GeneratedText:
     def _extend(self, characters: str) -> None:
         """Add characters, and end the text if they complete a stop string."""
         new = self._held_back + characters
-        ends_and_starts = [
-            (new.index(stop) + len(stop), new.index(stop)) for stop in self._stops if stop in new
+        matches = [
+            (start + len(stop), start) for stop in self._stops if (start := new.find(stop)) >= 0
         ]
-        if ends_and_starts:
-            _, start = min(ends_and_starts)  # of the stop string that is complete first
+        if matches:
+            _, start = min(matches)  # of the stop string that is complete first
             self.text += new[:start]
             self._held_back = ""
             self.end_reason = "stop"

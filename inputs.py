@@ -1,4 +1,4 @@
-"""What a run starts with: its text, its tokenizer and its initial weights."""
+"""Prepare the inputs of a run: its text, tokenizer and initial weights."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -30,8 +30,8 @@ ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows wh
 # Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
 # None to keep it.
 Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
-# weights: only if tapped, attention is written out; heads: output of each head before W_O;
-# attention, mlp: updates ΔE; residual: after the block. The embedding is in layer 0 only.
+# weights: attention is written out instead of fused only if they are tapped; heads: of each head
+# before W_O; attention, mlp: updates ΔE; residual: after the block; embedding: in layer 0 only.
 TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
 
 

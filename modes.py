@@ -1,4 +1,4 @@
-"""What train.py does instead of training: prepare the text, evaluate a model, or plan a run."""
+"""The modes of train.py that do not train: prepare the text, evaluate a model, plan a run."""
 
 import time
 from collections.abc import Callable
@@ -12,11 +12,10 @@ import numpy as np
 import cli
 import interop
 from cli.config_file import config_yaml
-from common.text import pluralize
+from common.text import format_magnitude, pluralize
 from config import Config, ResolvedConfig
 from inputs import prepare_data, prepare_same_text, starting_point
 from model import GPT
-from report.sweep_table import format_magnitude
 from training import device
 from training.evaluate import Splits, Windows, evaluate
 from training.flops import estimate_step_seconds, tokens_per_step
@@ -31,7 +30,8 @@ from training.state import build_state
 
 # A step that is estimated to take longer, in seconds, is not timed.
 MAX_STEP_SECONDS = 5
-# After so many seconds no further step is timed, on a device whose rate is unknown.
+# Seconds after which no further step is timed. It matters only if the peak rate is unknown, because
+# the duration of a step cannot be estimated beforehand then.
 MAX_TIMING_SECONDS = 60
 # The first steps are slower, and the fastest of the others was interrupted least by other programs.
 WARM_UP_STEPS, TIMED_STEPS = 2, 5

@@ -154,8 +154,8 @@ def continue_typed_prompts(
 ) -> None:
     """Continue one line of stdin after the other until its end; text n has the seed `seed` + n.
 
-    In a terminal, Ctrl-C stops the text, and after a mistake the next prompt is read. If stdin is
-    no terminal, both end the program as usual.
+    In a terminal, Ctrl-C stops only the current text, and a mistake is reported before the next
+    prompt is read. If stdin is not a terminal, either one ends the program.
     """
     is_typed, seed = cli.is_terminal(sys.stdin), config.seed
     if is_typed:

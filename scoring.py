@@ -59,7 +59,7 @@ class Score(NamedTuple):
 def score_text(model: GPT, tokenizer: Tokenizer, text: str) -> Score:
     """Compute the loss of each token of a text, in independent windows of block_size tokens.
 
-    The text follows the token that begins a text, so that its first token is predicted too.
+    The token that begins a text is put before it, so that its first token has a loss, too.
 
     Raises:
         UserError: If the tokenizer finds no token in the text, or a loss is not finite.

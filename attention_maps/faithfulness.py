@@ -105,8 +105,8 @@ def find_sufficient_heads(
 ) -> list[Head]:
     """Find a small set of heads whose share reaches `SUFFICIENT_SHARE`, by backward elimination.
 
-    Heads are removed one by one as long as the others reach it, beginning with the head without
-    which the share is highest. No further head of the result can be removed.
+    A head is removed if the remaining ones still reach it. Heads are tried in the order of the
+    share that remains without them, highest first, until none of those left can be removed.
 
     Reference: Conmy et al. 2023, "Towards Automated Circuit Discovery", which removes edges.
     """

@@ -1,6 +1,7 @@
-"""Store the weights of a run's snapshots, and choose those of the steps that show most.
+"""Store the weights of a run's snapshots, and choose the most informative steps.
 
-The page of a run reads the reader's own text with these weights. Does not import torch.
+With these weights the page of a run runs the model on a text that is typed into it. Does not import
+torch.
 """
 
 from bisect import bisect_left

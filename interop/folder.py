@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from common.errors import UserError
+from common.files import exists
 from common.settings import show_value
 from config import GPTConfig
 from data.hf_tokenizer import HF_TOKENIZER_FILE, read_json, read_tokenizer
@@ -61,7 +62,7 @@ class HFFolder(CheckpointSource):
         self._places: dict[str, tuple[Path, str]] = {}  # file of each tensor, and its name there
         for file in files:
             self._list_tensors(file)
-        has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
+        has_tokenizer = any(exists(path / name) for name in TOKENIZER_FILES)
         vocab_size = self._settings.get("vocab_size")
         if self.naming == "gpt2" and vocab_size in GPT2_VOCAB_SIZES and not has_tokenizer:
             self.tokenizer_name = "gpt2"

@@ -63,7 +63,7 @@ def require_new_file(path: Path) -> None:
 
 
 def _require_supported(config: GPTConfig, family: str) -> None:
-    """Refuse what transformers' models of the family have, but llama.cpp's lack."""
+    """Raise `UserError` if llama.cpp lacks a part of the model that transformers has."""
     unsupported = []
     if family == "qwen3" and config.bias:
         unsupported.append(f"model.bias={config.bias}")

@@ -30,8 +30,8 @@ LAST_SETTINGS = (
 def read_comparison(paths: Sequence[Path]) -> list[Run]:
     """Read the runs at some paths, with their names and the settings that differ between them.
 
-    A path is the folder of a run, or one that holds runs or sweeps. A run's name is its path below
-    the folder that holds all runs.
+    A path is the folder of a run, or one that holds runs or sweeps. A run is
+    named by its path relative to the deepest folder that contains all of them.
 
     Raises:
         UserError: If there is no run at a path.

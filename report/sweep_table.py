@@ -13,7 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from common.files import atomic_write
-from common.text import format_speed, format_with_error, pluralize, printable
+from common.text import (
+    format_fixed,
+    format_magnitude,
+    format_speed,
+    format_with_error,
+    pluralize,
+    printable,
+)
 from report.sweep import (
     Run,
     Variant,
@@ -45,23 +52,6 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(lines)
-
-
-def format_fixed(value: float, error: float | None, decimals: int) -> str:
-    """Format a value and its standard error with a fixed number of decimals."""
-    suffix = "" if error is None else f" ± {error:,.{decimals}f}"
-    return f"{value:,.{decimals}f}{suffix}"
-
-
-def format_magnitude(value: float, error: float | None, unit: str = "") -> str:
-    """Format a number with a unit prefix: 12 k, 3.4 M, 124 M, 1.7 ± 0.3 M."""
-    for size, prefix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            if error is not None:
-                return f"{format_with_error(value / size, error / size)}{prefix}{unit}"
-            decimals = 1 if value < 10 * size else 0
-            return f"{value / size:.{decimals}f}{prefix}{unit}"
-    return f"{format_fixed(value, error, 0)} {unit}".strip()
 
 
 def format_measured_speed(value: float, error: float | None) -> str:

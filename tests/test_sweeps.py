@@ -38,6 +38,7 @@ from cli.arguments import parse_command_line
 from cli.config_file import config_yaml, read_config
 from cli.presets import CONFIGS
 from common.errors import UserError
+from common.text import format_magnitude
 from config import Config, GPTConfig, TokenizerConfig
 from model import GPT, KVCache
 from report import sweep_page
@@ -52,7 +53,7 @@ from report.sweep import (
     read_sweep,
     reproduce_command,
 )
-from report.sweep_table import format_magnitude, write_csv
+from report.sweep_table import write_csv
 
 SHORT = [
     "max_steps=4",

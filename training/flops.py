@@ -24,8 +24,8 @@ PUBLISHED_BF16_FLOPS = {
     "NVIDIA GeForce RTX 4090": 165e12,
     "NVIDIA GeForce RTX 3090": 71e12,
 }
-# Sizes of the square matrices of which the fastest product gives the rate of a device. On a CPU the
-# small ones are rarely interrupted by other programs, and the large one occupies many cores.
+# Sizes of the square matrices that are multiplied to measure a device's rate; the fastest product
+# counts. On a CPU the small ones are rarely interrupted, and the large one occupies many cores.
 CPU_MATRIX_SIZES = (256, 512, 1024)
 GPU_MATRIX_SIZES = (8192,)
 SECONDS_PER_SIZE = 0.05

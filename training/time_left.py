@@ -23,7 +23,7 @@ class TimeLeft:
         # The forward pass takes a third of the operations of a step.
         self._evaluation_steps = validation.num_targets / (3 * tokens_per_step(config))
         # (step, seconds of training until then) of the first calls. Steps are timed from the last
-        # of them on: what happens once, such as compiling, is before it.
+        # of them on, which excludes what happens once, such as compiling.
         self._first_readings: list[tuple[int, float]] = []
 
     def estimate(self, step: int) -> float | None:

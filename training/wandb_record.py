@@ -61,7 +61,7 @@ class WandbRecord:
     def log(self, row: dict, grid: Path | None) -> None:
         """Log a step's metrics, the tables of its snapshot, and the attention grid if there is one.
 
-        Of the metrics of single heads, those of the strongest heads are logged besides the tables.
+        The tables contain all heads; only the strongest ones also have metrics of their own.
         """
         step = row["step"]
         metrics = aggregate_heads(row) | self._strongest_heads.select(row)
