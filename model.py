@@ -6,7 +6,7 @@ value, V the vocabulary.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,42 +19,14 @@ import layers
 from attention import attention as attention  # for notebooks
 from attention import attention_weights, causal_mask, fused_attention, repeat_groups, rotary_table
 from common.errors import UserError, not_one_of
-from config import GPTConfig
 from decoder import Decoder, KVCache
 from decoding import generate
+from model_config import GPTConfig
 from ngrams import NGramEmbedding
+from taps import TAP_NAMES, Taps, tap
 
 INIT_STD = 0.02  # of GPT-2 (Radford et al. 2019)
 ROTARY_LENGTH = 16384  # positions in a new model's rotary table, which grows when more are needed
-
-# Functions by (name, layer) that a forward pass calls with a value: they return its replacement, or
-# None to keep it.
-Taps = dict[tuple[str, int], Callable[[Tensor], Tensor | None]]
-# weights: attention is written out instead of fused only if they are tapped; heads: of each head
-# before W_O; attention, mlp: updates ΔE; residual: after the block; embedding: in layer 0 only.
-TAP_NAMES = ("embedding", "q", "k", "v", "weights", "heads", "attention", "mlp", "residual")
-
-
-def tap(taps: Taps | None, name: str, layer: int, value: Tensor) -> Tensor:
-    """Return the value, or its replacement by the tap of this name and layer.
-
-    Raises:
-        ValueError: If the replacement has another shape; only the number of rows may differ.
-    """
-    if not taps or (name, layer) not in taps:
-        return value
-    if value.requires_grad:
-        value = value.clone()  # autograd may have saved the value, which a tap may change in place
-    replacement = taps[name, layer](value)
-    if replacement is None:
-        return value
-    if not isinstance(replacement, Tensor) or replacement.shape[1:] != value.shape[1:]:
-        returned = getattr(replacement, "shape", type(replacement).__name__)
-        raise ValueError(
-            f"the tap {(name, layer)} returned {returned}; return a tensor of the shape of its "
-            f"value, {tuple(value.shape)}, or None to keep it"
-        )
-    return replacement
 
 
 def make_norm(config: GPTConfig) -> nn.Module:

@@ -14,7 +14,8 @@ from torch import Tensor
 from attention_maps import scores
 from attention_maps.capture import ForwardPass, max_logit_rows, next_tokens, token_losses
 from attention_maps.results import Estimates
-from model import GPT, KVCache, Taps, autocast
+from model import GPT, KVCache, autocast
+from taps import Taps
 
 MAX_TOKENS_PER_PASS = 4096
 # A pass recomputes all tokens after its first hidden one. Hiding a quarter as many tokens in one

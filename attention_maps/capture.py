@@ -14,7 +14,8 @@ from torch import Tensor
 
 from attention_maps.probes import Probes
 from common.files import atomic_write
-from model import GPT, SelfAttention, Taps
+from model import GPT, SelfAttention
+from taps import Taps
 
 MAX_LOGITS = 1 << 25  # logits computed at once: 128 MB in float32
 PATTERNS = ("text", "repeated", "control")  # arrays of attention patterns, saved as float16

@@ -16,7 +16,8 @@ from torch import Tensor
 from attention_maps import scores
 from attention_maps.capture import ForwardPass, residual_writes
 from attention_maps.results import CompositionShare, Estimates, Head
-from model import GPT, Taps, attention_weights, causal_mask
+from model import GPT, attention_weights, causal_mask
+from taps import Taps
 
 INPUTS = ("queries", "keys", "values")  # inputs of a head, in the order of array axes
 MEASURED_SCORES = ("previous_token", "induction")  # scores whose composition is measured

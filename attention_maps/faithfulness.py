@@ -12,7 +12,8 @@ from attention_maps import scores
 from attention_maps.ablation import rows_per_pass
 from attention_maps.capture import ForwardPass, next_tokens, token_losses
 from attention_maps.results import Estimate, Faithfulness, Head
-from model import GPT, Taps
+from model import GPT
+from taps import Taps
 
 SUFFICIENT_SHARE = 0.9  # of the copying gain, which a sufficient set of heads keeps
 # The best of many sets looks better than it is, so its share is measured on rows that were not used

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from common.errors import UserError, did_you_mean, not_one_of
-from config import GPTConfig
+from model_config import GPTConfig
 
 ROOT = Path(__file__).parents[1]
 WARM_UP_STEPS = 2

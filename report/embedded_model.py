@@ -16,7 +16,7 @@ from common.checkpoints import saved_steps, step_folder
 from common.errors import UserError
 from common.files import ordinary_file, read_json_object
 from common.manifest import CONFIG_FILE, MODEL_FILE, TOKENIZER_FILE, verify_checkpoint
-from config import GPTConfig
+from model_config import GPTConfig
 from report.pack import NGRAM_KEYS, Blobs, PackedWeights, pack_weights, to_base64
 
 MAX_WEIGHTS_BYTES = 15_500_000  # of a page, for weights

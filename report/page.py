@@ -15,7 +15,7 @@ from attention_maps.findings import emergence_interval
 from attention_maps.metrics import is_snapshot_metric, read_emergence
 from attention_maps.rendering import RenderedFinding, describe_run, format_interval
 from common.metrics import METRICS, SAMPLES, is_scored, read_rows, snapshot_steps
-from config import GPTConfig
+from model_config import GPTConfig
 from report.embedded_model import EmbeddedModel, embed_weights, find_model
 from report.html import embed_json, expand_template, write_html
 from report.pack import Blobs

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from config import GPTConfig
 from decoder import Decoder
 from decoding import Sampling, stream
 from model import GPT
+from model_config import GPTConfig
 
 # Fewer examples than usual, for tests that build a model for each.
 few = settings(max_examples=settings.default.max_examples // 3)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from config import GPTConfig
+from model_config import GPTConfig
 
 PRESETS = sorted((Path(__file__).parents[1] / "configs" / "model").glob("*.yaml"))
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from models import configs, few, lively, random_tokens, seeds, small
 
 from attention import attention, causal_mask
-from model import GPT, TAP_NAMES, GPTConfig
+from model import GPT, GPTConfig
+from taps import TAP_NAMES
 
 close = torch.testing.assert_close
 

@@ -9,9 +9,9 @@ import torch
 from attention_maps.capture import PATTERNS, capture, save_snapshot, snapshot_arrays
 from attention_maps.probes import make_probes
 from attention_maps.scores import readings
-from config import GPTConfig
 from data.tokenizer import CharTokenizer, train_bpe
 from model import GPT
+from model_config import GPTConfig
 
 
 @pytest.fixture(params=[1, 2, 4])

@@ -27,13 +27,13 @@ from attention import rotary_frequencies
 from attention_maps.analysis import analyze
 from attention_maps.findings import summarize
 from common.errors import UserError
-from config import GPTConfig
 from interop import ExternalCheckpoint, load, load_hf
 from interop.gguf_file import infer_llama3_rope
 from interop.layout import map_tensors
 from interop.names import GGUF_SETTINGS
 from interop.settings import config_to_hf, find_family
 from model import GPT
+from model_config import GPTConfig
 from training.checkpoint import parameter_shapes
 
 gguf = pytest.importorskip("gguf")
