@@ -42,6 +42,8 @@ CURVES = (
     "train/loss",
     "val/loss",
     "val/bits_per_byte",
+    "val/in_context_score",
+    "val/in_context_score_se",
     "train/lr",
     "train/muon_lr",
     "train/grad_norm",

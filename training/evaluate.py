@@ -22,6 +22,30 @@ MAX_BATCH_TOKENS = 8192
 MAX_BATCH_LOGITS = 1 << 24
 # Target of a position that has nothing to predict.
 NO_TARGET = -1
+# The in-context score compares the second and the last of so many equal parts of a window. In a
+# window of 512 tokens their middles are the 48th and the 496th token; Olsson et al. compare the
+# 50th and the 500th.
+WINDOW_PARTS = 16
+# With fewer windows the error of the score would be unreliable, so the score is not given.
+MIN_SCORED_WINDOWS = 8
+
+
+class WindowLoss(NamedTuple):
+    """Loss of a model on windows of a text."""
+
+    mean: float  # nats per token
+    in_context_score: float  # nats per token; nan if unknown
+    in_context_score_se: float  # standard error over windows
+
+
+class LossSums(NamedTuple):
+    """Sums over windows, which may be added up over ranks."""
+
+    nats: float = 0
+    targets: float = 0
+    scored_windows: float = 0  # windows with an in-context score
+    scores: float = 0  # nats per token
+    squared_scores: float = 0
 
 
 class Windows:
@@ -75,31 +99,38 @@ class Windows:
         self.num_targets = len(predicted)
         self.num_bytes = sum(token_lengths[id] for id in predicted)
 
-    def loss(self, model: GPT) -> float:
-        """Return the mean loss in nats per token; all ranks call this together."""
-        sums = self.world.sum(torch.tensor(self.local_loss(model), dtype=torch.float64))
-        nats, count = sums.tolist()
-        return nats / count
+    def loss(self, model: GPT) -> WindowLoss:
+        """Return the mean loss and the in-context score; all ranks call this together."""
+        local_sums = torch.tensor(self.local_loss(model), dtype=torch.float64)
+        sums = LossSums(*self.world.sum(local_sums).tolist())
+        mean, n = sums.nats / sums.targets, sums.scored_windows
+        if n < MIN_SCORED_WINDOWS:
+            return WindowLoss(mean, math.nan, math.nan)
+        score = sums.scores / n
+        variance = max(0.0, sums.squared_scores - n * score**2) / (n - 1)
+        return WindowLoss(mean, score, math.sqrt(variance / n))
 
     @torch.no_grad()
-    def local_loss(self, model: GPT) -> tuple[float, int]:
-        """Return the summed loss in nats over this rank's windows, and their predicted tokens.
+    def local_loss(self, model: GPT) -> LossSums:
+        """Return the sums over this rank's windows.
 
         Each rank runs the same number of forward passes, because those of a sharded model are run
         by all ranks together.
         """
         inputs, targets = self._rank_share()
-        nats, count = 0.0, 0
+        nats, count, scores = 0.0, 0, []
         with _forward_only(model, self.world.size > 1):
             for x, y in zip(inputs.split(self.batch_size), targets.split(self.batch_size)):
                 self.world.check_stop()
                 with autocast(self.device, self.precision):
-                    _, loss = model(x.to(self.device), y.to(self.device))
+                    logits, loss = model(x.to(self.device), y.to(self.device))
                 num_targets = int((y != NO_TARGET).sum())
                 if num_targets:
                     nats += loss.item() * num_targets
                     count += num_targets
-        return nats, count
+                    scores += in_context_scores(logits, y.to(self.device)).tolist()
+        known = np.array([score for score in scores if not math.isnan(score)])
+        return LossSums(nats, count, len(known), known.sum(), (known**2).sum())
 
     def _rank_share(self) -> tuple[Tensor, Tensor]:
         """Return this rank's inputs and targets, padded so that all ranks have the same number."""
@@ -123,6 +154,35 @@ class Windows:
         return self.inputs[chosen].to(self.device), self.targets[chosen].to(self.device)
 
 
+def in_context_scores(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the in-context score of each window in nats per token, (B,), in float64.
+
+    It is the mean loss of early positions, the second sixteenth of the window, minus the mean loss
+    of late ones, the last sixteenth: how much the tokens in between help. It is nan if one of the
+    two has no targets, as in a window that ends early or has fewer than 16 tokens.
+
+    Args:
+        logits: Of the next token, (B, T, V).
+        targets: The next token or NO_TARGET, (B, T).
+
+    Reference: Olsson et al. 2022, "In-context Learning and Induction Heads"; they subtract the
+    early loss from the late one.
+    """
+    T = targets.shape[1]
+    size = T // WINDOW_PARTS
+    means = []
+    for part in (slice(size, 2 * size), slice(T - size, T)):
+        y = targets[:, part]  # (B, size)
+        nats = F.cross_entropy(
+            logits[:, part].flatten(0, 1).float(),
+            y.flatten(),
+            ignore_index=NO_TARGET,
+            reduction="none",
+        )
+        means.append(nats.view(y.shape).double().sum(1) / (y != NO_TARGET).sum(1))  # (B,)
+    return means[0] - means[1]
+
+
 class Splits(NamedTuple):
     """The windows on which a run is evaluated."""
 
@@ -142,15 +202,19 @@ def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, flo
     """Measure the validation loss; at the last step of a run the training split's too.
 
     Returns:
-        `val/loss` in nats per token, `val/bits_per_byte` (comparable across tokenizers), and at
-        the last step `train/eval_loss` in nats per token.
+        `val/loss` in nats per token, `val/bits_per_byte` (comparable across tokenizers),
+        `val/in_context_score` with its standard error if it is known, and at the last step
+        `train/eval_loss` in nats per token.
     """
     validation = splits.validation
     loss = validation.loss(model)
-    bits = loss * validation.num_targets / math.log(2)
-    metrics = {"val/loss": loss, "val/bits_per_byte": bits / validation.num_bytes}
+    bits = loss.mean * validation.num_targets / math.log(2)
+    metrics = {"val/loss": loss.mean, "val/bits_per_byte": bits / validation.num_bytes}
+    if not math.isnan(loss.in_context_score):
+        metrics["val/in_context_score"] = loss.in_context_score
+        metrics["val/in_context_score_se"] = loss.in_context_score_se
     if is_last:
-        metrics["train/eval_loss"] = splits.training.loss(model)
+        metrics["train/eval_loss"] = splits.training.loss(model).mean
     return metrics
 
 

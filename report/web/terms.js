@@ -136,6 +136,9 @@ const TERMS = {
   copying: SCORES.copying.explanation,
   "copying gain": COPYING_GAIN,
   "in-context copying gain": COPYING_GAIN,
+  "in-context score":
+    "How much context helps: loss early in a window of validation text (its second sixteenth) minus loss late in it " +
+    "(its last sixteenth).",
   "in-context copying":
     "Predicting a sequence that appeared before in the same context by copying it.",
   faithfulness:

@@ -18,7 +18,7 @@ const ACTIVITIES = {
 const MAX_SAMPLE_LENGTH = 4000;
 
 /**
- * A metric as a line of a chart.
+ * A metric as a line of a chart, with a band if the page has its standard errors.
  *
  * @param {string} key - Key of the metric.
  * @param {string} name
@@ -28,7 +28,7 @@ const MAX_SAMPLE_LENGTH = 4000;
  */
 export function metricSeries(key, name, color, bold = false) {
   const { steps, values } = data.curves[key];
-  return { name, color, bold, xs: steps, ys: values };
+  return { name, color, bold, xs: steps, ys: values, errors: data.curves[`${key}_se`]?.values };
 }
 
 /** Draw the curves. */
@@ -47,6 +47,12 @@ export function drawTraining() {
     explanation: explanationOf("copying gain"),
     includes: [0, 0.1],
     series: [copyingGainSeries()],
+  });
+  drawCurve("chart-in-context", {
+    title: "In-context score (nats/token)",
+    explanation: explanationOf("in-context score"),
+    includes: [0, 0.1],
+    series: [metricSeries("val/in_context_score", "in-context score", "accent", true)],
   });
   drawCurve("chart-lr", {
     title: "Learning rate",

@@ -246,6 +246,9 @@ def test_scores_emergence_and_training_are_shown(open_page, tmp_path):
         "training 2.900",
         "validation 3.500, at step 0",
     ]
+    tab.focus("#chart-in-context svg")
+    tab.keyboard.press("End")
+    assert "0.5 ± 0.1" in tab.inner_text("#tip")
     box = tab.locator("#chart-loss svg").bounding_box()
     tab.mouse.move(box["x"] + box["width"] - 14, box["y"] + 60)
     assert "step 20" in tab.inner_text("#tip")

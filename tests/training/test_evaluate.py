@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from config import Config, DataConfig, GPTConfig, ModelConfig
 from data.tokenizer import CharTokenizer
 from model import GPT
-from training.evaluate import NO_TARGET, Splits, Windows, evaluate, make_splits
+from training.evaluate import NO_TARGET, Splits, Windows, evaluate, in_context_scores, make_splits
 from training.processes import World
 
 
@@ -57,7 +57,7 @@ def test_each_split_is_measured_on_its_own_tokens():
     metrics = evaluate(model, splits, is_last=True)
     for name, tokens in (("val/loss", text.val), ("train/eval_loss", text.train)):
         windows = Windows(tokens, LETTERS, config_of(10), max_windows=5)
-        assert metrics[name] == windows.loss(model)
+        assert metrics[name] == windows.loss(model).mean
     assert metrics["val/loss"] != metrics["train/eval_loss"]
     assert "train/eval_loss" not in evaluate(model, splits)
 
@@ -88,11 +88,46 @@ def test_windows_are_disjoint_consecutive_and_limited_in_number(length, block_si
 
 
 def test_several_processes_together_evaluate_the_windows_of_one(monkeypatch):
-    model = GPT(replace(config_of(10).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
+    model = GPT(replace(config_of(20).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
     monkeypatch.setattr(World, "check_stop", lambda self: None)  # it would ask the other ranks
-    (nats, count), *shares = [
-        make_windows(300, 10, World(rank, size), val_max_tokens=70).local_loss(model)
+    together, *shares = [
+        make_windows(300, 20, World(rank, size), val_max_tokens=190).local_loss(model)
         for size, rank in ((1, 0), (3, 0), (3, 1), (3, 2))
     ]
-    assert sum(share_count for _, share_count in shares) == count == 69
-    assert sum(share_nats for share_nats, _ in shares) == pytest.approx(nats, rel=1e-6)
+    assert together.targets == 199 and together.scored_windows == 9  # the last one is too short
+    assert np.sum(shares, axis=0) == pytest.approx(together, rel=1e-6)
+
+
+def test_the_in_context_score_is_the_early_minus_the_late_loss_of_each_window():
+    torch.manual_seed(0)
+    model = GPT(replace(config_of(40).model, vocab_size=300, n_layer=1, n_head=2, n_embd=8))
+    windows = make_windows(9 * 40 + 1, 40)  # the last token is the last target
+    with torch.no_grad():
+        p = model(windows.inputs)[0].double().softmax(-1).numpy()
+    scores = []
+    for probabilities, targets in zip(p, windows.targets.tolist()):
+        nats = [-math.log(row[target]) for row, target in zip(probabilities, targets)]
+        scores.append((nats[2] + nats[3] - nats[38] - nats[39]) / 2)  # of 40 tokens, 2 are 1/16
+    metrics = evaluate(model, Splits(windows, windows))
+    assert metrics["val/in_context_score"] == pytest.approx(np.mean(scores), abs=1e-6)
+    error = np.std(scores, ddof=1) / 3
+    assert metrics["val/in_context_score_se"] == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize(("length", "block_size"), [(7 * 16 + 1, 16), (1000, 15)])
+def test_few_or_short_windows_have_no_in_context_score(length, block_size):
+    model = GPT(replace(config_of(block_size).model, vocab_size=300, n_layer=1, n_head=1, n_embd=4))
+    windows = make_windows(length, block_size)
+    assert list(evaluate(model, Splits(windows, windows))) == ["val/loss", "val/bits_per_byte"]
+
+
+def test_positions_without_a_target_do_not_count_in_the_in_context_score():
+    logits = torch.zeros(3, 32, 2)
+    logits[:, 3, 0] = 1  # only this early target is likelier than 1/2
+    targets = torch.zeros(3, 32, dtype=torch.long)
+    targets[1, 2] = NO_TARGET
+    targets[2, 30:] = NO_TARGET
+    likelier = math.log(2) - math.log1p(math.exp(-1))
+    first, second, third = in_context_scores(logits, targets).tolist()
+    assert (first, second) == pytest.approx((-likelier / 2, -likelier), abs=1e-6)
+    assert math.isnan(third)
