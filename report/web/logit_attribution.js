@@ -304,7 +304,7 @@ export function drawScoreAttribution(host, terms, title) {
   host.replaceChildren(
     el("h3", {}, ...title),
     note(
-      `The attention score before the softmax, minus the mean of its row, is ${formatSigned(sumOfValues(terms))}. ` +
+      `The attention score before the softmax, minus its mean over the visible tokens, is ${formatSigned(sumOfValues(terms))}. ` +
         "It is a sum over pairs: what wrote the query × what wrote the key.",
     ),
     barList(largestBars(bars, MAX_BARS)),

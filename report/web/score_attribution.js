@@ -16,20 +16,21 @@ import { modelScales, norm, normalize, project, rotaryFrequencies, rotate } from
  * @param {number} i - Query token.
  * @param {number} j - Key token.
  * @returns {{query: string, key: string, value: number}[]} One term per component that wrote the
- *   query and component that wrote the key. They sum to the score minus the mean of its row. Norms
- *   have the scales of the whole residual stream.
+ *   query and component that wrote the key. They sum to the score minus its mean over the tokens
+ *   that are not hidden from the query. Norms have the scales of the whole residual stream.
  */
 export function attributeScore(pass, layer, head, i, j) {
   const { H, G, d_k } = pass.sizes;
   const tokens = Array.from({ length: i + 1 }, (_, t) => t);
+  const visible = tokens.filter(t => t === i || !pass.hidden.includes(t));
   const queries = projectComponents(pass, layer, "Q", head, [i]);
   const keys = projectComponents(pass, layer, "K", Math.floor(head / (H / G)), tokens);
   const terms = [];
   for (const query of queries) {
     for (const key of keys) {
-      const scores = tokens.map(t => dot(query.vectors[0], key.vectors[t]) / Math.sqrt(d_k));
-      const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
-      terms.push({ query: query.name, key: key.name, value: scores[j] - mean });
+      const score = t => dot(query.vectors[0], key.vectors[t]) / Math.sqrt(d_k);
+      const mean = visible.reduce((sum, t) => sum + score(t), 0) / visible.length;
+      terms.push({ query: query.name, key: key.name, value: score(j) - mean });
     }
   }
   return terms;

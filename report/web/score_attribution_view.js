@@ -10,6 +10,7 @@ import {
   currentStep,
   display,
   isOwnText,
+  ownText,
   selection,
   stepsWithWeights,
 } from "./page_state.js";
@@ -46,6 +47,12 @@ export async function explainPinnedCell() {
   }
 
   const [i, j] = pinnedCell;
+  if (isOwnText() && j < i && ownText.predictions?.hidden.includes(j)) {
+    const sentence = `Token ${j} is hidden from token ${i}: no head attends to it.`;
+    host.replaceChildren(el("p", { className: "quiet" }, sentence));
+    shownFor = [];
+    return;
+  }
   const interventions = isOwnText() ? {} : { off: [], hidden: [] };
   const requested = explainedCell();
   if (requested.some((part, k) => part !== shownFor[k])) host.replaceChildren(); // of another one

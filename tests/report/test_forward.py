@@ -41,7 +41,7 @@ ASK = """async ([config, weights, ids, off, hidden]) => {
   const scores = [];
   for (let layer = 0; layer < config.n_layer; layer++) {
     for (const [head, i, j] of [[0, 5, 2], [3, 9, 9]]) {
-      const terms = HANDLERS.explainScore({ ...plain, layer, head, i, j });
+      const terms = HANDLERS.explainScore({ ...changed, layer, head, i, j });
       scores.push({ layer, head, i, j, terms: terms.map(({ value }) => value) });
     }
   }
@@ -180,9 +180,12 @@ def test_the_page_computes_what_the_model_computes(tab, config, block_size, off,
     expected = breakdown.logit_attribution[:, 8]
     assert np.array(page_breakdown["direct"]) == pytest.approx(expected, abs=2e-3)
     for score in computed["scores"]:
-        weights = captured.weights[score["layer"], 0, score["head"]]
-        row = weights[score["i"], : score["i"] + 1].clamp(min=1e-30).log()
-        expected = (row[score["j"]] - row.mean()).item()
+        i, j = score["i"], score["j"]
+        visible = [t for t in range(i + 1) if t == i or t not in hidden]
+        if j not in visible:
+            continue
+        row = maps[score["layer"], score["head"], i].clamp(min=1e-30).log()
+        expected = (row[j] - row[visible].mean()).item()
         tolerance = 1e-4 * (1 + np.abs(score["terms"]).sum())
         assert sum(score["terms"]) == pytest.approx(expected, abs=tolerance)
 
