@@ -15,6 +15,7 @@ let lastId = 0;
 
 /** @type {Promise<void> | null} */
 let started = null;
+let isStarting = false;
 
 /** Promises that resolve when the worker has the weights of a step. */
 const loadedWeights = new Map();
@@ -57,6 +58,9 @@ export function send(request, parameters = {}, onPart = () => {}) {
   });
 }
 
+/** Return whether a request is not answered yet. */
+export const isModelBusy = () => isStarting || pending.size > 0;
+
 /**
  * Stop all requests of this name that were sent so far.
  *
@@ -72,13 +76,19 @@ export function cancel(request) {
  * @returns {Promise<void>}
  */
 export function startModel() {
-  started ??= unpack(data.weights.tokenizer).then(bytes =>
-    send("start", {
-      config: data.modelConfig,
-      tokenizer: JSON.parse(new TextDecoder().decode(bytes)),
-    }),
-  );
+  started ??= sendTokenizer();
   return started;
+}
+
+/** Unpack the tokenizer and send it with the configuration. */
+async function sendTokenizer() {
+  isStarting = true;
+  const bytes = await unpack(data.weights.tokenizer);
+  isStarting = false;
+  await send("start", {
+    config: data.modelConfig,
+    tokenizer: JSON.parse(new TextDecoder().decode(bytes)),
+  });
 }
 
 /**

@@ -17,8 +17,8 @@ const INPUT_EVENTS = ["pointermove", "pointerdown", "keydown", "wheel", "touchmo
  *
  * @param {HTMLElement} status - Receives the state of the run.
  * @param {{step: number, maxSteps: number, seconds: number}} run - `seconds` is its duration so far.
- * @param {() => boolean} isBusy - Whether the page is animated or the model reads a text, so that it
- *   must not reload.
+ * @param {() => boolean} isBusy - Whether the page is animated or the model runs, so that it must
+ *   not reload.
  */
 export function followRun(status, { step, maxSteps, seconds }, isBusy) {
   const age = Date.now() - Date.parse(document.lastModified);

@@ -5,6 +5,7 @@ import { decodeAttention, loadCached, withoutFirstToken } from "./attention_data
 import { drawAttention, setUpMaps } from "./attention_map.js";
 import { setUpControls, updateControls } from "./controls.js";
 import { $, el } from "./dom.js";
+import { isModelBusy } from "./engine.js";
 import { drawFindings } from "./findings.js";
 import { followRun, restoreScroll } from "./follow_run.js";
 import { formatNumber, pluralize } from "./format.js";
@@ -274,7 +275,7 @@ async function start() {
   };
   if (isRun) {
     const isBusy = () =>
-      $("play").getAttribute("aria-label") === "pause" || ownText.isContinuing || ownText.isReading;
+      $("play").getAttribute("aria-label") === "pause" || ownText.isReading || isModelBusy();
     followRun($("alive"), { ...data, seconds: totalSeconds() }, isBusy);
   }
   await showWanted();

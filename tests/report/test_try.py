@@ -268,3 +268,21 @@ def test_a_step_with_snapshot_weights_and_no_checkpoint_can_be_loaded(own):
     kept = load_file(run / "attention" / "step_00000006.safetensors")
     model, *_ = load_run(run, 6)
     assert all(torch.equal(p, kept[name].float()) for name, p in model.named_parameters())
+
+
+@pytest.mark.slow
+def test_a_page_of_a_run_in_progress_waits_for_running_calls(own, open_page):
+    run, _, tokenizer = own
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("max_steps: 12", "max_steps: 24"))
+    tab = open_page(page.write_page(run))
+    expect_text(tab, "#alive", "running")
+    call_for_7_seconds = """async ids => {  // twice the time after which the page reloads
+      const end = performance.now() + 7000;
+      while (performance.now() < end) await glass.logits(ids);
+      window.name = "answered";  // survives a reload
+    }"""
+    ids = tokenizer.encode("the glass")
+    with tab.expect_event("load", timeout=30_000):  # the page reloads
+        tab.evaluate(f"ids => void ({call_for_7_seconds})(ids)", ids)
+    assert tab.evaluate("window.name") == "answered"
