@@ -97,6 +97,9 @@ const COPYING_GAIN =
 const READING = "A head reads from a token in proportion to its attention weight on it.";
 const EMERGED =
   "Its score first passed the threshold in this interval, and was still above it at the next snapshot.";
+const IN_PART = "with a score below 0.5, less than half of its attention, it does so in part.";
+const REPORTED_ABOVE_CONTROL = `Reported from a score of 0.2; ${IN_PART}`;
+const REPORTED_ABOVE_UNIFORM = `Reported from a score a quarter of the way from uniform attention to 1; ${IN_PART}`;
 const ABLATION =
   "Removing a component, by setting its output to zero or to its mean, and measuring the effect.";
 
@@ -111,24 +114,23 @@ const TERMS = {
   "attended to": READING,
   score:
     "Scores are between 0 and 1 unless stated; 0.6 means 60% of the head's attention, averaged over 16 texts.",
+  "in part": "With less than half of its attention: a score below 0.5.",
   "standard error":
     "The uncertainty of a mean: another sample would most likely differ by less than twice as much.",
   emerged: EMERGED,
   ablated: ABLATION,
   "reads from":
-    "The head needs what the other one wrote: its score drops if that is removed from its queries or keys.",
+    "Part of the head's score is lost if what the other one wrote is removed from its queries or keys.",
   query: "The vector with which a token asks for what it wants to read (Q).",
   queries: "The vectors with which tokens ask for what they want to read (Q).",
   key: "The vector by which queries find a token (K).",
   value: "The vector that a head reads from a token that it attends to (V).",
   "induction head":
     "A head that attends to whatever followed the current token last time, so that the model can continue a " +
-    "sequence that it has seen before (Olsson et al. 2022).",
-  "previous-token head":
-    "A head that attends to the token immediately before; induction heads build on it.",
-  "duplicate-token head":
-    "A head that attends to earlier copies of the current token (Wang et al. 2022).",
-  "current-token head": "A head that attends mostly to the current token itself.",
+    `sequence that it has seen before (Olsson et al. 2022). ${REPORTED_ABOVE_CONTROL}`,
+  "previous-token head": `A head that attends to the token immediately before; induction heads can build on it. ${REPORTED_ABOVE_UNIFORM}`,
+  "duplicate-token head": `A head that attends to earlier copies of the current token (Wang et al. 2022). ${REPORTED_ABOVE_CONTROL}`,
+  "current-token head": `A head that attends to the current token itself. ${REPORTED_ABOVE_UNIFORM}`,
   "attention sink":
     "The first token, where many heads put attention that they do not need (Xiao et al. 2023; Gu et al. 2024).",
   "prefix-matching score": SCORES.induction.explanation,
