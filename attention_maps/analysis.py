@@ -163,12 +163,15 @@ class ProbeRun:
         measurements = replace(measurements, emergence=emergence)
         if not self._has_random_rows:
             return measurements
-        gains = scores.copying_gains(
-            self.arrays["repeated_loss"], self.arrays["reshuffled_loss"], self.probes.periods
+        names = ("repeated_loss", "reshuffled_loss", "repeated_correct")
+        repeated, reshuffled, correct = (
+            scores.second_half_means(self.arrays[name], self.probes.periods) for name in names
         )
         return replace(
             measurements,
-            copying_gain=scores.mean_estimate(gains),
+            copying_gain=scores.mean_estimate(reshuffled - repeated),
+            repeated_loss=scores.mean_estimate(repeated),
+            repeated_accuracy=scores.mean_estimate(correct),
             composition=self._measure_composition(head_scores),
         )
 

@@ -87,6 +87,15 @@ def token_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(losses).view(targets.shape).masked_fill(targets < 0, torch.nan)
 
 
+@torch.no_grad()
+def correct_predictions(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 where the likeliest next token is the target, else 0; see `token_losses`."""
+    some = x.flatten(0, -2).split(max_logit_rows(model))
+    likeliest = torch.cat([model.head(model.norm(rows)).argmax(dim=-1) for rows in some])
+    is_correct = likeliest.view(targets.shape) == targets
+    return is_correct.float().masked_fill(targets < 0, torch.nan)
+
+
 def next_tokens(tokens: Tensor) -> Tensor:
     """Return the id after each token of (…, T); -1 after the last."""
     return F.pad(tokens[..., 1:], (0, 1), value=-1)
@@ -131,7 +140,8 @@ def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[
     Returns:
         Attention patterns `text` (L, H, T, T), `repeated` and `control` (L, P, H, T_r, T_r).
         `text_value_norms` (L, H, T) and `repeated_value_norms` (L, P, H, T_r): see `value_norms`.
-        Next-token losses `repeated_loss`, `reshuffled_loss` (P, T_r) in nats; the last is nan.
+        Next-token losses `repeated_loss`, `reshuffled_loss` (P, T_r) in nats, and whether the
+        likeliest token is the next one, `repeated_correct` (P, T_r); the last of a row is nan.
     """
     arrays = {"text": text.weights[:, 0], "text_value_norms": value_norms(model, text.v)[:, 0]}
     if len(random.tokens):
@@ -141,6 +151,9 @@ def snapshot_arrays(model: GPT, text: ForwardPass, random: ForwardPass) -> dict[
         arrays["repeated_value_norms"] = value_norms(model, repeated.v)
         for name, rows in (("repeated_loss", repeated), ("reshuffled_loss", reshuffled)):
             arrays[name] = token_losses(model, rows.residuals[-1], next_tokens(rows.tokens))
+        arrays["repeated_correct"] = correct_predictions(
+            model, repeated.residuals[-1], next_tokens(repeated.tokens)
+        )
     return {name: value.cpu().numpy() for name, value in arrays.items()}
 
 

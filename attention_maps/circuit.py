@@ -39,18 +39,21 @@ def max_errors_by_chance(count: int, probability: float = 0.05) -> float:
 def reported_copying_gain(measurements: Measurements) -> Estimate | None:
     """Return the copying gain, or None if it is small or not significant."""
     gain = measurements.copying_gain
-    if gain is None or not gain.exceeds(MIN_REPORTED_GAIN_NATS, MIN_REPORTED_GAIN_ERRORS):
-        return None
-    return gain
+    return gain if gain is not None and is_reported_gain(gain) else None
+
+
+def is_reported_gain(gain: Estimate) -> bool:
+    """Return whether a copying gain is large and significant enough to be reported."""
+    return gain.exceeds(MIN_REPORTED_GAIN_NATS, MIN_REPORTED_GAIN_ERRORS)
 
 
 def find_active_heads(
     measurements: Measurements, score: str, most: int | None = MAX_NAMED_HEADS
 ) -> list[Head]:
-    """Return at most `most` heads that pass the threshold of a score, strongest first.
+    """Return at most `most` heads that emerged and are not lost, strongest first: see `Emergence`.
 
-    A head must also have passed at the previous snapshot, and its score must exceed two standard
-    errors. If `most` is None, all such heads are returned.
+    The score of a head must exceed two standard errors. If `most` is None, all such heads are
+    returned.
     """
     emerged = measurements.emergence.emerged.get(score, {})
     lost = measurements.emergence.lost.get(score, {})

@@ -33,8 +33,9 @@ def update_emergence(
     """Return the steps at which heads emerged and were lost, updated with the current snapshot.
 
     A head emerges at the first snapshot at which it passes the threshold, if it also passes at the
-    next one. It is lost when it no longer passes. `previous` is None at the first snapshot, and
-    `length` is the number of tokens in a scored window.
+    next one; this step never changes later. It is lost when its score falls below the threshold by
+    more than two standard errors, until it passes again. `previous` is None at the first snapshot,
+    and `length` is the number of tokens in a scored window.
     """
     if previous is None:
         return Emergence()
@@ -43,14 +44,13 @@ def update_emergence(
     for score in THRESHOLD_SHARES:
         minimum = threshold(score, length)
         for head in current.scored_heads(score):
-            passed = _passes(previous, score, head, minimum)
             passes = _passes(current, score, head, minimum)
-            if passed and passes:
+            if passes and _passes(previous, score, head, minimum):
                 emerged.setdefault(score, {}).setdefault(head, previous.step)
             if passes:
                 lost.get(score, {}).pop(head, None)
-            elif passed and head in emerged.get(score, {}):
-                lost.setdefault(score, {})[head] = previous.step
+            elif head in emerged.get(score, {}) and current.score(score, head).is_below(minimum):
+                lost.setdefault(score, {}).setdefault(head, previous.step)
     return Emergence(emerged, lost)
 
 

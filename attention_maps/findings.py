@@ -6,7 +6,7 @@ corrected for multiple comparisons. `attention_maps.rendering` turns findings in
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from attention_maps.circuit import (
     UpstreamHead,
     find_active_heads,
     find_upstream_head,
+    is_reported_gain,
     max_errors_by_chance,
     reported_copying_gain,
 )
@@ -28,8 +29,10 @@ MIN_REPORTED_IMPORTANCE_NATS = 0.01
 MAX_MOST_IMPORTANT_HEADS = 3
 MIN_FAITHFULNESS_ALONE = 0.8  # below this share, layer 0 is added to the circuit
 MIN_REPORTED_FAITHFULNESS = 0.5  # below this share, nothing is reported
-# The copying gain emerged once it stays above this share of its current value.
-EMERGED_GAIN_SHARE = 0.5
+# A model has learned to copy if it predicts at least this share of repeated random tokens.
+LEARNED_ACCURACY = 0.5
+# A share is called "all" of something only if it is known to within this distance.
+MAX_ERROR_OF_ALL = 0.1
 
 
 class Interval(NamedTuple):
@@ -65,12 +68,37 @@ class CircuitShare(NamedTuple):
     includes_layer_0: bool  # whether the heads of layer 0 are active too
 
 
+def is_all(share: Estimate) -> bool:
+    """Return whether a share is 100% within two standard errors, which are small."""
+    return abs(share.value - 1) <= 2 * share.error <= MAX_ERROR_OF_ALL
+
+
+def is_more_than_all(share: Estimate) -> bool:
+    """Return whether a share exceeds 100% by more than two errors: the other heads lower it."""
+    return share.value - 2 * share.error > 1
+
+
+@dataclass(frozen=True)
+class Copying:
+    """How well a model predicts the repetition of random tokens."""
+
+    gain: Estimate  # in-context copying gain in nats/token
+    loss: Estimate | None  # of repeated tokens in nats/token; None in records without it
+    accuracy: Estimate | None  # share of them that the likeliest prediction is; None likewise
+
+    @property
+    def is_learned(self) -> bool:
+        """True if at least half of the repeated tokens are predicted, beyond two errors."""
+        accuracy = self.accuracy
+        return accuracy is not None and accuracy.value - 2 * accuracy.error >= LEARNED_ACCURACY
+
+
 @dataclass(frozen=True)
 class AttentionFinding(Finding):
     """The finding that heads attend to the token that their score is about."""
 
     evidence: tuple[HeadEvidence, ...]  # measurements of each head, in the order of `heads`
-    copying_gain: Estimate | None = None  # in nats/token, which the induction heads explain
+    copying: Copying | None = None  # by induction heads, if its gain is reported
     circuit_share: CircuitShare | None = None  # of this gain, with only their circuit active
 
 
@@ -78,8 +106,8 @@ class AttentionFinding(Finding):
 class CopyingGainFinding(Finding):
     """The finding that the model copies in context without a detected induction head."""
 
-    copying_gain: Estimate  # in nats/token
-    emerged: Interval | None  # None if unknown
+    copying: Copying
+    emerged: Interval | None  # when the gain became large enough to be reported; None if unknown
 
 
 @dataclass(frozen=True)
@@ -101,16 +129,16 @@ class ImportanceFinding(Finding):
 class SinkFinding(Finding):
     """The finding that heads attend to the first token (attention sink)."""
 
-    score: Estimate  # sink score of the first head
+    scores: tuple[Estimate, ...]  # sink scores, in the order of `heads`
     scored_heads: int  # number of heads for which this score was measured
 
 
 @dataclass(frozen=True)
 class LostFinding(Finding):
-    """The finding that a head no longer passes the threshold of a score."""
+    """The finding that the score of a head fell significantly below the threshold."""
 
     emerged: int  # first step at which it passed
-    lost: int  # last step at which it passed
+    lost: int  # last step before the fall
     score: Estimate  # now
 
 
@@ -172,14 +200,21 @@ def _explain_copying_gain(
     gain = reported_copying_gain(latest)
     if gain is None:
         return induction
+    copying = Copying(gain, latest.repeated_loss, latest.repeated_accuracy)
     if induction is not None:
-        share = _reported_circuit_share(latest)
-        return AttentionFinding(induction.kind, induction.heads, induction.evidence, gain, share)
-    emerged = None
-    for before, after in pairwise(history):
-        if before.nats < EMERGED_GAIN_SHARE * gain.value:
-            emerged = Interval(before.step, after.step)
-    return CopyingGainFinding("copying_gain", (), gain, emerged)
+        return replace(induction, copying=copying, circuit_share=_reported_circuit_share(latest))
+    return CopyingGainFinding("copying_gain", (), copying, _date_copying_gain(history))
+
+
+def _date_copying_gain(history: Sequence[GainAt]) -> Interval | None:
+    """Return when the gain was reported first, at two successive snapshots.
+
+    Later snapshots never change the date. It is None if there are no two such snapshots.
+    """
+    for (step, gain), (_, next_gain) in pairwise(history):
+        if is_reported_gain(gain) and is_reported_gain(next_gain):
+            return emergence_interval(step, [snapshot.step for snapshot in history])
+    return None
 
 
 def _reported_circuit_share(latest: Measurements) -> CircuitShare | None:
@@ -242,11 +277,12 @@ def _find_sinks(latest: Measurements) -> SinkFinding | None:
     if not heads:
         return None
     scored = len(latest.scored_heads("sink"))
-    return SinkFinding("sink", tuple(heads), latest.score("sink", heads[0]), scored)
+    scores = tuple(latest.score("sink", head) for head in heads)
+    return SinkFinding("sink", tuple(heads), scores, scored)
 
 
 def _find_lost_head(latest: Measurements, score: str) -> LostFinding | None:
-    """Report the lost head of a score that had passed its threshold longest."""
+    """Report the lost head of a score that had been a head of this kind longest."""
     emerged = latest.emergence.emerged.get(score, {})
     lost = latest.emergence.lost.get(score, {})
     if not lost:

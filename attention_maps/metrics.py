@@ -28,6 +28,8 @@ from common.metrics import COMPANION_SUFFIXES, is_scored
 SNAPSHOT_PREFIXES = ("heads/", "emerged/", "lost/", "composition/", "probe/", "faithfulness")
 # Heads of each score whose lines W&B plots.
 PLOTTED_HEADS = 3
+# Measurements on random rows, each with its error.
+PROBE_MEASUREMENTS = ("copying_gain", "repeated_loss", "repeated_accuracy")
 FAITHFULNESS_SETS = ("none", "circuit", "circuit_and_layer_0", "sufficient")
 _HEAD_KEY = re.compile(r"(heads|emerged|lost)/(\w+)/(L\d+H\d+)")
 _COMPOSITION_KEY = re.compile(r"composition/(previous_token|induction)/(L\d+H\d+)/(\w+)/(\w+)")
@@ -47,8 +49,9 @@ def flatten(measurements: Measurements) -> dict[str, float]:
     for kind in ("emerged", "lost"):
         for score, steps in getattr(measurements.emergence, kind).items():
             row |= {f"{kind}/{score}/{head}": step for head, step in steps.items()}
-    if measurements.copying_gain is not None:
-        row |= _flatten_estimate("probe/copying_gain", "", measurements.copying_gain)
+    for name in PROBE_MEASUREMENTS:
+        if (estimate := getattr(measurements, name)) is not None:
+            row |= _flatten_estimate(f"probe/{name}", "", estimate)
     for entry in measurements.composition:
         place = f"/{entry.head}/{entry.input}/{entry.upstream}"
         for suffix, (value, error) in (("", entry.share), ("_direct", entry.direct)):
@@ -80,16 +83,17 @@ def _flatten_table(name: str, table: np.ndarray) -> dict[str, float]:
 
 
 class GainAt(NamedTuple):
-    """The copying gain at the snapshot of a step; 0 if it was not measured."""
+    """The copying gain at the snapshot of a step."""
 
     step: int
-    nats: float
+    gain: Estimate  # in nats/token; nan if it was not measured
 
 
 def read_gain_history(rows: list[dict]) -> list[GainAt]:
     """Return the copying gain at every snapshot of a run."""
+    key = "probe/copying_gain"
     return [
-        GainAt(row["step"], row.get("probe/copying_gain", 0.0)) for row in rows if is_scored(row)
+        GainAt(row["step"], _read_estimate(row, key, f"{key}_se")) for row in rows if is_scored(row)
     ]
 
 
@@ -101,16 +105,18 @@ def read_latest(rows: list[dict]) -> Measurements | None:
 
 def read_measurements(row: dict) -> Measurements:
     """Convert a row of metrics to measurements: the inverse of `flatten`."""
-    gain = None
-    if "probe/copying_gain" in row:
-        gain = _read_estimate(row, "probe/copying_gain", "probe/copying_gain_se")
+    on_random_rows = {
+        name: _read_estimate(row, f"probe/{name}", f"probe/{name}_se")
+        for name in PROBE_MEASUREMENTS
+        if f"probe/{name}" in row
+    }
     return Measurements(
         step=row["step"],
         scores=_read_scores(row),
         emergence=Emergence(read_emergence(row, "emerged"), read_emergence(row, "lost")),
-        copying_gain=gain,
         composition=tuple(_read_composition(row)),
         faithfulness=_read_faithfulness(row),
+        **on_random_rows,
     )
 
 

@@ -1,13 +1,15 @@
 """Render findings as text: the same sentences in the terminal, on the page and in W&B."""
 
+import math
 from collections.abc import Sequence
 from functools import singledispatch
 from typing import NamedTuple
 
-from attention_maps.circuit import MAX_NAMED_HEADS
+from attention_maps.circuit import MAX_NAMED_HEADS, MIN_REPORTED_GAIN_NATS
 from attention_maps.findings import (
     AttentionFinding,
     CircuitShare,
+    Copying,
     CopyingGainFinding,
     Finding,
     HeadEvidence,
@@ -16,6 +18,8 @@ from attention_maps.findings import (
     LostFinding,
     SinkFinding,
     SufficientHeadsFinding,
+    is_all,
+    is_more_than_all,
     summarize_rows,
 )
 from attention_maps.results import Estimate, Head
@@ -73,23 +77,25 @@ def _render(finding: Finding) -> tuple[str, str, list[str]]:
 def _render_attention(finding: AttentionFinding) -> tuple[str, str, list[str]]:
     phenomenon = PHENOMENA[finding.kind]
     title = phenomenon.name if len(finding.heads) == 1 else f"{phenomenon.name}s"
-    sentences = [_attention_sentence(finding.evidence, phenomenon.target)]
+    scores = [(one.head, one.score) for one in finding.evidence]
+    sentences = [_attention_sentence(scores, phenomenon.target)]
     if finding.kind == "induction":
         sentences += _upstream_sentences(finding.evidence)
         if finding.circuit_share is not None:
             sentences.append(_circuit_sentence(finding, finding.circuit_share))
         sentences += _emergence_sentences(finding.evidence)
     details = [_head_details(one) for one in finding.evidence]
-    if finding.copying_gain is not None:
-        gain = format_with_error(*finding.copying_gain)
-        details.insert(0, f"in-context copying gain {gain} nats")
+    if finding.copying is not None:
+        details = [*_copying_details(finding.copying), *details]
+        if finding.copying.accuracy is not None and not finding.copying.is_learned:
+            sentences.append(f"So far {_accuracy_clause(finding.copying)}.")
     return title, " ".join(sentences), details
 
 
-def _attention_sentence(evidence: Sequence[HeadEvidence], target: str) -> str:
+def _attention_sentence(scores: Sequence[tuple[Head, Estimate]], target: str) -> str:
     """State which token the heads attend to, fully or in part."""
-    full = [one.head for one in evidence if one.score.value >= FULL_ATTENTION]
-    partial = [one.head for one in evidence if one.score.value < FULL_ATTENTION]
+    full = [head for head, score in scores if score.value >= FULL_ATTENTION]
+    partial = [head for head, score in scores if score.value < FULL_ATTENTION]
     verb = "attends" if len(full or partial) == 1 else "attend"
     if not full:
         return f"{_join(partial)} {verb} in part to {target}."
@@ -118,9 +124,10 @@ def _circuit_sentence(finding: AttentionFinding, circuit: CircuitShare) -> str:
     active = "Together with layer 0" if circuit.includes_layer_0 else "Without other heads"
     subject = f"{active} {account}"
     share = _format_percent(circuit.share)
-    if circuit.share.value + 2 * circuit.share.error >= 1:
+    if is_all(circuit.share):
         return f"{subject} for all of the in-context copying gain ({share})."
-    return f"{subject} for {share} of the in-context copying gain."
+    lowered = ": the other heads lower it" if is_more_than_all(circuit.share) else ""
+    return f"{subject} for {share} of the in-context copying gain{lowered}."
 
 
 def _emergence_sentences(evidence: Sequence[HeadEvidence]) -> list[str]:
@@ -146,23 +153,44 @@ def _head_details(evidence: HeadEvidence) -> str:
 
 @_render.register
 def _render_copying_gain(finding: CopyingGainFinding) -> tuple[str, str, list[str]]:
-    gain = format_with_error(*finding.copying_gain)
+    copying, emerged = finding.copying, ""
+    gain = format_with_error(*copying.gain)
     text = (
         "Repeating a sequence of random tokens, instead of reshuffling it, lowers its loss by "
-        f"{gain} nats/token."
+        f"{gain} nats/token"
     )
     if finding.emerged is not None:
-        text += f" Emerged {format_interval(finding.emerged)}."
-    return "In-context copying", text, []
+        interval = format_interval(finding.emerged)
+        emerged = f" The gain passed {MIN_REPORTED_GAIN_NATS} nats {interval}."
+    if copying.accuracy is None:
+        return "In-context copying", f"{text}.{emerged}", []
+    title = "In-context copying" if copying.is_learned else "Beginning of in-context copying"
+    return title, f"{text}; {_accuracy_clause(copying)}.{emerged}", _copying_details(copying)
+
+
+def _accuracy_clause(copying: Copying) -> str:
+    assert copying.accuracy is not None
+    return f"{_format_percent(copying.accuracy)} of the repeated tokens are predicted"
+
+
+def _copying_details(copying: Copying) -> list[str]:
+    details = [f"in-context copying gain {format_with_error(*copying.gain)} nats"]
+    if copying.loss is not None:
+        details.append(f"loss of repeated tokens {format_with_error(*copying.loss)} nats/token")
+    if copying.accuracy is not None:
+        details.append(f"{_format_percent(copying.accuracy)} of them predicted")
+    return details
 
 
 @_render.register
 def _render_sufficient_heads(finding: SufficientHeadsFinding) -> tuple[str, str, list[str]]:
     title = "Sufficient head" if len(finding.heads) == 1 else "Sufficient heads"
     keep = "keeps" if len(finding.heads) == 1 else "keep"
+    lower = ", which lower it" if finding.other_heads > 1 else ", which lowers it"
     text = (
         f"{_join(finding.heads)} {keep} {_format_percent(finding.share)} of the in-context copying "
-        f"gain without the other {pluralize(finding.other_heads, 'head')}."
+        f"gain without the other {pluralize(finding.other_heads, 'head')}"
+        f"{lower if is_more_than_all(finding.share) else ''}."
     )
     return title, text, []
 
@@ -177,14 +205,19 @@ def _render_importance(finding: ImportanceFinding) -> tuple[str, str, list[str]]
 
 @_render.register
 def _render_sinks(finding: SinkFinding) -> tuple[str, str, list[str]]:
-    subject = _join(finding.heads)
-    if len(finding.heads) > MAX_NAMED_HEADS:
-        subject = f"{len(finding.heads)} of {finding.scored_heads} heads"
-    verb = "attends" if len(finding.heads) == 1 else "attend"
+    heads, scores, target = finding.heads, finding.scores, "the first token"
+    shown = [0] if len(heads) == 1 else [0, -1]  # the strongest and the weakest
     details = [
-        f"{finding.heads[0]}: attention to the first token {format_with_error(*finding.score)}"
+        f"{heads[k]}: attention to the first token {format_with_error(*scores[k])}" for k in shown
     ]
-    return "Attention sink", f"{subject} {verb} to the first token.", details
+    if len(heads) <= MAX_NAMED_HEADS:
+        return "Attention sink", _attention_sentence(list(zip(heads, scores)), target), details
+    partial = sum(score.value < FULL_ATTENTION for score in scores)
+    text = f"{len(heads)} of {finding.scored_heads} heads attend"
+    if partial == len(heads):
+        return "Attention sink", f"{text} in part to {target}.", details
+    suffix = f", {partial} of them in part" if partial else ""
+    return "Attention sink", f"{text} to {target}{suffix}.", details
 
 
 @_render.register
@@ -192,12 +225,11 @@ def _render_lost_head(finding: LostFinding) -> tuple[str, str, list[str]]:
     phenomenon, head = PHENOMENA[finding.kind], finding.heads[0]
     text = (
         f"{head} attended to {phenomenon.target} from step {finding.emerged:,} to step "
-        f"{finding.lost:,}, and no longer does."
+        f"{finding.lost:,}. Then its score fell significantly below the threshold"
     )
-    details = []
-    if finding.score.is_known:
-        details = [f"{head}: score {format_with_error(*finding.score)} now"]
-    return f"Lost: {phenomenon.name[0].lower()}{phenomenon.name[1:]}", text, details
+    if math.isfinite(finding.score.value):
+        text += f"; now it is {format_with_error(*finding.score)}"
+    return f"Lost: {phenomenon.name[0].lower()}{phenomenon.name[1:]}", f"{text}.", []
 
 
 def format_interval(interval: Interval) -> str:

@@ -39,6 +39,10 @@ class Estimate(NamedTuple):
         """True if the value is finite and its standard error positive and finite."""
         return math.isfinite(self.value) and 0 < self.error < math.inf
 
+    def is_below(self, limit: float, errors: float = 2) -> bool:
+        """Return whether the value is below a limit by more than `errors` standard errors."""
+        return limit - self.value > errors * self.error  # False if either is unknown (nan)
+
     def exceeds(self, minimum: float = -math.inf, errors: float = 2) -> bool:
         """Return whether the value reaches both `minimum` and `errors` standard errors."""
         return self.is_known and self.value >= max(minimum, errors * self.error)
@@ -65,7 +69,8 @@ class Emergence:
     # First step at which the head passed the threshold. It must also have passed at the next
     # snapshot.
     emerged: dict[str, dict[Head, int]] = field(default_factory=dict)
-    # Last step at which the head passed; only for heads that no longer pass.
+    # Last step before the score fell significantly below the threshold; only for heads that have
+    # not passed since.
     lost: dict[str, dict[Head, int]] = field(default_factory=dict)
 
 
@@ -103,6 +108,8 @@ class Measurements:
     scores: Scores = field(default_factory=dict)
     emergence: Emergence = field(default_factory=Emergence)
     copying_gain: Estimate | None = None  # in nats/token; None if it was not measured
+    repeated_loss: Estimate | None = None  # of repeated random tokens, in nats/token
+    repeated_accuracy: Estimate | None = None  # share of them that the likeliest prediction is
     composition: tuple[CompositionShare, ...] = ()  # significant shares of the strongest heads
     faithfulness: Faithfulness | None = None  # of the induction circuit; None if not measured
 

@@ -93,10 +93,12 @@ def copying_gains(
 
     Reference: cf. Olsson et al. 2022, "In-context Learning and Induction Heads".
     """
-    difference = reshuffled_loss - repeated_loss
-    return np.array(
-        [difference[row, period : 2 * period - 1].mean() for row, period in enumerate(periods)]
-    )
+    return second_half_means(reshuffled_loss - repeated_loss, periods)
+
+
+def second_half_means(values: np.ndarray, periods: np.ndarray) -> np.ndarray:
+    """Average the values (P, T) of the predictions within the second half of each row, (P,)."""
+    return np.array([values[row, p : 2 * p - 1].mean() for row, p in enumerate(periods)])
 
 
 def without_first_token(A: np.ndarray) -> np.ndarray:

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from attention_maps.capture import PATTERNS, capture, save_snapshot, snapshot_arrays
+from attention_maps.capture import (
+    PATTERNS,
+    capture,
+    correct_predictions,
+    save_snapshot,
+    snapshot_arrays,
+)
 from attention_maps.probes import make_probes
 from attention_maps.scores import readings
 from data.tokenizer import CharTokenizer, train_bpe
@@ -161,3 +167,16 @@ def test_value_norms_are_the_lengths_of_what_a_head_writes_for_each_token(model,
             v = text.v[layer, 0, head // (4 // model.config.kv_heads)]  # (T, d_v)
             written = (v @ W_O.T).norm(dim=-1).detach().numpy()
             assert np.allclose(arrays["text_value_norms"][layer, head], written, atol=1e-6)
+
+
+def test_a_prediction_is_correct_if_the_likeliest_token_follows(model, probes):
+    forward = capture(model, probes.repeated)
+    with model.evaluating():
+        likeliest = model(forward.tokens)[0].argmax(dim=-1)
+    targets = likeliest.clone()
+    targets[:, ::2] = (targets[:, ::2] + 1) % 2
+    targets[:, -1] = -1
+    correct = correct_predictions(model, forward.residuals[-1], targets)
+    assert correct[:, -1].isnan().all()
+    assert torch.equal(correct[:, :-1].bool(), (likeliest == targets)[:, :-1])
+    assert 0 < correct[:, :-1].mean() < 1

@@ -60,6 +60,30 @@ def test_a_head_is_lost_at_the_last_snapshot_at_which_it_passed():
     assert follow_induction([minimum, minimum, 0, 0, minimum]) == (0, None)
 
 
+def test_a_head_is_lost_only_if_it_falls_below_the_threshold_by_more_than_two_errors():
+    minimum = threshold("current_token", LENGTH)
+    before = [(minimum + 0.03, 0.012)] * 2
+    near, below = (minimum + 0.01, 0.012), (minimum - 0.02, 0.012)  # neither passes
+    assert follow("current_token", [*before, near, below, near]).lost == {}
+    fallen = (minimum - 0.03, 0.012)
+    assert follow("current_token", [*before, near, fallen]).lost == {"current_token": {HEAD: 20}}
+    assert follow("current_token", [*before, fallen, near, fallen]).lost["current_token"] == {
+        HEAD: 10
+    }
+    assert follow("current_token", [*before, fallen, *before]).lost["current_token"] == {}
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=30), st.floats(0, 0.1))
+def test_the_date_of_an_emergence_never_moves(values, error):
+    history = [(value, error) for value in values]
+    dates = [
+        follow("induction", history[:count]).emerged.get("induction", {}).get(HEAD)
+        for count in range(1, 1 + len(history))
+    ]
+    known = [date for date in dates if date is not None]
+    assert dates[len(dates) - len(known) :] == known and len(set(known)) <= 1
+
+
 def test_only_scores_with_a_threshold_emerge():
     assert (
         follow("entropy", [(1, 0)] * 3)

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attention_maps.circuit import UpstreamHead, find_induction_circuit, max_errors_by_chance
 from attention_maps.findings import (
@@ -15,11 +17,13 @@ from attention_maps.findings import (
     LostFinding,
     SinkFinding,
     SufficientHeadsFinding,
+    is_all,
+    is_more_than_all,
     summarize_rows,
 )
 from attention_maps.metrics import read_measurements
 from attention_maps.rendering import describe_run
-from attention_maps.results import Head
+from attention_maps.results import Estimate, Head
 
 INDUCTION_HEAD, PREVIOUS_TOKEN_HEAD = Head(3, 2), Head(1, 3)
 
@@ -82,7 +86,7 @@ def test_an_induction_head_is_reported_with_its_circuit():
     assert evidence.emerged == Interval(900, 1000)
     assert evidence.upstream.head == PREVIOUS_TOKEN_HEAD and evidence.upstream.input == "keys"
     assert evidence.upstream.share == (0.94, 0.02) and evidence.upstream.is_previous_token_head
-    assert first.copying_gain == (2.5, 0.05)
+    assert first.copying.gain == (2.5, 0.05)
     assert first.circuit_share.share == (1.05, 0.04) and first.circuit_share.includes_layer_0
     assert [(finding.kind, finding.heads) for finding in others] == [
         ("sufficient", (PREVIOUS_TOKEN_HEAD, INDUCTION_HEAD)),
@@ -114,7 +118,7 @@ def test_the_headline_names_the_phenomenon_the_upstream_head_and_the_emergence_i
 @pytest.mark.parametrize(
     ("error_key", "is_reported"),
     [
-        ("probe/copying_gain_se", lambda rows: find(rows, AttentionFinding).copying_gain),
+        ("probe/copying_gain_se", lambda rows: find(rows, AttentionFinding).copying),
         ("heads/induction_se/L3H2", lambda rows: find(rows, AttentionFinding, "induction")),
         ("heads/importance_se/L3H2", lambda rows: find(rows, ImportanceFinding)),
         (
@@ -232,16 +236,111 @@ def test_sufficient_heads_are_reported_unless_all_heads_of_the_model_are_needed(
     assert find(rows, SufficientHeadsFinding) is None
 
 
-def test_a_copying_gain_without_an_induction_head_is_dated_from_when_it_stayed():
+def rows_of_gains(gains: list[float], error: float = 0.05) -> list[dict]:
+    """Metrics of snapshots every 100 steps of a run without an induction head."""
+    return [
+        {
+            "step": 100 * number,
+            "heads/induction/L0H0": 0.0,
+            "heads/induction_se/L0H0": 0.01,
+            "probe/copying_gain": gain,
+            "probe/copying_gain_se": error,
+        }
+        for number, gain in enumerate(gains)
+    ]
+
+
+@given(st.lists(st.floats(-1, 9), min_size=2, max_size=30))
+def test_the_date_of_a_copying_gain_never_moves(gains):
+    """Whatever follows: the gain may grow, as it does for hundreds of steps, or shrink."""
+    rows, dates = rows_of_gains(gains), []
+    for count in range(1, 1 + len(rows)):
+        found = find(rows[:count], CopyingGainFinding)
+        dates += [found.emerged] if found and found.emerged else []
+    assert len(set(dates)) <= 1
+
+
+def test_a_copying_gain_is_dated_from_the_first_of_two_snapshots_that_report_it():
+    gains = [0.0, 0.3, 0.0, 0.3, 0.9, 1.8, 2.7, 3.1]  # significant alone at step 100
+    assert find(rows_of_gains(gains), CopyingGainFinding).emerged == Interval(200, 300)
+    assert find(rows_of_gains(gains[:2]), CopyingGainFinding).emerged is None
+    assert find(rows_of_gains(gains, error=0.2), CopyingGainFinding).emerged == Interval(300, 400)
+    assert find(rows_of_gains([2.5, 2.5]), CopyingGainFinding).emerged == Interval(0, 0)
+    assert describe_run(rows_of_gains(gains))[0].heads == []
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "error", "is_learned"),
+    [
+        (0.011, 0.004, False),  # repeated tokens cost 6.8 nats, 1.9 less than others
+        (0.55, 0.04, False),
+        (0.55, 0.02, True),
+        (1.0, 0.0, True),
+        (0.0, 0.0, False),
+        (0.9, math.nan, False),
+    ],
+)
+@pytest.mark.parametrize("has_head", [True, False])
+def test_copying_is_learned_only_if_half_of_the_repeats_are_predicted(
+    accuracy, error, is_learned, has_head
+):
     rows = make_rows()
-    del rows[-1]["emerged/induction/L3H2"]
-    assert find(rows, CopyingGainFinding).emerged == Interval(900, 1000)
-    rows[1]["probe/copying_gain"], rows[2]["probe/copying_gain"] = 2.0, 0.1
-    assert find(rows, CopyingGainFinding).emerged == Interval(1000, 1100)
-    for row in rows:
-        row["probe/copying_gain"] = 2.5
-    assert find(rows, CopyingGainFinding).emerged is None
-    assert describe_run(rows)[0].heads == []
+    rows[-1] |= {"probe/repeated_loss": 6.76, "probe/repeated_loss_se": 0.05}
+    rows[-1] |= {"probe/repeated_accuracy": accuracy, "probe/repeated_accuracy_se": error}
+    finding_type = AttentionFinding
+    if not has_head:
+        del rows[-1]["emerged/induction/L3H2"]
+        finding_type = CopyingGainFinding
+    copying = find(rows, finding_type).copying
+    assert copying.is_learned == is_learned and copying.loss == (6.76, 0.05)
+    first = describe_run(rows)[0]
+    assert "6.76 ± 0.05" in str(first) and f"{100 * accuracy:.0f}" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("share", "error", "all_of_it", "more"),
+    [
+        (0.56, 0.23, False, False),  # within two errors of 100%, but this says little
+        (0.96, 0.07, False, False),
+        (0.96, 0.03, True, False),
+        (1.03, 0.03, True, False),
+        (1.08, 0.03, False, True),  # the other heads lower it
+        (0.93, 0.02, False, False),
+        (1.2, 0.3, False, False),
+    ],
+)
+def test_a_share_is_all_only_if_a_narrow_interval_includes_it(share, error, all_of_it, more):
+    estimate = Estimate(share, error)
+    assert (is_all(estimate), is_more_than_all(estimate)) == (all_of_it, more)
+    rows = make_rows()
+    rows[-1] |= {"faithfulness/circuit": share, "faithfulness_se/circuit": error}
+    assert f"{100 * share:.0f} ± {100 * error:.0f}%" in describe_run(rows)[0].text or share < 0.8
+
+
+def test_a_head_that_was_lost_and_nearly_came_back_is_reported_with_its_present_score():
+    rows = make_rows()
+    rows[-1] |= {"lost/induction/L3H2": 1050, "heads/induction/L3H2": 0.197}
+    assert find(rows, LostFinding).score == (0.197, 0.01)
+    del rows[-1]["heads/induction/L3H2"], rows[-1]["heads/induction_se/L3H2"]
+    assert math.isnan(find(rows, LostFinding).score.value)
+    assert "nan" not in " ".join(map(str, describe_run(rows)))
+
+
+@pytest.mark.parametrize(
+    ("scores", "in_part"),
+    [([0.33], 1), ([0.9], 0), ([0.9, 0.33], 1), ([0.9, 0.4, 0.33], 1), ([0.4, 0.4, 0.33], 1)],
+)
+def test_an_attention_sink_below_one_half_is_one_in_part(scores, in_part):
+    rows = make_rows()
+    del rows[-1]["emerged/sink/L2H0"]
+    for head, score in enumerate(scores):
+        rows[-1] |= {f"emerged/sink/L0H{head}": 900, f"heads/sink/L0H{head}": score}
+        rows[-1] |= {f"heads/sink_se/L0H{head}": 0.01}
+    found = find(rows, SinkFinding)
+    assert [score.value for score in found.scores] == scores
+    (rendered,) = [one for one in describe_run(rows) if one.title == "Attention sink"]
+    assert rendered.text.count("in part") == in_part
+    assert f"{scores[-1]:.2f} ± 0.01" in rendered.details[-1]
 
 
 def test_no_head_is_most_important_if_too_many_are_equally_important():

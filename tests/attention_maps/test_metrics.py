@@ -47,6 +47,8 @@ def make_measurements() -> Measurements:
             {"sink": {Head(0, 0): 300}},
         ),
         copying_gain=Estimate(2.5, 0.25),
+        repeated_loss=Estimate(3.5, 0.5),
+        repeated_accuracy=Estimate(0.25, 0.0),
         composition=(share,),
         faithfulness=Faithfulness(
             (Head(0, 0), Head(1, 2)),
@@ -66,7 +68,8 @@ def test_reading_inverts_flattening():
     for name, estimates in measurements.scores.items():
         for before, after in zip(estimates, again.scores[name]):
             assert np.array_equal(before, after, equal_nan=True)
-    for attribute in ("step", "emergence", "copying_gain", "composition", "faithfulness"):
+    random = ("copying_gain", "repeated_loss", "repeated_accuracy")
+    for attribute in ("step", "emergence", *random, "composition", "faithfulness"):
         assert getattr(again, attribute) == getattr(measurements, attribute)
 
 
@@ -112,7 +115,8 @@ def test_the_history_has_the_snapshots_of_a_run():
         {"step": 5, "val/loss": 2.0},
         {"step": 9, **scored},
     ]
-    assert read_gain_history(rows) == [(0, 0.0), (9, 1.5)]
+    (first, unknown), (last, gain) = read_gain_history(rows)
+    assert (first, last, gain.value) == (0, 9, 1.5) and not unknown.is_known
     assert read_latest(rows).step == 9 and read_latest(rows[1:2]) is None
 
 

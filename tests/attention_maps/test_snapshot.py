@@ -223,6 +223,13 @@ def test_the_copying_gain_is_that_of_the_losses_in_the_file(last_snapshot):
     gain, error = (taken.metrics[f"probe/copying_gain{suffix}"] for suffix in ("", "_se"))
     assert gain == pytest.approx(np.mean(gains), abs=1e-6)
     assert error == pytest.approx(np.std(gains, ddof=1) / 4, abs=1e-6)
+    with torch.no_grad():
+        correct = MODEL(torch.from_numpy(arrays["repeated_ids"]))[0].argmax(dim=-1).numpy()[:, :-1]
+    correct = correct == arrays["repeated_ids"][:, 1:]
+    periods = arrays["repeated_periods"]
+    for name, values in (("accuracy", correct), ("loss", arrays["repeated_loss"])):
+        expected = np.mean([values[row, p : 2 * p - 1].mean() for row, p in enumerate(periods)])
+        assert taken.metrics[f"probe/repeated_{name}"] == pytest.approx(expected, abs=1e-6)
     assert {"heads/copying/L1H1", "heads/copying_se/L1H1"} <= taken.metrics.keys()
 
 
