@@ -31,7 +31,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 import cli
 from cli.arguments import quote
@@ -48,15 +47,12 @@ from report.job import JOB_LOCK, JobNote, read_job, write_job
 from report.sweep import (
     Run,
     format_settings,
-    is_comparison,
     is_sweep,
-    rank_variants,
-    ranking_metric,
     read_sweep,
     require_sweep,
 )
 from report.sweep_page import write_results
-from report.sweep_table import footer, make_table
+from report.sweep_table import print_sweep
 from training.run_folder import new_run_dir
 
 MUTABLE_ON_RESUME = ("max_steps", "wandb.")  # settings that may change when a sweep is resumed
@@ -398,18 +394,6 @@ def summarize(folder: Path) -> list[Run]:
         runs = read_sweep(folder)
         write_results(folder, runs)
     return runs
-
-
-def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
-    """Print the table of some runs, and below it the best run and what to do next."""
-    print_line = cli.printer(console)
-    variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
-    print_line("")
-    if variants:
-        print_line(make_table(variants, ranking_metric(runs), console.width))
-    print_line("")
-    for name, value in footer(folder, runs):
-        print_line(printable(f"{name:<12}{value}", one_line=True))
 
 
 def compare(paths: Sequence[Path], out: str) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from math import nan, prod
+from math import prod
 from pathlib import Path
 from statistics import fmean
 
@@ -49,8 +49,9 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
 
     These are, by the names of metrics.jsonl: the losses of the best step, size, training speed,
     bytes of one sequence's KV cache, the last in-context copying gain; for each score the first
-    emergence (`emerged/induction`), the tokens and the loss at that step, and the highest last
-    score (`heads/induction`); and `pairs_again`, the share of repeated token pairs.
+    emergence (`emerged/induction`), the tokens at that step, and the highest last score
+    (`heads/induction`); and `pairs_again`, the share of repeated token pairs. What has not emerged
+    by the end has no figure: it is censored, so a mean over runs would leave it out.
     """
     last_snapshot: dict = next(filter(is_scored, reversed(rows)), {})
     figures = _progress(rows)
@@ -63,7 +64,9 @@ def summarize_run(run_dir: Path, config: Config | None, rows: list[dict]) -> dic
     figures |= _best_of_heads(last_snapshot, "emerged", min)
     figures |= _best_of_heads(last_snapshot, "heads", max)
     for score in SCORES_WITH_TIMING:
-        figures |= _timing_of_emergence(score, figures, rows)
+        if f"emerged/{score}" in figures and figures.get("step") and "tokens" in figures:
+            tokens_per_step = figures["tokens"] / figures["step"]
+            figures[f"tokens_at_emergence/{score}"] = figures[f"emerged/{score}"] * tokens_per_step
     if share := share_of_repeated_pairs(run_dir):
         figures["pairs_again"] = share
     return figures
@@ -86,20 +89,6 @@ def _best_of_heads(row: dict, group: str, choose: Callable[..., float]) -> dict[
     return {
         f"{group}/{score}": choose(values.values())
         for score, values in read_head_values(row, group).items()
-    }
-
-
-def _timing_of_emergence(
-    score: str, figures: dict[str, float], rows: list[dict]
-) -> dict[str, float]:
-    """Return the tokens seen when the first head of a score emerged, and the loss at that step."""
-    emerged = figures.get(f"emerged/{score}")
-    if not emerged or not figures.get("step") or "tokens" not in figures:
-        return {}
-    losses = (row["val/loss"] for row in rows if row["step"] >= emerged and "val/loss" in row)
-    return {
-        f"tokens_at_emergence/{score}": emerged * (figures["tokens"] / figures["step"]),
-        f"loss_at_emergence/{score}": next(losses, nan),
     }
 
 

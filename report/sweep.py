@@ -7,24 +7,28 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from math import hypot, isfinite, nan, sqrt
+from math import isfinite, nan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import cli
 from cli.unused import explain_unused
 from common.errors import UserError
 from common.files import exists, is_folder, list_folder
 from common.metrics import METRICS, read_rows
-from common.settings import iterate_settings
+from common.settings import format_value, iterate_settings
 from config import Config
 from report.job import JOB, JobNote, read_job
 from report.run import load_config, summarize_run
+from report.statistics import SIGNIFICANCE_LEVEL, Difference, standard_error, welch_difference
+from report.studies import STUDIES
 
 # A pseudo-setting of compared runs: the name of each, so that each is a variant of its own.
 RUN = "run"
+# A pseudo-setting of a study's runs: the name of their arm.
+ARM = "arm"
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,24 @@ def require_sweep(folder: Path) -> None:
 
 
 def read_sweep(folder: Path) -> list[Run]:
-    """Read the runs of a sweep, sorted by the names of their folders."""
+    """Read the runs of a sweep, sorted by the names of their folders; of a study, by their arms."""
     require_sweep(folder)
-    return [read_run(job) for job in _job_folders(folder)]
+    runs = [read_run(job) for job in _job_folders(folder)]
+    names = {run.overrides.get("sweep", "") for run in runs}
+    arms = STUDIES[names.pop()].arms if len(names) == 1 and names <= STUDIES.keys() else ()
+    sorted_runs = []
+    for arm in arms:
+        matching = [run for run in runs if _has_settings(run, arm.settings)]
+        runs = [run for run in runs if run not in matching]
+        sorted_runs += [replace(run, settings={ARM: arm.name} | run.settings) for run in matching]
+    return sorted_runs + runs
+
+
+def _has_settings(run: Run, settings: dict[str, str]) -> bool:
+    if run.config is None:
+        return False
+    values = {key: format_value(value) for key, _, value in iterate_settings(run.config)}
+    return all(values.get(key) == value for key, value in settings.items())
 
 
 def read_run(path: Path) -> Run:
@@ -132,8 +151,9 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """Its settings for display: n_kv_head=2 lr=0.01; of a single run the name."""
-        return self.settings.get(RUN) or format_settings(self.settings)
+        """Its settings for display: n_kv_head=2 lr=0.01; the name of a single run or of an arm."""
+        name = self.settings.get(RUN) or self.settings.get(ARM)
+        return name or format_settings(self.settings)
 
     @property
     def finished(self) -> list[Run]:
@@ -156,10 +176,7 @@ class Variant:
 
     def error(self, figure: str) -> float:
         """Return the standard error of the mean, or nan with fewer than two measured runs."""
-        values = self.values(figure)
-        if len(values) < 2 or not all(map(isfinite, values)):
-            return nan
-        return stdev(values) / sqrt(len(values))
+        return standard_error(self.values(figure))
 
 
 def format_settings(settings: dict[str, str]) -> str:
@@ -185,18 +202,25 @@ def lacks_error_estimate(variants: Sequence[Variant]) -> bool:
 
 def ranking_metric(runs: Sequence[Run]) -> str:
     """Return the metric that ranks the runs: the loss, or bits per byte if vocabularies differ."""
-    vocabularies = {_vocabulary_and_text(run.config) for run in runs if run.config and run.rows}
+    configs = [run.config for run in runs if run.config and run.rows]
+    vocabularies = {(config.tokenizer.name, config.model.vocab_size) for config in configs}
     return "val/loss" if len(vocabularies) < 2 else "val/bits_per_byte"
 
 
-def _vocabulary_and_text(config: Config) -> tuple:
-    """Losses per token are comparable only between runs for which this is equal."""
-    data = config.data
-    return config.tokenizer.name, config.model.vocab_size, data.source, data.path, data.name
+def is_ranked(runs: Sequence[Run]) -> bool:
+    """Return whether runs are ranked by their loss.
+
+    Losses of different texts are not comparable, and a study compares its arms by its own metrics.
+    """
+    texts = {astuple(run.config.data) for run in runs if run.config and run.rows}
+    return len(texts) < 2 and not any(ARM in run.settings for run in runs)
 
 
 def rank_variants(runs: Sequence[Run]) -> list[Variant]:
-    """Group runs into variants, best mean first, then non-finite means, then unfinished ones."""
+    """Group runs into variants, best mean first, then non-finite means, then unfinished ones.
+
+    If runs are not ranked (`is_ranked`), their variants keep the order of the runs.
+    """
     metric = ranking_metric(runs)
     variants: dict[tuple, Variant] = {}
     for run in runs:
@@ -210,25 +234,29 @@ def rank_variants(runs: Sequence[Run]) -> list[Variant]:
         mean = variant.mean(metric)
         return not variant.measured, not isfinite(mean), mean if isfinite(mean) else 0
 
-    return sorted(variants.values(), key=order)
+    return sorted(variants.values(), key=order) if is_ranked(runs) else [*variants.values()]
+
+
+def lead(variants: Sequence[Variant], metric: str) -> Difference:
+    """Return by how much the mean of the second-best variant is worse than that of the best."""
+    best, second = variants[:2]
+    return welch_difference(second.values(metric), best.values(metric))
 
 
 def find_tied_variant(variants: Sequence[Variant], metric: str) -> Variant | None:
     """Return the second-best variant if the best one does not beat it significantly.
 
-    It is tied if its mean is worse by at most the standard error of the difference. Without that
-    error, or with a clear winner, the result is None.
+    It is tied unless Welch's t-test finds p < `SIGNIFICANCE_LEVEL`, which accounts for the number
+    of seeds. Without an error estimate, or with a clear winner, the result is None.
     """
     if len(variants) < 2:
         return None
-    best, second = variants[:2]
-    error = hypot(best.error(metric), second.error(metric))
-    return second if second.mean(metric) - best.mean(metric) <= error else None
+    return variants[1] if lead(variants, metric).p_value >= SIGNIFICANCE_LEVEL else None
 
 
 def find_best_run(runs: Sequence[Run]) -> Run | None:
-    """Return the best run of the best variant, or None if no run has a result."""
-    if not runs:
+    """Return the best run of the best variant, or None if no run has a result or is ranked."""
+    if not runs or not is_ranked(runs):
         return None
     metric = ranking_metric(runs)
     candidates = [

@@ -4,14 +4,17 @@ import csv
 import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
+from statistics import harmonic_mean
 
 from rich import box
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import cli
 from common.files import atomic_write
 from common.text import (
     format_fixed,
@@ -21,13 +24,18 @@ from common.text import (
     pluralize,
     printable,
 )
+from report.statistics import POWER, SIGNIFICANCE_LEVEL, censored_median, seeds_needed
+from report.study_results import StudyResults, find_study
+from report.study_table import print_study
 from report.sweep import (
     Run,
     Variant,
     find_best_run,
     find_tied_variant,
     is_comparison,
+    is_ranked,
     lacks_error_estimate,
+    lead,
     output_file,
     rank_variants,
     ranking_metric,
@@ -59,11 +67,28 @@ def format_measured_speed(value: float, error: float | None) -> str:
     return format_speed(value) if error is None else format_with_error(value, error)
 
 
+def print_sweep(console: Console, folder: Path, runs: Sequence[Run]) -> None:
+    """Print the table of some runs, and below it the best run and what to do next.
+
+    Of a study it prints the values of each seed, and the verdicts.
+    """
+    print_line = cli.printer(console)
+    variants = [v for v in rank_variants(runs) if v.finished or is_comparison(runs)]
+    print_line("")
+    if study := find_study(runs):
+        print_study(StudyResults(study, runs), print_line)
+    elif variants:
+        print_line(make_table(variants, ranking_metric(runs), console.width))
+    print_line("")
+    for name, value in footer(folder, runs):
+        print_line(printable(f"{name:<12}{value}", one_line=True))
+
+
 # How figures are formatted; the terminal's table shows them in this order, as far as they fit.
 FORMATS: dict[str, Callable[[float, float | None], str]] = {
     "val/loss": partial(format_fixed, decimals=4),
     "copying_gain": format_with_error,
-    "tokens_at_emergence/induction": format_magnitude,
+    "tokens_at_emergence/induction": format_magnitude,  # the median
     "parameters": format_magnitude,
     "kv_cache_bytes": partial(format_magnitude, unit="B"),
     "val/bits_per_byte": partial(format_fixed, decimals=4),
@@ -152,17 +177,23 @@ def table_width(columns: Sequence[Sequence[str]]) -> int:
 
 
 def format_cell(variant: Variant, name: str) -> str:
-    """Format a variant's mean of a figure, with its standard error and how many runs have it."""
-    is_step = name.startswith("emerged/")
-    default_format = partial(format_fixed, decimals=0) if is_step else format_with_error
-    format_figure = FORMATS.get(name, default_format)
+    """Format a variant's mean of a figure, with its standard error and how many runs have it.
+
+    Of times of emergence it is the median, in which runs without an emergence count as later than
+    their end.
+    """
     values, error = variant.values(name), variant.error(name)
     if not values:
         return "–"
-    text = format_figure(variant.mean(name), error if isfinite(error) and error else None)
+    share = ""
     if len(values) < len(variant.measured):
-        text += f" ({format_share(len(values), len(variant.measured))})"
-    return text
+        share = f"({format_share(len(values), len(variant.measured))})"
+    if name.startswith(("emerged/", "tokens_at_emergence/")):
+        median = censored_median([run.figures.get(name) for run in variant.measured])
+        return f"{format_magnitude(median, None) if isfinite(median) else '–'} {share}".strip()
+    format_figure = FORMATS.get(name, format_with_error)
+    text = format_figure(variant.mean(name), error if isfinite(error) and error else None)
+    return f"{text} {share}".strip()
 
 
 def format_steps(run: Run) -> str:
@@ -179,6 +210,8 @@ def footer(folder: Path, runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return the (name, value) lines below the table: the best run, failures and what is next."""
     is_of_sweep = not is_comparison(runs)
     lines = []
+    if not is_ranked(runs) and not find_study(runs):
+        lines.append(("note", "the texts differ, so the losses are not compared"))
     if best := find_best_run(runs):
         lines += conclusion(runs)
         if is_of_sweep:
@@ -215,6 +248,16 @@ def conclusion(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ]
     if not best.name:  # only the seed differs
         return []
-    if tied := find_tied_variant(variants, ranking_metric(runs)):
-        return [("best", f"{best.name}, but {tied.name} is within the standard error")]
-    return [("best", best.name)]
+    metric = ranking_metric(runs)
+    tied = find_tied_variant(variants, metric)
+    if tied is None:
+        return [("best", best.name)]
+    difference = lead(variants, metric)
+    by = format_with_error(difference.value, difference.error)
+    p = f"p = {difference.p_value:.2g}"
+    lines = [("best", f"{best.name}, but {tied.name} is not distinguishable ({by}, {p})")]
+    spread = difference.error * sqrt(harmonic_mean([len(v.finished) for v in (best, tied)]) / 2)
+    if needed := seeds_needed(difference.value, spread):
+        test = f"p < {SIGNIFICANCE_LEVEL} with probability {POWER:.0%}"
+        lines.append(("", f"a difference of this size needs {needed:,} seeds ({test})"))
+    return lines

@@ -1,0 +1,351 @@
+"""Test the claims of a study on its runs: a verdict with its reason for each, and the tables."""
+
+import re
+from collections.abc import Sequence
+from math import ceil, inf, isfinite
+from statistics import fmean
+from typing import NamedTuple
+
+from common.text import format_with_error
+from report.statistics import (
+    Difference,
+    censored_median,
+    fisher_p,
+    paired_difference,
+    standard_error,
+    welch_difference,
+)
+from report.studies import (
+    METRIC_NAMES,
+    STUDIES,
+    Claim,
+    Coincidence,
+    CostsAtMost,
+    Emergence,
+    Exceeds,
+    Order,
+    Quantity,
+    Study,
+)
+from report.sweep import ARM, Run
+
+REPRODUCED = "reproduced"
+NOT_REPRODUCED = "not reproduced"
+UNTESTABLE = "cannot be tested at this scale"
+MIN_SEEDS = 5  # finished seeds in each arm of a test
+# A claim is reproduced if its effect exceeds 5 standard errors: with 5 seeds, p < 0.01 by Student's
+# t. It is not if its margin is out of reach by 3.
+MIN_ERRORS = 5
+MIN_ERRORS_TO_REFUTE = 3
+STEP_OF = "step of "
+
+
+class Verdict(NamedTuple):
+    """What the runs say about a claim, and why, in one sentence."""
+
+    verdict: str
+    reason: str
+
+
+class ResultTable(NamedTuple):
+    """A table of texts; the first columns up to `text_columns` are aligned to the left."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    text_columns: int = 1
+
+
+def find_study(runs: Sequence[Run]) -> Study | None:
+    """Return the study that runs belong to, or None if they are not the arms of one."""
+    names = {run.overrides.get("sweep", "") for run in runs if ARM in run.settings}
+    return STUDIES[names.pop()] if len(names) == 1 else None
+
+
+class StudyResults:
+    """The finished runs of a study by arm, and what they show."""
+
+    def __init__(self, study: Study, runs: Sequence[Run]) -> None:
+        self.study = study
+        self.runs = {
+            arm.name: [
+                run
+                for run in runs
+                if run.settings.get(ARM) == arm.name and run.status == "finished"
+            ]
+            for arm in study.arms
+        }
+        self.emergences = {emergence.name: emergence for emergence in study.emergences}
+
+    # --- measurements -----------------------------------------------------------------------------
+
+    def steps(self, emergence: str, arm: str) -> list[int | None]:
+        """Return the step at which an event happened in each run of an arm, or None."""
+        return [find_step(run, self.emergences[emergence]) for run in self.runs[arm]]
+
+    def values(self, quantity: Quantity) -> list[float]:
+        """Return a quantity of each run that has it, in the order of the runs."""
+        if quantity.metric.startswith(STEP_OF):
+            steps = self.steps(quantity.metric.removeprefix(STEP_OF), quantity.arm)
+            runs = self.runs[quantity.arm]
+            return [run.steps if step is None else step for step, run in zip(steps, runs)]
+        values = (last_value(run, quantity.metric) for run in self.runs[quantity.arm])
+        return [value for value in values if value is not None]
+
+    def difference(self, test: Exceeds | CostsAtMost) -> Difference:
+        """Return the difference of two quantities, of pairs if both are of the same runs."""
+        values = self.values(test.larger), self.values(test.smaller)
+        if test.larger.arm == test.smaller.arm and len(values[0]) == len(values[1]):
+            return paired_difference(*values)
+        return welch_difference(*values)
+
+    # --- verdicts ---------------------------------------------------------------------------------
+
+    def verdict(self, claim: Claim) -> Verdict:
+        """Return the verdict on a claim: that of the test that speaks most against it."""
+        for emergence, arm in claim.needs:
+            steps = self.steps(emergence, arm)
+            count = sum(step is not None for step in steps)
+            if 2 * count <= len(steps):
+                reason = f"{arm}: {emergence} in only {count} of {len(steps)} seeds."
+                return Verdict(UNTESTABLE, reason)
+        verdicts = [self.check(test) for test in claim.tests]
+        for kind in (NOT_REPRODUCED, UNTESTABLE):
+            for verdict in verdicts:
+                if verdict.verdict == kind:
+                    return verdict
+        return Verdict(REPRODUCED, " ".join(verdict.reason for verdict in verdicts))
+
+    def check(self, test: Exceeds | CostsAtMost | Order | Coincidence) -> Verdict:
+        """Return the verdict of one test of a claim."""
+        if isinstance(test, (Exceeds, CostsAtMost)):
+            quantities = [test.larger, test.smaller]
+            counts = {quantity.arm: len(self.values(quantity)) for quantity in quantities}
+        else:
+            counts = {test.arm: len(self.runs[test.arm])}
+        for arm, count in counts.items():
+            if count < MIN_SEEDS:
+                return Verdict(UNTESTABLE, f"{arm}: {count} of at least {MIN_SEEDS} seeds.")
+        match test:
+            case Exceeds():
+                return check_excess(test, self.difference(test))
+            case CostsAtMost():
+                return check_cost(test, self.difference(test))
+            case Order():
+                return self._check_order(test)
+            case Coincidence():
+                return self._check_coincidence(test)
+
+    def _check_order(self, test: Order) -> Verdict:
+        firsts = [first_steps_of_phases(run, test.metrics) for run in self.runs[test.arm]]
+        is_in_order = [
+            None not in steps and steps == sorted({step for step in steps if step is not None})
+            for steps in firsts
+        ]
+        medians = [format_step(censored_median(steps)) for steps in zip(*firsts)]
+        names = [metric_name(metric) for metric in test.metrics]
+        details = ", ".join(f"{name} from step {step}" for name, step in zip(names, medians))
+        return count_verdict(is_in_order, f"are lowest in this order ({details}; medians)")
+
+    def _check_coincidence(self, test: Coincidence) -> Verdict:
+        steps = list(zip(*(self.steps(name, test.arm) for name in test.emergences)))
+        config = self.runs[test.arm][0].config
+        window = test.evaluations * config.eval.every if config else 0
+        is_close = [None not in events and max(events) - min(events) <= window for events in steps]
+        medians = [format_step(censored_median(column)) for column in zip(*steps)]
+        details = ", ".join(f"{n} at step {step}" for n, step in zip(test.emergences, medians))
+        return count_verdict(is_close, f"happen within {window} steps ({details}; medians)")
+
+    # --- tables -----------------------------------------------------------------------------------
+
+    def tables(self) -> list[ResultTable]:
+        """Return the tables of the study: values by seed, events, and differences."""
+        tables = [self._value_table(metric) for metric in self._metrics()]
+        return [*tables, self._emergence_table(), self._difference_table()]
+
+    def _metrics(self) -> list[str]:
+        """Return the metrics of the tables: those that claims compare, then the plotted ones."""
+        compared = [quantity.metric for test in self._comparisons() for quantity in test[:2]]
+        metrics = [metric for metric in compared if not metric.startswith(STEP_OF)]
+        return list(dict.fromkeys([*metrics, *self.study.plot]))
+
+    def _comparisons(self) -> list[Exceeds | CostsAtMost]:
+        tests = [test for claim in self.study.claims for test in claim.tests]
+        return [test for test in tests if isinstance(test, (Exceeds, CostsAtMost))]
+
+    def _value_table(self, metric: str) -> ResultTable:
+        rows = []
+        for arm in self.study.arms:
+            values = self.values(Quantity(metric, arm.name))
+            errors = self.values(Quantity(f"{metric}_se", arm.name))
+            mean = format_with_error(fmean(values), standard_error(values)) if values else "–"
+            within = f"{fmean(errors):.2g}" if errors else "–"
+            rows.append([arm.name, " ".join(map(format_value, values)), mean, within])
+        columns = ["arm", "by seed", "mean ± SE", "SE in a run"]
+        return ResultTable(METRIC_NAMES.get(metric, metric), columns, rows, text_columns=2)
+
+    def _emergence_table(self) -> ResultTable:
+        rows = []
+        for name in self.emergences:
+            first_steps = self.steps(name, self.study.arms[0].name)
+            for arm in self.study.arms:
+                steps = self.steps(name, arm.name)
+                by_seed = " ".join("–" if step is None else f"{step:,}" for step in steps)
+                share = f"{len(steps) - steps.count(None)} of {len(steps)}"
+                p = "–"
+                if arm != self.study.arms[0] and steps and first_steps:
+                    p = format_p(fisher_p(*count_events(first_steps), *count_events(steps)))
+                median = format_step(censored_median(steps))
+                rows.append([name, arm.name, by_seed, median, share, p])
+        columns = ["event", "arm", "step by seed", "median", "seeds", "p"]
+        return ResultTable("Emergence", columns, rows, text_columns=3)
+
+    def _difference_table(self) -> ResultTable:
+        rows = []
+        for test in self._comparisons():
+            difference = self.difference(test)
+            if isfinite(difference.value):
+                rows.append([difference_name(test), *format_difference(difference)])
+        return ResultTable("Differences", ["difference", "mean ± SE", "in SE", "p"], rows)
+
+    def page_content(self) -> dict:
+        """Return what the page of the sweep shows of the study."""
+        return {
+            "title": self.study.title,
+            "papers": self.study.papers,
+            "claims": [[claim.text, *self.verdict(claim)] for claim in self.study.claims],
+            "tables": [table._asdict() for table in self.tables() if table.rows],
+            "plot": [[metric, METRIC_NAMES.get(metric, metric)] for metric in self.study.plot],
+        }
+
+
+# --- measurements of one run ----------------------------------------------------------------------
+
+
+def last_value(run: Run, metric: str) -> float | None:
+    """Return a run's last value of a metric, or None if it was not measured."""
+    return next((row[metric] for row in reversed(run.rows) if metric in row), None)
+
+
+def find_step(run: Run, emergence: Emergence) -> int | None:
+    """Return the first evaluation past the threshold that the next one confirms, or None."""
+    values = [(row["step"], row[emergence.metric]) for row in run.rows if emergence.metric in row]
+    is_past = [(value > emergence.threshold) == emergence.is_rise for _, value in values]
+    confirmed = (k for k in range(len(values) - 1) if is_past[k] and is_past[k + 1])
+    return next((values[k][0] for k in confirmed), None)
+
+
+def first_steps_of_phases(run: Run, metrics: Sequence[str]) -> list[int | None]:
+    """Return for each metric the first step at which it is the lowest of all."""
+    rows = [row for row in run.rows if all(metric in row for metric in metrics)]
+    lowest = [min(metrics, key=lambda metric: row[metric]) for row in rows]
+    return [
+        next((row["step"] for row, name in zip(rows, lowest) if name == metric), None)
+        for metric in metrics
+    ]
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def check_excess(test: Exceeds, difference: Difference) -> Verdict:
+    """Return whether a quantity exceeds another by a margin."""
+    value, error, _ = difference
+    larger, smaller = name_sides(test)
+    by = format_with_error(value, error)
+    if value >= test.margin and difference.in_errors >= MIN_ERRORS:
+        effect = f"({format_errors(difference.in_errors)} standard errors)"
+        return Verdict(REPRODUCED, f"{larger} exceeds {smaller} by {by} {effect}.")
+    if value + MIN_ERRORS_TO_REFUTE * error < test.margin:
+        text = f"{larger} does not exceed {smaller} by {test.margin:g}: the difference is {by}."
+        return Verdict(NOT_REPRODUCED, text)
+    return too_uncertain(difference, f"{larger} exceeds {smaller} by {by}", value, test.margin)
+
+
+def check_cost(test: CostsAtMost, difference: Difference) -> Verdict:
+    """Return whether a quantity exceeds another by no more than a margin."""
+    value, error, _ = difference
+    larger, smaller = name_sides(test)
+    by = f"{larger} exceeds {smaller} by {format_with_error(value, error)}"
+    if value + MIN_ERRORS * error <= test.margin:
+        text = f"{by}, at least {MIN_ERRORS} standard errors below {test.margin:g}."
+        return Verdict(REPRODUCED, text)
+    if value - MIN_ERRORS_TO_REFUTE * error > test.margin:
+        return Verdict(NOT_REPRODUCED, f"{by}, more than {test.margin:g}.")
+    return too_uncertain(difference, by, test.margin - value, test.margin)
+
+
+def too_uncertain(difference: Difference, text: str, distance: float, margin: float) -> Verdict:
+    """Return the verdict of a difference whose error is too large for either verdict."""
+    times = MIN_ERRORS * difference.error / abs(distance) if distance else inf
+    needed = f"; about {ceil(times**2)} times the seeds would decide" if 1 < times < 10 else ""
+    return Verdict(UNTESTABLE, f"{text}: its error is too large beside {margin:g}{needed}.")
+
+
+def count_verdict(is_as_claimed: Sequence[bool], text: str) -> Verdict:
+    """Return the verdict of a claim that holds or not in each seed: in all, at most half, or."""
+    count, total = sum(is_as_claimed), len(is_as_claimed)
+    verdict = UNTESTABLE
+    if count == total:
+        verdict = REPRODUCED
+    elif 2 * count <= total:
+        verdict = NOT_REPRODUCED
+    return Verdict(verdict, f"In {count} of {total} seeds they {text}.")
+
+
+# --- texts ----------------------------------------------------------------------------------------
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric's name without its unit."""
+    return re.sub(r" \([^)]*\)$", "", METRIC_NAMES.get(metric, metric))
+
+
+def name_sides(test: Exceeds | CostsAtMost) -> tuple[str, str]:
+    """Return what is compared: "Loss: one layer" and "two layers", or two metrics of an arm."""
+    if test.larger.arm == test.smaller.arm:
+        name = metric_name(test.smaller.metric)
+        return f"{test.larger.arm}: {metric_name(test.larger.metric)}", name
+    return f"{metric_name(test.larger.metric)}: {test.larger.arm}", test.smaller.arm
+
+
+def difference_name(test: Exceeds | CostsAtMost) -> str:
+    """Return the name of a difference: "Loss: one layer − two layers"."""
+    return " − ".join(name_sides(test))
+
+
+def format_difference(difference: Difference) -> list[str]:
+    """Return a difference with its error, in standard errors, and its p-value."""
+    value = format_with_error(difference.value, difference.error)
+    return [value, format_errors(difference.in_errors), format_p(difference.p_value)]
+
+
+def format_errors(in_errors: float) -> str:
+    """Format a number of standard errors: 28, 4.2, −1.3."""
+    if abs(in_errors) == inf:
+        return "∞" if in_errors > 0 else "-∞"
+    if not isfinite(in_errors):
+        return "–"
+    return f"{in_errors:.0f}" if abs(in_errors) >= 10 else f"{in_errors:.1f}"
+
+
+def format_p(p: float) -> str:
+    """Format a p-value: 0.008, < 0.001."""
+    if not isfinite(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
+
+
+def format_value(value: float) -> str:
+    """Format one seed's value with three decimals, or without any from 100."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def format_step(step: float) -> str:
+    """Format a median step, which is not finite if less than half of the events happened."""
+    return f"{step:,.0f}" if isfinite(step) else "–"
+
+
+def count_events(steps: Sequence[int | None]) -> tuple[int, int]:
+    """Return in how many runs an event happened, and the number of runs."""
+    return len(steps) - steps.count(None), len(steps)
