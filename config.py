@@ -20,14 +20,19 @@ MUON_LR_MULTIPLE = 5
 HUB_MODEL = re.compile(r"(\w[\w.-]*/[\w.-]+)@([0-9a-f]{40})")
 
 
+# The tasks of data=synthetic, with the number of different symbols in each.
+TASK_SYMBOLS = {"passages": 32, "markov": 3, "modular": 41, "recall": 32}
+
+
 @dataclass
 class DataConfig:
     """The text to train on."""
 
     source: str = setting(
         "stdlib",
-        "Python's standard library, tiny Shakespeare, your text files, or a Hugging Face dataset",
-        choices=("stdlib", "shakespeare", "text", "hf"),
+        "Python's standard library, tiny Shakespeare, your text files, a Hugging Face dataset, or "
+        "sequences generated for a task",
+        choices=("stdlib", "shakespeare", "text", "hf", "synthetic"),
     )
     path: str | None = setting(None, "data=text: file, folder or glob; shakespeare: local copy")
     exclude: str | None = setting(None, "data=text: comma-separated globs of files to leave out")
@@ -41,13 +46,69 @@ class DataConfig:
         choices=("kept", "once", "shuffled", "doubled"),
     )
     field: str = setting("text", ".jsonl and data=hf: field with the text, as in messages.content")
+    task: str = setting(
+        "passages",
+        "data=synthetic: passages that repeat, Markov chains, modular addition, associative recall",
+        choices=tuple(TASK_SYMBOLS),
+    )
+    symbols: int | None = setting(
+        None,
+        "data=synthetic: number of different symbols (modular: the modulus; recall: half of them "
+        f"are keys); null: {', '.join(f'{n} {task}' for task, n in TASK_SYMBOLS.items())}",
+        ge=2,
+        le=512,
+    )
+    begin: bool = setting(False, "data=synthetic: begin each sequence with the symbol ^")
+    min_period: int = setting(8, "task=passages: length of the shortest passage", ge=1)
+    max_period: int = setting(24, "task=passages: length of the longest passage", ge=1)
+    concentration: float = setting(
+        1.0, "task=markov: concentration of the Dirichlet distribution of transitions", gt=0
+    )
+    train_share: float = setting(
+        0.6, "task=modular: share of the unordered pairs that are trained on", gt=0, lt=1
+    )
+    pairs: int = setting(8, "task=recall: number of pairs of a key and a value", ge=1)
+
+    @property
+    def num_symbols(self) -> int:
+        """Number of different symbols of the task, without the begin symbol."""
+        return self.symbols or TASK_SYMBOLS[self.task]
+
+    @property
+    def sequence_length(self) -> int | None:
+        """The number of input tokens that a task fixes, or None if it takes any block_size."""
+        lengths = {"modular": 4, "recall": 4 * self.pairs - 1}
+        if self.source != "synthetic" or self.task not in lengths:
+            return None
+        return lengths[self.task] + self.begin
 
     def check(self) -> None:
-        """Raise `UserError` if a setting that the source needs is missing."""
+        """Raise `UserError` if a setting that the source needs is missing or does not fit."""
         if self.source == "text" and not self.path:
             raise UserError("data=text needs data.path=FILE_OR_FOLDER_OR_GLOB")
         if self.source == "hf" and not self.name:
             raise UserError("data=hf needs data.name=DATASET, such as roneneldan/TinyStories")
+        if self.source == "synthetic":
+            self._check_task()
+
+    def _check_task(self) -> None:
+        if self.task == "passages" and self.min_period > self.max_period:
+            raise UserError(
+                f"data.min_period={self.min_period} exceeds data.max_period={self.max_period}: "
+                "change one of them"
+            )
+        if self.task == "recall" and self.pairs > self.num_symbols // 2:
+            raise UserError(
+                f"data.pairs={self.pairs} needs as many different keys, but data.symbols="
+                f"{self.num_symbols} has {self.num_symbols // 2}: change one of them"
+            )
+        if self.task == "modular":
+            pairs = self.num_symbols * (self.num_symbols + 1) // 2
+            if not 1 <= round(self.train_share * pairs) < pairs:
+                raise UserError(
+                    f"data.train_share={self.train_share} of {pairs} unordered pairs leaves "
+                    "nothing to train on or nothing to hold out: change it or raise data.symbols"
+                )
 
 
 @dataclass
@@ -255,6 +316,7 @@ class Config:
         check_settings(self)
         for section in (self.model, self.attention, self.tokenizer, self.data):
             section.check()
+        self._check_sequence_length()
         if self.device.partition(":")[0] not in ("auto", "cpu", "cuda", "mps"):
             raise UserError(f"device={self.device} is not one of auto, cpu, cuda, cuda:N, mps")
         if self.batch_size % self.accumulate:
@@ -284,6 +346,23 @@ class Config:
         for path in filter(None, (self.run_dir, self.init_from)):
             if path.encode(errors="ignore").decode() != path:  # safetensors cannot open it
                 raise UserError(f"the path {path!a} is not valid UTF-8: choose another one")
+
+    def _check_sequence_length(self) -> None:
+        data, block_size = self.data, self.model.block_size
+        length = data.sequence_length
+        if length and block_size != length:
+            raise UserError(
+                f"model.block_size={block_size} does not fit data.task={data.task}, whose "
+                f"sequences have {length} tokens: leave it out, or set model.block_size={length}"
+            )
+        if data.source == "synthetic" and data.task == "passages":
+            longest = block_size - data.begin
+            if data.max_period > longest:
+                raise UserError(
+                    f"data.max_period={data.max_period} leaves no room for a repeat in "
+                    f"model.block_size={block_size}: lower it to at most {longest}, or raise "
+                    "model.block_size"
+                )
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.manifest import TOKENIZER_FILE
 from config import Config
 from data.ngrams import count_ngrams
+from data.synthetic import generate_tokens
 from data.tokenizer import Tokenizer, load_tokenizer
 from data.tokens import Tokens, open_tokens, prepare, prepare_for_dry_run
 from model import GPT
@@ -82,9 +83,13 @@ def prepare_same_text(
     is_resumed = progress.manifest is not None
     given_tokenizer = tokenizer if config.init_from else None
     with console.status("preparing the text …"):
-        if config.dry_run and not is_resumed:
+        if config.data.source == "synthetic":
+            text = generate_tokens(config, tokenizer)
+        elif config.dry_run and not is_resumed:
             return prepare_for_dry_run(config.data, config.tokenizer, log, given_tokenizer)
-        text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all=is_resumed)
+        else:
+            verify_all = is_resumed
+            text = prepare(config.data, config.tokenizer, log, given_tokenizer, verify_all)
         if progress.manifest and progress.manifest.fingerprint != text.fingerprint:
             raise UserError(
                 "the text, or how it is prepared, has changed since the run began (fingerprint "

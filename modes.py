@@ -17,7 +17,7 @@ from config import Config, ResolvedConfig
 from inputs import prepare_data, prepare_same_text, starting_point
 from model import GPT
 from training import device
-from training.evaluate import Splits, Windows, evaluate
+from training.evaluate import Splits, evaluate, validation_windows
 from training.flops import estimate_step_seconds, tokens_per_step
 from training.nonfinite import check_finite_weights
 from training.plan import MAX_MEMORY_SHARE, memory_needed, model_size, print_run, resolve
@@ -70,15 +70,15 @@ def evaluate_only(config: Config) -> float:
     check_finite_weights(model, source)
     model.to(resolved.device)
 
-    validation = Windows(text.val, text.tokenizer, resolved)
+    validation = validation_windows(text, resolved)
     metrics = evaluate(model, Splits(validation, validation))
     manifest = initial.manifest
     step = f"step {manifest.step:,}, " if manifest else ""
     log(f"model    {source}, {step}{pluralize(model.num_parameters(), 'parameter')}")
-    log(
-        f"loss     {metrics['val/loss']:.4f} nats per token, "
-        f"{metrics['val/bits_per_byte']:.4f} bits per byte"
-    )
+    bits = ""
+    if "val/bits_per_byte" in metrics:
+        bits = f", {metrics['val/bits_per_byte']:.4f} bits per byte"
+    log(f"loss     {metrics['val/loss']:.4f} nats per token{bits}")
     log(f"         over {pluralize(validation.num_targets, 'validation token')}")
     if manifest and manifest.fingerprint != text.fingerprint:
         log(

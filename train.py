@@ -33,6 +33,7 @@ from common.metrics import METRICS
 from common.text import pluralize
 from config import Config, ResolvedConfig
 from data.batches import Batches
+from data.synthetic import Task
 from data.tokens import Tokens
 from inputs import init_weights, prepare_data, starting_point
 from model import autocast
@@ -115,7 +116,7 @@ class Run:
     run_dir: Path
     progress: Progress
     state: TrainingState
-    batches: Batches
+    batches: Batches | Task
     splits: Splits
     checkpoints: Checkpoints
     clock: Stopwatch
@@ -156,7 +157,9 @@ def train(config: Config, world: World, run_dir: Path) -> float:
         progress.seconds,
         tokens_until(progress.step, resolved),
     )
-    batches = Batches(text.train, resolved.model.block_size, resolved.batch_size, resolved.seed)
+    batches = text.task or Batches(
+        text.train, resolved.model.block_size, resolved.batch_size, resolved.seed
+    )
     run = Run(run_dir, progress, state, batches, splits, checkpoints, clock)
     with world, open_observer(run, text) as observer:
         train_loop(run, observer, log)

@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.files import list_folder
 from common.paths import expand_home, expand_model_name
 from common.settings import iterate_settings
-from config import Config
+from config import Config, TokenizerConfig
 
 # Settings that a resumed run keeps: its weights, data order and best loss depend on them.
 IMMUTABLE_ON_RESUME = (
@@ -113,6 +113,7 @@ def configure(
     if init_from is not None:
         init_from = expand_model_name("init_from", init_from)
     config = replace(job.config, run_dir=run_dir, init_from=init_from)
+    config = _fit_to_task(config, job.keys, log)
     run = _config_to_continue(config, log)
     if init_from is None:
         config = _fit_to_overrides(config, job.keys, log)
@@ -240,6 +241,23 @@ def _fit_to_overrides(config: Config, keys: list[str], log: Callable[[str], None
                 f"note: {dependent}={attrgetter(effective)(config):g} is derived from your {typed} "
                 "and replaces the preset's value"
             )
+    return config
+
+
+def _fit_to_task(config: Config, keys: list[str], log: Callable[[str], None]) -> Config:
+    """Return the configuration with the tokenizer and the length of generated sequences."""
+    if config.data.source != "synthetic":
+        return config
+    if {"tokenizer", "tokenizer.name"} & set(keys) and config.tokenizer.name != "char":
+        raise UserError(
+            f"tokenizer={config.tokenizer.name} has no effect with data=synthetic, where each "
+            "symbol is a token: leave it out"
+        )
+    config = replace(config, tokenizer=TokenizerConfig("char"))
+    length = config.data.sequence_length
+    if length not in (None, config.model.block_size) and "model.block_size" not in keys:
+        config = _with_value(config, "model.block_size", length)
+        log(f"note: model.block_size={length} is the length of a sequence of this task")
     return config
 
 

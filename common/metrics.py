@@ -54,11 +54,7 @@ def is_valid_number(value: Any) -> bool:
 
 def best_row(rows: Sequence[dict]) -> dict | None:
     """Return the first row with the lowest validation loss after step 0, or None without one."""
-    evaluated = [
-        row
-        for row in rows
-        if row["step"] and isfinite(row.get("val/loss", inf)) and "val/bits_per_byte" in row
-    ]
+    evaluated = [row for row in rows if row["step"] and isfinite(row.get("val/loss", inf))]
     return min(evaluated, key=lambda row: row["val/loss"], default=None)
 
 

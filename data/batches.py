@@ -2,6 +2,7 @@
 
 import numpy as np
 
+NO_TARGET = -1  # target of a position that has nothing to predict
 FEISTEL_ROUNDS = 4  # Luby & Rackoff 1988: four rounds make a strong pseudo-random permutation
 
 

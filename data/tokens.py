@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from data.splits import (
     split_corpus,
 )
 from data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
+
+if TYPE_CHECKING:
+    from data.synthetic import Task
 
 TEXT_FORMAT = 2  # version of how text becomes tokens; part of the text's fingerprint
 CACHE_FORMAT = 2  # version of the files in a cache entry
@@ -64,7 +68,8 @@ class Tokens:
         folder: The cache entry.
         skipped: Lines of .jsonl files whose text is null, which are no documents.
         ngrams: Frequent n-grams (see `count_ngrams`), for a model with an n-gram table.
-        is_complete: False if only the beginning of the text was read.
+        is_complete: False if there is more text than this.
+        task: Generates the sequences, of which `train` and `val` are samples; None for a text.
     """
 
     train: np.ndarray
@@ -80,9 +85,12 @@ class Tokens:
     skipped: int = 0
     ngrams: np.ndarray | None = None
     is_complete: bool = True
+    task: "Task | None" = None
 
     def summary(self) -> list[str]:
         """Describe the text and its tokens in lines of at most 80 columns."""
+        if self.task:
+            return self.task.summary()
         tokens = len(self.train) + len(self.val)
         if self.val_documents is None:
             validation = "the last tenth of the characters for validation"

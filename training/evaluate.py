@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from config import Config
+from data.batches import NO_TARGET
+from data.synthetic import Sequences
 from data.tokenizer import Tokenizer
 from data.tokens import Tokens
 from model import GPT, autocast
@@ -20,8 +22,6 @@ from training.processes import World, reshard
 MAX_BATCH_TOKENS = 8192
 # Logits per forward pass: 64 MB in float32.
 MAX_BATCH_LOGITS = 1 << 24
-# Target of a position that has nothing to predict.
-NO_TARGET = -1
 # The in-context score compares the second and the last of so many equal parts of a window. In a
 # window of 512 tokens their middles are the 48th and the 496th token; Olsson et al. compare the
 # 50th and the 500th.
@@ -49,12 +49,13 @@ class LossSums(NamedTuple):
 
 
 class Windows:
-    """A token array in non-overlapping windows of block_size; the last one is padded.
+    """A token array in non-overlapping windows of block_size, or the sequences of a task.
 
-    If the array is longer than allowed, the windows are spread evenly over all of it.
+    The last window is padded. If the array is longer than allowed, the windows are spread evenly
+    over all of it.
 
     Args:
-        tokens: Token ids (N,), N ≥ 2; all but the first are predicted.
+        tokens: Token ids (N,), N ≥ 2, of which all but the first are predicted, or sequences.
         tokenizer: Gives the bytes of each token.
         config: Settings of block size, device, precision and `data.val_max_tokens`.
         world: Ranks that share the windows; None for one process.
@@ -64,12 +65,12 @@ class Windows:
         inputs: Token ids, (windows, T).
         targets: The token after each input, or NO_TARGET, (windows, T).
         num_targets: Number of predicted tokens.
-        num_bytes: Bytes of UTF-8 of the predicted tokens.
+        num_bytes: Bytes of UTF-8 of the predicted tokens; 0 for the sequences of a task.
     """
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: np.ndarray | Sequences,
         tokenizer: Tokenizer,
         config: Config,
         world: World | None = None,
@@ -78,14 +79,10 @@ class Windows:
         block_size = config.model.block_size
         if max_windows is None:
             max_windows = max(1, math.ceil((config.data.val_max_tokens - 1) / block_size))
-        windows = math.ceil((len(tokens) - 1) / block_size)
-        chosen = np.linspace(0, windows - 1, min(windows, max_windows)).round().astype(int)
-        inputs = np.zeros((len(chosen), block_size), np.int64)
-        targets = np.full((len(chosen), block_size), NO_TARGET, np.int64)
-        for row, start in enumerate(chosen * block_size):
-            window = tokens[start : start + block_size + 1]
-            inputs[row, : len(window) - 1] = window[:-1]
-            targets[row, : len(window) - 1] = window[1:]
+        if isinstance(tokens, Sequences):
+            inputs, targets = tokens.inputs, tokens.targets
+        else:
+            inputs, targets = _cut_windows(tokens, block_size, max_windows)
         self.inputs = torch.from_numpy(inputs)
         self.targets = torch.from_numpy(targets)
         self.batch_size = max(
@@ -97,7 +94,9 @@ class Windows:
         predicted = targets[targets != NO_TARGET].tolist()
         token_lengths = [len(tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)]
         self.num_targets = len(predicted)
-        self.num_bytes = sum(token_lengths[id] for id in predicted)
+        self.num_bytes = 0
+        if not isinstance(tokens, Sequences):
+            self.num_bytes = sum(token_lengths[id] for id in predicted)
 
     def loss(self, model: GPT) -> WindowLoss:
         """Return the mean loss and the in-context score; all ranks call this together."""
@@ -183,6 +182,21 @@ def in_context_scores(logits: Tensor, targets: Tensor) -> Tensor:
     return means[0] - means[1]
 
 
+def _cut_windows(
+    tokens: np.ndarray, block_size: int, max_windows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut token ids (N,) into windows; return their inputs and targets, (windows, T)."""
+    windows = math.ceil((len(tokens) - 1) / block_size)
+    chosen = np.linspace(0, windows - 1, min(windows, max_windows)).round().astype(int)
+    inputs = np.zeros((len(chosen), block_size), np.int64)
+    targets = np.full((len(chosen), block_size), NO_TARGET, np.int64)
+    for row, start in enumerate(chosen * block_size):
+        window = tokens[start : start + block_size + 1]
+        inputs[row, : len(window) - 1] = window[:-1]
+        targets[row, : len(window) - 1] = window[1:]
+    return inputs, targets
+
+
 class Splits(NamedTuple):
     """The windows on which a run is evaluated."""
 
@@ -192,24 +206,33 @@ class Splits(NamedTuple):
 
 def make_splits(text: Tokens, config: Config, world: World) -> Splits:
     """Cut the validation split into windows, and the training split into as many."""
-    validation = Windows(text.val, text.tokenizer, config, world)
+    validation = validation_windows(text, config, world)
     num_windows = len(validation.inputs)
-    training = Windows(text.train, text.tokenizer, config, world, max_windows=num_windows)
+    train = text.task.training if text.task else text.train
+    training = Windows(train, text.tokenizer, config, world, max_windows=num_windows)
     return Splits(validation, training)
+
+
+def validation_windows(text: Tokens, config: Config, world: World | None = None) -> Windows:
+    """Return the windows of the validation split, or the held-out sequences of a task."""
+    val = text.task.validation if text.task else text.val
+    return Windows(val, text.tokenizer, config, world)
 
 
 def evaluate(model: GPT, splits: Splits, is_last: bool = False) -> dict[str, float]:
     """Measure the validation loss; at the last step of a run the training split's too.
 
     Returns:
-        `val/loss` in nats per token, `val/bits_per_byte` (comparable across tokenizers),
+        `val/loss` in nats per token, `val/bits_per_byte` (of a text; comparable across tokenizers),
         `val/in_context_score` with its standard error if it is known, and at the last step
         `train/eval_loss` in nats per token.
     """
     validation = splits.validation
     loss = validation.loss(model)
-    bits = loss.mean * validation.num_targets / math.log(2)
-    metrics = {"val/loss": loss.mean, "val/bits_per_byte": bits / validation.num_bytes}
+    metrics = {"val/loss": loss.mean}
+    if validation.num_bytes:
+        bits = loss.mean * validation.num_targets / math.log(2)
+        metrics["val/bits_per_byte"] = bits / validation.num_bytes
     if not math.isnan(loss.in_context_score):
         metrics["val/in_context_score"] = loss.in_context_score
         metrics["val/in_context_score_se"] = loss.in_context_score_se

@@ -249,10 +249,10 @@ def print_losses(log: Callable[[str], None], rows: list[dict]) -> None:
     best, last = best_row(rows), rows[-1]
     if best is None:
         return
-    log(
-        f"best validation loss {best['val/loss']:.4f} nats/token, "
-        f"{best['val/bits_per_byte']:.4f} bits/byte"
-    )
+    bits = ""
+    if "val/bits_per_byte" in best:
+        bits = f", {best['val/bits_per_byte']:.4f} bits/byte"
+    log(f"best validation loss {best['val/loss']:.4f} nats/token{bits}")
     log(f"                     after {pluralize(best['step'], 'step')}")
     if last.keys() >= {"train/eval_loss", "val/loss"}:
         log(

@@ -49,7 +49,9 @@ def make_windows(length: int, block_size: int, world: World | None = None, **dat
 
 def test_each_split_is_measured_on_its_own_tokens():
     model = GPT(GPTConfig(300, block_size=10, n_layer=1, n_head=1, n_embd=4))
-    text = SimpleNamespace(train=np.arange(200), val=np.arange(250, 300), tokenizer=LETTERS)
+    text = SimpleNamespace(
+        train=np.arange(200), val=np.arange(250, 300), tokenizer=LETTERS, task=None
+    )
     splits = make_splits(text, config_of(10), World())
     assert splits.validation.targets.unique().tolist() == [NO_TARGET, *range(251, 300)]
     assert splits.training.inputs.shape == splits.validation.inputs.shape  # as many windows
